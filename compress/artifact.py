@@ -1,0 +1,284 @@
+"""What `compress` hands to `serve`: a folder with a model file, its signature and how it was made.
+
+Standard library and numpy only, so that a gateway host can read an artifact without torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from compress.errors import ArtifactError, SignatureError
+
+__all__ = ["Artifact", "Measured", "Signature", "StageReport", "TensorSpec", "sha256_of"]
+
+SCHEMA_VERSION = 1
+
+# Names are numpy's; "string" is Triton's BYTES and ONNX's string tensor.
+DTYPES = (
+    "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
+    "float16", "float32", "float64", "string",
+)  # fmt: skip
+
+_SPEC = re.compile(r"^\s*(?P<name>[^:\[\]]+?)\s*:\s*(?P<dtype>\w+)\s*\[(?P<shape>[^\[\]]*)\]\s*$")
+
+
+def sha256_of(path: Path) -> str:
+    """Hex SHA-256 of a file, read in blocks."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One named tensor: dtype (numpy's name, or "string") and shape; a symbolic dimension is a string.
+
+    Raises:
+        SignatureError: the dtype is unknown or a dimension is neither a name nor positive.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise SignatureError(
+                f"tensor {self.name!r} has an unknown dtype {self.dtype!r}",
+                why="it is none of " + ", ".join(DTYPES),
+                mend="write the dtype by numpy's name, as in 'x:float32[batch,3,224,224]'",
+            )
+        for dim in self.shape:
+            if isinstance(dim, int) and dim < 1 or isinstance(dim, str) and not dim.isidentifier():
+                raise SignatureError(
+                    f"tensor {self.name!r} has the dimension {dim!r}",
+                    why="a dimension is a positive number, or a name for one that varies",
+                    mend="write the shape as in 'x:float32[batch,3,224,224]'",
+                )
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read 'name:dtype[batch,3,224,224]'."""
+        match = _SPEC.match(text)
+        if match is None:
+            raise SignatureError(
+                f"can't read the tensor {text!r}",
+                why="it is not of the form name:dtype[dimensions]",
+                mend="write it as in 'x:float32[batch,3,224,224]'",
+            )
+        dims = [dim.strip() for dim in match["shape"].split(",")] if match["shape"].strip() else []
+        shape = tuple(int(dim) if re.fullmatch(r"-?\d+", dim) else dim for dim in dims)
+        return cls(match["name"], match["dtype"], shape)
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.dtype}[{','.join(map(str, self.shape))}]"
+
+    @property
+    def batched(self) -> bool:
+        """Whether the first dimension is symbolic."""
+        return bool(self.shape) and isinstance(self.shape[0], str)
+
+    def fixed(self, size: int) -> tuple[int, ...]:
+        """The shape with every symbolic dimension set to `size`."""
+        return tuple(size if isinstance(dim, str) else dim for dim in self.shape)
+
+    def check(self, array: np.ndarray[Any, Any], *, source: str) -> None:
+        """Raise SignatureError unless the array has this dtype and a shape that fits.
+
+        Args:
+            array: any array.
+            source: where it came from, for the message ("calibration.npz").
+        """
+        dtype = "string" if array.dtype.kind in "OSU" else array.dtype.name
+        fits = len(array.shape) == len(self.shape) and all(
+            isinstance(want, str) or want == have for want, have in zip(self.shape, array.shape, strict=True)
+        )
+        if dtype != self.dtype or not fits:
+            raise SignatureError(
+                f"{source} does not fit the model's input {self.name!r}",
+                why=f"it holds {dtype}{list(array.shape)}, the model takes {self}",
+                mend=f"give {self.name!r} as {self.dtype} with shape [{', '.join(map(str, self.shape))}]",
+            )
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A model's inputs and outputs, in the order of its forward."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    @property
+    def batched(self) -> bool:
+        """Whether every tensor starts with a symbolic (batch) dimension."""
+        return all(spec.batched for spec in (*self.inputs, *self.outputs))
+
+    def to_dict(self) -> dict[str, list[str]]:
+        return {"inputs": [str(spec) for spec in self.inputs], "outputs": [str(spec) for spec in self.outputs]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        return cls(
+            tuple(TensorSpec.parse(text) for text in data["inputs"]),
+            tuple(TensorSpec.parse(text) for text in data["outputs"]),
+        )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of one stage's model; None is "not measured", never a guess.
+
+    Attributes:
+        macs: multiply-accumulates for one sample.
+        params: number of weights.
+        size_bytes: bytes of the model's file.
+        accuracy: share of evaluation samples whose label is predicted, 0 to 1.
+        agreement: share of evaluation samples with the original's top-1 answer, 0 to 1.
+        cosine_similarity: mean over samples, outputs against the original's.
+        max_abs_error: largest absolute difference from the original's outputs.
+        latency_p50_ms, latency_p99_ms: at batch 1, in milliseconds.
+        runtime: what the latency was measured with, such as "torch eager".
+    """
+
+    macs: int | None = None
+    params: int | None = None
+    size_bytes: int | None = None
+    accuracy: float | None = None
+    agreement: float | None = None
+    cosine_similarity: float | None = None
+    max_abs_error: float | None = None
+    latency_p50_ms: float | None = None
+    latency_p99_ms: float | None = None
+    runtime: str | None = None
+
+
+@dataclass(frozen=True)
+class StageReport:
+    """One row of the report.
+
+    Attributes:
+        stage: the stage's name ("prune_channels").
+        did: one sentence, what it did.
+        measured: figures of the model that the stage gave.
+        seconds: how long it took.
+        warnings: what the user should know.
+        details: the stage's own figures, JSON values by stable names.
+        options: the options it ran with.
+    """
+
+    stage: str
+    did: str
+    measured: Measured
+    seconds: float
+    warnings: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"warnings": list(self.warnings)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        fields = dict(data)
+        fields["measured"] = Measured(**fields["measured"])
+        fields["warnings"] = tuple(fields["warnings"])
+        return cls(**fields)
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A model file with its signature, its hash and the stages that made it.
+
+    Attributes:
+        folder: where it stands.
+        model_file: the model's file name in it.
+        format: "onnx".
+        sha256: of the model file.
+        signature: inputs and outputs, with a symbolic batch.
+        stages: a report for each stage, the original first.
+        toolkit_version: the release that wrote it.
+    """
+
+    folder: Path
+    model_file: str
+    format: str
+    sha256: str
+    signature: Signature
+    stages: tuple[StageReport, ...] = ()
+    toolkit_version: str = ""
+
+    @property
+    def model_path(self) -> Path:
+        return self.folder / self.model_file
+
+    def save(self) -> None:
+        """Write artifact.json into the folder, beside the model file that must already be there."""
+        data = {
+            "schema_version": SCHEMA_VERSION,
+            "toolkit_version": self.toolkit_version,
+            "format": self.format,
+            "model_file": self.model_file,
+            "sha256": self.sha256,
+            "signature": self.signature.to_dict(),
+            "stages": [stage.to_dict() for stage in self.stages],
+        }
+        text = json.dumps(_finite(data), indent=2, allow_nan=False)
+        (self.folder / "artifact.json").write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read an artifact and check that its model file is the one that was written.
+
+        Raises:
+            ArtifactError: no such folder, damaged, of a newer schema, or the model file was changed.
+        """
+        path = folder / "artifact.json"
+        again = "run `compress export` again, or name the folder that it wrote"
+        if not path.is_file():
+            why = "there is no artifact.json in it" if folder.is_dir() else "there is no such folder"
+            raise ArtifactError(f"{folder} is not an artifact", why=why, mend=again)
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if data["schema_version"] > SCHEMA_VERSION:
+                raise ArtifactError(
+                    f"can't read {path}",
+                    why=f"its schema is version {data['schema_version']}, this release reads up to {SCHEMA_VERSION}",
+                    mend="install the release that wrote it, or a newer one",
+                )
+            artifact = cls(
+                folder=folder,
+                model_file=Path(data["model_file"]).name,
+                format=data["format"],
+                sha256=data["sha256"],
+                signature=Signature.from_dict(data["signature"]),
+                stages=tuple(StageReport.from_dict(stage) for stage in data["stages"]),
+                toolkit_version=data["toolkit_version"],
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as err:
+            raise ArtifactError(f"can't read {path}", why=f"it is damaged: {err!r}", mend=again) from err
+        if not artifact.model_path.is_file():
+            raise ArtifactError(f"{folder} is not whole", why=f"{artifact.model_file} is missing", mend=again)
+        if sha256_of(artifact.model_path) != artifact.sha256:
+            why = f"{artifact.model_file} is not the file that artifact.json was written for (its sha256 differs)"
+            raise ArtifactError(f"{folder} is damaged", why=why, mend=again)
+        return artifact
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,106 @@
+"""Every error that a user can cause, in one tree.
+
+ToolkitError
+├── CheckpointError     a .pt file that can't be read, or not without help
+├── SignatureError      tensor names, dtypes or shapes that don't parse or don't fit
+├── DatasetError        calibration, evaluation or training data that can't be used
+├── ArtifactError       an artifact folder that is missing, damaged or of another version
+├── RecipeError         options that can't work together
+├── StageError          a stage that can't do what was asked of it
+├── RepositoryError     a model repository that Triton could not serve
+├── HookError           a pre/post hook module that can't be used
+├── ServerError         a server that can't be started or reached
+└── MissingExtraError   an optional dependency that isn't installed
+
+Each carries three parts: what failed, why, and how to mend it. A bug is never wrapped in one of these.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArtifactError",
+    "CheckpointError",
+    "DatasetError",
+    "HookError",
+    "MissingExtraError",
+    "RecipeError",
+    "RepositoryError",
+    "ServerError",
+    "SignatureError",
+    "StageError",
+    "ToolkitError",
+]
+
+
+class ToolkitError(Exception):
+    """A mistake in the input, told in three parts.
+
+    Args:
+        what: what failed, a clause without a full stop ("can't read model.pt").
+        why: the cause, as far as it is known.
+        mend: what the user can do about it.
+    """
+
+    exit_code = 2
+
+    def __init__(self, what: str, *, why: str, mend: str) -> None:
+        super().__init__(what, why, mend)
+        self.what = what
+        self.why = why
+        self.mend = mend
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  why:  {self.why}\n  mend: {self.mend}"
+
+
+class CheckpointError(ToolkitError):
+    """A .pt file can't be read, or not without help."""
+
+
+class SignatureError(ToolkitError):
+    """Tensor names, dtypes or shapes don't parse or don't fit."""
+
+
+class DatasetError(ToolkitError):
+    """Calibration, evaluation or training data can't be used."""
+
+
+class ArtifactError(ToolkitError):
+    """An artifact folder is missing, damaged or of another version."""
+
+
+class RecipeError(ToolkitError):
+    """Options can't work together."""
+
+
+class StageError(ToolkitError):
+    """A stage can't do what was asked of it."""
+
+
+class RepositoryError(ToolkitError):
+    """A model repository that Triton could not serve."""
+
+
+class HookError(ToolkitError):
+    """A pre/post hook module can't be used."""
+
+
+class ServerError(ToolkitError):
+    """A server can't be started or reached."""
+
+
+class MissingExtraError(ToolkitError):
+    """An optional dependency isn't installed.
+
+    Args:
+        what: what was to be done.
+        module: the module that could not be imported.
+        extra: the extra of this project that brings it.
+    """
+
+    def __init__(self, what: str, *, module: str, extra: str) -> None:
+        super().__init__(
+            what,
+            why=f"the Python package {module!r} is not installed",
+            mend=f"pip install -c constraints.txt -e '.[{extra}]'",
+        )
