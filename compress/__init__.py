@@ -1,3 +1,31 @@
 """From a trained PyTorch model to a pruned, INT8, measured ONNX file."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from compress.artifact import Artifact
+    from compress.checkpoint import load, save
+    from compress.export import export
+    from compress.recipe import ExportOptions
+
 __version__ = "0.1.0"
+__all__ = ["Artifact", "ExportOptions", "export", "load", "save"]
+
+_HOMES = {
+    "Artifact": "compress.artifact",
+    "ExportOptions": "compress.recipe",
+    "export": "compress.export",
+    "load": "compress.checkpoint",
+    "save": "compress.checkpoint",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import torch only when something that needs it is used: `compress.artifact` is read where there is none."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

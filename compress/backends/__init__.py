@@ -1,0 +1,27 @@
+"""Open a model and run it: one small protocol for torch and for ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from compress.backends.onnxrt import OnnxBackend
+from compress.backends.pytorch import TorchBackend
+from compress.model import Arrays, Model, TorchModel
+
+__all__ = ["Backend", "OnnxBackend", "TorchBackend", "open_model"]
+
+
+class Backend(Protocol):
+    """A model that is ready to run."""
+
+    @property
+    def runtime(self) -> str:
+        """What runs it, for the report."""
+
+    def infer(self, inputs: Arrays) -> Arrays:
+        """Outputs by name for inputs by name, both with the batch first."""
+
+
+def open_model(model: Model, *, threads: int) -> Backend:
+    """A backend for a model, with that many threads for its operators."""
+    return TorchBackend(model, threads) if isinstance(model, TorchModel) else OnnxBackend(model, threads)

@@ -1,0 +1,303 @@
+"""Model files: `save` one from which everything else follows, `load` any kind that PyTorch writes.
+
+A checkpoint is untrusted. Pickles are read by torch's restricted unpickler, with `torch.nn` classes and harmless
+containers allowed by name; anything else in one is refused unless the user says that the file is trusted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from compress.artifact import Signature, TensorSpec
+from compress.errors import CheckpointError, SignatureError
+from compress.exported_program import load_exported_program
+from compress.file_kind import FileKind, file_kind
+from compress.graph_file import GraphError, from_data, to_data
+from compress.model import TorchModel, infer_outputs
+
+__all__ = ["load", "save"]
+
+FORMAT = "compress.model"
+_INPUT_HINT = "add --input 'name:dtype[batch,…]' for each input of its forward, such as --input 'x:float32[batch,3,224,224]'"
+
+
+def save(
+    module: nn.Module,
+    path: str | Path,
+    *,
+    inputs: Mapping[str, torch.Tensor] | Sequence[str | TensorSpec] | str,
+    outputs: Sequence[str] | None = None,
+) -> Path:
+    """Write a model with its signature to a file that loads without the model's Python code.
+
+    Args:
+        module: a trained module whose forward torch.fx can trace (no branches on tensor values).
+        path: the file, usually `model.pt`; replaced whole.
+        inputs: what the forward takes, in order: 'x:float32[batch,1,8,8]', a list of these, or example tensors by name
+            (their first dimension is the batch).
+        outputs: names for the outputs, in order; otherwise a dict's keys, or `output`.
+
+    Returns:
+        The path.
+
+    Raises:
+        SignatureError: the inputs don't fit the forward.
+        CheckpointError: the forward can't be traced.
+    """
+    path = Path(path)
+    was_training = module.training
+    module.eval()
+    try:
+        specs = _specs(inputs)
+        model = TorchModel(module, Signature(specs, infer_outputs(module, specs, _tuple(outputs))))
+        write(model, path)
+    finally:
+        module.train(was_training)
+    return path
+
+
+def write(model: TorchModel, path: Path) -> None:
+    """Write a layered model; raises CheckpointError when its forward has no plain form."""
+    try:
+        graph = to_data(model.module, inputs=len(model.signature.inputs))
+    except GraphError as err:
+        raise CheckpointError(
+            f"can't write {path} so that it loads without your code",
+            why=str(err),
+            mend="save model.state_dict() with torch.save instead, and export it with --model package.module:factory",
+        ) from err
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".part")
+    data = {"format": FORMAT, "version": 1, "signature": model.signature.to_dict(), "graph": graph}
+    try:
+        torch.save(data, beside)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def load(
+    path: str | Path,
+    *,
+    inputs: Sequence[str] = (),
+    model: str | None = None,
+    trust_pickle: bool = False,
+) -> TorchModel:
+    """Load a model file of any kind, in eval mode and on the CPU.
+
+    Args:
+        path: what compress.save, torch.save, torch.jit.save or torch.export.save wrote.
+        inputs: 'name:dtype[batch,…]' for each input, where the file does not say.
+        model: 'package.module:factory', a callable that gives the module for a state_dict.
+        trust_pickle: run the pickle's code. Only for files from a source that may run code on this machine.
+
+    Raises:
+        CheckpointError: the file can't be read, or needs one of the arguments above.
+        SignatureError: the inputs don't fit.
+    """
+    path = Path(path)
+    kind = file_kind(path)
+    if kind is FileKind.EXPORTED_PROGRAM:
+        loaded = load_exported_program(path)
+    elif kind is FileKind.TORCHSCRIPT:
+        loaded = _with_signature(_torchscript(path), path, inputs, layered=False)
+    else:
+        content = _unpickle(path, trust_pickle)
+        if isinstance(content, Mapping) and content.get("format") == FORMAT:
+            loaded = _read(content, path)
+        else:
+            loaded = _with_signature(_module_of(content, path, model), path, inputs, layered=True)
+    _refuse_nan(loaded.module, path)
+    loaded.module.eval()
+    return loaded
+
+
+def _tuple(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if names is None else tuple(names)
+
+
+def _specs(inputs: Mapping[str, torch.Tensor] | Sequence[str | TensorSpec] | str) -> tuple[TensorSpec, ...]:
+    if isinstance(inputs, str):
+        inputs = [inputs]
+    if isinstance(inputs, Mapping):
+        return tuple(
+            TensorSpec(name, str(tensor.dtype).removeprefix("torch."), ("batch", *tensor.shape[1:]))
+            for name, tensor in inputs.items()
+        )
+    specs = tuple(spec if isinstance(spec, TensorSpec) else TensorSpec.parse(spec) for spec in inputs)
+    if len({spec.name for spec in specs}) != len(specs):
+        raise SignatureError("two inputs share a name", why=", ".join(map(str, specs)), mend="name each input once")
+    return specs
+
+
+def _with_signature(module: nn.Module, path: Path, inputs: Sequence[str], *, layered: bool) -> TorchModel:
+    if not inputs:
+        raise CheckpointError(f"can't tell the inputs of {path}", why="the file does not name them", mend=_INPUT_HINT)
+    module.eval()
+    specs = _specs(list(inputs))
+    return TorchModel(module, Signature(specs, infer_outputs(module, specs)), layered)
+
+
+def _torchscript(path: Path) -> nn.Module:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            module: nn.Module = torch.jit.load(path, map_location="cpu")
+            return module
+    except RuntimeError as err:
+        why = str(err).strip().splitlines()[0]
+        raise CheckpointError(f"can't load the TorchScript file {path}", why=why, mend="save it again") from err
+
+
+def _read(content: Mapping[str, Any], path: Path) -> TorchModel:
+    if content["version"] > 1:
+        why = f"its format is version {content['version']}, this release reads version 1"
+        raise CheckpointError(f"can't read {path}", why=why, mend="install the release that wrote it, or a newer one")
+    try:
+        return TorchModel(from_data(content["graph"]), Signature.from_dict(content["signature"]))
+    except (GraphError, KeyError, TypeError, ValueError, AttributeError) as err:
+        again = "write it again with compress.save"
+        raise CheckpointError(f"can't read {path}", why=f"it is malformed: {err}", mend=again) from err
+
+
+def _unpickle(path: Path, trust: bool) -> Any:
+    try:
+        if trust:
+            sys.path.insert(0, "")  # the classes of a pickle usually stand in the folder of the training script
+            try:
+                return torch.load(path, map_location="cpu", weights_only=False)
+            finally:
+                sys.path.remove("")
+        unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(path) if path.read_bytes()[:2] == b"PK" else []
+        safe, foreign = [], []
+        for name in unsafe:
+            found = _harmless(name)
+            (safe if found else foreign).append(found or name)
+        if foreign:
+            raise CheckpointError(
+                f"won't load {path}: it would run code",
+                why=f"it is a pickle that calls {', '.join(foreign)}",
+                mend="save it again with compress.save(module, path, inputs=…) or as a state_dict; "
+                "or, if you trust whoever made it, add --trust-pickle",
+            )
+        with torch.serialization.safe_globals(safe):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
+    except (ImportError, AttributeError) as err:
+        raise CheckpointError(
+            f"can't load the pickle {path}",
+            why=f"it needs Python code that is not here: {err}",
+            mend="run the command from the folder that holds the model's module, or set PYTHONPATH to it",
+        ) from err
+    except Exception as err:  # torch gives anything from EOFError to RuntimeError for damaged bytes
+        why = str(err).strip().splitlines()[0] if str(err).strip() else type(err).__name__
+        if "WeightsUnpickler error" in why or "Weights only load failed" in why:
+            why = "it is a pickle that holds more than tensors"
+        raise CheckpointError(
+            f"can't load {path}",
+            why=why,
+            mend="save it again, or, if it is whole and you trust whoever made it, add --trust-pickle",
+        ) from err
+
+
+def _harmless(name: str) -> Callable[..., Any] | type | None:
+    """The global of that name if it is a torch.nn module class or a plain container, else None."""
+    module_name, _, attribute = name.rpartition(".")
+    known: dict[str, Any] = {
+        "argparse.Namespace": argparse.Namespace,
+        "numpy.dtype": np.dtype,
+        "numpy.ndarray": np.ndarray,
+    }
+    if name in known:
+        return known[name]  # type: ignore[no-any-return]
+    if module_name in ("numpy.core.multiarray", "numpy._core.multiarray") and attribute in ("scalar", "_reconstruct"):
+        return getattr(importlib.import_module("numpy.core.multiarray"), attribute)  # type: ignore[no-any-return]
+    if module_name.startswith("torch.nn.") and module_name in sys.modules:
+        found = getattr(sys.modules[module_name], attribute, None)
+        if isinstance(found, type) and issubclass(found, nn.Module):
+            return found
+        if module_name == "torch.nn.functional" and inspect.isfunction(found):
+            return found
+    return None
+
+
+def _module_of(content: Any, path: Path, factory: str | None) -> nn.Module:
+    if isinstance(content, nn.Module):
+        return content
+    state = _state_dict(content)
+    if state is None:
+        held = f"a dict of {', '.join(map(repr, list(content)[:5]))}" if isinstance(content, Mapping) else type(content).__name__
+        raise CheckpointError(
+            f"found no model in {path}",
+            why=f"it holds {held}",
+            mend="save the model with compress.save(module, path, inputs=…), or torch.save(model.state_dict(), path)",
+        )
+    if factory is None:
+        raise CheckpointError(
+            f"{path} holds weights but no architecture",
+            why=f"it is a state_dict of {len(state)} tensors",
+            mend="add --model package.module:factory (a function or class that gives the module) and --input",
+        )
+    module = _build(factory)
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as err:
+        lines = [line.strip() for line in str(err).splitlines()[1:3]] or [str(err)]
+        why = " ".join(lines)[:300]
+        raise CheckpointError(f"the weights of {path} don't fit {factory}", why=why, mend="name the factory that made them") from err
+    return module
+
+
+def _state_dict(content: Any) -> dict[str, torch.Tensor] | None:
+    """The state_dict in a checkpoint: the dict itself, or under one of the names that trainers use."""
+    if not isinstance(content, Mapping):
+        return None
+    if content and all(isinstance(value, torch.Tensor) for value in content.values()):
+        prefixes: Iterable[str] = ("module.", "_orig_mod.")  # left by DataParallel and by torch.compile
+        state = dict(content)
+        for prefix in prefixes:
+            if all(key.startswith(prefix) for key in state):
+                state = {key.removeprefix(prefix): value for key, value in state.items()}
+        return state
+    for key in ("state_dict", "model_state_dict", "model", "module", "net", "weights"):
+        if (inner := _state_dict(content.get(key))) is not None:
+            return inner
+    return None
+
+
+def _build(factory: str) -> nn.Module:
+    module_name, _, attribute = factory.partition(":")
+    mend = "write --model package.module:factory, and run from the folder that holds the package, or set PYTHONPATH"
+    sys.path.insert(0, "")
+    try:
+        made = getattr(importlib.import_module(module_name), attribute)()
+    except Exception as err:  # the user's module: anything may come out of it
+        raise CheckpointError(f"can't build the model by {factory}", why=f"{type(err).__name__}: {err}", mend=mend) from err
+    finally:
+        sys.path.remove("")
+    if not isinstance(made, nn.Module):
+        raise CheckpointError(f"{factory} is no model factory", why=f"it gave a {type(made).__name__}", mend=mend)
+    return made
+
+
+def _refuse_nan(module: nn.Module, path: Path) -> None:
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise CheckpointError(
+                f"the weights in {path} are damaged",
+                why=f"{name} holds {bad} NaN or infinite values of {tensor.numel()}",
+                mend="take an earlier checkpoint: training has diverged before this one was saved",
+            )

@@ -1,0 +1,136 @@
+"""Latency, MACs, parameters: each measured on this machine or counted in the model at hand."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+from onnx import shape_inference
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from compress.artifact import Signature
+from compress.backends import Backend
+from compress.model import Arrays, call, example_inputs
+
+__all__ = ["Latency", "cores", "latency", "onnx_macs", "onnx_params", "torch_macs", "torch_params"]
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Of one call, in milliseconds; `samples_ms` has every call, for plots."""
+
+    p50_ms: float
+    p99_ms: float
+    samples_ms: tuple[float, ...]
+
+
+def latency(
+    models: Mapping[str, Backend],
+    inputs: Arrays,
+    *,
+    rounds: int = 12,
+    block_seconds: float = 0.06,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> dict[str, Latency]:
+    """Time single calls of several models, interleaved: a drift of the machine hits all of them alike.
+
+    Each round takes the models in a new random order and gives each a block of calls, the first tenth of which
+    (at least three) warms it up and does not count.
+
+    Args:
+        models: by name.
+        inputs: one batch, by input name.
+        rounds: blocks for each model.
+        block_seconds: how long a block lasts, at least 10 calls.
+        progress: called with rounds done and in all.
+    """
+    order, shuffle = list(models), random.Random(0)
+    times: dict[str, list[int]] = {name: [] for name in models}
+    calls: dict[str, int] = {}
+    for name, model in models.items():
+        for _ in range(3):
+            model.infer(inputs)
+        start = time.perf_counter()
+        model.infer(inputs)
+        calls[name] = min(200, max(10, int(block_seconds / max(time.perf_counter() - start, 1e-6))))
+    for done in range(rounds):
+        shuffle.shuffle(order)
+        for name in order:
+            infer = models[name].infer
+            for _ in range(max(3, calls[name] // 10)):
+                infer(inputs)
+            for _ in range(calls[name]):
+                start_ns = time.perf_counter_ns()
+                infer(inputs)
+                times[name].append(time.perf_counter_ns() - start_ns)
+        progress(done + 1, rounds)
+    found = {}
+    for name, spent in times.items():
+        ms = np.array(spent) / 1e6
+        found[name] = Latency(float(np.percentile(ms, 50)), float(np.percentile(ms, 99)), tuple(ms.tolist()))
+    return found
+
+
+def torch_params(module: nn.Module) -> int:
+    """Number of trainable and fixed weights; buffers (running statistics) don't count."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def torch_macs(module: nn.Module, signature: Signature) -> int:
+    """Multiply-accumulates for one sample: half of the FLOPs of convolutions and matrix products, as torch counts them."""
+    symbols = {dim for spec in signature.inputs for dim in spec.shape if isinstance(dim, str)}
+    inputs = example_inputs(signature.inputs, dict.fromkeys(symbols, 1))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        call(module, signature.inputs, inputs)
+    return int(counter.get_total_flops()) // 2
+
+
+def onnx_params(path: Path) -> int:
+    """Number of weights in the file's initializers; scales, zero-points and shapes don't count."""
+    graph = onnx.load(path).graph
+    not_weights = {name for node in graph.node if node.op_type in _QDQ for name in node.input[1:]}
+    not_weights |= {name for node in graph.node if node.op_type in _SHAPED for name in node.input[1:]}
+    return sum(int(np.prod(t.dims)) for t in graph.initializer if t.name not in not_weights)
+
+
+_QDQ = ("QuantizeLinear", "DequantizeLinear")
+_SHAPED = ("Reshape", "Expand", "Slice", "ReduceMean", "ReduceSum", "Unsqueeze", "Squeeze", "Pad", "Resize", "Tile")
+
+
+def onnx_macs(path: Path) -> int:
+    """Multiply-accumulates for one sample of the convolutions and matrix products in a file, by shape inference."""
+    model = onnx.load(path)
+    for value in (*model.graph.input, *model.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_value = 1
+    del model.graph.value_info[:]
+    graph = shape_inference.infer_shapes(model, data_prop=True).graph
+    shapes = {t.name: tuple(t.dims) for t in graph.initializer}
+    for value in (*graph.value_info, *graph.input, *graph.output):
+        shapes[value.name] = tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+    total = 0
+    for node in graph.node:
+        if node.op_type not in ("Conv", "ConvTranspose", "ConvInteger", "Gemm", "MatMul", "MatMulInteger"):
+            continue
+        left, right, out = (shapes.get(name, ()) for name in (node.input[0], node.input[1], node.output[0]))
+        if node.op_type.startswith("Conv"):
+            grown = left if node.op_type == "ConvTranspose" else out  # where the kernel is applied at each position
+            total += int(np.prod(grown[2:]) * grown[0] * np.prod(right))
+        else:
+            transposed = any(a.name == "transA" and a.i for a in node.attribute)
+            total += int(np.prod(out)) * (left[0] if transposed else left[-1])
+    return total

@@ -1,0 +1,132 @@
+"""A pipeline is a list of stages: check it, run it, keep each stage's output so that an interrupted run goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from compress import __version__
+from compress.artifact import Signature
+from compress.checkpoint import load, write
+from compress.errors import CheckpointError, RecipeError
+from compress.model import Model, OnnxModel, TorchModel
+from compress.stages import Given, Progress, Stage
+
+__all__ = ["Outcome", "Watcher", "check", "run"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A stage that has run (or whose kept output was taken): its model and what it says of it."""
+
+    stage: Stage
+    given: Given
+    seconds: float
+    reused: bool
+    size_bytes: int | None
+
+
+class Watcher(Protocol):
+    """Who wants to know how a run goes on."""
+
+    def started(self, stage: str) -> Progress:
+        """A stage begins; its progress goes to what is returned."""
+
+    def ended(self, outcome: Outcome) -> None:
+        """A stage is through."""
+
+
+def check(stages: Sequence[Stage], model: Model) -> None:
+    """Refuse a chain that can't work, before any of it runs.
+
+    Raises:
+        RecipeError: a stage would be given what it does not take.
+    """
+    kind: type = type(model)
+    for stage in stages:
+        if stage.takes is not kind:
+            raise RecipeError(
+                f"the stage {stage.name} can't stand there",
+                why=f"it takes a {stage.takes.__name__}, the stages before it give a {kind.__name__}",
+                mend="put the torch stages (prune, finetune) before the export, and the ONNX stages after it",
+            )
+        stage.check(model)
+        kind = stage.gives
+
+
+def run(stages: Sequence[Stage], model: Model, *, work: Path, source: str, watcher: Watcher) -> list[Outcome]:
+    """Run the stages in order; the output of each is the input of the next.
+
+    A stage whose input and options are those of an earlier run is not run again: its output is taken from the
+    work folder.
+
+    Args:
+        stages: checked before.
+        model: what goes in.
+        work: a folder that keeps the outputs; made if missing.
+        source: a hash of what `model` was loaded from.
+        watcher: is told when a stage starts, goes on and ends.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    key = hashlib.sha256(f"{__version__} {source}".encode()).hexdigest()
+    kept: set[Path] = set()
+    outcomes: list[Outcome] = []
+    for index, stage in enumerate(stages, 1):
+        key = hashlib.sha256(json.dumps([key, stage.name, dict(stage.options)], sort_keys=True).encode()).hexdigest()
+        folder = work / f"{index:02d}-{stage.name}-{key[:12]}"
+        kept.add(folder)
+        progress = watcher.started(stage.name)
+        outcome = _take(stage, folder) or _run(stage, model, folder, progress)
+        outcomes.append(outcome)
+        watcher.ended(outcome)
+        model = outcome.given.model
+    for folder in work.glob("[0-9][0-9]-*"):
+        if folder not in kept:
+            shutil.rmtree(folder, ignore_errors=True)
+    return outcomes
+
+
+def _run(stage: Stage, model: Model, folder: Path, progress: Progress) -> Outcome:
+    beside = folder.with_name(folder.name + ".part")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir()
+    start = time.perf_counter()
+    given = stage.run(model, beside, progress)
+    seconds = time.perf_counter() - start
+    if isinstance(given.model, TorchModel):
+        try:
+            write(given.model, beside / "model.pt")
+        except CheckpointError:  # a forward that can't be traced: the run goes on, but can't be resumed from here
+            shutil.rmtree(beside)
+            return Outcome(stage, given, seconds, reused=False, size_bytes=None)
+    data = {
+        "did": given.did,
+        "details": given.details,
+        "warnings": given.warnings,
+        "seconds": seconds,
+        "signature": given.model.signature.to_dict(),
+        "model": "model.pt" if isinstance(given.model, TorchModel) else given.model.path.name,
+    }
+    (beside / "stage.json").write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    beside.rename(folder)
+    if isinstance(given.model, OnnxModel):
+        given = Given(OnnxModel(folder / given.model.path.name, given.model.signature), given.did, given.details, given.warnings)
+    return Outcome(stage, given, seconds, reused=False, size_bytes=(folder / str(data["model"])).stat().st_size)
+
+
+def _take(stage: Stage, folder: Path) -> Outcome | None:
+    try:
+        data: Mapping[str, Any] = json.loads((folder / "stage.json").read_text(encoding="utf-8"))
+        path = folder / data["model"]
+        model = load(path) if stage.gives is TorchModel else OnnxModel(path, Signature.from_dict(data["signature"]))
+        given = Given(model, data["did"], data["details"], tuple(data["warnings"]))
+        return Outcome(stage, given, data["seconds"], reused=True, size_bytes=path.stat().st_size)
+    except (OSError, ValueError, KeyError, CheckpointError):
+        return None

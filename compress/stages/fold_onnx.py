@@ -1,0 +1,86 @@
+"""Fold constants and infer shapes, so that the quantizer sees plain layers; drop what only takes room."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import onnx
+from onnxruntime.quantization.shape_inference import quant_pre_process
+
+from compress.backends import OnnxBackend
+from compress.compare import max_abs_error
+from compress.errors import StageError
+from compress.model import Model, OnnxModel, example_inputs
+from compress.stages import Given, Progress
+
+__all__ = ["FoldOnnx", "strip"]
+
+TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class FoldOnnx:
+    """ONNX Runtime's basic graph optimizations and shape inference; the answers stay."""
+
+    name: ClassVar[str] = "fold_onnx"
+    takes: ClassVar[type] = OnnxModel
+    gives: ClassVar[type] = OnnxModel
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return {}
+
+    def check(self, model: Model) -> None:
+        """Any ONNX file can be folded."""
+
+    def run(self, model: OnnxModel, folder: Path, progress: Progress) -> Given:
+        path = folder / "model.onnx"
+        before = len(onnx.load(model.path).graph.node)
+        progress(0, 2, "folding")
+        _fold(model.path, path)
+        strip(path)
+        given = OnnxModel(path, model.signature)
+        progress(1, 2, "comparing")
+        symbols = {dim for spec in model.signature.inputs for dim in spec.shape if isinstance(dim, str)}
+        inputs = example_inputs(model.signature.inputs, dict.fromkeys(symbols, 3))
+        expected = OnnxBackend(model, threads=1).infer(inputs)
+        error = max_abs_error(expected, OnnxBackend(given, threads=1).infer(inputs))
+        scale = max(1.0, *(float(abs(value).max(initial=0)) for value in expected.values()))
+        if error > TOLERANCE * scale:
+            raise StageError("folding changed the answers", why=f"they are off by {error:.3g}", mend="report this model")
+        after = len(onnx.load(path).graph.node)
+        progress(2, 2, f"{before} nodes became {after}")
+        return Given(given, did=f"{before} nodes became {after}", details={"nodes": [before, after]})
+
+
+def _fold(source: Path, target: Path) -> None:
+    logger = logging.getLogger()
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it logs hints about its own flags
+    try:
+        try:
+            quant_pre_process(str(source), str(target))
+        except Exception:  # symbolic shape inference fails in many ways; plain ONNX inference is enough for the quantizer
+            quant_pre_process(str(source), str(target), skip_symbolic_shape=True)
+    finally:
+        logger.setLevel(level)
+
+
+def strip(path: Path) -> None:
+    """Drop documentation, exporter metadata and unused opset imports, in place: they can outweigh an INT8 model."""
+    model = onnx.load(path)
+    graph = model.graph
+    for item in (model, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        item.ClearField("doc_string")
+        if "metadata_props" in item.DESCRIPTOR.fields_by_name:
+            item.ClearField("metadata_props")
+    used = {node.domain for node in graph.node} | {node.domain for f in model.functions for node in f.node} | {""}
+    imports = [entry for entry in model.opset_import if entry.domain in used or entry.domain == "ai.onnx"]
+    del model.opset_import[:]
+    model.opset_import.extend(imports)
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
