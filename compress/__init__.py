@@ -8,14 +8,14 @@ if TYPE_CHECKING:
     from compress.artifact import Artifact
     from compress.checkpoint import load, save
     from compress.export import export
-    from compress.recipe import ExportOptions
+    from compress.options import ExportOptions
 
 __version__ = "0.1.0"
 __all__ = ["Artifact", "ExportOptions", "export", "load", "save"]
 
 _HOMES = {
     "Artifact": "compress.artifact",
-    "ExportOptions": "compress.recipe",
+    "ExportOptions": "compress.options",
     "export": "compress.export",
     "load": "compress.checkpoint",
     "save": "compress.checkpoint",

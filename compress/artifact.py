@@ -58,7 +58,7 @@ class TensorSpec:
                 mend="write the dtype by numpy's name, as in 'x:float32[batch,3,224,224]'",
             )
         for dim in self.shape:
-            if isinstance(dim, int) and dim < 1 or isinstance(dim, str) and not dim.isidentifier():
+            if dim < 1 if isinstance(dim, int) else not dim.isidentifier():
                 raise SignatureError(
                     f"tensor {self.name!r} has the dimension {dim!r}",
                     why="a dimension is a positive number, or a name for one that varies",

@@ -1,21 +1,17 @@
 """Model files: `save` one from which everything else follows, `load` any kind that PyTorch writes.
 
-A checkpoint is untrusted. Pickles are read by torch's restricted unpickler, with `torch.nn` classes and harmless
-containers allowed by name; anything else in one is refused unless the user says that the file is trusted.
+A checkpoint is untrusted: no code in one is run unless the user says so (`compress.pickles`).
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -25,11 +21,14 @@ from compress.exported_program import load_exported_program
 from compress.file_kind import FileKind, file_kind
 from compress.graph_file import GraphError, from_data, to_data
 from compress.model import TorchModel, infer_outputs
+from compress.pickles import unpickle
 
 __all__ = ["load", "save"]
 
 FORMAT = "compress.model"
-_INPUT_HINT = "add --input 'name:dtype[batch,…]' for each input of its forward, such as --input 'x:float32[batch,3,224,224]'"
+_INPUT_HINT = (
+    "add --input 'name:dtype[batch,…]' for each input of its forward, such as --input 'x:float32[batch,3,224,224]'"
+)
 
 
 def save(
@@ -113,7 +112,7 @@ def load(
     elif kind is FileKind.TORCHSCRIPT:
         loaded = _with_signature(_torchscript(path), path, inputs, layered=False)
     else:
-        content = _unpickle(path, trust_pickle)
+        content = unpickle(path, trust=trust_pickle)
         if isinstance(content, Mapping) and content.get("format") == FORMAT:
             loaded = _read(content, path)
         else:
@@ -153,7 +152,7 @@ def _torchscript(path: Path) -> nn.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            module: nn.Module = torch.jit.load(path, map_location="cpu")
+            module: nn.Module = torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call]
             return module
     except RuntimeError as err:
         why = str(err).strip().splitlines()[0]
@@ -171,74 +170,16 @@ def _read(content: Mapping[str, Any], path: Path) -> TorchModel:
         raise CheckpointError(f"can't read {path}", why=f"it is malformed: {err}", mend=again) from err
 
 
-def _unpickle(path: Path, trust: bool) -> Any:
-    try:
-        if trust:
-            sys.path.insert(0, "")  # the classes of a pickle usually stand in the folder of the training script
-            try:
-                return torch.load(path, map_location="cpu", weights_only=False)
-            finally:
-                sys.path.remove("")
-        unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(path) if path.read_bytes()[:2] == b"PK" else []
-        safe, foreign = [], []
-        for name in unsafe:
-            found = _harmless(name)
-            (safe if found else foreign).append(found or name)
-        if foreign:
-            raise CheckpointError(
-                f"won't load {path}: it would run code",
-                why=f"it is a pickle that calls {', '.join(foreign)}",
-                mend="save it again with compress.save(module, path, inputs=…) or as a state_dict; "
-                "or, if you trust whoever made it, add --trust-pickle",
-            )
-        with torch.serialization.safe_globals(safe):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except CheckpointError:
-        raise
-    except (ImportError, AttributeError) as err:
-        raise CheckpointError(
-            f"can't load the pickle {path}",
-            why=f"it needs Python code that is not here: {err}",
-            mend="run the command from the folder that holds the model's module, or set PYTHONPATH to it",
-        ) from err
-    except Exception as err:  # torch gives anything from EOFError to RuntimeError for damaged bytes
-        why = str(err).strip().splitlines()[0] if str(err).strip() else type(err).__name__
-        if "WeightsUnpickler error" in why or "Weights only load failed" in why:
-            why = "it is a pickle that holds more than tensors"
-        raise CheckpointError(
-            f"can't load {path}",
-            why=why,
-            mend="save it again, or, if it is whole and you trust whoever made it, add --trust-pickle",
-        ) from err
-
-
-def _harmless(name: str) -> Callable[..., Any] | type | None:
-    """The global of that name if it is a torch.nn module class or a plain container, else None."""
-    module_name, _, attribute = name.rpartition(".")
-    known: dict[str, Any] = {
-        "argparse.Namespace": argparse.Namespace,
-        "numpy.dtype": np.dtype,
-        "numpy.ndarray": np.ndarray,
-    }
-    if name in known:
-        return known[name]  # type: ignore[no-any-return]
-    if module_name in ("numpy.core.multiarray", "numpy._core.multiarray") and attribute in ("scalar", "_reconstruct"):
-        return getattr(importlib.import_module("numpy.core.multiarray"), attribute)  # type: ignore[no-any-return]
-    if module_name.startswith("torch.nn.") and module_name in sys.modules:
-        found = getattr(sys.modules[module_name], attribute, None)
-        if isinstance(found, type) and issubclass(found, nn.Module):
-            return found
-        if module_name == "torch.nn.functional" and inspect.isfunction(found):
-            return found
-    return None
-
-
 def _module_of(content: Any, path: Path, factory: str | None) -> nn.Module:
     if isinstance(content, nn.Module):
         return content
     state = _state_dict(content)
     if state is None:
-        held = f"a dict of {', '.join(map(repr, list(content)[:5]))}" if isinstance(content, Mapping) else type(content).__name__
+        held = (
+            f"a dict of {', '.join(map(repr, list(content)[:5]))}"
+            if isinstance(content, Mapping)
+            else type(content).__name__
+        )
         raise CheckpointError(
             f"found no model in {path}",
             why=f"it holds {held}",
@@ -256,7 +197,9 @@ def _module_of(content: Any, path: Path, factory: str | None) -> nn.Module:
     except RuntimeError as err:
         lines = [line.strip() for line in str(err).splitlines()[1:3]] or [str(err)]
         why = " ".join(lines)[:300]
-        raise CheckpointError(f"the weights of {path} don't fit {factory}", why=why, mend="name the factory that made them") from err
+        raise CheckpointError(
+            f"the weights of {path} don't fit {factory}", why=why, mend="name the factory that made them"
+        ) from err
     return module
 
 
@@ -284,7 +227,9 @@ def _build(factory: str) -> nn.Module:
     try:
         made = getattr(importlib.import_module(module_name), attribute)()
     except Exception as err:  # the user's module: anything may come out of it
-        raise CheckpointError(f"can't build the model by {factory}", why=f"{type(err).__name__}: {err}", mend=mend) from err
+        raise CheckpointError(
+            f"can't build the model by {factory}", why=f"{type(err).__name__}: {err}", mend=mend
+        ) from err
     finally:
         sys.path.remove("")
     if not isinstance(made, nn.Module):

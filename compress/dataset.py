@@ -61,9 +61,13 @@ class Dataset:
                 have = ", ".join(arrays) or "no arrays"
                 raise DatasetError(f"{source} lacks the input {spec.name!r}", why=f"it holds {have}", mend=_MEND)
             inputs[spec.name] = _fitting(arrays[spec.name], spec, source)
-        lengths = {name: len(array) for name, array in inputs.items()} | ({} if labels is None else {"label": len(labels)})
+        lengths = {name: len(array) for name, array in inputs.items()} | (
+            {} if labels is None else {"label": len(labels)}
+        )
         if 0 in lengths.values():
-            raise DatasetError(f"{source} is empty", why="it holds no samples", mend="give it some: 100 or more is usual")
+            raise DatasetError(
+                f"{source} is empty", why="it holds no samples", mend="give it some: 100 or more is usual"
+            )
         if len(set(lengths.values())) > 1:
             why = ", ".join(f"{name} has {length} samples" for name, length in lengths.items())
             raise DatasetError(f"the arrays in {source} are of unequal length", why=why, mend=_MEND)

@@ -27,9 +27,7 @@ def load_exported_program(path: Path) -> TorchModel:
         why = str(err).strip().splitlines()[0] if str(err).strip() else type(err).__name__
         mend = "write it again with torch.export.save and this release of torch"
         raise CheckpointError(f"can't load the exported program {path}", why=why, mend=mend) from err
-    names = [
-        spec.arg.name for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT
-    ]
+    names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
     values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
     inputs = []
     for name in names:

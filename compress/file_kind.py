@@ -37,7 +37,9 @@ def file_kind(path: Path) -> FileKind:
         return _kind_of_zip(path)
     if head[0] == 0x80:  # the opcode that opens every pickle of protocol 2 and later
         return FileKind.LEGACY_PICKLE
-    what = {b"\x08": "an ONNX file", b"{": "JSON", b"\x89": "an HDF5 file"}.get(head[:1], "nothing that torch.save writes")
+    what = {b"\x08": "an ONNX file", b"{": "JSON", b"\x89": "an HDF5 file"}.get(
+        head[:1], "nothing that torch.save writes"
+    )
     if head[8:9] == b"{":
         what = "a safetensors file"
     raise CheckpointError(
@@ -57,7 +59,9 @@ def _kind_of_zip(path: Path) -> FileKind:
             why="it is truncated: the archive's directory, at its end, is missing",
             mend="copy or download the file again and compare its size with the original's",
         ) from err
-    if "archive_format" in names or any(name.endswith(("serialized_exported_program.json", "models/model.json")) for name in names):
+    if "archive_format" in names or any(
+        name.endswith(("serialized_exported_program.json", "models/model.json")) for name in names
+    ):
         return FileKind.EXPORTED_PROGRAM
     if "constants.pkl" in names and any(name.startswith("code/") for name in names):
         return FileKind.TORCHSCRIPT

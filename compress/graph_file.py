@@ -140,7 +140,7 @@ def _set(root: nn.Module, path: str, value: nn.Module | torch.Tensor) -> None:
 
 @functools.cache
 def _functions() -> dict[str, Callable[..., Any]]:
-    """Every function that can stand in a file, by name: those on tensors that torch lets one override, operator, math."""
+    """What a file may call, by name: the functions on tensors that torch lets one override, operator, math."""
     table: dict[str, Callable[..., Any]] = {"builtins.getattr": _tensor_attribute}
     for namespace, functions in get_overridable_functions().items():
         if not isinstance(namespace, types.ModuleType):

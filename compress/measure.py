@@ -57,7 +57,7 @@ def latency(
         block_seconds: how long a block lasts, at least 10 calls.
         progress: called with rounds done and in all.
     """
-    order, shuffle = list(models), random.Random(0)
+    order, shuffle = list(models), random.Random(0)  # noqa: S311  an order, not a secret
     times: dict[str, list[int]] = {name: [] for name in models}
     calls: dict[str, int] = {}
     for name, model in models.items():
@@ -90,7 +90,7 @@ def torch_params(module: nn.Module) -> int:
 
 
 def torch_macs(module: nn.Module, signature: Signature) -> int:
-    """Multiply-accumulates for one sample: half of the FLOPs of convolutions and matrix products, as torch counts them."""
+    """Multiply-accumulates for one sample: half of the FLOPs that torch counts for convolutions and matrix products."""
     symbols = {dim for spec in signature.inputs for dim in spec.shape if isinstance(dim, str)}
     inputs = example_inputs(signature.inputs, dict.fromkeys(symbols, 1))
     with FlopCounterMode(display=False) as counter, torch.no_grad():

@@ -65,7 +65,7 @@ def example_inputs(specs: tuple[TensorSpec, ...], sizes: Mapping[str, int], seed
 
 
 def call(module: nn.Module, specs: tuple[TensorSpec, ...], arrays: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Run a module on arrays or tensors by input name; its outputs by name (`output`, `output_0`…, or a dict's keys)."""
+    """Run a module on arrays or tensors by input name; outputs by name (`output`, `output_0`…, or a dict's keys)."""
     tensors = [torch.as_tensor(arrays[spec.name]) for spec in specs]
     return dict(_named(module(*tensors)))
 

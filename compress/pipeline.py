@@ -117,7 +117,9 @@ def _run(stage: Stage, model: Model, folder: Path, progress: Progress) -> Outcom
     shutil.rmtree(folder, ignore_errors=True)
     beside.rename(folder)
     if isinstance(given.model, OnnxModel):
-        given = Given(OnnxModel(folder / given.model.path.name, given.model.signature), given.did, given.details, given.warnings)
+        given = Given(
+            OnnxModel(folder / given.model.path.name, given.model.signature), given.did, given.details, given.warnings
+        )
     return Outcome(stage, given, seconds, reused=False, size_bytes=(folder / str(data["model"])).stat().st_size)
 
 

@@ -133,7 +133,9 @@ class Finetune:
         if logits.ndim != 2 or logits.shape[1] < 2:
             return torch.stack([F.mse_loss(got[name].float(), taught[name].float()) for name in got]).mean()
         t = self.temperature
-        loss = F.kl_div(F.log_softmax(logits / t, 1), F.log_softmax(target / t, 1), reduction="batchmean", log_target=True)
+        loss = F.kl_div(
+            F.log_softmax(logits / t, 1), F.log_softmax(target / t, 1), reduction="batchmean", log_target=True
+        )
         loss = loss * t * t
         if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu":
             return loss

@@ -51,7 +51,9 @@ class FoldOnnx:
         error = max_abs_error(expected, OnnxBackend(given, threads=1).infer(inputs))
         scale = max(1.0, *(float(abs(value).max(initial=0)) for value in expected.values()))
         if error > TOLERANCE * scale:
-            raise StageError("folding changed the answers", why=f"they are off by {error:.3g}", mend="report this model")
+            raise StageError(
+                "folding changed the answers", why=f"they are off by {error:.3g}", mend="report this model"
+            )
         after = len(onnx.load(path).graph.node)
         progress(2, 2, f"{before} nodes became {after}")
         return Given(given, did=f"{before} nodes became {after}", details={"nodes": [before, after]})
@@ -64,7 +66,9 @@ def _fold(source: Path, target: Path) -> None:
     try:
         try:
             quant_pre_process(str(source), str(target))
-        except Exception:  # symbolic shape inference fails in many ways; plain ONNX inference is enough for the quantizer
+        except (
+            Exception
+        ):  # symbolic shape inference fails in many ways; plain ONNX inference is enough for the quantizer
             quant_pre_process(str(source), str(target), skip_symbolic_shape=True)
     finally:
         logger.setLevel(level)

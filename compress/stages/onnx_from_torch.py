@@ -76,7 +76,7 @@ def _export(model: TorchModel, path: Path) -> None:
     shapes = tuple(
         {axis: dim for axis, dim in enumerate(spec.shape) if isinstance(dim, str)} for spec in signature.inputs
     )
-    names = {
+    names: dict[str, Any] = {
         "input_names": [spec.name for spec in signature.inputs],
         "output_names": [spec.name for spec in signature.outputs],
     }
@@ -86,11 +86,13 @@ def _export(model: TorchModel, path: Path) -> None:
             if script:
                 axes = dict(zip(names["input_names"], shapes, strict=True))
                 axes |= {o.name: {a: d for a, d in enumerate(o.shape) if isinstance(d, str)} for o in signature.outputs}
-                torch.onnx.export(model.module, args, path, dynamo=False, opset_version=OPSET, dynamic_axes=axes, **names)  # type: ignore[arg-type]
+                torch.onnx.export(
+                    model.module, args, path, dynamo=False, opset_version=OPSET, dynamic_axes=axes, **names
+                )
             else:
                 torch.onnx.export(
                     model.module, args, path, dynamo=True, opset_version=OPSET, external_data=False,
-                    dynamic_shapes=_shapes_for(model.module, shapes), verbose=False, **names,
+                    dynamic_shapes=shapes, verbose=False, **names,
                 )  # fmt: skip
     except Exception as err:  # the exporter wraps anything that the user's forward may do
         lines = [line.strip() for line in str(err.__cause__ or err).splitlines() if line.strip()]
@@ -99,11 +101,6 @@ def _export(model: TorchModel, path: Path) -> None:
             why=f"{type(err.__cause__ or err).__name__}: {lines[0] if lines else ''}"[:300],
             mend="make the forward free of branches on tensor values, or export a part of it",
         ) from err
-
-
-def _shapes_for(module: torch.nn.Module, shapes: tuple[dict[int, str], ...]) -> Any:
-    """Dynamic shapes in the form of the forward's own arguments; an exported program brings its own."""
-    return None if getattr(module, "_is_exported_program", False) else shapes
 
 
 @contextlib.contextmanager

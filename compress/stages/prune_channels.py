@@ -128,7 +128,9 @@ class PruneChannels:
         for parameter in module.parameters():
             parameter.requires_grad_(parameter.is_floating_point())
         importance = (
-            tp.importance.GroupMagnitudeImportance(p=2) if self.importance == "magnitude" else tp.importance.RandomImportance()
+            tp.importance.GroupMagnitudeImportance(p=2)
+            if self.importance == "magnitude"
+            else tp.importance.RandomImportance()
         )
         with torch.random.fork_rng(), torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of parameters outside layers, which fixed_layers has tried
@@ -195,7 +197,9 @@ def _same_outputs(module: nn.Module, signature: Signature) -> None:
     symbols = {dim for spec in signature.inputs for dim in spec.shape if isinstance(dim, str)}
     with torch.no_grad():
         try:
-            outputs = list(call(module, signature.inputs, example_inputs(signature.inputs, dict.fromkeys(symbols, 2))).values())
+            outputs = list(
+                call(module, signature.inputs, example_inputs(signature.inputs, dict.fromkeys(symbols, 2))).values()
+            )
         except (RuntimeError, ValueError, IndexError) as err:
             raise StageError(
                 "a pruned model does not run",
@@ -221,8 +225,12 @@ def _channels(before: nn.Module, after: nn.Module) -> dict[str, list[int]]:
     for name, layer in before.named_modules():
         if isinstance(layer, PRUNABLE):
             now = after.get_submodule(name)
-            table[name] = [int(getattr(m, "out_channels", 0) or m.out_features) for m in (layer, now)]
+            table[name] = [_width(layer), _width(now)]
     return table
+
+
+def _width(layer: Any) -> int:
+    return int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels)
 
 
 def _listed(ignored: Mapping[str, str]) -> str:

@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import onnx
-from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType, quantize_dynamic, quantize_static
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    CalibrationMethod,
+    QuantFormat,
+    QuantType,
+    quantize_dynamic,
+    quantize_static,
+)
 
 from compress.dataset import Dataset
 from compress.errors import RecipeError, StageError
@@ -67,7 +74,11 @@ class QuantizeOnnx:
             if self.calibration is None or self.mode == "dynamic":
                 progress(0, 1, "quantizing the weights")
                 quantize_dynamic(
-                    str(model.path), str(path), per_channel=True, weight_type=QuantType.QInt8, reduce_range=self.reduce_range
+                    str(model.path),
+                    str(path),
+                    per_channel=True,
+                    weight_type=QuantType.QInt8,
+                    reduce_range=self.reduce_range,
                 )
             else:
                 quantize_static(
@@ -97,7 +108,11 @@ class QuantizeOnnx:
         return Given(
             OnnxModel(path, model.signature),
             did=f"{layers['int8']} of {layers['int8'] + layers['float']} layers in INT8, per channel; {how}",
-            details={"layers": layers, "calibration_sha256": self.options["calibration"], "operators": _operators(path)},
+            details={
+                "layers": layers,
+                "calibration_sha256": self.options["calibration"],
+                "operators": _operators(path),
+            },
         )
 
 

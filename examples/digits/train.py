@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ EPOCHS = 24
 BATCH = 64
 
 
-def load() -> dict[str, dict[str, np.ndarray]]:
+def load() -> dict[str, dict[str, np.ndarray[Any, Any]]]:
     """The 1,797 images, shuffled and split into train, calibration and eval.
 
     Pixels are rounded to the 8-bit levels of a PNG file, so that an image that went through one gives the very
@@ -57,10 +58,10 @@ def main() -> None:
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=steps)
     for _ in track(range(EPOCHS), description="training"):
         net.train()
-        for index in torch.randperm(len(images)).split(BATCH):
+        for index in torch.split(torch.randperm(len(images)), BATCH):
             loss = F.cross_entropy(net(shifted(images[index])), labels[index], label_smoothing=0.05)
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
     net.eval()

@@ -1,0 +1,5 @@
+"""`python -m compress`, where another `compress` comes first on PATH."""
+
+from compress.cli import main
+
+main()

@@ -1,0 +1,211 @@
+"""The main job: load, prune, finetune, export, quantize, measure, report; all or nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from compress import __version__
+from compress.artifact import Artifact, Measured, StageReport, sha256_of
+from compress.backends import open_model
+from compress.checkpoint import load
+from compress.compare import Comparison, compare
+from compress.dataset import Dataset
+from compress.errors import ArtifactError
+from compress.findings import findings
+from compress.machine import environment
+from compress.measure import Latency, latency, onnx_macs, onnx_params, torch_macs, torch_params
+from compress.model import Model, OnnxModel, TorchModel, example_inputs
+from compress.options import ExportOptions
+from compress.pipeline import Outcome, Watcher, check, run
+from compress.recipe import find_data, stages_for
+from compress.report import Report
+from compress.stages import Progress
+from compress.stages.fold_onnx import FoldOnnx
+from compress.stages.onnx_from_torch import OnnxFromTorch
+
+__all__ = ["export"]
+
+
+class Silent:
+    """A watcher that shows nothing."""
+
+    def started(self, stage: str) -> Progress:  # noqa: ARG002
+        return lambda _done, _total, _note: None
+
+    def ended(self, outcome: Outcome) -> None:
+        """Nothing to show."""
+
+
+def export(
+    checkpoint: str | Path, options: ExportOptions, *, watcher: Watcher | None = None
+) -> tuple[Artifact, Report]:
+    """Take a model file to a measured ONNX artifact.
+
+    Args:
+        checkpoint: any file that `compress.load` reads.
+        options: what to do to it.
+        watcher: is told of each stage; by default nobody is.
+
+    Returns:
+        The artifact, with model.onnx, artifact.json, report.json and report.html in its folder, and the report.
+
+    Raises:
+        ToolkitError: input that can't be used; an artifact that was there before is left as it was.
+    """
+    checkpoint = Path(checkpoint)
+    watcher = watcher or Silent()
+    _check_output(options.output)
+    model = load(checkpoint, inputs=options.input, model=options.model, trust_pickle=options.trust_pickle)
+    stages = stages_for(options, model, checkpoint)
+    data = None if options.eval is None else Dataset.open(find_data(options.eval, checkpoint), model.signature)
+    check(stages, model)
+    work = options.work or options.output.with_name(options.output.name + ".work")
+    source = f"{sha256_of(checkpoint)} {options.model} {options.input}"
+    baseline = run(
+        [OnnxFromTorch(), FoldOnnx()], model, work=work / "original", source=source, watcher=_Renamed(watcher)
+    )
+    outcomes = run(stages, model, work=work, source=source, watcher=watcher)
+    rows: dict[str, Model] = {"original": model, "original_onnx": baseline[-1].given.model}
+    rows |= {outcome.stage.name: outcome.given.model for outcome in outcomes}
+    compared, timed = _measure(rows, data, options.threads, watcher)
+    reports = [
+        _row("original", "as it was given", model, compared, timed, checkpoint.stat().st_size),
+        _row(
+            "original_onnx",
+            "exported as it is, to compare sizes and speed with",
+            baseline[-1].given.model,
+            compared,
+            timed,
+        ),
+    ]
+    reports += [_row_of(outcome, compared, timed) for outcome in outcomes]
+    report = Report(
+        command=" ".join(["compress", *sys.argv[1:]]) if Path(sys.argv[0]).stem in ("compress", "__main__") else "",
+        source=str(checkpoint),
+        signature=model.signature,
+        environment=environment(options.threads),
+        data={"samples": 0 if data is None else len(data), "sha256": "" if data is None else data.sha256},
+        stages=tuple(reports),
+        findings=findings(reports),
+    )
+    final = outcomes[-1].given.model
+    assert isinstance(final, OnnxModel)  # noqa: S101  the recipe ends in ONNX stages
+    return _write(final, options.output, report, timed), report
+
+
+class _Renamed:
+    """Tells a watcher of the original's own export under names that tell it apart."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+
+    def started(self, stage: str) -> Progress:
+        return self._watcher.started(f"original: {stage}")
+
+    def ended(self, outcome: Outcome) -> None:
+        self._watcher.ended(outcome)
+
+
+def _check_output(output: Path) -> None:
+    if output.is_file() or (output.is_dir() and any(output.iterdir()) and not (output / "artifact.json").exists()):
+        raise ArtifactError(
+            f"won't replace {output}",
+            why="it is a file" if output.is_file() else "it is a folder that holds something other than an artifact",
+            mend="name a new folder with -o",
+        )
+
+
+def _measure(
+    rows: Mapping[str, Model], data: Dataset | None, threads: int, watcher: Watcher
+) -> tuple[Mapping[str, Comparison], Mapping[str, Latency]]:
+    opened = {name: open_model(model, threads=threads) for name, model in rows.items()}
+    compared: Mapping[str, Comparison] = {}
+    if data is not None:
+        progress = watcher.started("compare")
+        compared = compare("original", opened, data, progress=lambda done, total: progress(done, total, "samples"))
+    specs = rows["original"].signature.inputs
+    symbols = {dim for spec in specs for dim in spec.shape if isinstance(dim, str)}
+    one = data.take(slice(0, 1))[0] if data is not None else example_inputs(specs, dict.fromkeys(symbols, 1))
+    tick = watcher.started("measure")
+    return compared, latency(opened, one, progress=lambda done, total: tick(done, total, "interleaved rounds"))
+
+
+def _row(
+    name: str,
+    did: str,
+    model: Model,
+    compared: Mapping[str, Comparison],
+    timed: Mapping[str, Latency],
+    size: int | None = None,
+) -> StageReport:
+    if isinstance(model, TorchModel):
+        macs, params, runtime = torch_macs(model.module, model.signature), torch_params(model.module), "torch eager"
+    else:
+        macs, params, runtime = onnx_macs(model.path), onnx_params(model.path), "ONNX Runtime"
+        size = model.path.stat().st_size
+    against = compared.get(name)
+    measured = Measured(
+        macs=macs,
+        params=params,
+        size_bytes=size,
+        accuracy=against.accuracy if against else None,
+        agreement=against.agreement if against else None,
+        cosine_similarity=against.cosine_similarity if against else None,
+        max_abs_error=against.max_abs_error if against else None,
+        latency_p50_ms=timed[name].p50_ms,
+        latency_p99_ms=timed[name].p99_ms,
+        runtime=runtime,
+    )
+    return StageReport(name, did, measured, seconds=0.0)
+
+
+def _row_of(outcome: Outcome, compared: Mapping[str, Comparison], timed: Mapping[str, Latency]) -> StageReport:
+    given = outcome.given
+    row = _row(outcome.stage.name, given.did, given.model, compared, timed, outcome.size_bytes)
+    return dataclasses.replace(
+        row,
+        seconds=outcome.seconds,
+        warnings=given.warnings,
+        details=given.details,
+        options=dict(outcome.stage.options),
+    )
+
+
+def _write(model: OnnxModel, output: Path, report: Report, timed: Mapping[str, Latency]) -> Artifact:
+    """Fill a folder beside the output, then swap the two."""
+    beside = output.with_name(output.name + ".part")
+    old = output.with_name(output.name + ".old")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    shutil.copyfile(model.path, beside / "model.onnx")
+    artifact = Artifact(
+        folder=beside,
+        model_file="model.onnx",
+        format="onnx",
+        sha256=sha256_of(beside / "model.onnx"),
+        signature=model.signature,
+        stages=report.stages,
+        toolkit_version=__version__,
+    )
+    artifact.save()
+    report.write(beside, _thinned(timed))
+    shutil.rmtree(old, ignore_errors=True)
+    if output.exists():
+        output.rename(old)
+    try:
+        beside.rename(output)
+    except OSError:
+        if old.exists():
+            old.rename(output)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+    return dataclasses.replace(artifact, folder=output)
+
+
+def _thinned(timed: Mapping[str, Latency]) -> dict[str, Sequence[float]]:
+    """At most about a thousand latencies of each, for the plot."""
+    return {name: found.samples_ms[:: max(1, len(found.samples_ms) // 1000)] for name, found in timed.items()}

@@ -1,0 +1,150 @@
+"""The report's plots, as inline SVG whose ink takes the page's text colour (so that they read in light and dark)."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from compress.artifact import StageReport
+
+__all__ = ["plots"]
+
+INK = "#0a0b0c"  # stands for the page's text colour
+TORCH, ONNX, INT8 = "#8c6bb1", "#3b8bc4", "#2ca25f"
+
+
+def plots(stages: Sequence[StageReport], latencies_ms: Mapping[str, Sequence[float]]) -> list[tuple[str, str]]:
+    """Titles and SVG texts.
+
+    Args:
+        stages: the report's rows.
+        latencies_ms: single calls, by stage.
+    """
+    figures = [
+        ("Accuracy and agreement with the original", _quality(stages)),
+        ("Latency of a single call at batch 1 (line: median, box: middle half, whiskers: 1st to 99th percentile)",
+         _latency(stages, latencies_ms)),
+        ("Size of the model file", _bars(stages)),
+    ]  # fmt: skip
+    channels = next((row.details["channels"] for row in stages if "channels" in row.details), None)
+    if channels:
+        figures.append(("Output channels of each layer, before and after pruning", _channels(channels)))
+    return [(title, svg) for title, svg in figures if svg]
+
+
+def _axes(height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(8, height), layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _svg(figure: Figure) -> str:
+    style: dict[Any, Any] = {
+        "svg.fonttype": "none",
+        "font.family": "sans-serif",
+        "font.size": 10,
+        "svg.hashsalt": "report",
+    }
+    style |= dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK)
+    with mpl.rc_context(style):
+        for axes in figure.axes:
+            axes.tick_params(colors=INK)
+            axes.xaxis.label.set_color(INK)
+            axes.yaxis.label.set_color(INK)
+            for spine in axes.spines.values():
+                spine.set_color(INK)
+            for text in axes.texts:
+                text.set_color(INK)
+            if (legend := axes.get_legend()) is not None:
+                for text in legend.get_texts():
+                    text.set_color(INK)
+        text_file = io.StringIO()
+        figure.savefig(text_file, format="svg", transparent=True, metadata={"Date": None})
+    svg = text_file.getvalue()
+    return svg[svg.index("<svg") :].replace(INK, "currentColor")
+
+
+def _colour(row: StageReport) -> str:
+    if row.stage == "quantize_onnx":
+        return INT8
+    return TORCH if row.measured.runtime == "torch eager" else ONNX
+
+
+def _quality(stages: Sequence[StageReport]) -> str:
+    rows = [row for row in stages if row.measured.agreement is not None]
+    if not rows:
+        return ""
+    figure, axes = _axes(0.45 * len(rows) + 1.2)
+    at = np.arange(len(rows))
+    series = [("agreement", [row.measured.agreement or 0.0 for row in rows], "#bdbdbd", 0.2)]
+    if all(row.measured.accuracy is not None for row in rows):
+        series.insert(0, ("accuracy", [row.measured.accuracy or 0.0 for row in rows], ONNX, -0.2))
+    for name, values, colour, offset in series:
+        bars = axes.barh(at + offset, [100 * value for value in values], 0.38, color=colour, label=name)
+        axes.bar_label(bars, [f"{100 * value:.1f}" for value in values], padding=3, fontsize=8)
+    axes.set_yticks(at, [row.stage for row in rows])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 108)
+    axes.set_xlabel("% of evaluation samples")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=2, frameon=False)
+    return _svg(figure)
+
+
+def _latency(stages: Sequence[StageReport], latencies_ms: Mapping[str, Sequence[float]]) -> str:
+    rows = [row for row in stages if row.stage in latencies_ms]
+    figure, axes = _axes(0.4 * len(rows) + 1)
+    ink = {"color": INK}
+    drawn = axes.boxplot(
+        [latencies_ms[row.stage] for row in rows],
+        orientation="horizontal", whis=(1, 99), showfliers=False, patch_artist=True,
+        medianprops=dict(ink), whiskerprops=dict(ink), capprops=dict(ink), boxprops={"edgecolor": INK}, widths=0.6,
+    )  # fmt: skip
+    for box, row in zip(drawn["boxes"], rows, strict=True):
+        box.set_facecolor(_colour(row))
+    for index, row in enumerate(rows, 1):
+        high = float(np.percentile(latencies_ms[row.stage], 99))
+        axes.annotate(
+            f"{row.measured.latency_p50_ms:.3f}", (high, index), (5, -3), textcoords="offset points", fontsize=8
+        )
+    axes.set_yticks(range(1, len(rows) + 1), [row.stage for row in rows])
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _position: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("milliseconds, logarithmic (median beside each)")
+    return _svg(figure)
+
+
+def _bars(stages: Sequence[StageReport]) -> str:
+    rows = [row for row in stages if row.measured.size_bytes is not None]
+    figure, axes = _axes(0.4 * len(rows) + 1)
+    sizes = [(row.measured.size_bytes or 0) / 1e6 for row in rows]
+    bars = axes.barh([row.stage for row in rows], sizes, 0.6, color=[_colour(row) for row in rows])
+    axes.bar_label(bars, [f"{size:.3g} MB" for size in sizes], padding=3, fontsize=8)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlabel("MB")
+    return _svg(figure)
+
+
+def _channels(channels: Mapping[str, Sequence[int]]) -> str:
+    figure, axes = _axes(0.26 * len(channels) + 1)
+    names = list(channels)
+    bars = axes.barh(names, [channels[name][0] for name in names], 0.75, color="#bdbdbd", label="before")
+    axes.barh(names, [channels[name][1] for name in names], 0.75, color=ONNX, label="after")
+    axes.bar_label(bars, [f"{after} of {before}" for before, after in channels.values()], padding=3, fontsize=7)
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", labelsize=8)
+    axes.set_xlabel("channels")
+    axes.margins(x=0.1, y=0.02)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
+    return _svg(figure)

@@ -1,0 +1,69 @@
+"""A run shown in the terminal: a bar with the time left for the stage at work, a line for each that is through."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from compress.pipeline import Outcome
+from compress.stages import Progress as StageProgress
+
+__all__ = ["Terminal"]
+
+
+class Terminal:
+    """A watcher that draws; without a terminal it prints plain lines.
+
+    Args:
+        console: usually of standard error, so that standard output holds the results alone.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            TextColumn("{task.description:<26}"),
+            BarColumn(30),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def started(self, stage: str) -> StageProgress:
+        for task in self._bar.task_ids:
+            self._bar.remove_task(task)
+        task = self._bar.add_task(stage, total=None, note="")
+        begun = time.perf_counter()
+
+        def progress(done: int, total: int, note: str) -> None:
+            self._bar.update(task, completed=done, total=total, note=note)
+            if stage in ("compare", "measure") and done == total:
+                seconds = time.perf_counter() - begun
+                self._line(stage, f"{total} {note}", seconds)
+
+        return progress
+
+    def ended(self, outcome: Outcome) -> None:
+        label = next((str(task.description) for task in self._bar.tasks), outcome.stage.name)
+        for warning in outcome.given.warnings:
+            self._console.print(f"  [yellow]warning[/] {warning}", highlight=False)
+        self._line(label, outcome.given.did, outcome.seconds, reused=outcome.reused)
+
+    def _line(self, label: str, did: str, seconds: float, *, reused: bool = False) -> None:
+        took = "kept from before" if reused else f"{seconds:.1f} s"
+        self._console.print(f"  [green]✓[/] {label:<26} {did} [dim]({took})[/]", highlight=False, soft_wrap=True)

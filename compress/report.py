@@ -1,0 +1,153 @@
+"""StageReports → a terminal table, report.json and a self-contained report.html."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from rich.table import Table
+
+from compress.artifact import Signature, StageReport
+from compress.plots import plots
+
+__all__ = ["Report", "bytes_text", "stage_table"]
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run did and measured.
+
+    Attributes:
+        command: as typed, if it came from the command line.
+        source: the model file.
+        signature: of the model.
+        environment: machine and versions.
+        data: `samples` and `sha256` of the evaluation data.
+        stages: "original" and "original_onnx" first, then each stage.
+        findings: what the reader should not miss.
+    """
+
+    command: str
+    source: str
+    signature: Signature
+    environment: Mapping[str, Any]
+    data: Mapping[str, Any]
+    stages: tuple[StageReport, ...]
+    findings: tuple[str, ...]
+
+    @property
+    def gains(self) -> dict[str, float]:
+        """Ratios of the original to the result, above 1 for a gain; `accuracy_points` is after minus before."""
+        rows = {row.stage: row.measured for row in self.stages}
+        original, onnx, last = rows["original"], rows["original_onnx"], self.stages[-1].measured
+        pairs = {
+            "size": (onnx.size_bytes, last.size_bytes),
+            "macs": (original.macs, last.macs),
+            "params": (original.params, last.params),
+            "latency_over_torch": (original.latency_p50_ms, last.latency_p50_ms),
+            "latency_over_onnx": (onnx.latency_p50_ms, last.latency_p50_ms),
+        }
+        found = {name: before / after for name, (before, after) in pairs.items() if before and after}
+        if original.accuracy is not None and last.accuracy is not None:
+            found["accuracy_points"] = 100 * (last.accuracy - original.accuracy)
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "command": self.command,
+            "source": self.source,
+            "signature": self.signature.to_dict(),
+            "environment": dict(self.environment),
+            "evaluation": dict(self.data),
+            "stages": [stage.to_dict() for stage in self.stages],
+            "gains": self.gains,
+            "findings": list(self.findings),
+        }
+
+    def write(self, folder: Path, latencies_ms: Mapping[str, Sequence[float]]) -> None:
+        """Write report.json and report.html into a folder.
+
+        Args:
+            folder: is there.
+            latencies_ms: single calls by stage, for the plot.
+        """
+        text = json.dumps(self.to_dict(), indent=2) + "\n"
+        (folder / "report.json").write_text(text, encoding="utf-8")
+        template = resources.files("compress").joinpath("templates/report.html").read_text(encoding="utf-8")
+        html = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(template)
+        page = html.render(
+            report=self,
+            rows=_cells(self.stages),
+            columns=COLUMNS,
+            plots=plots(self.stages, latencies_ms),
+            gains=self.gains,
+        )
+        (folder / "report.html").write_text(page, encoding="utf-8")
+
+
+COLUMNS = ("stage", "MACs", "params", "size", "accuracy", "agreement", "p50", "p99", "runtime")
+
+
+def bytes_text(size: float) -> str:
+    """1234567 -> '1.23 MB' (powers of ten)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            break
+        size /= 1000
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
+
+
+def _count(number: int) -> str:
+    value = float(number)
+    for unit in ("", " k", " M", " G"):
+        if value < 1000 or unit == " G":
+            break
+        value /= 1000
+    return f"{value:.3g}{unit}"
+
+
+def _cells(stages: Sequence[StageReport]) -> list[tuple[str, ...]]:
+    """Each row's figures as text; what was not measured is a dash."""
+
+    def shown(value: float | None, text: str) -> str:
+        return "–" if value is None else text.format(value)
+
+    rows: list[tuple[str, ...]] = []
+    for row in stages:
+        m = row.measured
+        rows.append(
+            (
+                row.stage,
+                "–" if m.macs is None else _count(m.macs),
+                "–" if m.params is None else _count(m.params),
+                "–" if m.size_bytes is None else bytes_text(m.size_bytes),
+                shown(m.accuracy, "{:.2%}"),
+                shown(m.agreement, "{:.2%}"),
+                shown(m.latency_p50_ms, "{:.3f} ms"),
+                shown(m.latency_p99_ms, "{:.3f} ms"),
+                m.runtime or "–",
+            )
+        )
+    return rows
+
+
+def stage_table(report: Report) -> Table:
+    """The stages for the terminal."""
+    table = Table(
+        title=f"{report.source}: each stage, measured on this machine (latency at batch 1, "
+        f"{report.environment['threads']} thread)",
+        title_justify="left",
+    )
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column in ("stage", "runtime") else "right", no_wrap=True)
+    for cells in _cells(report.stages):
+        table.add_row(*cells)
+    return table
