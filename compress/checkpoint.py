@@ -108,7 +108,7 @@ def load(
     path = Path(path)
     kind = file_kind(path)
     if kind is FileKind.EXPORTED_PROGRAM:
-        loaded = load_exported_program(path)
+        loaded = load_exported_program(path, trust=trust_pickle)
     elif kind is FileKind.TORCHSCRIPT:
         loaded = _with_signature(_torchscript(path), path, inputs, layered=False)
     else:
@@ -118,7 +118,8 @@ def load(
         else:
             loaded = _with_signature(_module_of(content, path, model), path, inputs, layered=True)
     _refuse_nan(loaded.module, path)
-    loaded.module.eval()
+    if kind is not FileKind.EXPORTED_PROGRAM:  # whose mode was fixed when it was exported
+        loaded.module.eval()
     return loaded
 
 

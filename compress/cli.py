@@ -11,7 +11,7 @@ from rich.console import Console
 
 from compress import __version__
 from compress.errors import MissingExtraError, ToolkitError
-from compress.options import ExportOptions
+from compress.options import ExportOptions, SourceOptions
 
 __all__ = ["app", "main"]
 
@@ -56,32 +56,21 @@ def export(checkpoint: Path, *, options: ExportOptions) -> None:
 
 
 @app.command
-def inspect(
-    checkpoint: Path,
-    *,
-    input: tuple[str, ...] = (),
-    model: str | None = None,
-    trust_pickle: bool = False,  # noqa: A002
-) -> None:
+def inspect(checkpoint: Path, *, source: SourceOptions | None = None) -> None:
     """Tell what kind of file a checkpoint is, its signature, weights and multiply-accumulates.
 
     Parameters
     ----------
     checkpoint
         Any model file.
-    input
-        Each input of the model, where its file doesn't say: 'name:float32[batch,3,224,224]'.
-    model
-        For a state_dict: 'package.module:factory', which gives the module that it fits.
-    trust_pickle
-        Run the pickle's code: only for a file from someone who may run code on this machine.
     """
     from compress.checkpoint import load
     from compress.file_kind import file_kind
     from compress.measure import torch_macs, torch_params
 
+    source = source or SourceOptions()
     kind = file_kind(checkpoint)
-    loaded = load(checkpoint, inputs=input, model=model, trust_pickle=trust_pickle)
+    loaded = load(checkpoint, inputs=source.input, model=source.model, trust_pickle=source.trust_pickle)
     print(f"kind     {kind.value}")
     print(f"inputs   {', '.join(map(str, loaded.signature.inputs))}")
     print(f"outputs  {', '.join(map(str, loaded.signature.outputs))}")

@@ -1,28 +1,60 @@
-"""Load an exported program (`torch.export.save`), whose file names its own inputs."""
+"""Load an exported program (`torch.export.save`), whose file names its own inputs.
+
+`torch.export.load` runs code from a file in several ways: tensors and custom objects may be pickles, expressions of
+sizes are evaluated as Python, operators are found by attribute names, and compiled libraries are opened. A file that
+holds more than plain tensors, plain expressions and torch's own operators is refused unless it is trusted.
+"""
 
 from __future__ import annotations
 
+import io
+import json
+import re
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.export.graph_signature import InputKind
 
 from compress.artifact import Signature, TensorSpec
-from compress.errors import CheckpointError
+from compress.errors import CheckpointError, ToolkitError
 from compress.model import TorchModel, infer_outputs
 
 __all__ = ["load_exported_program"]
 
+_OPERATOR = re.compile(
+    r"torch\.ops(\.[A-Za-z_]\w*){2,3}|torch\._?sym_\w+|math\.[a-z]\w*"
+    r"|_operator\.(?!call$|methodcaller|attrgetter|itemgetter)[a-z]\w*"
+)
+_SYMBOL = re.compile(r"'[a-z]+\d+'")
+# sympy's classes are capitalized; Python's own functions, which sympy would call, are not.
+_WORD = re.compile(r"[A-Z]\w*|[a-z]{1,3}\d+|floor|ceiling|oo|int_oo|positive|nonnegative|nonzero|integer|real|evaluate")
 
-def load_exported_program(path: Path) -> TorchModel:
+
+def load_exported_program(path: Path, *, trust: bool) -> TorchModel:
     """Load a .pt2 file; it has no layers, so it can be exported and quantized but not pruned.
 
+    Args:
+        path: a zip file that torch.export.save wrote.
+        trust: load it even if that runs code from it.
+
     Raises:
-        CheckpointError: the file is damaged or from an incompatible release.
+        CheckpointError: the file is damaged, from an incompatible release, or would run code.
     """
     try:
-        program = torch.export.load(path)
+        if not trust and (reason := _runs_code(path)):
+            raise CheckpointError(
+                f"won't load {path}: it would run code",
+                why=reason,
+                mend="export the program again from plain tensors; or, if you trust whoever made it, add --trust-pickle",
+            )
+        with path.open("rb") as file:
+            program = torch.export.load(io.BytesIO(file.read()))
         module = program.module(check_guards=False)
+    except ToolkitError:
+        raise
     except Exception as err:  # torch.export gives many kinds for damaged files
         why = str(err).strip().splitlines()[0] if str(err).strip() else type(err).__name__
         mend = "write it again with torch.export.save and this release of torch"
@@ -31,12 +63,58 @@ def load_exported_program(path: Path) -> TorchModel:
     values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
     inputs = []
     for name in names:
-        value = values[name]
         # Only the first dimension has a name of its own in the artifact; others are numbered.
         shape = tuple(
             size if isinstance(size, int) else "batch" if axis == 0 else f"dim_{axis}"
-            for axis, size in enumerate(value.shape)
+            for axis, size in enumerate(values[name].shape)
         )
-        inputs.append(TensorSpec(name, str(value.dtype).removeprefix("torch."), shape))
+        inputs.append(TensorSpec(name, str(values[name].dtype).removeprefix("torch."), shape))
     specs = tuple(inputs)
     return TorchModel(module, Signature(specs, infer_outputs(module, specs)), layered=False)
+
+
+def _runs_code(path: Path) -> str | None:
+    """What in the file would run code when it is loaded, or None."""
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            inner = name.partition("/")[2]
+            if inner.startswith("data/aotinductor") or name.endswith((".so", ".dll")):
+                return f"it holds the compiled library {inner}"
+            if "data/constants/" in inner and re.search(r"custom_obj|opaque", inner):
+                return f"it holds the pickled object {inner}"
+            if inner.startswith("data/sample_inputs/"):
+                try:
+                    torch.load(io.BytesIO(archive.read(name)), weights_only=True)
+                except Exception:  # torch would read it again without the restriction
+                    return f"{inner} is a pickle of more than tensors"
+            if inner.endswith(".json"):
+                for key, value in _strings(json.loads(archive.read(name))):
+                    if reason := _refused(key, value):
+                        return f"{inner} {reason}"
+        if not any("models/" in name for name in archive.namelist()):
+            return "its format is one from before PyTorch 2.9, whose weights are a pickle"
+    return None
+
+
+def _refused(key: str, value: Any) -> str | None:
+    if key == "use_pickle" and value:
+        return "says that tensors are pickled"
+    if key == "target" and isinstance(value, str) and ("__" in value or not _OPERATOR.fullmatch(value)):
+        return f"calls {value!r}"
+    if key == "expr_str" and isinstance(value, str):
+        bare = _SYMBOL.sub("", value)
+        words = re.findall(r"[A-Za-z_]\w*", bare)
+        if not re.fullmatch(r"[\w\s+\-*/%(),<>=&|~]*", bare) or not all(_WORD.fullmatch(word) for word in words):
+            return f"holds the expression {value!r}"
+    return None
+
+
+def _strings(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _strings(item, name)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item, key)
+    else:
+        yield key, value

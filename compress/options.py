@@ -1,4 +1,4 @@
-"""What `compress export` can be asked for; kept apart from torch, so that `--help` is instant."""
+"""What the commands can be asked for; kept apart from torch, so that `--help` is instant."""
 
 from __future__ import annotations
 
@@ -8,20 +8,13 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-__all__ = ["ExportOptions"]
+__all__ = ["ExportOptions", "SourceOptions"]
 
 
 @Parameter(name="*")
-@dataclass(frozen=True)
-class ExportOptions:
-    """What `compress export` is asked for.
-
-    Data is an .npz, a .npy, a folder of .npy files or `package.module:function`; a relative path is looked for here,
-    then beside the checkpoint.
-    """
-
-    output: Annotated[Path, Parameter(name=["--output", "-o"])]
-    """Folder for the artifact; one that is there already is replaced when the run has succeeded."""
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """What a model file may need to be loaded."""
 
     input: tuple[str, ...] = ()
     """Each input of the model, where its file doesn't say: 'name:float32[batch,3,224,224]'."""
@@ -31,6 +24,19 @@ class ExportOptions:
 
     trust_pickle: Annotated[bool, Parameter(negative="")] = False
     """Run the pickle's code: only for a file from someone who may run code on this machine."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(SourceOptions):
+    """What `compress export` is asked for.
+
+    Data is an .npz, a .npy, a folder of .npy files or `package.module:function`; a relative path is looked for here,
+    then beside the checkpoint.
+    """
+
+    output: Annotated[Path, Parameter(name=["--output", "-o"])]
+    """Folder for the artifact; one that is there already is replaced when the run has succeeded."""
 
     prune: float | None = None
     """Fraction of the multiply-accumulates to remove, such as 0.5."""

@@ -55,6 +55,8 @@ def unpickle(path: Path, *, trust: bool) -> Any:
                 mend="save it again with compress.save(module, path, inputs=…) or as a state_dict; "
                 "or, if you trust whoever made it, add --trust-pickle",
             )
+        if np.dtype in safe:
+            safe += [getattr(np.dtypes, name) for name in np.dtypes.__all__ if name != "ObjectDType"]
         with torch.serialization.safe_globals(safe):
             return torch.load(path, map_location="cpu", weights_only=True)
     except CheckpointError:

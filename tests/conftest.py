@@ -1,0 +1,16 @@
+"""A test's folder gives its marker; torch and the test tools' own noise are kept out of the warnings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        folder = item.path.relative_to(HERE).parts[0]
+        if folder in ("integration", "e2e"):
+            item.add_marker(folder)
