@@ -20,6 +20,7 @@ app = App(
     help="Take a trained PyTorch model to a pruned, INT8, measured ONNX file.",
     version=__version__,
     version_flags=["--version"],
+    suppress_keyboard_interrupt=False,
 )
 
 

@@ -119,7 +119,7 @@ def _read(source: str) -> tuple[Arrays, str]:
             raise DatasetError(f"can't read the data {source}", why="there is no such file", mend=_MEND)
         if path.suffix == ".npy":
             return {"": np.load(path, mmap_mode="r", allow_pickle=False)}, sha256_of(path)
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}, sha256_of(path)
     except (ValueError, EOFError, OSError, TypeError, zipfile.BadZipFile) as err:
         why = f"it is not a whole .npz or .npy file ({err})"

@@ -100,6 +100,8 @@ def _quality(stages: Sequence[StageReport]) -> str:
 
 def _latency(stages: Sequence[StageReport], latencies_ms: Mapping[str, Sequence[float]]) -> str:
     rows = [row for row in stages if row.stage in latencies_ms]
+    if not rows:
+        return ""
     figure, axes = _axes(0.4 * len(rows) + 1)
     ink = {"color": INK}
     drawn = axes.boxplot(

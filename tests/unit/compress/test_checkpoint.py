@@ -39,7 +39,7 @@ def scripted(path: Path) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.jit.save(torch.jit.trace(mlp().eval(), torch.zeros(2, 4)), path)
+        torch.jit.save(torch.jit.trace(mlp().eval(), torch.zeros(2, 4)), path)  # type: ignore[no-untyped-call]
 
 
 WRITERS: dict[str, Callable[[Path], Any]] = {

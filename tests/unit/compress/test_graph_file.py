@@ -44,7 +44,7 @@ def test_layers_stay_layers_and_parameters_outside_layers_stay_trainable() -> No
             self.register_buffer("shift", torch.zeros(4))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x) * self.scale + self.shift  # type: ignore[no-any-return,operator]
+            return self.layer(x) * self.scale + self.shift  # type: ignore[no-any-return]
 
     again = from_data(to_data(Scaled(), inputs=1))
     assert isinstance(again.get_submodule("layer"), nn.Linear)

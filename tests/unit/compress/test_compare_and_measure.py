@@ -1,0 +1,87 @@
+"""Figures mean what their names say."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from compress.artifact import Signature, TensorSpec
+from compress.compare import compare, cosine_similarity, max_abs_error
+from compress.dataset import Dataset
+from compress.measure import latency
+from compress.model import Arrays
+
+floats = hnp.arrays(np.float64, (4, 3), elements=st.floats(-1e3, 1e3))
+
+
+@given(floats, floats)
+def test_cosine_similarity_is_symmetric_bounded_and_one_with_itself(
+    a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]
+) -> None:
+    assert np.allclose(cosine_similarity(a, b), cosine_similarity(b, a))
+    assert (np.abs(cosine_similarity(a, b)) <= 1 + 1e-9).all()
+    whole = np.abs(a).max(axis=1) > 1e-100  # the square of less is 0 in float64
+    assert np.allclose(cosine_similarity(a, a)[whole], 1)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "alike"), [([[0, 0]], [[0, 0]], 1.0), ([[0, 0]], [[1, 0]], 0.0), ([[1, 0]], [[-1, 0]], -1.0)]
+)
+def test_cosine_similarity_of_zero_vectors_is_a_number(a: list[list[int]], b: list[list[int]], alike: float) -> None:
+    assert cosine_similarity(np.array(a), np.array(b)).tolist() == [alike]
+
+
+def test_nan_on_one_side_is_the_largest_error_there_is() -> None:
+    assert max_abs_error({"y": np.array([1.0])}, {"y": np.array([np.nan])}) == np.inf
+
+
+class Answers:
+    """A backend that answers sample i with the class in a table."""
+
+    runtime = "table"
+
+    def __init__(self, classes: list[int], seconds: float = 0.0) -> None:
+        self.classes, self.seconds, self.calls = classes, seconds, 0
+
+    def infer(self, inputs: Arrays) -> Arrays:
+        self.calls += 1
+        time.sleep(self.seconds)
+        index = inputs["x"][:, 0].astype(int)
+        return {"logits": np.eye(4, dtype=np.float32)[np.array(self.classes)[index]]}
+
+
+def test_accuracy_is_against_labels_and_agreement_against_the_reference(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=np.arange(5, dtype=np.float32)[:, None], label=np.array([0, 1, 2, 3, 0]))
+    signature = Signature((TensorSpec.parse("x:float32[batch,1]"),), (TensorSpec.parse("logits:float32[batch,4]"),))
+    data = Dataset.open(str(tmp_path / "d.npz"), signature)
+    found = compare("a", {"a": Answers([0, 1, 2, 3, 1]), "b": Answers([0, 1, 3, 3, 0])}, data, batch=2)
+    assert (found["a"].accuracy, found["a"].agreement, found["a"].samples) == (0.8, 1.0, 5)
+    assert (found["b"].accuracy, found["b"].agreement) == (0.8, 0.6)
+    assert found["b"].cosine_similarity == pytest.approx(0.6)
+    assert found["b"].max_abs_error == 1.0
+
+
+def test_without_labels_there_is_no_accuracy(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=np.zeros((3, 1), np.float32))
+    signature = Signature((TensorSpec.parse("x:float32[batch,1]"),), ())
+    found = compare("a", {"a": Answers([1])}, Dataset.open(str(tmp_path / "d.npz"), signature))
+    assert found["a"].accuracy is None
+    assert found["a"].agreement == 1.0
+
+
+def test_latency_is_of_single_calls_and_tells_slow_from_fast() -> None:
+    models = {"slow": Answers([0], seconds=0.004), "fast": Answers([0], seconds=0.001)}
+    found = latency(models, {"x": np.zeros((1, 1))}, rounds=3, block_seconds=0.01)
+    assert found["slow"].p50_ms >= 4
+    assert found["fast"].p50_ms >= 1
+    assert found["slow"].p50_ms > found["fast"].p50_ms
+    assert found["slow"].p99_ms >= found["slow"].p50_ms
+    assert len(found["slow"].samples_ms) >= 30
+    assert models["slow"].calls > len(found["slow"].samples_ms), "warm-up calls don't count"

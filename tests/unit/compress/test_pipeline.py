@@ -1,0 +1,132 @@
+"""A pipeline is checked before it runs, and goes on where it stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from compress.errors import RecipeError, StageError
+from compress.export import Silent
+from compress.model import Model, OnnxModel, TorchModel
+from compress.pipeline import Outcome, check, run
+from compress.stages import Given, Progress
+from compress.stages.fold_onnx import FoldOnnx
+from compress.stages.onnx_from_torch import OnnxFromTorch
+from compress.stages.prune_channels import PruneChannels
+from tests.unit.compress.test_prune_channels import loaded
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Multiplies a bias, and counts how often it ran."""
+
+    factor: float
+    fails: bool = False
+    ran: list[float] = field(default_factory=list)
+
+    name: ClassVar[str] = "scale"
+    takes: ClassVar[type] = TorchModel
+    gives: ClassVar[type] = TorchModel
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return {"factor": self.factor}
+
+    def check(self, model: Model) -> None:
+        pass
+
+    def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:
+        self.ran.append(self.factor)
+        (folder / "half-written").touch()
+        if self.fails:
+            raise StageError("a stage failed", why="it was told to", mend="nothing")
+        import copy
+
+        module = copy.deepcopy(model.module)
+        module.get_parameter("2.bias").data.mul_(self.factor)
+        return Given(TorchModel(module, model.signature), f"times {self.factor}")
+
+
+def go(stages: list[Any], work: Path, source: str = "s") -> list[Outcome]:
+    return run(stages, loaded("mlp"), work=work, source=source, watcher=Silent())
+
+
+def bias(outcome: Outcome) -> torch.Tensor:
+    assert isinstance(outcome.given.model, TorchModel)
+    return outcome.given.model.module.get_parameter("2.bias")
+
+
+def test_each_stage_is_given_the_output_of_the_one_before(tmp_path: Path) -> None:
+    outcomes = go([Scale(2.0), Scale(3.0)], tmp_path)
+    assert torch.allclose(bias(outcomes[1]), loaded("mlp").module.get_parameter("2.bias") * 6)
+
+
+def test_a_second_run_takes_what_is_kept_and_gives_the_same(tmp_path: Path) -> None:
+    stages = [Scale(2.0), Scale(3.0)]
+    first = go(stages, tmp_path)
+    second = go(stages, tmp_path)
+    assert [outcome.reused for outcome in second] == [True, True]
+    assert [stage.ran for stage in stages] == [[2.0], [3.0]]
+    assert torch.equal(bias(first[1]), bias(second[1]))
+
+
+def test_a_changed_option_runs_that_stage_and_all_after_it(tmp_path: Path) -> None:
+    go([Scale(2.0), Scale(3.0), Scale(5.0)], tmp_path)
+    again = go([Scale(2.0), Scale(4.0), Scale(5.0)], tmp_path)
+    assert [outcome.reused for outcome in again] == [True, False, False]
+    assert len(list(tmp_path.iterdir())) == 3, "outputs that nothing needs any more are gone"
+
+
+def test_another_source_runs_everything(tmp_path: Path) -> None:
+    go([Scale(2.0)], tmp_path)
+    assert not go([Scale(2.0)], tmp_path, source="other")[0].reused
+
+
+def test_a_run_that_failed_goes_on_after_the_last_good_stage(tmp_path: Path) -> None:
+    with pytest.raises(StageError):
+        go([Scale(2.0), Scale(3.0, fails=True)], tmp_path)
+    assert [outcome.reused for outcome in go([Scale(2.0), Scale(3.0)], tmp_path)] == [True, False]
+
+
+@pytest.mark.parametrize("damage", ["model.pt", "stage.json"])
+def test_a_damaged_output_is_made_again(tmp_path: Path, damage: str) -> None:
+    go([Scale(2.0)], tmp_path)
+    next(tmp_path.glob(f"*/{damage}")).write_bytes(b"PK damaged")
+    assert not go([Scale(2.0)], tmp_path)[0].reused
+
+
+def test_a_model_that_cannot_be_kept_still_goes_through(tmp_path: Path) -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+
+        def get_parameter(self, target: str) -> nn.Parameter:
+            return self.inner.get_parameter(target)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) if x.sum() > -1e9 else x
+
+    model = TorchModel(Branching(), loaded("mlp").signature)
+    outcomes = run([Scale(2.0)], model, work=tmp_path, source="s", watcher=Silent())
+    assert not outcomes[0].reused
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_chain_that_cannot_work_is_refused_before_it_starts() -> None:
+    with pytest.raises(RecipeError, match="prune_channels can't stand there"):
+        check([OnnxFromTorch(), PruneChannels(0.5)], loaded("mlp"))
+    with pytest.raises(RecipeError, match="fold_onnx can't stand there"):
+        check([FoldOnnx()], loaded("mlp"))
+
+
+def test_kept_onnx_files_are_taken_too(tmp_path: Path) -> None:
+    go([OnnxFromTorch(), FoldOnnx()], tmp_path)
+    again = go([OnnxFromTorch(), FoldOnnx()], tmp_path)
+    assert all(outcome.reused and isinstance(outcome.given.model, OnnxModel) for outcome in again)

@@ -1,0 +1,120 @@
+"""Channels really go, as many as asked for, and the model stays usable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from compress.artifact import Signature, TensorSpec
+from compress.errors import RecipeError, StageError
+from compress.measure import torch_macs, torch_params
+from compress.model import TorchModel, call, example_inputs, infer_outputs
+from compress.stages.prune_channels import TOLERANCE, PruneChannels
+from tests.models import build
+
+
+def loaded(name: str) -> TorchModel:
+    module, inputs = build(name)
+    return wrapped(module, *inputs)
+
+
+def wrapped(module: nn.Module, *inputs: str) -> TorchModel:
+    specs = tuple(TensorSpec.parse(text) for text in inputs)
+    return TorchModel(module.eval(), Signature(specs, infer_outputs(module.eval(), specs)))
+
+
+def quiet(_done: int, _total: int, _note: str) -> None:
+    pass
+
+
+@pytest.mark.parametrize("name", ["residual", "depthwise", "concat", "hourglass"])
+@pytest.mark.parametrize("fraction", [0.3, 0.7])
+def test_the_fraction_is_reached_and_the_outputs_keep_their_shapes(name: str, fraction: float, tmp_path: Path) -> None:
+    model = loaded(name)
+    before = torch_macs(model.module, model.signature), torch_params(model.module)
+    given = PruneChannels(fraction).run(model, tmp_path, quiet)
+    assert isinstance(given.model, TorchModel)
+    after = torch_macs(given.model.module, model.signature), torch_params(given.model.module)
+    assert abs(1 - after[0] / before[0] - fraction) <= TOLERANCE
+    assert after[1] < before[1]
+    assert given.details["macs_removed"] == pytest.approx(1 - after[0] / before[0])
+    for batch in (1, 4):
+        outputs = call(
+            given.model.module, model.signature.inputs, example_inputs(model.signature.inputs, {"batch": batch})
+        )
+        for spec, tensor in zip(model.signature.outputs, outputs.values(), strict=True):
+            assert tuple(tensor.shape) == spec.fixed(batch)
+
+
+def test_the_input_is_left_as_it_was(tmp_path: Path) -> None:
+    model = loaded("residual")
+    before = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
+    PruneChannels(0.5).run(model, tmp_path, quiet)
+    after = model.module.state_dict()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_the_weakest_channels_go_first(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 3))
+    with torch.no_grad():
+        module.get_parameter("0.weight")[::2] *= 1e-3
+        module.get_parameter("2.weight")[:, ::2] *= 1e-3
+        module.get_parameter("0.bias")[::2] = 0
+    strong = module.get_parameter("0.weight")[1::2].clone()
+    given = PruneChannels(0.5).run(wrapped(module, "x:float32[batch,4]"), tmp_path, quiet)
+    assert torch.equal(given.model.module.get_parameter("0.weight"), strong)  # type: ignore[union-attr]
+
+
+def test_channel_counts_are_round_where_the_fraction_allows_it(tmp_path: Path) -> None:
+    given = PruneChannels(0.7).run(loaded("residual"), tmp_path, quiet)
+    rounded = given.details["round_to"]
+    assert rounded >= 4
+    assert all(after % rounded == 0 for name, (_, after) in given.details["channels"].items() if name != "head")
+
+
+def test_layers_that_make_the_outputs_are_named_as_left_alone(tmp_path: Path) -> None:
+    given = PruneChannels(0.5).run(loaded("residual"), tmp_path, quiet)
+    assert list(given.details["left_alone"]) == ["head"]
+
+
+def test_a_random_choice_depends_on_the_seed_alone(tmp_path: Path) -> None:
+    def weights(seed: int) -> torch.Tensor:
+        given = PruneChannels(0.5, "random", seed).run(loaded("residual"), tmp_path, quiet)
+        return given.model.module.get_parameter("stem.0.weight")  # type: ignore[union-attr]
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
+
+
+def test_a_model_that_can_lose_nothing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match="nothing was pruned"):
+        PruneChannels(0.5).run(wrapped(nn.Linear(4, 3), "x:float32[batch,4]"), tmp_path, quiet)
+
+
+def test_sizes_written_into_the_forward_are_no_reason_to_give_a_broken_model(tmp_path: Path) -> None:
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(3, 16, 3, padding=1), nn.Linear(16 * 16, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.conv(x).view(-1, 16 * 16))  # type: ignore[no-any-return]
+
+    with pytest.raises(StageError, match="nothing was pruned"):
+        PruneChannels(0.5).run(wrapped(Fixed(), "x:float32[batch,3,4,4]"), tmp_path, quiet)
+
+
+def test_a_fraction_beyond_reach_is_an_error_that_names_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(StageError) as caught:
+        PruneChannels(0.999).run(loaded("mlp"), tmp_path, quiet)
+    assert "the nearest" in caught.value.why
+    assert "--prune 0.94" in caught.value.mend
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 0.0, 1.0, 70.0])
+def test_a_fraction_outside_0_to_1_is_refused_before_any_work(fraction: float) -> None:
+    with pytest.raises(RecipeError, match="can't prune"):
+        PruneChannels(fraction).check(loaded("mlp"))

@@ -1,0 +1,89 @@
+"""The report shows what was measured, warns where a gain did not come, and needs nothing from outside."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from compress.artifact import Measured, Signature, StageReport, TensorSpec
+from compress.findings import findings
+from compress.report import Report, bytes_text
+
+
+def row(stage: str, latency: float | None = 1.0, accuracy: float | None = 0.9, **figures: object) -> StageReport:
+    runtime = "torch eager" if stage in ("original", "prune_channels", "finetune") else "ONNX Runtime"
+    measured = Measured(
+        macs=100, params=10, size_bytes=1000, accuracy=accuracy, agreement=accuracy,
+        cosine_similarity=None if accuracy is None else 1.0, latency_p50_ms=latency, latency_p99_ms=latency,
+        runtime=runtime,
+    )  # fmt: skip
+    return StageReport(stage, "did <it>", measured, 1.0, details=figures)
+
+
+BASE = [row("original", 5.0), row("original_onnx", 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([row("fold_onnx", 1.0), row("quantize_onnx", 1.5)], "INT8 is slower here"),
+        ([row("prune_channels"), row("finetune"), row("fold_onnx", 2.5)], "gained no time"),
+        ([row("prune_channels"), row("fold_onnx", 1.0)], "not trained since"),
+        ([row("fold_onnx", 1.0, accuracy=0.85)], "Accuracy fell by 5.0 points"),
+        ([row("fold_onnx", 1.0, accuracy=None)], "Nothing was compared on real data"),
+    ],
+)
+def test_what_a_reader_must_not_miss_is_said(rows: list[StageReport], says: str) -> None:
+    assert any(says in finding for finding in findings([*BASE, *rows]))
+
+
+def test_a_good_run_has_no_findings() -> None:
+    rows = [row("prune_channels"), row("finetune"), row("fold_onnx", 1.0), row("quantize_onnx", 0.5)]
+    assert findings([*BASE, *rows]) == ()
+
+
+@pytest.fixture
+def report() -> Report:
+    rows = (*BASE, row("prune_channels", channels={"conv": [32, 16]}), row("fold_onnx", 1.0), row("quantize_onnx", 0.5))
+    signature = Signature((TensorSpec.parse("x:float32[batch,3]"),), (TensorSpec.parse("y:float32[batch,2]"),))
+    environment = {"threads": 1, "cpu": "<script>alert(1)</script>"}
+    return Report(
+        "compress export model.pt", "model.pt", signature, environment, {"samples": 5, "sha256": "ab"}, rows, ("Mind.",)
+    )
+
+
+def test_gains_are_ratios_of_the_original_to_the_result(report: Report) -> None:
+    assert report.gains["latency_over_torch"] == 10
+    assert report.gains["latency_over_onnx"] == 4
+    assert report.gains["accuracy_points"] == 0
+
+
+def test_the_page_is_self_contained_escaped_and_has_its_plots(report: Report, tmp_path: Path) -> None:
+    report.write(tmp_path, {stage.stage: [0.9, 1.0, 1.1] for stage in report.stages})
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<svg") == 4
+    assert "<script" not in page
+    outside = re.sub(r'xmlns(:\w+)?="[^"]*"|<rdf:RDF.*?</rdf:RDF>|<!DOCTYPE[^>]*>', "", page, flags=re.DOTALL)
+    assert "http" not in outside
+    assert "did &lt;it&gt;" in page
+    assert "Mind." in page
+
+
+def test_the_json_holds_every_stage_under_stable_names(report: Report, tmp_path: Path) -> None:
+    report.write(tmp_path, {})
+    data = json.loads((tmp_path / "report.json").read_text())
+    assert set(data) == {"schema_version", "command", "source", "signature", "environment", "evaluation", "stages", "gains",
+                         "findings"}  # fmt: skip
+    assert data["stages"][0]["stage"] == "original"
+    assert data["stages"][0]["measured"]["latency_p50_ms"] == 5.0
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (204_931, "205 kB"), (2_000_000, "2 MB"), (3.2e12, "3.2e+03 GB")],
+)
+def test_sizes_are_in_powers_of_ten(size: float, text: str) -> None:
+    assert bytes_text(size) == text
