@@ -1,0 +1,84 @@
+"""Putting a set of model folders into a repository all at once, and finding what may be replaced there."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from compress.errors import RepositoryError
+from serve.pack_configs import PACKED_BY, PART_OF, SUFFIXES
+from serve.pbtxt import from_pbtxt
+
+__all__ = ["replaceable", "replacing"]
+
+
+def replaceable(repository: Path, name: str, new: set[str]) -> list[str]:
+    """The model folders that an earlier pack wrote for `name`; they make way for the `new` ones.
+
+    Raises:
+        RepositoryError: one of the new names belongs to something else.
+    """
+    old = []
+    for candidate in (name, *(name + suffix for suffix in SUFFIXES)):
+        folder = repository / candidate
+        owner = _owner(folder)
+        if owner == name:
+            old.append(candidate)
+        elif candidate in new and (folder.exists() or folder.is_symlink()):
+            why = f"it is part of the model {owner!r}" if owner else "it was not written by `serve pack`"
+            raise RepositoryError(
+                f"can't replace {folder}", why=why, mend="give the model another name, or move that folder away"
+            )
+    return old
+
+
+@contextmanager
+def replacing(repository: Path, old: list[str]) -> Iterator[Path]:
+    """A folder to write the new model folders into; when the block ends well, they take the old ones' place.
+
+    The folder stands beside the repository, on its file system, so that nothing is copied into place. When the block or
+    a rename fails, the repository is as it was.
+
+    Raises:
+        RepositoryError: the disk refuses.
+    """
+    try:
+        repository.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{repository.name}-", dir=repository.resolve().parent) as folder:
+            beside, aside = Path(folder) / "new", Path(folder) / "old"
+            beside.mkdir()
+            aside.mkdir()
+            yield beside
+            moves = [(repository / name, aside / name) for name in old]
+            moves += [(path, repository / path.name) for path in sorted(beside.iterdir())]
+            _move_all(moves)
+    except OSError as err:
+        raise RepositoryError(
+            f"can't write into {repository}",
+            why=str(err),
+            mend="free space there, or name a folder that you may write to, and whose parent you may write to",
+        ) from err
+
+
+def _move_all(moves: list[tuple[Path, Path]]) -> None:
+    done: list[tuple[Path, Path]] = []
+    try:
+        for source, target in moves:
+            source.rename(target)
+            done.append((source, target))
+    except BaseException:
+        for source, target in reversed(done):
+            target.rename(source)
+        raise
+
+
+def _owner(folder: Path) -> str | None:
+    """The model that a packed folder is part of; None when it was not packed."""
+    path = folder / "config.pbtxt"
+    try:
+        parameters = from_pbtxt(path.read_text(encoding="utf-8"), source=str(path)).parameters
+    except (OSError, ValueError, RepositoryError):
+        return None
+    return parameters.get(PART_OF) if PACKED_BY in parameters else None

@@ -1,0 +1,125 @@
+"""ModelConfig ⇄ config.pbtxt, through Triton's own protobuf schema, so that a wrong field can't be written.
+
+What a dataclass of serve.model_config declares is read and written by name. A field of the schema that none declares is
+understood in a file, and left out of what is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import types
+import typing
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from compress.errors import MissingExtraError, RepositoryError
+from serve.model_config import ModelConfig
+
+__all__ = ["from_pbtxt", "to_pbtxt"]
+
+
+def to_pbtxt(config: ModelConfig) -> str:
+    """The text of config.pbtxt; the same configuration always gives the same text."""
+    schema, text_format = _protobuf()
+    message = schema.ModelConfig()
+    _write(config, message)
+    text: str = text_format.MessageToString(message, as_utf8=True)
+    return text
+
+
+def from_pbtxt(text: str, *, source: str = "config.pbtxt") -> ModelConfig:
+    """Read config.pbtxt; what `to_pbtxt` wrote comes back equal.
+
+    Args:
+        text: the file's text.
+        source: the file's name, for the message.
+
+    Raises:
+        RepositoryError: the text is not a Triton model configuration.
+    """
+    schema, text_format = _protobuf()
+    try:
+        message = text_format.Parse(text, schema.ModelConfig())
+    except text_format.ParseError as err:
+        raise RepositoryError(
+            f"can't read {source}",
+            why=f"it is not a Triton model configuration: {err}",
+            mend="mend that line, or write the model again with `serve pack`",
+        ) from err
+    config: ModelConfig = _read(ModelConfig, message)
+    return config
+
+
+def _protobuf() -> tuple[Any, Any]:
+    """Triton's schema and the text format, imported here because tritonclient.grpc is slow to import."""
+    try:
+        text_format = importlib.import_module("google.protobuf.text_format")
+        schema = importlib.import_module("tritonclient.grpc.model_config_pb2")
+    except ImportError as err:
+        raise MissingExtraError(
+            "can't read or write config.pbtxt", module=err.name or "tritonclient", extra="serve"
+        ) from err
+    return schema, text_format
+
+
+def _write(value: Any, message: Any) -> None:
+    """Set the message's fields from the dataclass instance; None, zero and empty are left out, as proto3 does."""
+    fields = message.DESCRIPTOR.fields_by_name
+    for name in (field.name for field in dataclasses.fields(value)):
+        item, target = getattr(value, name), getattr(message, name)
+        if item is None:
+            continue
+        if dataclasses.is_dataclass(item):
+            target.SetInParent()
+            _write(item, target)
+        elif isinstance(item, Mapping):
+            for key, entry in item.items():
+                if dataclasses.is_dataclass(entry):
+                    _write(entry, target[key])
+                elif name == "parameters":
+                    target[key].string_value = entry
+                else:
+                    target[key] = entry
+        elif isinstance(item, tuple):
+            for entry in item:
+                if dataclasses.is_dataclass(entry):
+                    _write(entry, target.add())
+                else:
+                    target.append(entry)
+        elif fields[name].enum_type is not None:
+            setattr(message, name, fields[name].enum_type.values_by_name[item].number)
+        elif item or not fields[name].containing_oneof:  # a False in a oneof would unset the one that is chosen
+            setattr(message, name, item)
+
+
+def _read(cls: Any, message: Any) -> Any:
+    """The instance of the dataclass `cls` that a message holds."""
+    fields = message.DESCRIPTOR.fields_by_name
+    values: dict[str, Any] = {}
+    for name, hint in _hints(cls).items():
+        item = getattr(message, name)
+        origin = typing.get_origin(hint)
+        if origin is types.UnionType:
+            inner = typing.get_args(hint)[0]
+            values[name] = _read(inner, item) if message.HasField(name) else None
+        elif name == "parameters":
+            values[name] = {key: item[key].string_value for key in item}
+        elif origin is Mapping:
+            inner = typing.get_args(hint)[1]
+            nested = dataclasses.is_dataclass(inner)
+            values[name] = {key: _read(inner, item[key]) if nested else item[key] for key in item}
+        elif origin is tuple:
+            inner = typing.get_args(hint)[0]
+            values[name] = tuple(_read(inner, entry) if dataclasses.is_dataclass(inner) else entry for entry in item)
+        elif fields[name].enum_type is not None:
+            values[name] = fields[name].enum_type.values_by_number[item].name
+        else:
+            values[name] = item
+    return cls(**values)
+
+
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return {field.name: typing.get_type_hints(cls)[field.name] for field in dataclasses.fields(cls)}

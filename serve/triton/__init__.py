@@ -1,0 +1,1 @@
+"""A real tritonserver, found, checked and run as a process of this machine."""

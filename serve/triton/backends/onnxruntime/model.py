@@ -1,0 +1,158 @@
+"""Triton's `onnxruntime` backend for a Triton that has only the Python backend.
+
+Triton takes this file for every model whose config.pbtxt says backend "onnxruntime". It reads the keys that the C++
+backend of that name reads, so that one model repository is served by either:
+
+    intra_op_thread_count, inter_op_thread_count   ONNX Runtime's threads; 0 or absent is its own choice
+    execution_mode                                 "0" one operator after the other, "1" in parallel
+    enable_mem_arena, enable_mem_pattern           "0" or "1"
+    session.*                                      any session configuration entry of ONNX Runtime
+    optimization { graph { level } }               -1 basic, 0 all, 1 extended, 2 none
+
+Threads don't spin while they wait unless session.intra_op.allow_spinning says "1": instances share their cores.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import triton_python_backend_utils as pb_utils
+
+Array = np.ndarray[Any, Any]
+
+ONNX_TYPES = {
+    "TYPE_BOOL": "tensor(bool)", "TYPE_UINT8": "tensor(uint8)", "TYPE_UINT16": "tensor(uint16)",
+    "TYPE_UINT32": "tensor(uint32)", "TYPE_UINT64": "tensor(uint64)", "TYPE_INT8": "tensor(int8)",
+    "TYPE_INT16": "tensor(int16)", "TYPE_INT32": "tensor(int32)", "TYPE_INT64": "tensor(int64)",
+    "TYPE_FP16": "tensor(float16)", "TYPE_FP32": "tensor(float)", "TYPE_FP64": "tensor(double)",
+    "TYPE_STRING": "tensor(string)",
+}  # fmt: skip
+LEVELS = {
+    "-1": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "0": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    "1": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "2": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+}
+
+
+class TritonPythonModel:
+    """One instance: a process with a session of its own."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Open model.onnx of the version folder and hold it against config.pbtxt."""
+        config = json.loads(args["model_config"])
+        path = (
+            Path(args["model_repository"]) / args["model_version"] / (config["default_model_filename"] or "model.onnx")
+        )
+        if not path.is_file():
+            raise RuntimeError(f"{path} is missing")
+        self.batched = int(config["max_batch_size"]) > 0
+        gpu = int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None
+        self.session = onnxruntime.InferenceSession(str(path), session_options(config), providers=providers(gpu))
+        self.inputs = [tensor["name"] for tensor in config["input"]]
+        self.outputs = [tensor["name"] for tensor in config["output"]]
+        self.strings = {tensor["name"] for tensor in config["input"] if tensor["data_type"] == "TYPE_STRING"}
+        check("input", config["input"], self.session.get_inputs(), batched=self.batched)
+        check("output", config["output"], self.session.get_outputs(), batched=self.batched)
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """Run the requests that the dynamic batcher put together, each with [n, …] inputs, as one batch."""
+        if self.batched and len(requests) > 1:
+            try:
+                return self._together(requests)
+            except Exception:  # one of them is at fault: the others must not pay for it
+                pb_utils.Logger.log_verbose("a batch failed, its requests are run one by one")
+        return [self._alone(request) for request in requests]
+
+    def _alone(self, request: Any) -> Any:
+        try:
+            wanted = self._wanted(request)
+            arrays = self.session.run(wanted, self._feed(request))
+        except Exception as err:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"ONNX Runtime: {err}"))
+        return pb_utils.InferenceResponse([pb_utils.Tensor(*pair) for pair in zip(wanted, arrays, strict=True)])
+
+    def _together(self, requests: Sequence[Any]) -> list[Any]:
+        feeds = [self._feed(request) for request in requests]
+        wanted = [self._wanted(request) for request in requests]
+        every = [name for name in self.outputs if any(name in names for names in wanted)]
+        batch = {name: np.concatenate([feed[name] for feed in feeds]) for name in self.inputs}
+        outputs = dict(zip(every, self.session.run(every, batch), strict=True))
+        sizes = [len(feed[self.inputs[0]]) for feed in feeds]
+        if any(len(array) != sum(sizes) for array in outputs.values()):
+            raise ValueError("an output does not have the batch's length")
+        responses, start = [], 0
+        for names, size in zip(wanted, sizes, strict=True):
+            part = slice(start, start + size)
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor(name, outputs[name][part]) for name in names]))
+            start += size
+        return responses
+
+    def _feed(self, request: Any) -> dict[str, Array]:
+        feed = {}
+        for name in self.inputs:
+            array = pb_utils.get_input_tensor_by_name(request, name).as_numpy()
+            if name in self.strings:  # Triton has bytes, ONNX Runtime wants text
+                texts = [value.decode("utf-8") if isinstance(value, bytes) else value for value in array.ravel()]
+                array = np.array(texts, np.object_).reshape(array.shape)
+            feed[name] = array
+        return feed
+
+    def _wanted(self, request: Any) -> list[str]:
+        names = set(request.requested_output_names())
+        return [name for name in self.outputs if name in names]
+
+
+def session_options(config: Mapping[str, Any]) -> Any:
+    """ONNX Runtime's options, from the keys of the C++ backend."""
+    parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = int(parameters.get("intra_op_thread_count", 0))
+    options.inter_op_num_threads = int(parameters.get("inter_op_thread_count", 0))
+    parallel = parameters.get("execution_mode", "0") == "1"
+    modes = onnxruntime.ExecutionMode
+    options.execution_mode = modes.ORT_PARALLEL if parallel else modes.ORT_SEQUENTIAL
+    options.enable_cpu_mem_arena = parameters.get("enable_mem_arena", "1") in ("1", "true")
+    options.enable_mem_pattern = parameters.get("enable_mem_pattern", "1") in ("1", "true")
+    level = config.get("optimization", {}).get("graph", {}).get("level", 0)
+    options.graph_optimization_level = LEVELS[str(level)]
+    entries = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
+    entries |= {key: value for key, value in parameters.items() if key.startswith("session.")}
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
+    return options
+
+
+def providers(gpu: int | None) -> list[Any]:
+    """ONNX Runtime's execution providers for an instance on that GPU, or on the CPU."""
+    if gpu is None:
+        return ["CPUExecutionProvider"]
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        raise RuntimeError("instance_group asks for KIND_GPU, and the installed ONNX Runtime has no CUDA: use KIND_CPU")
+    return [("CUDAExecutionProvider", {"device_id": gpu}), "CPUExecutionProvider"]
+
+
+def check(what: str, declared: Sequence[Mapping[str, Any]], nodes: Sequence[Any], *, batched: bool) -> None:
+    """Raise RuntimeError unless config.pbtxt's tensors are those of the ONNX file; outputs may be left out."""
+    have = {node.name: node for node in nodes}
+    names = {tensor["name"] for tensor in declared}
+    if names - have.keys() or (what == "input" and have.keys() - names):
+        raise RuntimeError(f"config.pbtxt names the {what}s {sorted(names)}, model.onnx has {sorted(have)}")
+    for tensor in declared:
+        reshape = tensor.get("reshape")
+        dims = [int(dim) for dim in (tensor["dims"] if reshape is None else reshape.get("shape", []))]
+        dims = [-1, *dims] if batched else dims
+        node = have[tensor["name"]]
+        shape = [dim if isinstance(dim, int) else -1 for dim in node.shape]
+        fits = len(dims) == len(shape) and all(
+            -1 in pair or len(set(pair)) == 1 for pair in zip(dims, shape, strict=True)
+        )
+        if node.type != ONNX_TYPES.get(tensor["data_type"]) or not fits:
+            declaration = f"{tensor['data_type']}{dims}"
+            raise RuntimeError(
+                f"config.pbtxt says that {what} {node.name!r} is {declaration}, model.onnx has {node.type}{shape}"
+            )

@@ -1,0 +1,24 @@
+"""Run as a script between us and tritonserver: has the kernel stop the server when its parent dies, then becomes it.
+
+Usage: python -I -S child.py PARENT_PID PROGRAM [ARGUMENT...]
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """The setting outlives the exec. SIGTERM, not SIGKILL: on it, tritonserver ends its Python stubs."""
+    parent, program = int(sys.argv[1]), sys.argv[2]
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it died before the kernel knew whom to tell
+        sys.exit(1)
+    os.execv(program, sys.argv[2:])  # noqa: S606 - becoming that program is what this script is for
+
+
+if __name__ == "__main__":
+    main()

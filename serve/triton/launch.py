@@ -1,0 +1,235 @@
+"""Starting a real tritonserver as a child of this process, and stopping it to the last process."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import secrets
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from compress.errors import ServerError
+from serve.repository import ModelInfo, read_models
+from serve.triton.find import Triton, build_backends, find_triton
+from serve.triton.log import failures
+from serve.triton.memory import check_room, region_bytes, remove_regions
+from serve.triton.ports import HOST, Ports, claim
+from serve.triton.processes import Family
+
+__all__ = ["Ports", "TritonOptions", "TritonServer"]
+
+
+@dataclass(frozen=True)
+class TritonOptions:
+    """How tritonserver is run.
+
+    Attributes:
+        start_timeout_s: how long all models together may take to load and warm up.
+        stop_timeout_s: how long requests in flight may take to end, and models to unload, before the server is killed.
+        log_verbose: Triton's verbosity, 0 for none.
+    """
+
+    start_timeout_s: float = 120.0
+    stop_timeout_s: float = 30.0
+    log_verbose: int = 0
+
+
+class TritonServer:
+    """A tritonserver on loopback that serves a model repository, and dies with this process.
+
+    It is started by `start` or as a context manager, and stopped by `stop`, which may be called twice.
+
+    Attributes:
+        repository: what it serves.
+        log: the file that holds what it says.
+    """
+
+    def __init__(
+        self,
+        repository: Path,
+        *,
+        ports: Ports = Ports(),  # noqa: B008 - frozen
+        options: TritonOptions = TritonOptions(),
+        log: Path | None = None,
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            repository: a model repository.
+            ports: where to listen; 0 takes a free one, which `http_address` and its like then tell.
+            options: how to run it.
+            log: the file for its log, which is written anew; a temporary one, kept when it fails, by default.
+        """
+        self.repository = repository
+        token = f"triton-{secrets.token_hex(8)}"
+        self.log = log or Path(tempfile.gettempdir()) / f"{token}.log"
+        self._temporary_log = log is None
+        self._wanted, self._options = ports, options
+        self._ports = ports
+        self._family: Family | None = None
+        self._run_folder: tempfile.TemporaryDirectory[str] | None = None
+        self._memory_prefix = f"{token}-"
+
+    @property
+    def http_address(self) -> str:
+        """host:port of the HTTP endpoint."""
+        return f"{HOST}:{self._ports.http_port}"
+
+    @property
+    def grpc_address(self) -> str:
+        """host:port of the gRPC endpoint."""
+        return f"{HOST}:{self._ports.grpc_port}"
+
+    @property
+    def metrics_address(self) -> str:
+        """host:port of the metrics endpoint, path /metrics."""
+        return f"{HOST}:{self._ports.metrics_port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Of tritonserver; None when it isn't running."""
+        return self._family.pid if self.running and self._family is not None else None
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives; it may have died since it was started."""
+        return self._family is not None and self._family.returncode is None
+
+    def start(self) -> Self:
+        """Start it and wait until every model is ready.
+
+        Raises:
+            RepositoryError: there is nothing to serve.
+            MissingExtraError: there is no tritonserver.
+            ServerError: it can't run here, a port is taken, or a model does not load; nothing is left running.
+        """
+        if self._family is not None:
+            raise ServerError("can't start Triton twice", why="it was started and not stopped", mend="stop it first")
+        models = read_models(self.repository)
+        triton = find_triton()
+        # With the wheel, ours is the ONNX Runtime backend, and it runs in such processes, too.
+        check_room(
+            models if triton.backends is None else [model for model in models if model.config.backend == "python"]
+        )
+        self._ports = claim(self._wanted)
+        try:
+            self._run_folder = tempfile.TemporaryDirectory(prefix="triton-run-")
+            backends = build_backends(triton, Path(self._run_folder.name))
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            self.log.unlink(missing_ok=True)
+            self.log.open("xb").close()
+            self._family = Family(self._command(triton, backends, models), environ=_environ(triton), log=self.log)
+            self._wait_until_ready(models)
+        except OSError as err:
+            self._stop(keep_log=True)
+            raise ServerError(
+                "can't start Triton", why=str(err), mend="free space, or name a log file that you may write to"
+            ) from err
+        except BaseException:
+            self._stop(keep_log=True)  # it is evidence now
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Let requests in flight end, stop the server, and kill what is left; a second call does nothing.
+
+        Raises:
+            ServerError: a process of it can't be ended.
+        """
+        self._stop(keep_log=not self._temporary_log)
+
+    def _stop(self, *, keep_log: bool) -> None:
+        family, self._family = self._family, None
+        left: list[int] = []
+        if family is not None:
+            # Triton keeps to the timeout itself, and then needs a moment.
+            family.end(self._options.stop_timeout_s + 5.0)
+            left = family.members()
+            remove_regions(self._memory_prefix)
+        if self._run_folder is not None:
+            self._run_folder.cleanup()
+            self._run_folder = None
+        if not keep_log:
+            self.log.unlink(missing_ok=True)
+        if left:
+            pids = ", ".join(map(str, left))
+            raise ServerError("can't stop Triton", why=f"SIGKILL does not end {pids}", mend=f"see `ps -p {pids}`")
+
+    def __enter__(self) -> Self:
+        return self.start() if self._family is None else self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _command(self, triton: Triton, backends: Path, models: list[ModelInfo]) -> list[str]:
+        options, ports = self._options, self._ports
+        return [
+            str(triton.binary.absolute()),
+            f"--model-repository={self.repository.absolute()}",
+            f"--backend-directory={backends}",
+            "--model-control-mode=none",
+            "--disable-auto-complete-config",
+            "--strict-readiness=true",
+            "--exit-on-error=true",
+            f"--exit-timeout-secs={max(1, round(options.stop_timeout_s))}",
+            f"--http-address={HOST}",
+            f"--http-port={ports.http_port}",
+            f"--grpc-address={HOST}",
+            f"--grpc-port={ports.grpc_port}",
+            f"--metrics-address={HOST}",
+            f"--metrics-port={ports.metrics_port}",
+            f"--backend-config=python,shm-default-byte-size={region_bytes(models)}",
+            f"--backend-config=python,shm-region-prefix-name={self._memory_prefix}",
+            f"--log-verbose={options.log_verbose}",
+        ]
+
+    def _wait_until_ready(self, models: list[ModelInfo]) -> None:
+        """Return when the server and each model say that they are ready, which is after their warm-up."""
+        paths = ["/v2/health/ready", *(f"/v2/models/{model.name}/ready" for model in models)]
+        deadline = time.monotonic() + self._options.start_timeout_s
+        while paths:
+            if self._get_ok(paths[0]):
+                paths.pop(0)
+            elif not self.running:
+                raise self._failed("tritonserver ended before it was ready")
+            elif time.monotonic() > deadline:
+                raise self._failed(f"not ready after {self._options.start_timeout_s:g} s")
+            else:
+                time.sleep(0.05)
+
+    def _get_ok(self, path: str) -> bool:
+        connection = http.client.HTTPConnection(HOST, self._ports.http_port, timeout=5.0)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def _failed(self, otherwise: str) -> ServerError:
+        reasons = failures(self.log.read_text(encoding="utf-8", errors="replace"))
+        return ServerError(
+            f"can't serve {self.repository}",
+            why="; ".join(reasons) or otherwise,
+            mend=f"mend that and start again; the whole log is in {self.log}",
+        )
+
+
+def _environ(triton: Triton) -> dict[str, str]:
+    """The environment for tritonserver: its libraries, and this Python for its stubs."""
+    environ = dict(os.environ)
+    # A stub takes the site-packages of the first python3 on PATH: unresolved, or a virtual environment is left out.
+    environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environ.get("PATH", os.defpath)])
+    folders = [environ.get("LD_LIBRARY_PATH", ""), *map(str, triton.library_folders)]
+    environ["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, folders))
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        environ.setdefault(name, "1")  # instances share the cores: numpy in a hook must not take them all
+    return environ

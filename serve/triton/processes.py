@@ -1,0 +1,119 @@
+"""A child process with its whole family: started so that it dies with us, and ended to the last member."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ["Family"]
+
+CHILD = Path(__file__).with_name("child.py")
+
+
+class Family:
+    """A process in a session of its own, with all that it starts.
+
+    It ends when this process ends, however that comes about. The kernel ties it to the thread that started it, so a
+    thread of its own starts it and waits for it: it doesn't matter which thread makes a Family, or how long that lives.
+    """
+
+    def __init__(self, command: list[str], *, environ: Mapping[str, str], log: Path) -> None:
+        """Start the command, an absolute path first; stdout and stderr go to the log file.
+
+        Raises:
+            OSError: the log can't be written.
+        """
+        started: queue.Queue[subprocess.Popen[bytes] | OSError] = queue.Queue()
+        self._ended = threading.Event()
+        arguments = (command, dict(environ), log, started)
+        threading.Thread(target=self._live, args=arguments, name="triton-parent", daemon=True).start()
+        process = started.get()
+        if isinstance(process, OSError):
+            raise process
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        """Of the first process, which is the id of the whole group, too."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The first process's exit status, negative for a signal; None while it runs."""
+        return self._process.returncode if self._ended.is_set() else None
+
+    def members(self) -> list[int]:
+        """The processes of the group that are alive."""
+        return [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _group_of(pid) == self.pid]  # noqa: PTH208
+
+    def end(self, timeout_s: float) -> bool:
+        """End the first process by SIGTERM, and what is then left by SIGKILL.
+
+        Args:
+            timeout_s: how long the first process, which has its own to end, may take.
+
+        Returns:
+            Whether it ended by itself and left nothing.
+        """
+        if not self._ended.is_set():
+            self._process.send_signal(signal.SIGTERM)
+        graceful = self._ended.wait(timeout_s)
+        settled = time.monotonic() + 1.0
+        while (left := self.members()) and graceful and time.monotonic() < settled:
+            time.sleep(0.02)
+        deadline = time.monotonic() + 5.0
+        graceful = graceful and not left
+        while (left := self.members()) and time.monotonic() < deadline:
+            for pid in left:
+                _kill(pid)
+            time.sleep(0.02)
+        self._ended.wait(1.0)
+        return graceful
+
+    def _live(
+        self,
+        command: list[str],
+        environ: dict[str, str],
+        log: Path,
+        started: queue.Queue[subprocess.Popen[bytes] | OSError],
+    ) -> None:
+        wrapped = [sys.executable, "-I", "-S", str(CHILD), str(os.getpid()), *command]
+        try:
+            with log.open("ab") as file:
+                process = subprocess.Popen(
+                    wrapped,
+                    env=environ,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except OSError as err:
+            started.put(err)
+            return
+        started.put(process)
+        process.wait()
+        self._ended.set()
+
+
+def _group_of(pid: int) -> int | None:
+    """A process's group; None for one that is gone, or a zombie, which only its parent can clear away."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    state, _parent, group = text.rpartition(")")[2].split()[:3]
+    return None if state in "ZX" else int(group)
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,163 @@
+"""A real tritonserver as a process: how it starts, how it fails, and that it always ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from compress.errors import RepositoryError, ServerError
+from serve.repository import PackOptions, pack
+from serve.triton.launch import Ports, TritonOptions, TritonServer
+from tests.serve_models import hook_file, tiny_artifact
+
+FREE = Ports(0, 0, 0)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be cleared away does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def group(pid: int) -> set[int]:
+    """The processes of a process group."""
+    members = set()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal() and alive(int(folder.name)):
+            try:
+                if os.getpgid(int(folder.name)) == pid:
+                    members.add(int(folder.name))
+            except ProcessLookupError:
+                pass
+    return members
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """One model without hooks, in one process."""
+    repository = tmp_path / "models"
+    pack(tiny_artifact(tmp_path / "tiny"), repository=repository, name="plain", options=PackOptions(instances=1))
+    return repository
+
+
+def test_it_stops_and_leaves_nothing(repository: Path) -> None:
+    memory = set(Path("/dev/shm").iterdir())  # noqa: S108
+    server = TritonServer(repository, ports=FREE).start()
+    pid = server.pid
+    assert pid is not None
+    members = group(pid)
+    assert len(members) > 1
+    assert server.running
+    with pytest.raises(ServerError, match="twice"):
+        server.start()
+    server.stop()
+    server.stop()
+    assert not server.running
+    assert server.pid is None
+    assert not any(map(alive, members))
+    assert not group(pid)
+    assert not server.log.exists()
+    assert not [path for path in set(Path("/dev/shm").iterdir()) - memory if path.name.startswith("triton-")]  # noqa: S108
+    port = int(server.http_address.rpartition(":")[2])
+    with TritonServer(repository, ports=Ports(port, 0, 0)) as again:  # the port is free, and it can be had again
+        assert again.http_address == server.http_address
+
+
+def test_a_server_that_hangs_is_killed_with_its_stubs(repository: Path) -> None:
+    server = TritonServer(repository, ports=FREE, options=TritonOptions(stop_timeout_s=1)).start()
+    pid = server.pid
+    assert pid is not None
+    members = group(pid)
+    os.kill(pid, signal.SIGSTOP)
+    server.stop()
+    assert not any(map(alive, members))
+
+
+def test_it_outlives_the_thread_that_started_it(repository: Path) -> None:
+    server = TritonServer(repository, ports=FREE)
+    thread = threading.Thread(target=server.start)
+    thread.start()
+    thread.join()
+    time.sleep(0.3)
+    assert server.running
+    server.stop()
+
+
+def test_it_dies_with_a_parent_that_is_killed(repository: Path) -> None:
+    script = (
+        "import sys, time\nfrom pathlib import Path\nfrom serve.triton.launch import Ports, TritonServer\n"
+        "server = TritonServer(Path(sys.argv[1]), ports=Ports(0, 0, 0)).start()\n"
+        "print(server.pid, flush=True)\ntime.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", script, str(repository)]
+    environ = os.environ | {"TMPDIR": str(repository.parent)}  # it has no time to clear up
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        members = group(pid)
+        assert len(members) > 1
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while any(map(alive, members)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(alive, members))
+
+
+def test_a_port_in_use_is_told_before_anything_starts(repository: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ServerError, match=f"port {port}") as caught:
+            TritonServer(repository, ports=Ports(0, port, 0)).start()
+    assert "--triton-grpc-port" in caught.value.mend
+
+
+def test_models_that_do_not_load_are_told_with_the_reason(repository: Path, tmp_path: Path) -> None:
+    artifact = tiny_artifact(tmp_path / "tiny")
+    pack(artifact, repository=repository, name="hooked", hooks=hook_file(tmp_path))
+    hooks = repository / "hooked_preprocess/1/hooks.py"
+    hooks.write_text("import nothing_like_it\n" + hooks.read_text())
+    config = repository / "hooked_postprocess/config.pbtxt"
+    config.write_text(config.read_text().replace('[\\"numpy\\"]', '[\\"nothing-else\\"]'))
+    (repository / "plain/1/model.onnx").write_bytes(b"no model")
+    network = repository / "hooked_network/config.pbtxt"
+    network.write_text(network.read_text().replace("dims: 3", "dims: 5"))
+    server = TritonServer(repository, ports=FREE, log=tmp_path / "logs/triton.log")
+    with pytest.raises(ServerError, match="can't serve") as caught:
+        server.start()
+    why = caught.value.why
+    assert "hooked_preprocess: ModuleNotFoundError: No module named 'nothing_like_it' (hooks.py, line 1)" in why
+    assert "hooked_postprocess: RuntimeError: hooks.py needs nothing-else (not installed)" in why
+    assert "output 'logits' is TYPE_FP32[-1, 5], model.onnx has tensor(float)[-1, 3]" in why
+    assert "plain: " in why
+    assert "CUDA" not in why
+    assert "Traceback" not in why
+    assert str(server.log) in caught.value.mend
+    assert server.log.is_file()
+    assert not server.running
+
+
+def test_a_model_that_takes_too_long_is_told(repository: Path, tmp_path: Path) -> None:
+    pack(tiny_artifact(tmp_path / "tiny"), repository=repository, name="hooked", hooks=hook_file(tmp_path))
+    hooks = repository / "hooked_preprocess/1/hooks.py"
+    hooks.write_text("import time\ntime.sleep(60)\n")
+    options = TritonOptions(start_timeout_s=2, stop_timeout_s=1)
+    with pytest.raises(ServerError) as caught:
+        TritonServer(repository, ports=FREE, options=options, log=tmp_path / "triton.log").start()
+    assert "not ready after 2 s" in caught.value.why
+
+
+def test_an_empty_repository_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RepositoryError, match="holds no model"):
+        TritonServer(tmp_path, ports=FREE).start()

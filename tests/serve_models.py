@@ -1,0 +1,120 @@
+"""Tiny things to serve, made without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from compress.artifact import Artifact, Signature, TensorSpec, sha256_of
+
+WEIGHT = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 1]], np.float32)
+"""x:float32[batch,4] @ WEIGHT is logits:float32[batch,3]."""
+
+HOOKS = '''\
+from typing import NamedTuple
+
+import numpy as np
+
+REQUIREMENTS = ["numpy"]
+
+
+class Answer(NamedTuple):
+    label: str
+    score: float
+
+
+def preprocess(text: str) -> np.ndarray:
+    """Four numbers with commas between them."""
+    return np.array([float(part) for part in text.split(",")], np.float32)
+
+
+def postprocess(logits: np.ndarray) -> Answer:
+    best = int(logits.argmax())
+    return Answer("abc"[best], float(logits[best]))
+
+
+def example() -> dict[str, str]:
+    return {"text": "0,2,1,0"}
+'''
+"""Hooks for it: text:str in; label:str and score:float out."""
+
+
+INPUTS = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "string": TensorProto.STRING}
+
+
+def artifact_of(
+    folder: Path,
+    nodes: list[onnx.NodeProto],
+    inputs: list[str],
+    outputs: list[str],
+    weights: dict[str, np.ndarray[Any, Any]] | None = None,
+) -> Path:
+    """Write an artifact of an ONNX graph; its folder.
+
+    Args:
+        folder: is made.
+        nodes: the graph's.
+        inputs, outputs: as in "x:float32[batch,4]".
+        weights: initializers by name.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    signature = Signature(tuple(map(TensorSpec.parse, inputs)), tuple(map(TensorSpec.parse, outputs)))
+    infos = [
+        [helper.make_tensor_value_info(spec.name, INPUTS[spec.dtype], spec.shape) for spec in specs]
+        for specs in (signature.inputs, signature.outputs)
+    ]
+    initializers = [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()]
+    graph = helper.make_graph(nodes, "tiny", *infos, initializers)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.checker.check_model(model, full_check=True)
+    path = folder / "model.onnx"
+    onnx.save(model, path)
+    Artifact(folder, path.name, "onnx", sha256_of(path), signature).save()
+    return folder
+
+
+def tiny_artifact(folder: Path) -> Path:
+    """One MatMul, x:float32[batch,4] to logits:float32[batch,3]."""
+    node = helper.make_node("MatMul", ["x", "weight"], ["logits"])
+    return artifact_of(folder, [node], ["x:float32[batch,4]"], ["logits:float32[batch,3]"], {"weight": WEIGHT})
+
+
+def lookup_artifact(folder: Path) -> Path:
+    """ids:int64[batch,2] to rows:float32[batch,2] of a table with ten entries: a larger id fails the whole batch."""
+    node = helper.make_node("Gather", ["table", "ids"], ["rows"])
+    table = {"table": np.arange(10, dtype=np.float32)}
+    return artifact_of(folder, [node], ["ids:int64[batch,2]"], ["rows:float32[batch,2]"], table)
+
+
+def sum_artifact(folder: Path) -> Path:
+    """Two inputs of any length, a and b:float32[batch,length], to total:float32[batch], a number for each sample."""
+    nodes = [
+        helper.make_node("Add", ["a", "b"], ["both"]),
+        helper.make_node("ReduceSum", ["both", "axes"], ["total"], keepdims=0),
+    ]
+    inputs = ["a:float32[batch,length]", "b:float32[batch,length]"]
+    return artifact_of(folder, nodes, inputs, ["total:float32[batch]"], {"axes": np.array([1], np.int64)})
+
+
+def text_artifact(folder: Path) -> Path:
+    """words:string[batch,2] to same:string[batch,2]."""
+    node = helper.make_node("Identity", ["words"], ["same"])
+    return artifact_of(folder, [node], ["words:string[batch,2]"], ["same:string[batch,2]"])
+
+
+def unbatched_artifact(folder: Path) -> Path:
+    """x:float32[2,2] to y:float32[2,2], without a batch dimension."""
+    node = helper.make_node("Neg", ["x"], ["y"])
+    return artifact_of(folder, [node], ["x:float32[2,2]"], ["y:float32[2,2]"])
+
+
+def hook_file(folder: Path, text: str = HOOKS) -> Path:
+    """Write a hook module; its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "my_hooks.py"
+    path.write_text(text, encoding="utf-8")
+    return path

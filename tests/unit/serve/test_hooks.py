@@ -1,0 +1,185 @@
+"""A user's hook module: what it may say, and what each mistake is told."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compress.artifact import Signature, TensorSpec
+from compress.errors import HookError
+from serve.hooks import Hooks, load_hooks
+from tests.serve_models import HOOKS, hook_file
+
+TINY = Signature((TensorSpec.parse("x:float32[batch,4]"),), (TensorSpec.parse("logits:float32[batch,3]"),))
+PAIR = Signature(
+    (TensorSpec.parse("a:float32[batch,length]"), TensorSpec.parse("b:int64[batch,2]")),
+    (TensorSpec.parse("total:float32[batch]"),),
+)
+NUMPY = "from typing import *\nimport numpy as np\n"
+
+
+def load(folder: Path, text: str, signature: Signature = TINY) -> Hooks:
+    return load_hooks(hook_file(folder, text), signature)
+
+
+def refusal(folder: Path, text: str, signature: Signature = TINY) -> HookError:
+    with pytest.raises(HookError) as caught:
+        load(folder, text, signature)
+    return caught.value
+
+
+def test_a_whole_module_is_read(tmp_path: Path) -> None:
+    hooks = load(tmp_path, HOOKS)
+    assert hooks.preprocess is not None
+    assert hooks.postprocess is not None
+    assert [(item.name, item.data_type, item.kind) for item in hooks.preprocess.arguments] == [
+        ("text", "TYPE_STRING", "str")
+    ]
+    assert [(item.name, item.data_type, item.dims) for item in hooks.preprocess.results] == [("x", "TYPE_FP32", (4,))]
+    assert [(item.name, item.data_type, item.dims) for item in hooks.postprocess.results] == [
+        ("label", "TYPE_STRING", (1,)),
+        ("score", "TYPE_FP32", (1,)),
+    ]
+    assert hooks.requirements == ("numpy",)
+    assert hooks.example is not None
+    assert hooks.example["text"].tolist() == [b"0,2,1,0"]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "data_type", "dims", "kind"),
+    [
+        ("bytes", "TYPE_STRING", (1,), "bytes"),
+        ("str", "TYPE_STRING", (1,), "str"),
+        ("int", "TYPE_INT64", (1,), "int"),
+        ("float", "TYPE_FP32", (1,), "float"),
+        ("bool", "TYPE_BOOL", (1,), "bool"),
+        ("np.float64", "TYPE_FP64", (1,), "scalar"),
+        ("np.uint8", "TYPE_UINT8", (1,), "scalar"),
+        ("Annotated[np.ndarray, 'uint8[28,28]']", "TYPE_UINT8", (28, 28), "array"),
+        ("Annotated[Any, 'float32[frames,13]']", "TYPE_FP32", (-1, 13), "array"),
+        ("'Annotated[np.ndarray, \"string[2]\"]'", "TYPE_STRING", (2,), "array"),
+    ],
+)
+def test_an_annotation_says_which_tensor_it_is(
+    tmp_path: Path, annotation: str, data_type: str, dims: tuple[int, ...], kind: str
+) -> None:
+    hooks = load(
+        tmp_path, f"{NUMPY}def preprocess(value: {annotation}): ...\ndef postprocess(logits) -> {annotation}: ..."
+    )
+    assert hooks.preprocess is not None
+    assert hooks.postprocess is not None
+    (argument,), (result,) = hooks.preprocess.arguments, hooks.postprocess.results
+    assert (argument.data_type, argument.dims, argument.kind) == (data_type, dims, kind)
+    assert (result.name, result.data_type, result.dims, result.kind) == ("result", data_type, dims, kind)
+
+
+@pytest.mark.parametrize("future", ["", "from __future__ import annotations\n"])
+@pytest.mark.parametrize("stage", ["preprocess(x1: bytes): ...", "postprocess(logits) -> A: ..."])
+def test_either_function_may_be_left_out(tmp_path: Path, future: str, stage: str) -> None:
+    hooks = load(tmp_path, f"{future}{NUMPY}class A(NamedTuple):\n  label: str\ndef {stage}")
+    assert (hooks.preprocess is None) == stage.startswith("post")
+    assert (hooks.postprocess is None) == stage.startswith("pre")
+
+
+def test_several_inputs_are_given_by_name_and_an_item_may_be_one_number(tmp_path: Path) -> None:
+    text = (
+        f"{NUMPY}def preprocess(n: int): return dict(a=np.zeros(n, np.float32), b=[1, 2])\n"
+        "def postprocess(total: float) -> float: return total\n"
+        "def example(): return {'n': 3}\n"
+    )
+    hooks = load(tmp_path, text, PAIR)
+    assert hooks.preprocess is not None
+    assert hooks.postprocess is not None
+    assert hooks.preprocess.returns == "mapping"
+    assert hooks.postprocess.arguments[0].dims == ()
+    assert hooks.example == {"n": np.array([3])}
+
+
+def test_an_output_that_is_no_python_name_gets_underscores(tmp_path: Path) -> None:
+    signature = Signature(TINY.inputs, (TensorSpec("fc/Add.0", "float32", ("batch", 3)),))
+    hooks = load(tmp_path, "def postprocess(fc_Add_0) -> int: ...", signature)
+    assert hooks.postprocess is not None
+    assert hooks.postprocess.arguments[0].tensor == "fc/Add.0"
+
+
+def test_the_module_leaves_nothing_behind_that_clashes(tmp_path: Path) -> None:
+    path = hook_file(tmp_path, HOOKS)
+    before = dict(sys.modules)
+    load_hooks(path, TINY)
+    load_hooks(path, TINY)
+    new = set(sys.modules) - set(before)
+    assert "my_hooks" not in sys.modules
+    assert all(name.startswith("serve_user_hooks_") for name in new)
+    assert [item.name for item in tmp_path.iterdir()] == ["my_hooks.py"]
+    with pytest.raises(HookError):
+        load(tmp_path, "1 / 0")
+    assert set(sys.modules) - set(before) == new
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "why"),
+    [
+        ("x = (", 1, "not valid Python"),
+        ("\nreturn 3", 2, "not valid Python"),
+        ("import numpy\n\n1 / 0", 3, "ZeroDivisionError: division by zero"),
+        ("import nothing_like_it", 1, "No module named 'nothing_like_it'"),
+        ("\nimport sys\nsys.exit('bye')", 3, "SystemExit: bye"),
+        ("x = 1", None, "neither preprocess nor postprocess"),
+        ("def preprocess(\n  image): ...", 2, "'image' has no annotation"),
+        ("def preprocess(image: list): ...", 1, "does not say which tensor"),
+        ("def preprocess(image: 'Missing'): ...", 1, "name 'Missing' is not defined"),
+        ("def preprocess(): ...", 1, "takes no argument"),
+        ("def preprocess(*images: bytes): ...", 1, "can't be given by name"),
+        ("async def preprocess(image: bytes): ...", 1, "not a plain function"),
+        ("preprocess = 3", None, "not a plain function"),
+        ("\ndef postprocess(probs) -> int: ...", 2, "'probs' is no output of the network"),
+        ("def postprocess() -> int: ...", 1, "takes no argument"),
+        ("def postprocess(logits): ...", 1, "does not say what it gives"),
+        ("def postprocess(logits) -> dict: ...", 1, "does not say which tensor"),
+        (
+            "from typing import *\nclass A(NamedTuple):\n  x: list\ndef postprocess(logits) -> A: ...",
+            2,
+            "'x' is annotated",
+        ),
+        ("def preprocess(result: int): ...\ndef postprocess(logits) -> int: ...", 2, "of an input and of an output"),
+        ("def preprocess(x: bytes): ...\ndef example(): return {'y': b''}", 2, "gave y, wanted x"),
+        ("def preprocess(x: bytes): ...\ndef example(): return {'x': 3}", 2, "gave int, wanted bytes"),
+        ("def preprocess(x: bytes): ...\ndef example():\n  raise OSError('gone')", 3, "OSError: gone"),
+        ("REQUIREMENTS = 'numpy'\ndef preprocess(x: bytes): ...", 1, "not a plain list of strings"),
+        ("REQUIREMENTS = [f()]\ndef preprocess(x: bytes): ...", 1, "not a plain list of strings"),
+        ("REQUIREMENTS = ['nothing-like-it']\nimport nothing_like_it", None, "nothing-like-it (not installed)"),
+        ("REQUIREMENTS = ['numpy>=99']\ndef preprocess(x: bytes): ...", None, "numpy>=99 ("),
+        ("REQUIREMENTS = ['numpy >>> 3']\ndef preprocess(x: bytes): ...", None, "REQUIREMENTS can't be read"),
+    ],
+)
+def test_a_mistake_is_told_with_its_line(tmp_path: Path, text: str, line: int | None, why: str) -> None:
+    error = refusal(tmp_path, text)
+    assert error.what.endswith(f"my_hooks.py:{line}" if line else "my_hooks.py")
+    assert why in error.why
+    assert error.mend
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("return np.zeros(4)", "gave float64[4], wanted float32[4]"),
+        ("return np.zeros((1, 4), np.float32)", "gave float32[1,4], wanted float32[4]"),
+        ("return None", "'x'"),
+        ("return {'y': 3}", "'x'"),
+        ("raise KeyError('no')", "KeyError: 'no'"),
+        ("raise SystemExit", "SystemExit"),
+    ],
+)
+def test_preprocess_is_tried_on_the_example_and_must_fit_the_network(tmp_path: Path, body: str, why: str) -> None:
+    text = f"{NUMPY}def preprocess(image: bytes):\n  {body}\ndef example(): return {{'image': b''}}"
+    assert why in refusal(tmp_path, text).why
+
+
+@pytest.mark.parametrize("missing", ["nowhere.py", "hooks.txt", "."])
+def test_what_is_no_python_file_is_refused(tmp_path: Path, missing: str) -> None:
+    (tmp_path / "hooks.txt").write_text("")
+    with pytest.raises(HookError, match="can't read the hooks"):
+        load_hooks(tmp_path / missing, TINY)
