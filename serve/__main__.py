@@ -1,0 +1,5 @@
+"""`python -m serve`."""
+
+from serve.cli import main
+
+main()

@@ -1,0 +1,165 @@
+"""The `serve` command: parse, call, print."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+from rich.console import Console
+
+from compress.errors import MissingExtraError, ToolkitError
+from serve import __version__
+from serve.gateway.settings import Settings
+from serve.load.options import LoadOptions
+from serve.pack_configs import PackOptions
+from serve.up_options import UpOptions
+
+if TYPE_CHECKING:
+    from serve.up import Started
+
+__all__ = ["app", "main"]
+
+app = App(
+    name="serve",
+    help="Serve a compressed model with Triton, behind a gateway, and load-test it.",
+    version=__version__,
+    version_flags=["--version"],
+    suppress_keyboard_interrupt=False,
+)
+out = Console(highlight=False, soft_wrap=True)
+Flat = Parameter(name="*")
+OPTIONAL = (
+    "fastapi", "fastapi_offline", "httptools", "orjson", "prometheus_client", "psutil", "tritonclient", "uvicorn",
+    "uvloop",
+)  # fmt: skip
+
+
+@app.command
+def pack(
+    artifact: Path,
+    *,
+    repository: Path,
+    name: str,
+    hooks: Path | None = None,
+    options: Annotated[PackOptions | None, Flat] = None,
+) -> None:
+    """Write an artifact into a Triton model repository.
+
+    With hooks it becomes an ensemble: NAME is preprocess, the network and postprocess, one after the other. What was
+    packed under that name before is replaced as a whole; other models are left alone.
+
+    Parameters
+    ----------
+    artifact
+        The folder that `compress export` wrote.
+    repository
+        The model repository; made if it isn't there.
+    name
+        What clients ask for.
+    hooks
+        A Python file with preprocess and/or postprocess.
+    """
+    from serve.repository import pack as run
+
+    packed = run(artifact, repository=repository, name=name, hooks=hooks, options=options or PackOptions())
+    out.print(f"wrote {', '.join(packed.models)} into {repository}")
+    if packed.removed:
+        out.print(f"removed {', '.join(packed.removed)}, which the earlier pack had written")
+    for kind, tensors in (("takes", packed.inputs), ("gives", packed.outputs)):
+        shown = ", ".join(f"{t.name} {t.data_type.removeprefix('TYPE_')}{list(t.dims)}" for t in tensors)
+        out.print(f"  {packed.name} {kind} {shown}", markup=False)
+    out.print(f"serve it with: serve up {repository}")
+
+
+@app.command
+def up(repository: Path, *, options: Annotated[UpOptions | None, Flat] = None) -> None:
+    """Start Triton on a model repository, and the gateway in front of it; Ctrl-C or SIGTERM drains both.
+
+    Parameters
+    ----------
+    repository
+        What `serve pack` wrote.
+    """
+    from serve.up import up as run
+
+    out.print(f"starting Triton on {repository} …")
+    run(repository, options or UpOptions(), on_ready=_show)
+    out.print("stopped")
+
+
+def _show(started: Started) -> None:
+    out.print(f"Triton is ready after {started.seconds:.1f} s, at {started.triton} (this machine only)")
+    for model in started.models:
+        kind = model.config.platform or model.config.backend
+        out.print(f"  {model.name:<28} {kind:<12} version {', '.join(map(str, model.versions))}")
+    out.print(f"gateway  {started.gateway}   try it: {started.gateway}/docs")
+    out.print("Ctrl-C stops both")
+
+
+@app.command
+def gateway(*, settings: Annotated[Settings | None, Flat] = None) -> None:
+    """Start the gateway alone, in front of a Triton that already runs."""
+    from serve.gateway.server import run_gateway
+
+    run_gateway(settings or Settings(), on_ready=lambda url: out.print(f"gateway  {url}   try it: {url}/docs"))
+
+
+@app.command
+def infer(file: Path, *, model: str, url: str = "http://127.0.0.1:8080", timeout: float = 30.0) -> None:
+    """Send a file to a model and print the answer as JSON.
+
+    Parameters
+    ----------
+    file
+        An image or any other file for a model that takes bytes; a .json file holds values by input name.
+    model
+        Which model to ask.
+    url
+        The gateway.
+    timeout
+        For the answer, in seconds.
+    """
+    from serve.client import infer_file
+
+    print(json.dumps(infer_file(url, model, file, timeout_s=timeout), indent=2, ensure_ascii=False))
+
+
+@app.command
+def load(url: str = "http://127.0.0.1:8080", *, options: Annotated[LoadOptions, Flat]) -> None:
+    """Send requests as fast as they are answered, and report throughput, latency and errors.
+
+    Parameters
+    ----------
+    url
+        The gateway, or a Triton.
+    """
+    from serve.load.report import print_result, show_progress
+    from serve.load.run import run_load
+
+    with show_progress(Console(stderr=True)) as on_progress:
+        result = run_load(dataclasses.replace(options, url=url), on_progress=on_progress)
+    print_result(result, Console() if sys.stdout.isatty() else Console(width=100))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; a user's mistake ends with three lines and exit code 2."""
+    try:
+        app(arguments, exit_on_error=False)
+    except CycloptsError:
+        sys.exit(2)
+    except ToolkitError as err:
+        print(f"error: {err}", file=sys.stderr)
+        sys.exit(err.exit_code)
+    except ModuleNotFoundError as err:
+        if err.name is None or err.name.partition(".")[0] not in OPTIONAL:
+            raise
+        missing = MissingExtraError("can't serve", module=err.name, extra="serve")
+        print(f"error: {missing}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

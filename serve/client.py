@@ -1,0 +1,71 @@
+"""Ask a model through a gateway, from the command line."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import mimetypes
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from compress.errors import ServerError
+from serve.http_message import Address
+
+__all__ = ["infer_file"]
+
+
+def infer_file(url: str, model: str, path: Path, *, timeout_s: float = 30.0) -> dict[str, Any]:
+    """Send a file to a gateway's /predict/{model}.
+
+    A .json file holds values by input name; any other is the content of the model's one BYTES input.
+
+    Args:
+        url: the gateway, http://host:port.
+        timeout_s: for each step of the exchange, in seconds.
+
+    Returns:
+        The answer: "model", "version" and "outputs".
+
+    Raises:
+        ServerError: the file can't be read, the gateway can't be reached, or it refuses.
+    """
+    try:
+        address = Address.parse(url)
+        content = path.read_bytes()
+    except ValueError as err:
+        raise ServerError("can't ask the gateway", why=str(err), mend="name it as http://host:port") from err
+    except OSError as err:
+        raise ServerError(f"can't read {path}", why=err.strerror or str(err), mend="name a file to send") from err
+    media = mimetypes.guess_type(path.name)[0] or ""
+    if media != "application/json" and not media.startswith("image/"):
+        media = "application/octet-stream"
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
+    try:
+        connection.request("POST", f"/predict/{quote(model, safe='')}", content, {"Content-Type": media})
+        answer = connection.getresponse()
+        body = answer.read()
+    except (OSError, http.client.HTTPException) as err:
+        raise ServerError(
+            f"can't reach the gateway at {url}",
+            why=str(err) or type(err).__name__,
+            mend="start it (`serve up` or `serve gateway`), or name the right one with --url",
+        ) from err
+    finally:
+        connection.close()
+    return _read(answer.status, body, model)
+
+
+def _read(status: int, body: bytes, model: str) -> dict[str, Any]:
+    try:
+        data = json.loads(body)
+    except ValueError:
+        data = None
+    if status == 200 and isinstance(data, dict):
+        return data
+    said = data if isinstance(data, dict) else {}
+    raise ServerError(
+        str(said.get("error") or f"the model {model!r} gave no answer"),
+        why=str(said.get("why") or f"the gateway answered with status {status}"),
+        mend=str(said.get("mend") or "is it a gateway of `serve` that listens there?"),
+    )

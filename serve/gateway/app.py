@@ -1,0 +1,88 @@
+"""The gateway as one ASGI application."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from serve import __version__
+from serve.gateway.docs import add_docs
+from serve.gateway.errors import GatewayError, Refusal
+from serve.gateway.infer import InferMiddleware
+from serve.gateway.predict import predict_router
+from serve.gateway.routes import health_router, protocol_router
+from serve.gateway.settings import Settings
+from serve.gateway.telemetry import Telemetry, TelemetryMiddleware
+from serve.gateway.upstream import Upstream
+
+__all__ = ["create_app"]
+
+DESCRIPTION = (
+    "Models behind Triton. `POST /predict/{model}` takes files and plain values; "
+    "`POST /v2/models/{model}[/versions/{version}]/infer` is the Open Inference Protocol v2, JSON and binary."
+)
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """A gateway to `settings.upstream`.
+
+    `app.state.draining` (False) says that it is about to stop: set it to True, and readiness turns false.
+    """
+    telemetry = Telemetry()
+    upstream = Upstream(settings, telemetry)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await upstream.close()
+
+    app = FastAPI(
+        title="Model gateway",
+        version=__version__,
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.draining = False
+
+    def draining() -> bool:
+        return bool(app.state.draining)
+
+    app.include_router(predict_router(settings, upstream))
+    app.include_router(protocol_router(upstream, draining))
+    app.include_router(health_router(upstream, telemetry, draining))
+    add_docs(app)
+    # The last one added stands outermost.
+    app.add_middleware(TelemetryMiddleware, telemetry=telemetry)
+    app.add_middleware(InferMiddleware, settings=settings, upstream=upstream, telemetry=telemetry)
+    _answer_errors(app)
+    return app
+
+
+def _answer_errors(app: FastAPI) -> None:
+    """Every error is JSON with an "error"."""
+
+    @app.exception_handler(GatewayError)
+    async def refused(_: Request, err: GatewayError) -> Response:
+        return Refusal(err)
+
+    @app.exception_handler(HTTPException)
+    async def no_route(request: Request, err: HTTPException) -> Response:
+        what = "Not Found" if err.status_code == 404 else str(err.detail)
+        why = f"there is no {request.method} {request.url.path} here"
+        return JSONResponse({"error": what, "why": why, "mend": "see /docs"}, err.status_code, err.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, err: RequestValidationError) -> Response:
+        return JSONResponse({"error": "the request does not fit the route", "why": str(err)}, 422)
+
+    @app.exception_handler(Exception)
+    async def bug(_: Request, err: Exception) -> Response:
+        return JSONResponse({"error": "the gateway failed", "why": type(err).__name__}, 500)

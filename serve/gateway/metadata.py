@@ -1,0 +1,119 @@
+"""A served model's metadata as Triton tells it, and an example request made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import orjson
+
+from serve.gateway.tensors import DATATYPES, ProtocolError
+
+__all__ = ["EXAMPLE_SOURCE", "ModelMetadata", "TensorMetadata", "example_request"]
+
+# Response header of the gateway's example: "model" (the model brought it) or "metadata" (made up of zeros).
+EXAMPLE_SOURCE = b"example-source"
+
+
+@dataclass(frozen=True)
+class TensorMetadata:
+    """One input or output: `shape` has the batch first where the model batches, -1 where a dimension varies."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.datatype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class ModelMetadata:
+    """What a client has to know of a model.
+
+    Attributes:
+        versions: the versions that Triton serves.
+        batched: whether the first dimension of every tensor is the batch.
+        example: an infer request that came with the model, or None.
+    """
+
+    name: str
+    versions: tuple[str, ...]
+    inputs: tuple[TensorMetadata, ...]
+    outputs: tuple[TensorMetadata, ...]
+    batched: bool
+    example: Mapping[str, Any] | None = None
+
+    @classmethod
+    def parse(cls, metadata: bytes, config: bytes | None) -> Self:
+        """Read Triton's answers to /v2/models/M and, where it gives one, /v2/models/M/config.
+
+        Without a config, a model counts as batched when each of its tensors has a first dimension that varies.
+
+        Raises:
+            ProtocolError: an answer that is not what it should be.
+        """
+        try:
+            data = orjson.loads(metadata)
+            inputs = tuple(_tensor(item) for item in data["inputs"])
+            outputs = tuple(_tensor(item) for item in data["outputs"])
+            known = orjson.loads(config) if config is not None else {}
+            batched = all(tensor.shape[:1] == (-1,) for tensor in (*inputs, *outputs))
+            if "max_batch_size" in known:
+                batched = known["max_batch_size"] > 0
+            text = known.get("parameters", {}).get("example_inputs", {}).get("string_value")
+            example = orjson.loads(text) if text else None
+            if example is not None and not isinstance(example.get("inputs"), list):
+                raise ProtocolError("example_inputs has no list of inputs")
+            return cls(data["name"], tuple(data.get("versions", ())), inputs, outputs, batched, example)
+        except (KeyError, TypeError, ValueError, AttributeError) as err:
+            raise ProtocolError(f"can't read the model's metadata: {err!r}") from err
+
+
+def example_request(metadata: ModelMetadata, generator: np.random.Generator | None = None) -> dict[str, Any]:
+    """An infer request in JSON: the model's own example, else one made up at batch 1, varying dimensions 1.
+
+    An input of the model's own example may hold "base64" in place of "data": the raw bytes of one BYTES element,
+    which only the binary form can carry.
+
+    Args:
+        generator: draws the values; None means zeros and empty strings.
+    """
+    if metadata.example is not None:
+        return dict(metadata.example)
+    return {"inputs": [_made_up(tensor, generator) for tensor in metadata.inputs]}
+
+
+def _tensor(item: Mapping[str, Any]) -> TensorMetadata:
+    if item["datatype"] not in DATATYPES:
+        raise ProtocolError(f"tensor {item['name']!r} has the unknown datatype {item['datatype']!r}")
+    return TensorMetadata(item["name"], item["datatype"], tuple(int(dim) for dim in item["shape"]))
+
+
+def _made_up(tensor: TensorMetadata, generator: np.random.Generator | None) -> dict[str, Any]:
+    shape = [max(dim, 1) for dim in tensor.shape]
+    return {
+        "name": tensor.name,
+        "datatype": tensor.datatype,
+        "shape": shape,
+        "data": _values(tensor.datatype, shape, generator),
+    }
+
+
+def _values(datatype: str, shape: Sequence[int], generator: np.random.Generator | None) -> list[Any]:
+    size = int(np.prod(shape))
+    dtype = DATATYPES[datatype]
+    if datatype == "BYTES":
+        if generator is None:
+            return [""] * size
+        return [bytes(row).decode() for row in generator.integers(97, 123, (size, 8), dtype=np.uint8)]
+    if generator is None:
+        values = np.zeros(size, dtype)
+    elif dtype.kind == "f":
+        values = generator.random(size, dtype=np.float32).astype(dtype)
+    else:
+        values = generator.integers(0, 2, size).astype(dtype)  # 0 and 1 are in every vocabulary
+    result: list[Any] = values.tolist()
+    return result

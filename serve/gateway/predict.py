@@ -1,0 +1,173 @@
+"""POST /predict/{model}: a file or plain JSON values in, plain JSON values out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Path, Request
+from pydantic import BaseModel, Field
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import Message
+
+from serve.gateway.errors import (
+    BadRequestError,
+    ClientGoneError,
+    GatewayError,
+    UnsupportedMediaError,
+    UpstreamBrokenError,
+)
+from serve.gateway.infer import CLIENT_LEFT, read_body, unless_client_leaves
+from serve.gateway.metadata import ModelMetadata
+from serve.gateway.plain import from_file, from_values, to_values
+from serve.gateway.protocol import BINARY_HEADER, build_request, parse_response
+from serve.gateway.settings import Settings
+from serve.gateway.tensors import ProtocolError, Tensor
+from serve.gateway.upstream import Upstream, model_path, triton_error
+
+__all__ = ["predict_router"]
+
+TAKES = "application/json, multipart/form-data with one file, image/*, or application/octet-stream"
+
+
+class Prediction(BaseModel):
+    """A model's answer in plain values."""
+
+    model: str = Field(examples=["digits"])
+    version: str = Field(examples=["1"])
+    outputs: dict[str, Any] = Field(
+        description="By output name; without a batch dimension when one item was sent. Bytes that are not text are "
+        '{"base64": "..."}; a value that is not finite is null.',
+        examples=[{"label": "seven", "probability": 0.98}],
+    )
+
+
+class Problem(BaseModel):
+    """Why there is no answer."""
+
+    error: str = Field(description="What failed.")
+    why: str | None = Field(None, description="The cause.")
+    mend: str | None = Field(None, description="What to do about it.")
+
+
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_BODY = {
+    "required": True,
+    "content": {
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "required": ["file"],
+                "properties": {"file": {"type": "string", "format": "binary"}},
+            }
+        },
+        "application/json": {
+            "schema": {"type": "object", "additionalProperties": True, "title": "Values by input name"},
+            "example": {"x": [0.0, 1.0]},
+        },
+        "image/*": _BINARY,
+        "application/octet-stream": _BINARY,
+    },
+}
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"model": Prediction, "description": "The model's outputs."},
+    404: {"model": Problem, "description": "No such model."},
+    413: {"model": Problem, "description": "The body is over the gateway's bound."},
+    415: {"model": Problem, "description": "A content type that is not read, or a file for a model that takes none."},
+    422: {"model": Problem, "description": "A value does not fit the model's input; the answer names it."},
+    502: {"model": Problem, "description": "The model server's answer broke off."},
+    503: {"model": Problem, "description": "The model server can't be reached."},
+    504: {"model": Problem, "description": "The model server took too long."},
+}
+
+
+def predict_router(settings: Settings, upstream: Upstream) -> APIRouter:
+    """The route, bound to one upstream."""
+    router = APIRouter(tags=["predict"])
+
+    @router.post("/predict/{model}", responses=_ANSWERS, openapi_extra={"requestBody": _BODY}, summary="Ask a model")
+    async def predict(model: Annotated[str, Path(examples=["digits"])], request: Request) -> Response:
+        """Send one file, or values by input name.
+
+        **A file**, as the body or as the one file of a form, for a model with a single BYTES input.
+
+        **JSON values** by input name. An input's value is one item, or a batch of items as a list with one level
+        more; all inputs must be the same. The answer to one item has no batch dimension, and what a model declares as
+        one element is bare. BYTES are strings, or `{"base64": "..."}`. `GET /v2/models/{model}/example` shows a model's inputs.
+        """
+        try:
+            body = await read_body(request.scope["headers"], request.receive, settings.max_body_bytes)
+            metadata = await upstream.metadata(model)
+            inputs, item = await _inputs(metadata, request, body)
+            return await unless_client_leaves(request.receive, _ask(upstream, metadata, inputs, item=item))
+        except ClientGoneError:
+            return Response(status_code=CLIENT_LEFT)
+
+    return router
+
+
+async def _inputs(metadata: ModelMetadata, request: Request, body: bytes) -> tuple[tuple[Tensor, ...], bool]:
+    """The model's inputs from a body of any content type that is read, and whether they are one item."""
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media.startswith("image/") or media == "application/octet-stream":
+        return from_file(metadata, body), True
+    if media == "multipart/form-data":
+        return from_file(metadata, await _form_file(request, body)), True
+    if media != "application/json":
+        came = media or "none"
+        raise UnsupportedMediaError(
+            "the content type is not one that is read", why=f"it takes {TAKES}; {came} came", mend="set Content-Type"
+        )
+    try:
+        values = orjson.loads(body)
+    except orjson.JSONDecodeError as err:
+        raise BadRequestError("the body is not JSON", why=str(err), mend='send {"input name": value, ...}') from err
+    if not isinstance(values, dict):
+        why = f"an object was expected, {type(values).__name__} came"
+        raise BadRequestError("the body is not values by input name", why=why, mend='send {"input name": value, ...}')
+    return from_values(metadata, values)
+
+
+async def _form_file(request: Request, body: bytes) -> bytes:
+    """The one file of a form whose bytes have been read."""
+
+    async def replay() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    form_request = Request(request.scope, replay)
+    try:
+        async with form_request.form(max_files=1, max_fields=16) as form:
+            files = [part for part in form.values() if isinstance(part, UploadFile)]
+            if len(files) == 1:
+                return await files[0].read()
+            why = "it holds no file"
+    except HTTPException as err:
+        why = str(err.detail)
+    raise BadRequestError("the form can't be read", why=why, mend="send a form with one file: curl -F file=@image.png")
+
+
+async def _ask(upstream: Upstream, metadata: ModelMetadata, inputs: tuple[Tensor, ...], *, item: bool) -> Response:
+    message = build_request(inputs)
+    answer = await upstream.post(f"{model_path(metadata.name)}/infer", message.headers, message.body)
+    if answer.status != 200:
+        upstream.forget(metadata.name)
+        raise GatewayError(
+            f"the model {metadata.name!r} gave no answer",
+            why=triton_error(answer),
+            mend=f"compare the request with GET /v2/models/{metadata.name}/example",
+            status=answer.status if 400 <= answer.status < 600 else 502,
+        )
+    length = answer.header(BINARY_HEADER)
+    try:
+        result = parse_response(answer.body, int(length) if length is not None else None)
+    except ValueError as err:
+        why = str(err) if isinstance(err, ProtocolError) else "its header length is not a number"
+        raise UpstreamBrokenError("the model server's answer can't be read", why=why) from err
+    values = {
+        "model": metadata.name,
+        "version": result.model_version,
+        "outputs": to_values(metadata, result.outputs, item=item),
+    }
+    return Response(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")

@@ -1,0 +1,165 @@
+"""Run the gateway: a socket that is ours, uvicorn in the caller's event loop, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import uvicorn
+
+from compress.errors import ServerError
+from serve.gateway.app import create_app
+from serve.gateway.settings import Settings
+
+__all__ = ["check_port", "forwarding_signals", "run_gateway", "serve_gateway"]
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def run_gateway(settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
+    """Serve until SIGINT or SIGTERM, in an event loop of its own; a second signal ends it at once.
+
+    Raises:
+        ServerError: it can't listen.
+    """
+    import uvloop
+
+    uvloop.run(_until_signal(settings, on_ready))
+
+
+async def serve_gateway(
+    settings: Settings,
+    *,
+    stop: asyncio.Event,
+    on_ready: Callable[[str], None] | None = None,
+    force: asyncio.Event | None = None,
+) -> None:
+    """Serve until `stop` is set: readiness turns false, requests in flight end, then it returns.
+
+    Signals are the caller's affair.
+
+    Args:
+        stop: ends it in order.
+        on_ready: called once with the URL, when the port takes connections.
+        force: ends it without waiting for requests in flight.
+
+    Raises:
+        ServerError: it can't listen.
+    """
+    listener = _listen(settings.host, settings.port)
+    app = create_app(settings)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="on",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            date_header=False,
+            backlog=2048,
+            timeout_graceful_shutdown=settings.drain_timeout_s,
+        )
+    )
+    running = asyncio.ensure_future(server.serve(sockets=[listener]))
+    try:
+        await _first(running, server.listening)
+        if server.started and on_ready is not None:
+            on_ready(_url(settings.host, listener))
+        await _first(running, stop)
+        app.state.draining = True
+        if settings.drain_delay_s and not running.done():
+            await _first(running, force or asyncio.Event(), timeout_s=settings.drain_delay_s)
+        server.should_exit = True
+        if force is not None:
+            await _first(running, force)
+            server.force_exit = force.is_set()
+        await running
+    finally:
+        server.should_exit = server.force_exit = True
+        await asyncio.gather(running, return_exceptions=True)
+        listener.close()
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise ServerError unless the gateway could listen there; for callers with much to do before it does."""
+    _listen(host, port).close()
+
+
+@contextmanager
+def forwarding_signals(stop: asyncio.Event, force: asyncio.Event) -> Iterator[None]:
+    """While it lasts, the first SIGINT or SIGTERM sets `stop`, the next one `force`; in the main thread only."""
+    loop = asyncio.get_running_loop()
+
+    def received() -> None:
+        (force if stop.is_set() else stop).set()
+
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, received)
+    try:
+        yield
+    finally:
+        for number in STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: `serve up` has a Triton to stop, too."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    def capture_signals(self) -> Any:
+        return nullcontext()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as err:
+        listener.close()
+        reasons = {
+            errno.EADDRINUSE: "another program listens there",
+            errno.EACCES: "ports below 1024 need special rights",
+            errno.EADDRNOTAVAIL: "this machine does not have that address",
+        }
+        raise ServerError(
+            f"the gateway can't listen on {host}:{port}",
+            why=reasons.get(err.errno or 0, str(err.strerror or err)),
+            mend="choose another port (0 takes a free one) or address, or end the other program",
+        ) from err
+    return listener
+
+
+def _url(host: str, listener: socket.socket) -> str:
+    name = f"[{host}]" if ":" in host else host
+    return f"http://{name}:{listener.getsockname()[1]}"
+
+
+async def _first(running: asyncio.Future[None], event: asyncio.Event, *, timeout_s: float | None = None) -> None:
+    """Wait for the server to end by itself, the event, or the time."""
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait((running, waiting), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+
+
+async def _until_signal(settings: Settings, on_ready: Callable[[str], None] | None) -> None:
+    stop, force = asyncio.Event(), asyncio.Event()
+    with forwarding_signals(stop, force):
+        await serve_gateway(settings, stop=stop, on_ready=on_ready, force=force)

@@ -1,0 +1,139 @@
+"""The gateway's side of Triton: which paths it may ask for, and what a failed exchange means to a client."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Sequence
+
+import orjson
+
+from serve.gateway.errors import (
+    GatewayError,
+    UnknownModelError,
+    UpstreamBrokenError,
+    UpstreamDownError,
+    UpstreamTimeoutError,
+)
+from serve.gateway.metadata import ModelMetadata
+from serve.gateway.settings import Settings
+from serve.gateway.telemetry import Telemetry
+from serve.gateway.tensors import ProtocolError
+from serve.http_client import Address, ExchangeError, Pool, Response
+
+__all__ = ["MODEL_NAME", "VERSION", "Upstream", "model_path", "triton_error"]
+
+# Triton does not decode its paths, so no other name can be served over HTTP. "." and ".." stay out, and so does
+# "stats": /v2/models/stats gives every model's statistics.
+MODEL_NAME = r"(?!(?:\.{1,2}|stats)(?:/|$))[A-Za-z0-9_.+:@=~-]{1,256}"
+VERSION = r"[0-9]{1,18}"
+
+READY_TIMEOUT_S = 2.0
+CACHE_S = 5.0
+CACHE_MODELS = 256
+
+
+def model_path(model: str, version: str | None = None) -> str:
+    """The path "/v2/models/M[/versions/V]" of a model.
+
+    Raises:
+        UnknownModelError: no model of Triton's can have this name or version.
+    """
+    if not re.fullmatch(MODEL_NAME, model):
+        raise UnknownModelError(f"Request for unknown model: {model!r} is not found")
+    if version is None:
+        return f"/v2/models/{model}"
+    if not re.fullmatch(VERSION, version):
+        raise UnknownModelError(f"Request for unknown model: {model!r} version {version[:32]!r} is not found")
+    return f"/v2/models/{model}/versions/{version}"
+
+
+class Upstream:
+    """Requests to one Triton over a bounded set of connections."""
+
+    def __init__(self, settings: Settings, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._pool = Pool(
+            Address.parse(settings.upstream),
+            max_connections=settings.max_connections,
+            timeout_s=settings.timeout_s,
+        )
+        self._known: dict[str, tuple[float, ModelMetadata]] = {}
+
+    async def get(self, path: str, *, timeout_s: float | None = None) -> Response:
+        """GET a path of Triton's; raises GatewayError (502, 503, 504)."""
+        return await self._exchange(b"GET", path, (), b"", timeout_s)
+
+    async def post(self, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> Response:
+        """POST a body to a path of Triton's; raises GatewayError (502, 503, 504)."""
+        return await self._exchange(b"POST", path, headers, body, None)
+
+    async def ready(self) -> bool:
+        """Whether Triton says that it and its models are ready."""
+        try:
+            return (await self.get("/v2/health/ready", timeout_s=READY_TIMEOUT_S)).status == 200
+        except GatewayError:
+            return False
+
+    async def metadata(self, model: str, version: str | None = None) -> ModelMetadata:
+        """A model's metadata, at most `CACHE_S` seconds old.
+
+        Raises:
+            UnknownModelError: Triton does not serve it.
+            GatewayError: Triton can't be asked, or its answer can't be read.
+        """
+        path = model_path(model, version)
+        now = time.monotonic()
+        cached = self._known.get(path)
+        if cached is not None and now - cached[0] < CACHE_S:
+            return cached[1]
+        answer, config = await asyncio.gather(self.get(path), self.get(f"{path}/config"))
+        if answer.status != 200:
+            raise UnknownModelError(
+                f"there is no model {model!r} to ask",
+                why=triton_error(answer),
+                mend="look up the name in the model repository, and whether the model loaded",
+            )
+        try:
+            metadata = ModelMetadata.parse(answer.body, config.body if config.status == 200 else None)
+        except ProtocolError as err:
+            raise UpstreamBrokenError("Triton's answer can't be read", why=str(err)) from err
+        if len(self._known) >= CACHE_MODELS:
+            self._known.clear()
+        self._known[path] = (now, metadata)
+        return metadata
+
+    def forget(self, model: str, version: str | None = None) -> None:
+        """Ask for a model's metadata anew next time."""
+        self._known.pop(model_path(model, version), None)
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    async def _exchange(
+        self, method: bytes, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes, timeout_s: float | None
+    ) -> Response:
+        try:
+            return await self._pool.request(method, path.encode("ascii"), headers, body, timeout_s=timeout_s)
+        except ExchangeError as err:
+            self._telemetry.upstream_errors.labels(err.kind).inc()
+            if err.kind == "timeout":
+                raise UpstreamTimeoutError("the model server took too long", why=str(err)) from err
+            if err.kind in ("refused", "busy"):
+                mend = "try again in a moment; if it stays so, look whether the model server runs"
+                raise UpstreamDownError("the model server can't be reached", why=_public(err), mend=mend) from err
+            raise UpstreamBrokenError("the model server's answer broke off", why=str(err)) from err
+
+
+def triton_error(response: Response) -> str:
+    """The message in Triton's {"error": ...}, or the status where there is none."""
+    try:
+        return str(orjson.loads(response.body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"Triton answered with status {response.status}"
+
+
+def _public(err: ExchangeError) -> str:
+    """A reason without the address of a server that the client can't reach anyway."""
+    return "it accepts no connections" if err.kind == "refused" else "all connections to it are in use"

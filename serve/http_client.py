@@ -1,0 +1,145 @@
+"""A lean HTTP/1.1 client on asyncio protocols: the gateway's way to Triton, and the load tester's to both.
+
+One request at a time on a connection, keep-alive, no redirects, no cookies, no TLS. Everything that can go wrong
+between two sockets is one exception, `ExchangeError`, told apart by its `kind`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+
+from serve.http_connection import Connection
+from serve.http_message import Address, ExchangeError, Kind, Response, encode_head
+
+__all__ = ["Address", "Connection", "ExchangeError", "Kind", "Pool", "Response", "encode_head"]
+
+
+class Pool:
+    """A bounded set of connections to one server; the last one used is the first to be used again.
+
+    A request that meets a reused connection which the server had closed meanwhile, with no byte of a response,
+    is sent once more on a fresh connection.
+
+    Args:
+        address: the server.
+        max_connections: bound on open connections; further requests wait for their turn, in order.
+        timeout_s: for a whole exchange: the wait for a connection, connecting, sending, reading.
+        max_response_bytes: longest response body that is accepted.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        max_connections: int = 64,
+        timeout_s: float = 30.0,
+        max_response_bytes: int = 1 << 30,
+    ) -> None:
+        self.address = address
+        self.timeout_s = timeout_s
+        self._max_connections = max_connections
+        self._max_response_bytes = max_response_bytes
+        self._idle: list[Connection] = []
+        self._waiters: deque[asyncio.Future[Connection | None]] = deque()
+        self._open = 0
+        self._closed = False
+
+    async def request(
+        self,
+        method: bytes,
+        target: bytes,
+        headers: Iterable[tuple[bytes, bytes]] = (),
+        body: bytes = b"",
+        *,
+        timeout_s: float | None = None,
+    ) -> Response:
+        """Send one request and read its response, whatever its status.
+
+        Raises:
+            ExchangeError: no whole response came back.
+            ValueError: the request can't be written as HTTP (see `encode_head`).
+        """
+        return await self.exchange(encode_head(method, target, self.address, headers, len(body)), body, timeout_s)
+
+    async def exchange(self, head: bytes, body: bytes = b"", timeout_s: float | None = None) -> Response:
+        """Like `request`, with a head that was encoded before."""
+        deadline = asyncio.get_running_loop().time() + (self.timeout_s if timeout_s is None else timeout_s)
+        connection: Connection | None = await self._acquire(deadline)
+        try:
+            if connection is None or not connection.usable:
+                connection = await self._connect(deadline)
+            elif connection.used:
+                try:
+                    return await connection.exchange(head, body, deadline)
+                except ExchangeError as err:
+                    if not err.unanswered:
+                        raise
+                connection = await self._connect(deadline)
+            return await connection.exchange(head, body, deadline)
+        finally:
+            self._release(connection)
+
+    async def close(self) -> None:
+        """Close every idle connection, and each of the others when its request ends."""
+        self._closed = True
+        for connection in self._idle:
+            connection.close()
+        self._open -= len(self._idle)
+        self._idle.clear()
+
+    async def _acquire(self, deadline: float) -> Connection | None:
+        """A slot, with an idle connection if there is one."""
+        if self._closed:
+            raise ExchangeError("refused", "the pool is closed")
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                return connection
+            self._open -= 1
+        if self._open < self._max_connections:
+            self._open += 1
+            return None
+        waiter: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            async with asyncio.timeout_at(deadline):
+                try:
+                    return await waiter
+                except asyncio.CancelledError:
+                    if waiter.done() and not waiter.cancelled():
+                        self._release(waiter.result())  # the slot came too late for us: pass it on
+                    raise
+        except TimeoutError:
+            message = f"all {self._max_connections} connections to {self.address} were in use"
+            raise ExchangeError("busy", message) from None
+
+    async def _connect(self, deadline: float) -> Connection:
+        loop = asyncio.get_running_loop()
+        address = self.address
+        try:
+            async with asyncio.timeout_at(deadline):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(self._max_response_bytes), address.host, address.port
+                )
+        except TimeoutError:
+            raise ExchangeError("timeout", f"no connection to {address} in time") from None
+        except OSError as err:
+            raise ExchangeError("refused", f"no connection to {address}: {err.strerror or err}") from err
+        return connection
+
+    def _release(self, connection: Connection | None) -> None:
+        """Give a slot back, to whoever waits longest."""
+        kept = connection if connection is not None and connection.usable and not self._closed else None
+        if kept is None and connection is not None:
+            connection.close()
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(kept)
+                return
+        if kept is None:
+            self._open -= 1
+        else:
+            self._idle.append(kept)

@@ -1,0 +1,108 @@
+"""What goes over an HTTP/1.1 connection: an address, a request's head, a response, and what can go wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit
+
+__all__ = ["Address", "ExchangeError", "Kind", "Response", "encode_head"]
+
+Kind = Literal["refused", "busy", "closed", "timeout", "malformed", "too_large"]
+
+_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_TARGET = re.compile(rb"/[\x21-\x7e]*")
+_VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+_OWN_HEADERS = frozenset((b"host", b"connection", b"content-length", b"transfer-encoding"))
+
+
+class ExchangeError(Exception):
+    """No whole response came back.
+
+    Attributes:
+        kind: "refused" (no connection), "busy" (no free connection in time), "closed" (the server closed before
+            the response ended), "timeout", "malformed" (not HTTP), "too_large" (past the response bound).
+        unanswered: the connection closed before the first byte of a response.
+    """
+
+    def __init__(self, kind: Kind, message: str, *, unanswered: bool = False) -> None:
+        super().__init__(message)
+        self.kind: Kind = kind
+        self.unanswered = unanswered
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where an HTTP server listens."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Read "http://host[:port]" (a path must be empty).
+
+        Raises:
+            ValueError: another scheme, no host, a path, a query or a user name.
+        """
+        parts = urlsplit(url)
+        if parts.scheme != "http":
+            raise ValueError(f"{url!r} does not start with http://")
+        if not parts.hostname or parts.username is not None:
+            raise ValueError(f"{url!r} names no plain host")
+        if parts.path not in ("", "/") or parts.query or parts.fragment:
+            raise ValueError(f"{url!r} has more than a host and a port")
+        try:
+            port = parts.port
+        except ValueError as err:
+            raise ValueError(f"{url!r} has no number for a port") from err
+        return cls(parts.hostname, 80 if port is None else port)
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A whole response.
+
+    Attributes:
+        headers: (name in lower case, value), in the order they came.
+        body: the body's bytes, chunks joined, any content encoding left as it came.
+        wire_bytes: bytes read from the socket for it, head and framing included.
+    """
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    wire_bytes: int
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of a header, by its lower-case name."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+
+def encode_head(
+    method: bytes, target: bytes, address: Address, headers: Iterable[tuple[bytes, bytes]], body_bytes: int
+) -> bytes:
+    """The bytes of a request up to its body; Host and Content-Length are written here.
+
+    Raises:
+        ValueError: a line break or another byte that HTTP forbids in its place, or a header that is set here.
+    """
+    if not _TOKEN.fullmatch(method) or not _TARGET.fullmatch(target):
+        raise ValueError(f"not a request line: {method!r} {target!r}")
+    lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method, target, str(address).encode("ascii"))]
+    for name, value in headers:
+        if not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value) or name.lower() in _OWN_HEADERS:
+            raise ValueError(f"not a header to send: {name!r}")
+        lines.append(b"%b: %b\r\n" % (name, value))
+    if body_bytes or method not in (b"GET", b"DELETE"):
+        lines.append(b"content-length: %d\r\n" % body_bytes)
+    lines.append(b"\r\n")
+    return b"".join(lines)

@@ -1,0 +1,152 @@
+"""Real sockets for tests of what speaks HTTP: a server that answers as it is told, and a gateway that runs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+
+import uvloop
+
+from serve.gateway.server import serve_gateway
+from serve.gateway.settings import Settings
+from serve.http_client import Address
+
+
+@dataclass(frozen=True)
+class Received:
+    """A request as it came; header names in lower case."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+
+
+Respond = Callable[[Received, asyncio.StreamWriter], Awaitable[None]]
+
+
+@dataclass
+class Scripted:
+    """A server that answers as it is told."""
+
+    address: Address
+    connections: int = 0
+    requests: list[Received] = field(default_factory=list)
+    met: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a request came."""
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a client closed its connection."""
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+
+def answer(body: bytes = b"ok", status: str = "200 OK", *headers: str) -> bytes:
+    """A whole response with a length."""
+    lines = [f"HTTP/1.1 {status}", f"content-length: {len(body)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+@asynccontextmanager
+async def scripted_server(respond: Respond) -> AsyncIterator[Scripted]:
+    """Serve on a free port; `respond` writes an answer, or half of one, or closes the writer."""
+    handlers: set[asyncio.Task[None]] = set()
+    scripted = Scripted(Address("127.0.0.1", 0))
+
+    def left(coming: asyncio.Future[Received | None]) -> None:
+        if not coming.cancelled() and coming.result() is None:
+            scripted.lost.set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        handlers.add(task)
+        scripted.connections += 1
+        coming = asyncio.ensure_future(_read(reader))
+        try:
+            while (request := await coming) is not None:
+                scripted.requests.append(request)
+                scripted.met.set()
+                coming = asyncio.ensure_future(_read(reader))  # so that a client's leaving is seen at once
+                coming.add_done_callback(left)
+                await respond(request, writer)
+                if writer.is_closing():
+                    return
+        except ConnectionError:
+            pass
+        finally:
+            handlers.discard(task)
+            coming.cancel()
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    scripted.address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
+    try:
+        yield scripted
+    finally:
+        server.close()
+        for task in list(handlers):
+            task.cancel()
+        await asyncio.gather(*handlers, return_exceptions=True)
+        await asyncio.sleep(0)
+
+
+async def _read(reader: asyncio.StreamReader) -> Received | None:
+    try:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        first, *lines = head.strip().split("\r\n")
+        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    method, target, _ = first.split(" ")
+    return Received(method, target, headers, body)
+
+
+@asynccontextmanager
+async def gateway(settings: Settings) -> AsyncIterator[Address]:
+    """A gateway in this event loop; stopped in order at the end."""
+    stop = asyncio.Event()
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    running = asyncio.ensure_future(serve_gateway(settings, stop=stop, on_ready=ready.set_result))
+    await asyncio.wait((running, ready), return_when=asyncio.FIRST_COMPLETED)
+    if running.done():
+        running.result()
+    try:
+        yield Address.parse(ready.result())
+    finally:
+        stop.set()
+        await running
+
+
+@contextmanager
+def gateway_thread(settings: Settings) -> Iterator[str]:
+    """The URL of a gateway in a thread of its own, for clients that block."""
+    started = threading.Event()
+    found: list[str] = []
+    ends: list[Callable[[], object]] = []
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        ends.append(lambda: loop.call_soon_threadsafe(stop.set))
+
+        def ready(url: str) -> None:
+            found.append(url)
+            started.set()
+
+        await serve_gateway(settings, stop=stop, on_ready=ready)
+
+    thread = threading.Thread(target=lambda: uvloop.run(serve()), name="gateway")
+    thread.start()
+    try:
+        assert started.wait(10), "the gateway did not start"
+        yield found[0]
+    finally:
+        if ends:
+            ends[0]()
+        thread.join(20)

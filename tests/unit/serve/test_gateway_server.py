@@ -1,0 +1,142 @@
+"""The gateway's start and end."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from compress.errors import ServerError
+from serve.gateway.server import check_port, serve_gateway
+from serve.gateway.settings import Settings
+from serve.http_client import Address, ExchangeError, Pool
+from tests.serve_http import Received, answer, gateway, scripted_server
+
+INFER = b"/v2/models/m/infer"
+
+
+def test_a_port_in_use_is_told_in_three_parts() -> None:
+    async def main(port: int) -> None:
+        await serve_gateway(Settings(port=port), stop=asyncio.Event())
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ServerError, match="another program listens there") as caught:
+            uvloop.run(main(port))
+        assert str(port) in caught.value.what
+        with pytest.raises(ServerError, match="another program"):
+            check_port("127.0.0.1", port)
+    check_port("127.0.0.1", port)
+
+
+def test_it_ends_in_order() -> None:
+    """Readiness turns false, what is in flight is answered, then the port closes."""
+    release = asyncio.Event()
+
+    async def slow(request: Received, writer: asyncio.StreamWriter) -> None:
+        if request.method == "POST":
+            await release.wait()
+        writer.write(answer())
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        async with scripted_server(slow) as triton:
+            settings = Settings(upstream=triton.url, port=0, drain_delay_s=0.5)
+            running = asyncio.ensure_future(serve_gateway(settings, stop=stop, on_ready=ready.set_result))
+            pool = Pool(Address.parse(await ready))
+            assert (await pool.request(b"GET", b"/readyz")).status == 200
+            in_flight = asyncio.ensure_future(pool.request(b"POST", INFER, (), b"{}"))
+            await asyncio.sleep(0.05)
+            stop.set()
+            await asyncio.sleep(0.05)
+            assert (await pool.request(b"GET", b"/readyz")).status == 503
+            assert (await pool.request(b"GET", b"/v2/health/ready")).status == 503
+            assert (await pool.request(b"GET", b"/healthz")).status == 200
+            await asyncio.sleep(0.8)  # past the delay: the port is closed, the request is still being answered
+            with pytest.raises(ExchangeError) as caught:
+                await Pool(pool.address).request(b"GET", b"/healthz")
+            assert caught.value.kind == "refused"
+            assert not in_flight.done()
+            release.set()
+            assert (await in_flight).status == 200
+            await asyncio.wait_for(running, 10)
+            await pool.close()
+
+    uvloop.run(main())
+
+
+def test_force_ends_it_at_once() -> None:
+    async def never(_: Received, __: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(60)
+
+    async def main() -> None:
+        stop, force = asyncio.Event(), asyncio.Event()
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        async with scripted_server(never) as triton:
+            running = asyncio.ensure_future(
+                serve_gateway(Settings(upstream=triton.url, port=0), stop=stop, on_ready=ready.set_result, force=force)
+            )
+            pool = Pool(Address.parse(await ready))
+            stuck = asyncio.ensure_future(pool.request(b"POST", INFER, (), b"{}"))
+            await asyncio.sleep(0.1)
+            stop.set()
+            await asyncio.sleep(0.3)
+            assert not running.done()
+            force.set()
+            await asyncio.wait_for(running, 5)
+            stuck.cancel()
+            await asyncio.gather(stuck, return_exceptions=True)
+
+    uvloop.run(main())
+
+
+def test_the_docs_need_no_other_host() -> None:
+    async def main() -> None:
+        async with gateway(Settings(port=0)) as address:
+            pool = Pool(address)
+            page = (await pool.request(b"GET", b"/docs")).body.decode()
+            assert not re.findall(r"(?:https?:)?//[a-z]", page)
+            links = [*re.findall(r'(?:src|href)="([^"]+)"', page), "/openapi.json"]
+            assert len(links) == 4
+            for link in links:
+                response = await pool.request(b"GET", link.encode())
+                assert response.status == 200
+                assert response.body
+            assert b"/predict/{model}" in (await pool.request(b"GET", b"/openapi.json")).body
+            await pool.close()
+
+    uvloop.run(main())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stand_alone_it_ends_on_a_signal(number: signal.Signals, tmp_path: Path) -> None:
+    script = tmp_path / "gateway.py"
+    script.write_text(
+        "from serve.gateway.server import run_gateway\n"
+        "from serve.gateway.settings import Settings\n"
+        "run_gateway(Settings(port=0), on_ready=lambda url: print(url, flush=True))\n"
+        "print('ended')\n"
+    )
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("http://127.0.0.1:")
+        process.send_signal(number)
+        assert process.stdout.readline() == "ended\n"
+        assert process.wait(20) == 0
+
+
+def test_it_imports_no_heavy_package() -> None:
+    code = (
+        "import sys, serve.gateway.server, serve.load.run, serve.client\n"
+        "print(sorted({'torch', 'onnx', 'onnxruntime'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"

@@ -1,0 +1,248 @@
+"""The gateway in front of a server that misbehaves, and of none."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import orjson
+import pytest
+import uvloop
+from prometheus_client.parser import text_string_to_metric_families
+
+from compress.errors import ServerError
+from serve.gateway.settings import Settings
+from serve.http_client import Address, Pool, Response
+from tests.serve_http import Received, Scripted, answer, gateway, scripted_server
+
+INFER = b"/v2/models/m/infer"
+
+
+def dead() -> str:
+    """A URL where nobody listens."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{sock.getsockname()[1]}"
+
+
+async def ask(address: Address, target: bytes, body: bytes | None = None, *headers: tuple[bytes, bytes]) -> Response:
+    pool = Pool(address)
+    try:
+        return await pool.request(b"GET" if body is None else b"POST", target, headers, body or b"")
+    finally:
+        await pool.close()
+
+
+def error(response: Response) -> dict[str, Any]:
+    data: dict[str, Any] = orjson.loads(response.body)
+    assert data["error"]
+    return data
+
+
+async def metric(address: Address, name: str, **labels: str) -> float:
+    page = (await ask(address, b"/metrics")).body.decode()
+    samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+    return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
+
+
+def test_refused() -> None:
+    async def main() -> None:
+        async with gateway(Settings(upstream=dead(), port=0)) as address:
+            for target, body in ((INFER, b"{}"), (b"/v2/models/m", None), (b"/predict/m", b"x"), (b"/v2", None)):
+                response = await ask(address, target, body, (b"content-type", b"image/png"))
+                assert response.status == 503
+                assert "can't be reached" in error(response)["error"]
+                assert "127.0.0.1" not in response.body.decode()  # where Triton stands is nobody's business
+            assert (await ask(address, b"/healthz")).status == 200
+            assert (await ask(address, b"/readyz")).status == 503
+            assert await metric(address, "gateway_upstream_errors_total", kind="refused") >= 4
+            assert await metric(address, "gateway_requests_total", model="unknown", code="503") == 3
+            assert await metric(address, "gateway_requests_total", model="m") == 0
+
+    uvloop.run(main())
+
+
+@pytest.mark.parametrize(
+    "broken", [b"", b"HTTP/1.1 200 OK\r\n", answer(b"hello")[:-2], b"\x15\x03\x01\x00\x02\x02P", b"rubbish\r\n\r\n"]
+)
+def test_broken_answers(broken: bytes) -> None:
+    async def respond(_: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(broken)
+        writer.close()
+
+    async def main() -> None:
+        async with scripted_server(respond) as triton, gateway(Settings(upstream=triton.url, port=0)) as address:
+            response = await ask(address, INFER, b"{}")
+            assert response.status == 502
+            error(response)
+
+    uvloop.run(main())
+
+
+def test_timeout() -> None:
+    async def never(_: Received, __: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(60)
+
+    async def main() -> None:
+        async with (
+            scripted_server(never) as triton,
+            gateway(Settings(upstream=triton.url, port=0, timeout_s=0.1)) as address,
+        ):
+            response = await ask(address, INFER, b"{}")
+            assert response.status == 504
+            error(response)
+            await asyncio.wait_for(triton.lost.wait(), 5)
+
+    uvloop.run(main())
+
+
+async def echo(request: Received, writer: asyncio.StreamWriter) -> None:
+    writer.write(answer(request.body, "200 OK", "Content-Type: a/b", "Server: secret", "Set-Cookie: x=y"))
+
+
+def test_bytes_in_bytes_out_and_only_the_headers_that_matter() -> None:
+    async def main() -> None:
+        async with scripted_server(echo) as triton, gateway(Settings(upstream=triton.url, port=0)) as address:
+            body = bytes(range(256)) * 4000
+            sent = {
+                b"content-type": b"application/octet-stream",
+                b"Inference-Header-Content-Length": b"12",
+                b"accept-encoding": b"gzip",
+                b"traceparent": b"00-abc-def-01",
+                b"authorization": b"Bearer secret",
+                b"cookie": b"secret",
+            }
+            response = await ask(address, INFER, body, *sent.items())
+            assert response.body == body
+            names = {name for name, _ in response.headers}
+            assert names == {b"content-type", b"content-length"}
+            (request,) = triton.requests
+            assert request.target == INFER.decode()
+            assert request.headers == {
+                "host": str(triton.address),
+                "content-length": str(len(body)),
+                "content-type": "application/octet-stream",
+                "inference-header-content-length": "12",
+                "accept-encoding": "gzip",
+                "traceparent": "00-abc-def-01",
+            }
+            wrong = await ask(address, INFER, b"{}", (b"inference-header-content-length", b"-1"))
+            assert wrong.status == 400
+            assert await metric(address, "gateway_requests_total", model="m", code="200") == 1
+            assert await metric(address, "gateway_request_duration_seconds_count", model="m") == 2
+
+    uvloop.run(main())
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        b"/v2/models/../infer",
+        b"/v2/models/./infer",
+        b"/v2/models/..%2f..%2frepository/infer",
+        b"/v2/models/a%2fb/infer",
+        b"/v2/models/a%0d%0ab/infer",
+        b"/v2/models/a/versions/x/infer",
+        b"/v2/models/a/versions/1/infer/",
+        b"/v2/models//infer",
+        b"/v2/models/" + b"a" * 300 + b"/infer",
+        b"/v2/repository/index",
+        b"/v2/repository/models/a/load",
+        b"/v2/systemsharedmemory/status",
+        b"/v2/cudasharedmemory/status",
+        b"/v2/logging",
+        b"/v2/trace/setting",
+        b"/v2/models/a/trace/setting",
+        b"/v2/models/a/generate",
+        b"/v2/models/stats",
+        b"/v2/models/%73tats",
+        b"/v2/models/stats/infer",
+        b"/v2/models/a/stats",
+        b"/v2/models/a/config",
+        b"/v2/models/%2e%2e",
+        b"/v2/models/%2e%2e/ready",
+        b"/metrics/x",
+    ],
+)
+def test_nothing_else_reaches_triton(target: bytes) -> None:
+    async def main() -> None:
+        async with scripted_server(echo) as triton, gateway(Settings(upstream=triton.url, port=0)) as address:
+            for body in (None, b"{}"):
+                response = await ask(address, target, body)
+                assert response.status in (404, 405)
+                error(response)
+            assert not triton.requests
+
+    uvloop.run(main())
+
+
+def test_a_body_over_the_bound_is_refused_without_reading_it_all() -> None:
+    async def main() -> None:
+        settings = Settings(port=0, max_body_bytes=100_000)
+        async with scripted_server(echo) as triton, gateway(with_upstream(settings, triton)) as address:
+            assert (await ask(address, INFER, bytes(100_000))).status == 200
+            for target in (INFER, b"/predict/m"):
+                response = await ask(address, target, bytes(150_000), (b"content-type", b"image/png"))
+                assert response.status == 413
+                assert "100000" in error(response)["why"]
+            assert len(triton.requests) == 1
+            # One that says that it is huge, and one of unknown length: answered before they are sent.
+            for framing in (b"content-length: 999999999999", b"transfer-encoding: chunked"):
+                reader, writer = await asyncio.open_connection(address.host, address.port)
+                writer.write(b"POST %b HTTP/1.1\r\nhost: a\r\n%b\r\n\r\n" % (INFER, framing))
+                if b"chunked" in framing:
+                    writer.write(b"1e8480\r\n" + bytes(150_000))
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+                assert head.startswith(b"HTTP/1.1 413")
+                writer.close()
+
+    uvloop.run(main())
+
+
+def with_upstream(settings: Settings, triton: Scripted) -> Settings:
+    return Settings(upstream=triton.url, port=0, max_body_bytes=settings.max_body_bytes)
+
+
+def test_a_client_that_leaves_frees_the_connection_to_triton() -> None:
+    async def respond(request: Received, writer: asyncio.StreamWriter) -> None:
+        if request.body == b"never":
+            await asyncio.sleep(60)
+        writer.write(answer())
+
+    async def main() -> None:
+        async with (
+            scripted_server(respond) as triton,
+            gateway(Settings(upstream=triton.url, port=0, max_connections=1)) as address,
+        ):
+            leaver = asyncio.ensure_future(ask(address, INFER, b"never"))
+            await asyncio.wait_for(triton.met.wait(), 5)
+            leaver.cancel()
+            await asyncio.wait_for(triton.lost.wait(), 5)
+            assert (await ask(address, INFER, b"{}")).status == 200
+            assert await metric(address, "gateway_requests_total", code="499") == 1
+            await asyncio.gather(leaver, return_exceptions=True)
+
+    uvloop.run(main())
+
+
+def test_names_that_clients_make_up_are_no_labels() -> None:
+    async def missing(_: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(b'{"error":"Request for unknown model"}', "404 Not Found"))
+
+    async def main() -> None:
+        async with scripted_server(missing) as triton, gateway(Settings(upstream=triton.url, port=0)) as address:
+            for number in range(20):
+                assert (await ask(address, b"/v2/models/m%d/infer" % number, b"{}")).status == 404
+                assert (await ask(address, b"/v2/models/m%d" % number)).status == 404
+            assert await metric(address, "gateway_requests_total", model="unknown", code="404") == 40
+            page = (await ask(address, b"/metrics")).body
+            assert b"m19" not in page
+
+    uvloop.run(main())
+
+
+def test_settings_that_can_not_work() -> None:
+    for wrong in ({"upstream": "https://a"}, {"port": 70000}, {"timeout_s": 0}, {"max_connections": 0}):
+        with pytest.raises(ServerError):
+            Settings(**wrong)
