@@ -95,7 +95,8 @@ def predict_router(settings: Settings, upstream: Upstream) -> APIRouter:
 
         **JSON values** by input name. An input's value is one item, or a batch of items as a list with one level
         more; all inputs must be the same. The answer to one item has no batch dimension, and what a model declares as
-        one element is bare. BYTES are strings, or `{"base64": "..."}`. `GET /v2/models/{model}/example` shows a model's inputs.
+        one element is bare. BYTES are strings, or `{"base64": "..."}`. `GET /v2/models/{model}/example` shows a
+        model's inputs.
         """
         try:
             body = await read_body(request.scope["headers"], request.receive, settings.max_body_bytes)

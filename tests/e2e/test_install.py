@@ -1,0 +1,65 @@
+"""The smallest installs hold what they promise and nothing heavy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def install(folder: Path, extra: str) -> Path:
+    """A new environment with one extra of the project; its Python."""
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    python = folder / "bin" / "python"
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "-c", str(ROOT / "constraints.txt"), f"{ROOT}[{extra}]"], check=True, capture_output=True)
+    return python
+
+
+def names(python: Path) -> set[str]:
+    listed = subprocess.run([str(python), "-m", "pip", "list", "--format=json"], check=True, capture_output=True)
+    return {package["name"].lower() for package in json.loads(listed.stdout)}
+
+
+def say(python: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(python), "-m", *words], capture_output=True, text=True, check=False, cwd=python.parent)
+
+
+@pytest.mark.timeout(600)
+def test_serve_alone_brings_no_torch_and_packs(tmp_path: Path) -> None:
+    from tests.serve_models import tiny_artifact
+
+    python = install(tmp_path / "venv", "serve")
+    assert not {"torch", "onnx", "onnxruntime", "nvidia-pytriton", "matplotlib"} & names(python)
+    tiny_artifact(tmp_path / "artifact")
+    packed = say(
+        python, "serve", "pack", str(tmp_path / "artifact"), "--repository", str(tmp_path / "m"), "--name", "tiny"
+    )
+    assert packed.returncode == 0, packed.stderr
+    started = say(python, "serve", "up", str(tmp_path / "m"), "--port", "0")
+    assert started.returncode == 2
+    assert ".[triton]" in started.stderr
+    trained = say(python, "compress", "export", "model.pt", "-o", str(tmp_path / "a"))
+    assert trained.returncode == 2
+    assert ".[compress]" in trained.stderr
+
+
+@pytest.mark.timeout(600)
+def test_compress_alone_brings_no_triton_and_exports(tmp_path: Path) -> None:
+    import compress
+    from tests.models import mlp
+
+    python = install(tmp_path / "venv", "compress")
+    assert not {"nvidia-pytriton", "tritonclient", "fastapi", "lightning-fabric"} & names(python)
+    compress.save(mlp(), tmp_path / "model.pt", inputs="x:float32[batch,4]")
+    done = say(python, "compress", "export", str(tmp_path / "model.pt"), "-o", str(tmp_path / "artifact"))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "artifact" / "report.html").exists()
+    served = say(python, "serve", "up", str(tmp_path / "artifact"))
+    assert served.returncode == 2
+    assert ".[serve]" in served.stderr
