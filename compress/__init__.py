@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from compress.artifact import Artifact
     from compress.checkpoint import load, save
-    from compress.export import export
+    from compress.job import export
     from compress.options import ExportOptions
 
 __version__ = "0.1.0"
@@ -16,7 +16,7 @@ __all__ = ["Artifact", "ExportOptions", "export", "load", "save"]
 _HOMES = {
     "Artifact": "compress.artifact",
     "ExportOptions": "compress.options",
-    "export": "compress.export",
+    "export": "compress.job",
     "load": "compress.checkpoint",
     "save": "compress.checkpoint",
 }
@@ -28,4 +28,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    found = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    return found

@@ -36,7 +36,7 @@ def export(checkpoint: Path, *, options: ExportOptions) -> None:
     checkpoint
         What compress.save, torch.save, torch.jit.save or torch.export.save wrote.
     """
-    from compress.export import export as run
+    from compress.job import export as run
     from compress.progress import Terminal
     from compress.report import stage_table
 

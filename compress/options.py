@@ -44,6 +44,9 @@ class ExportOptions(SourceOptions):
     importance: Literal["magnitude", "random"] = "magnitude"
     """How to choose the channels that go; random is a control."""
 
+    round_to: int | None = None
+    """Channel counts are multiples of this; by default of 16, or the largest power of two that reaches the fraction."""
+
     finetune: str | None = None
     """Training data for the recovery, with labels or without."""
 

@@ -46,7 +46,7 @@ def stages_for(options: ExportOptions, model: TorchModel, checkpoint: Path) -> l
         raise RecipeError("can't measure with no thread", why=f"--threads is {options.threads}", mend="give 1 or more")
     stages: list[Stage] = []
     if options.prune is not None:
-        stages.append(PruneChannels(options.prune, options.importance, options.seed))
+        stages.append(PruneChannels(options.prune, options.importance, options.seed, options.round_to))
     if options.finetune is not None:
         stages.append(
             Finetune(

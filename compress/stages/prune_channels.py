@@ -39,11 +39,14 @@ class PruneChannels:
         fraction: of the MACs, above 0 and below 1; reached within 0.02.
         importance: "magnitude" (L2 norm of all weights that go with a channel) or "random", the control.
         seed: for "random".
+        round_to: channel counts are multiples of this; None takes the largest of 16, 8, 4, 2, 1 that still reaches the
+            fraction.
     """
 
     fraction: float
     importance: Literal["magnitude", "random"] = "magnitude"
     seed: int = 0
+    round_to: int | None = None
 
     name: ClassVar[str] = "prune_channels"
     takes: ClassVar[type] = TorchModel
@@ -51,7 +54,7 @@ class PruneChannels:
 
     @property
     def options(self) -> Mapping[str, Any]:
-        return {"fraction": self.fraction, "importance": self.importance, "seed": self.seed}
+        return {"fraction": self.fraction, "importance": self.importance, "seed": self.seed, "round_to": self.round_to}
 
     def check(self, model: Model) -> None:
         if not 0 < self.fraction < 1:
@@ -60,6 +63,9 @@ class PruneChannels:
                 why="--prune is the fraction of multiply-accumulates to remove: above 0 and below 1",
                 mend="try --prune 0.5",
             )
+        if self.round_to is not None and self.round_to < 1:
+            why = f"--round-to is {self.round_to}: channel counts are multiples of it"
+            raise RecipeError("can't prune to such channel counts", why=why, mend="give 8 or 16, or leave it out")
         if isinstance(model, TorchModel) and not model.layered:
             raise RecipeError(
                 "can't prune this file",
@@ -73,7 +79,7 @@ class PruneChannels:
         ignored = fixed_layers(model)
         best: tuple[float, nn.Module] | None = None
         rounded = 1
-        for rounded in ROUND_TO:
+        for rounded in ROUND_TO if self.round_to is None else (self.round_to,):
             best = self._search(model, before, list(ignored), rounded, progress)
             if best is not None and abs(best[0] - self.fraction) <= TOLERANCE:
                 break

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from compress.errors import RecipeError, StageError
-from compress.export import Silent
+from compress.job import Silent
 from compress.model import Model, OnnxModel, TorchModel
 from compress.pipeline import Outcome, check, run
 from compress.stages import Given, Progress

@@ -75,6 +75,13 @@ def test_channel_counts_are_round_where_the_fraction_allows_it(tmp_path: Path) -
     assert all(after % rounded == 0 for name, (_, after) in given.details["channels"].items() if name != "head")
 
 
+@pytest.mark.parametrize("round_to", [1, 4])
+def test_channel_counts_are_multiples_of_what_was_asked_for(tmp_path: Path, round_to: int) -> None:
+    given = PruneChannels(0.6, round_to=round_to).run(loaded("residual"), tmp_path, quiet)
+    assert given.details["round_to"] == round_to
+    assert all(after % round_to == 0 for name, (_, after) in given.details["channels"].items() if name != "head")
+
+
 def test_layers_that_make_the_outputs_are_named_as_left_alone(tmp_path: Path) -> None:
     given = PruneChannels(0.5).run(loaded("residual"), tmp_path, quiet)
     assert list(given.details["left_alone"]) == ["head"]
