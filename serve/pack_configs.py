@@ -47,8 +47,11 @@ class PackOptions:
         max_batch_size: the most items that one run takes.
         max_queue_delay_microseconds: how long a request may wait for others to join its batch; 0 takes those that
             already wait.
-        max_queue_size: the most requests that may wait for a model; those beyond are refused.
-        queue_timeout_microseconds: how long a request may wait for a model before it is refused.
+        max_queue_size: the most requests that may wait for a model in Triton, beyond which it refuses them; 0 for no
+            bound. The gateway bounds them anyway, and with this bound or the next, Triton's batcher takes no request
+            before an instance is idle and at times oversleeps by half a second.
+        queue_timeout_microseconds: how long a request may wait for a model in Triton before it is refused; 0 for no
+            bound.
     """
 
     instances: int = 2
@@ -56,11 +59,11 @@ class PackOptions:
     hook_instances: int = 1
     max_batch_size: int = 32
     max_queue_delay_microseconds: int = 0
-    max_queue_size: int = 256
-    queue_timeout_microseconds: int = 1_000_000
+    max_queue_size: int = 0
+    queue_timeout_microseconds: int = 0
 
     def __post_init__(self) -> None:
-        least = {"max_queue_delay_microseconds": 0}
+        least = dict.fromkeys(("max_queue_delay_microseconds", "max_queue_size", "queue_timeout_microseconds"), 0)
         for name, value in vars(self).items():
             if value < least.get(name, 1):
                 raise RepositoryError(
@@ -199,14 +202,16 @@ def _output(tensor: HookTensor) -> ModelOutput:
 
 
 def _batching(options: PackOptions) -> ModelDynamicBatching:
+    policy = ModelQueuePolicy(
+        timeout_action="REJECT",
+        default_timeout_microseconds=options.queue_timeout_microseconds,
+        allow_timeout_override=options.queue_timeout_microseconds > 0,
+        max_queue_size=options.max_queue_size,
+    )
+    bounded = options.queue_timeout_microseconds or options.max_queue_size
     return ModelDynamicBatching(
         max_queue_delay_microseconds=options.max_queue_delay_microseconds,
-        default_queue_policy=ModelQueuePolicy(
-            timeout_action="REJECT",
-            default_timeout_microseconds=options.queue_timeout_microseconds,
-            allow_timeout_override=True,
-            max_queue_size=options.max_queue_size,
-        ),
+        default_queue_policy=policy if bounded else None,
     )
 
 

@@ -30,7 +30,7 @@ from rich.table import Table
 
 HERE = Path(__file__).parent
 STEPS = 7
-LOAD = ["--concurrency", "16", "--duration", "5"]
+NAMES = ("digits_original", "digits")
 console = Console(highlight=False, soft_wrap=True)
 
 
@@ -69,11 +69,21 @@ def main() -> None:
         if served != own:
             sys.exit("the answers through the gateway are not those of the artifact")
 
-        step(6, "load-test both")
-        loads = {}
-        for name in ("digits_original", "digits"):
-            run("serve", "load", url, "--model", name, *LOAD, "--output", folder / f"load-{name}.json")
-            loads[name] = json.loads((folder / f"load-{name}.json").read_text())
+        step(6, "load-test it, then take turns with the original")
+        run(
+            "serve",
+            "load",
+            url,
+            "--model",
+            "digits",
+            "--concurrency",
+            "16",
+            "--duration",
+            "5",
+            "--output",
+            folder / "load.json",
+        )
+        loads = take_turns(url, folder)
 
         step(7, "stop")
     left = [port for port in ports if not is_free(port)]
@@ -171,6 +181,23 @@ def accuracy(url: str, images: list[bytes], labels: list[int]) -> float:
     return right / len(images)
 
 
+def take_turns(url: str, folder: Path, rounds: int = 3) -> dict[str, Any]:
+    """The median load test of each model; they alternate, so that the machine's moods hit both."""
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in NAMES}
+    for turn in range(rounds):
+        for name in NAMES:
+            path = folder / f"load-{name}-{turn + 1}.json"
+            words: list[str | Path] = ["--concurrency", "16", "--duration", "2", "--warmup", "0.5", "--output", path]
+            run("serve", "load", url, "--model", name, *words, quiet=True)
+            runs[name].append(json.loads(path.read_text()))
+            console.print(
+                f"  {runs[name][-1]['throughput']:,.0f} answers/s, {sum(runs[name][-1]['errors'].values())} errors"
+            )
+    return {
+        name: sorted(found, key=lambda load: float(load["throughput"]))[rounds // 2] for name, found in runs.items()
+    }
+
+
 def summary(artifact: Path, loads: dict[str, Any]) -> None:
     report = json.loads((artifact / "report.json").read_text())
     rows = {stage["stage"]: stage["measured"] for stage in report["stages"]}
@@ -184,10 +211,10 @@ def summary(artifact: Path, loads: dict[str, Any]) -> None:
     table.add_row("latency, ONNX FP32 → ONNX INT8", *pair(onnx, last, "latency_p50_ms", "{:.3f} ms"))
     points = 100 * (last["accuracy"] - eager["accuracy"])
     table.add_row("accuracy", f"{eager['accuracy']:.2%}", f"{last['accuracy']:.2%}", f"{points:+.1f} points")
-    before, after = loads["digits_original"], loads["digits"]
+    before, after = (loads[name] for name in NAMES)
     ratio = after["throughput"] / before["throughput"]
     figures = [f"{load['throughput']:,.0f}/s" for load in (before, after)]
-    table.add_row("throughput, image to label", *figures, f"{ratio:.2f}×")
+    table.add_row("throughput, image to label, 16 clients", *figures, f"{ratio:.2f}×")
     table.add_row(
         "  its p50",
         f"{before['p50_ms']:.1f} ms",
