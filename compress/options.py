@@ -65,6 +65,9 @@ class ExportOptions(SourceOptions):
     calibration: str | None = None
     """Typical inputs, about 100."""
 
+    calibrator: Literal["minmax", "percentile", "entropy", "mse"] = "minmax"
+    """How the range of each activation follows from them."""
+
     eval: str | None = None
     """Inputs and labels to judge each stage by; apart from training and calibration data."""
 

@@ -61,5 +61,5 @@ def stages_for(options: ExportOptions, model: TorchModel, checkpoint: Path) -> l
     stages += [OnnxFromTorch(), FoldOnnx()]
     if options.int8 is not None:
         calibration = data(options.calibration) if options.calibration is not None else None
-        stages.append(QuantizeOnnx(options.int8, calibration, reduce_range=int8_saturates()))
+        stages.append(QuantizeOnnx(options.int8, calibration, options.calibrator, int8_saturates()))
     return stages

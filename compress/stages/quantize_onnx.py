@@ -8,30 +8,32 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import onnx
 from onnxruntime.quantization import (
-    CalibrationDataReader,
     CalibrationMethod,
     QuantFormat,
     QuantType,
     quantize_dynamic,
     quantize_static,
+    save_tensors_data,
 )
+from onnxruntime.quantization.calibrate import TensorsData
 
 from compress.dataset import Dataset
 from compress.errors import RecipeError, StageError
-from compress.model import Arrays, Model, OnnxModel
+from compress.model import Model, OnnxModel
 from compress.stages import Given, Progress
+from compress.stages.calibrate import calibrate
 from compress.stages.fold_onnx import strip
+from compress.stages.histogram import Method
 
 __all__ = ["QuantizeOnnx"]
-
-BATCH = 16
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,13 @@ class QuantizeOnnx:
     Attributes:
         mode: "static" (ranges of activations from calibration data) or "dynamic" (from each input, at run time).
         calibration: what a static model's ranges come from.
+        calibrator: how a range follows from the data: "minmax", "percentile", "entropy" or "mse".
         reduce_range: 7-bit weights, for x86 CPUs whose 8-bit products saturate at 16 bits (those without VNNI).
     """
 
     mode: Literal["static", "dynamic"] = "static"
     calibration: Dataset | None = None
+    calibrator: Method = "minmax"
     reduce_range: bool = False
 
     name: ClassVar[str] = "quantize_onnx"
@@ -55,7 +59,8 @@ class QuantizeOnnx:
     @property
     def options(self) -> Mapping[str, Any]:
         data = None if self.calibration is None else self.calibration.sha256
-        return {"mode": self.mode, "calibration": data, "reduce_range": self.reduce_range}
+        options = {"mode": self.mode, "calibration": data, "reduce_range": self.reduce_range}
+        return options | ({"calibrator": self.calibrator} if self.mode == "static" else {})
 
     def check(self, model: Model) -> None:  # noqa: ARG002
         if self.mode == "static" and self.calibration is None:
@@ -81,10 +86,14 @@ class QuantizeOnnx:
                     reduce_range=self.reduce_range,
                 )
             else:
+                ranges = calibrate(model.path, self.calibration, self.calibrator, progress)
+                cache = folder / "ranges.json"
+                values = {name: (np.float32(low), np.float32(high)) for name, (low, high) in ranges.items()}
+                save_tensors_data(TensorsData(CalibrationMethod.MinMax, values), cache)
                 quantize_static(
                     str(model.path),
                     str(path),
-                    _Reader(self.calibration, progress),
+                    calibration_cache_path=cache,
                     quant_format=QuantFormat.QDQ,
                     per_channel=True,
                     reduce_range=self.reduce_range,
@@ -104,7 +113,7 @@ class QuantizeOnnx:
             )
         progress(1, 1, f"{layers['int8']} layers in INT8")
         samples = 0 if self.calibration is None else len(self.calibration)
-        how = f"ranges from {samples} samples" if self.mode == "static" else "ranges at run time"
+        how = f"{self.calibrator} ranges of {samples} samples" if self.mode == "static" else "ranges at run time"
         return Given(
             OnnxModel(path, model.signature),
             did=f"{layers['int8']} of {layers['int8'] + layers['float']} layers in INT8, per channel; {how}",
@@ -114,22 +123,6 @@ class QuantizeOnnx:
                 "operators": _operators(path),
             },
         )
-
-
-class _Reader(CalibrationDataReader):  # type: ignore[misc]
-    """Batches of the calibration data; min and max don't mind a smaller last one."""
-
-    def __init__(self, data: Dataset, progress: Progress) -> None:
-        self._batches: Iterator[tuple[Arrays, Any]] = data.batches(BATCH)
-        self._progress, self._done, self._total = progress, 0, len(data)
-
-    def get_next(self) -> Arrays | None:
-        self._progress(self._done, self._total, "calibrating")
-        batch = next(self._batches, None)
-        if batch is None:
-            return None
-        self._done += len(next(iter(batch[0].values())))
-        return batch[0]
 
 
 def _layers(path: Path) -> dict[str, int]:

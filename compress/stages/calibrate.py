@@ -1,0 +1,81 @@
+"""Ranges of a model's activations from calibration data, one batch in memory at a time."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from compress.backends.onnxrt import session
+from compress.dataset import Dataset
+from compress.errors import StageError
+from compress.measure import cores
+from compress.stages import Progress
+from compress.stages.histogram import Histogram, Method
+
+__all__ = ["calibrate"]
+
+# All activations of a batch are there at once: as many samples as keep them below this.
+ACTIVATION_BYTES = 64 * 1024 * 1024
+LARGEST_BATCH = 32
+
+
+def calibrate(path: Path, data: Dataset, method: Method, progress: Progress) -> dict[str, tuple[float, float]]:
+    """Run the data through an ONNX file and find the range of each float tensor in it.
+
+    Args:
+        path: a file whose shapes have been inferred (fold_onnx does it).
+        data: fits its inputs; the last batch may be smaller.
+        method: see `Histogram.range`.
+        progress: is told of samples done.
+
+    Returns:
+        (lowest, highest) by tensor name; both finite, with 0 between them.
+
+    Raises:
+        StageError: an activation is NaN or infinite.
+    """
+    model = onnx.load(path)
+    tensors = _float_tensors(model)
+    known = {value.name for value in (*model.graph.input, *model.graph.output)}
+    model.graph.output.extend(value for name, value in tensors.items() if name not in known)
+    histograms = {name: Histogram() for name in tensors}
+    computed = [value.name for value in model.graph.output if value.name in tensors]
+    fed = [value.name for value in model.graph.input if value.name in tensors]
+    with tempfile.TemporaryDirectory() as folder:
+        augmented = Path(folder) / "augmented.onnx"
+        onnx.save(model, augmented)
+        running = session(augmented, cores())
+    done = 0
+    for inputs, _ in data.batches(batch_for(tensors)):
+        found = dict(zip(computed, running.run(computed, inputs), strict=True))
+        for name, values in (found | {name: inputs[name] for name in fed}).items():
+            if not np.isfinite(values).all():
+                raise StageError(
+                    "calibration gives values that are no numbers",
+                    why=f"the activation {name!r} is NaN or infinite for some calibration sample",
+                    mend="look for overflow in the model, or drop those samples",
+                )
+            histograms[name].add(values)
+        done += len(next(iter(inputs.values())))
+        progress(done, len(data), "calibrating")
+    return {name: histogram.range(method) for name, histogram in histograms.items()}
+
+
+def batch_for(tensors: Mapping[str, onnx.ValueInfoProto]) -> int:
+    """Samples at a time, so that all activations together stay within ACTIVATION_BYTES; at least 1."""
+    elements = sum(
+        int(np.prod([max(dim.dim_value, 1) for dim in value.type.tensor_type.shape.dim])) for value in tensors.values()
+    )
+    return max(1, min(LARGEST_BATCH, ACTIVATION_BYTES // max(4 * elements, 1)))
+
+
+def _float_tensors(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
+    weights = {tensor.name for tensor in model.graph.initializer}
+    values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
+    kinds = (TensorProto.FLOAT, TensorProto.FLOAT16)
+    return {v.name: v for v in values if v.type.tensor_type.elem_type in kinds and v.name not in weights}
