@@ -5,7 +5,11 @@ A checkpoint is untrusted: no code in one is run unless the user says so (`compr
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import importlib
+import inspect
+import json
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +27,7 @@ from compress.graph_file import GraphError, from_data, to_data
 from compress.model import TorchModel, infer_outputs
 from compress.pickles import unpickle
 
-__all__ = ["load", "save"]
+__all__ = ["fingerprint", "load", "save", "write"]
 
 FORMAT = "compress.model"
 _INPUT_HINT = (
@@ -121,6 +125,21 @@ def load(
     if kind is not FileKind.EXPORTED_PROGRAM:  # whose mode was fixed when it was exported
         loaded.module.eval()
     return loaded
+
+
+def fingerprint(model: TorchModel) -> str:
+    """Hex SHA-256 of what decides a model's answers: graph (or what is known of its code), weights, signature."""
+    module = model.module
+    try:
+        code = json.dumps(to_data(module, inputs=len(model.signature.inputs))["nodes"])
+    except GraphError:
+        code = str(getattr(module, "code", ""))
+        with contextlib.suppress(OSError, TypeError):  # no source: built in, or made in a shell
+            code += inspect.getsource(type(module))
+    digest = hashlib.sha256(f"{code}\n{module!r}\n{model.signature.to_dict()}".encode())
+    for name, tensor in module.state_dict().items():
+        digest.update(name.encode() + tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _tuple(names: Sequence[str] | None) -> tuple[str, ...] | None:

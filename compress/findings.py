@@ -33,6 +33,11 @@ def findings(rows: Sequence[StageReport]) -> tuple[str, ...]:
         )
     if "prune_channels" in by_name and "finetune" not in by_name:
         found.append("Pruned but not trained since: --finetune usually recovers most of what was lost.")
+    if onnx.size_bytes and last.size_bytes and last.size_bytes > onnx.size_bytes:
+        found.append(
+            f"The file has grown, from {onnx.size_bytes:,} to {last.size_bytes:,} bytes: in so small a model, scales and "
+            "Q/DQ nodes outweigh what 8-bit weights save."
+        )
     if original.accuracy is not None and last.accuracy is not None and original.accuracy - last.accuracy > 0.01:
         found.append(
             f"Accuracy fell by {100 * (original.accuracy - last.accuracy):.1f} points, from {original.accuracy:.2%} to "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,12 +12,12 @@ from pathlib import Path
 from compress import __version__
 from compress.artifact import Artifact, Measured, StageReport, sha256_of
 from compress.backends import open_model
-from compress.checkpoint import load
+from compress.checkpoint import fingerprint, load
 from compress.compare import Comparison, compare
 from compress.dataset import Dataset
 from compress.errors import ArtifactError
 from compress.findings import findings
-from compress.machine import environment
+from compress.machine import environment, versions
 from compress.measure import Latency, latency, onnx_macs, onnx_params, torch_macs, torch_params
 from compress.model import Model, OnnxModel, TorchModel, example_inputs
 from compress.options import ExportOptions
@@ -64,7 +65,7 @@ def export(
     data = None if options.eval is None else Dataset.open(find_data(options.eval, checkpoint), model.signature)
     check(stages, model)
     work = options.work or options.output.with_name(options.output.name + ".work")
-    source = f"{sha256_of(checkpoint)} {options.model} {options.input}"
+    source = fingerprint(model) + json.dumps(versions())  # another release may give another output
     baseline = run(
         [OnnxFromTorch(), FoldOnnx()], model, work=work / "original", source=source, watcher=_Renamed(watcher)
     )
@@ -110,7 +111,14 @@ class _Renamed:
         self._watcher.ended(outcome)
 
 
+def _restore(output: Path, old: Path) -> None:
+    """Put the earlier artifact back where a swap that was cut short had moved it from."""
+    if old.exists() and not output.exists():
+        old.rename(output)
+
+
 def _check_output(output: Path) -> None:
+    _restore(output, output.with_name(output.name + ".old"))
     if output.is_file() or (output.is_dir() and any(output.iterdir()) and not (output / "artifact.json").exists()):
         raise ArtifactError(
             f"won't replace {output}",
@@ -194,13 +202,12 @@ def _write(model: OnnxModel, output: Path, report: Report, timed: Mapping[str, L
     artifact.save()
     report.write(beside, _thinned(timed))
     shutil.rmtree(old, ignore_errors=True)
-    if output.exists():
-        output.rename(old)
     try:
+        if output.exists():
+            output.rename(old)
         beside.rename(output)
-    except OSError:
-        if old.exists():
-            old.rename(output)
+    except BaseException:
+        _restore(output, old)
         raise
     shutil.rmtree(old, ignore_errors=True)
     return dataclasses.replace(artifact, folder=output)

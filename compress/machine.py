@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -10,7 +11,7 @@ from pathlib import Path
 from compress import __version__
 from compress.measure import cores
 
-__all__ = ["environment", "int8_saturates"]
+__all__ = ["environment", "int8_saturates", "versions"]
 
 _PACKAGES = ("torch", "onnx", "onnxruntime", "onnxscript", "torch-pruning", "numpy")
 _FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "avx512_bf16", "asimddp", "i8mm")
@@ -31,6 +32,15 @@ def int8_saturates() -> bool:
     return platform.machine() in ("x86_64", "AMD64") and not {"avx512_vnni", "avx_vnni", "amx_int8"} & set(flags)
 
 
+def versions() -> dict[str, str]:
+    """Releases of the packages that decide what a stage gives."""
+    found = {}
+    for package in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
 def environment(threads: int) -> dict[str, str | int]:
     """Machine and versions, by stable names, as JSON values."""
     info = _cpuinfo()
@@ -44,9 +54,4 @@ def environment(threads: int) -> dict[str, str | int]:
         "python": platform.python_version(),
         "compress": __version__,
     }
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    return found | versions()

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import compress
-from compress.checkpoint import load, save
+from compress.checkpoint import fingerprint, load, save
 from compress.errors import CheckpointError, SignatureError, ToolkitError
 from compress.file_kind import FileKind, file_kind
 from tests.models import ZOO, build, mlp
@@ -250,3 +250,24 @@ def test_save_refuses_a_forward_that_cannot_be_traced_and_leaves_the_old_file(tm
     assert "--model package.module:factory" in caught.value.mend
     assert path.read_bytes() == b"what was there"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_fingerprint_follows_weights_code_and_signature(tmp_path: Path) -> None:
+    def of(module: nn.Module, inputs: str = X) -> str:
+        return fingerprint(load(save(module, tmp_path / "model.pt", inputs=inputs)))
+
+    class Doubled(nn.Module):
+        def __init__(self, inner: nn.Module, factor: int) -> None:
+            super().__init__()
+            self.inner, self.factor = inner, factor
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) * self.factor  # type: ignore[no-any-return]
+
+    module = mlp()
+    first = of(module)
+    assert of(module) == first
+    assert of(module, "y:float32[batch,4]") != first
+    assert of(Doubled(module, 2)) != of(Doubled(module, 3))
+    module.get_parameter("0.bias").data += 1e-3
+    assert of(module) != first

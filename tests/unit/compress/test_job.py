@@ -1,0 +1,87 @@
+"""The whole job through the Python API: all or nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import compress
+from compress import Artifact, ExportOptions
+from compress.checkpoint import save
+from compress.errors import ToolkitError
+from tests.models import build, mlp
+
+X = "x:float32[batch,4]"
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    save(mlp(), tmp_path / "model.pt", inputs=X)
+    compress.export(tmp_path / "model.pt", ExportOptions(output=tmp_path / "artifact"))
+    return tmp_path
+
+
+def test_an_artifact_is_replaced_by_the_next_run(exported: Path) -> None:
+    first = Artifact.load(exported / "artifact").sha256
+    compress.export(exported / "model.pt", ExportOptions(output=exported / "artifact", int8="dynamic"))
+    assert Artifact.load(exported / "artifact").sha256 != first
+    assert sorted(path.name for path in exported.iterdir()) == ["artifact", "artifact.work", "model.pt"]
+
+
+def test_a_swap_that_fails_leaves_the_old_artifact(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Artifact.load(exported / "artifact").sha256
+    rename = Path.rename
+
+    def failing(self: Path, target: Path) -> Path:
+        if self.name == "artifact.part":
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(KeyboardInterrupt):
+        compress.export(exported / "model.pt", ExportOptions(output=exported / "artifact", int8="dynamic"))
+    assert Artifact.load(exported / "artifact").sha256 == first
+
+
+def test_an_artifact_left_aside_by_a_kill_is_put_back(exported: Path) -> None:
+    first = Artifact.load(exported / "artifact").sha256
+    (exported / "artifact").rename(exported / "artifact.old")
+    with pytest.raises(ToolkitError):
+        compress.export(exported / "nothing.pt", ExportOptions(output=exported / "artifact"))
+    assert Artifact.load(exported / "artifact").sha256 == first
+
+
+def test_another_model_in_the_same_place_is_not_taken_for_the_first(exported: Path) -> None:
+    first = Artifact.load(exported / "artifact").sha256
+    other = mlp()
+    other.get_parameter("0.weight").data += 1
+    save(other, exported / "model.pt", inputs=X)
+    compress.export(exported / "model.pt", ExportOptions(output=exported / "artifact"))
+    assert Artifact.load(exported / "artifact").sha256 != first
+
+
+@pytest.mark.parametrize("name", ["encoder", "two_inputs", "recurrent"])
+def test_networks_that_are_no_image_classifiers_go_through(name: str, tmp_path: Path) -> None:
+    module, inputs = build(name)
+    save(module, tmp_path / "model.pt", inputs=inputs)
+    artifact, report = compress.export(
+        tmp_path / "model.pt", ExportOptions(output=tmp_path / "artifact", int8="dynamic")
+    )
+    assert len(artifact.signature.inputs) == len(inputs)
+    assert ("The file has grown" in " ".join(report.findings)) == (report.gains["size"] < 1)
+    assert report.stages[-1].details["layers"]["int8"] > 0
+
+
+def test_the_eval_data_judges_every_stage(tmp_path: Path) -> None:
+    module, inputs = build("residual")
+    save(module, tmp_path / "model.pt", inputs=inputs)
+    x = np.random.default_rng(0).standard_normal((30, 3, 16, 16)).astype(np.float32)
+    np.savez(tmp_path / "eval.npz", image=x, label=np.arange(30) % 5)
+    options = ExportOptions(output=tmp_path / "artifact", prune=0.5, eval="eval.npz")
+    compress.export(tmp_path / "model.pt", options)
+    stages = json.loads((tmp_path / "artifact" / "report.json").read_text())["stages"]
+    assert all(stage["measured"]["accuracy"] is not None for stage in stages)
+    assert stages[1]["measured"]["agreement"] == 1.0
