@@ -35,8 +35,8 @@ def findings(rows: Sequence[StageReport]) -> tuple[str, ...]:
         found.append("Pruned but not trained since: --finetune usually recovers most of what was lost.")
     if onnx.size_bytes and last.size_bytes and last.size_bytes > onnx.size_bytes:
         found.append(
-            f"The file has grown, from {onnx.size_bytes:,} to {last.size_bytes:,} bytes: in so small a model, scales and "
-            "Q/DQ nodes outweigh what 8-bit weights save."
+            f"The file has grown, from {onnx.size_bytes:,} to {last.size_bytes:,} bytes: in so small a model, scales "
+            "and Q/DQ nodes outweigh what 8-bit weights save."
         )
     if original.accuracy is not None and last.accuracy is not None and original.accuracy - last.accuracy > 0.01:
         found.append(
