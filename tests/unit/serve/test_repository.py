@@ -273,3 +273,11 @@ def test_a_configuration_that_triton_would_refuse_is_refused(artifact: Path, rep
 def test_the_packed_network_is_the_artifacts(artifact: Path, repository: Path) -> None:
     pack(artifact, repository=repository, name="tiny")
     assert config_of(repository, "tiny").parameters["model_sha256"] == Artifact.load(artifact).sha256
+
+
+@pytest.mark.parametrize("stage", ["preprocess", "postprocess"])
+def test_the_shipped_repository_is_what_pack_would_write_today(stage: str) -> None:
+    root = Path(__file__).parents[3]
+    version = root / "model_repository" / f"digits_{stage}" / "1"
+    assert (version / "model.py").read_bytes() == (root / "serve" / "hook_model.py").read_bytes()
+    assert (version / "hooks.py").read_bytes() == (root / "examples" / "digits" / "hooks.py").read_bytes()
