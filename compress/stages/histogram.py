@@ -6,6 +6,7 @@ ONNX Runtime's own calibration).
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import numpy as np
@@ -50,8 +51,8 @@ class Histogram:
         if largest == 0:
             return
         if self.reach == 0:
-            self.reach = float(2.0 ** np.ceil(np.log2(largest)))
-        while self.reach < largest:
+            self.reach = 2.0 ** math.frexp(largest)[1]
+        while self.reach <= largest:  # never equal: a value on the outer edge would have no bin of its own
             pairs = self.counts.reshape(-1, 2).sum(1)
             self.counts[:] = 0
             self.counts[BINS // 4 : 3 * BINS // 4] = pairs

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper, numpy_helper
@@ -37,6 +37,8 @@ def filled(*pieces: np.ndarray[Any, Any]) -> Histogram:
 
 # Whole numbers: no rounding puts one of them on the other side of a bin's edge.
 @given(hnp.arrays(np.float32, st.integers(1, 60), elements=st.integers(-1_000_000, 1_000_000)), st.integers(0, 60))
+@example(np.array([1, 2], np.float32), 1)
+@settings(max_examples=300)
 def test_the_counts_do_not_depend_on_how_the_data_is_cut(data: np.ndarray[Any, Any], cut: int) -> None:
     whole, pieces = filled(data), filled(data[:cut], data[cut:])
     assert pieces.reach == whole.reach
