@@ -136,8 +136,7 @@ def _measure(
         progress = watcher.started("compare")
         compared = compare("original", opened, data, progress=lambda done, total: progress(done, total, "samples"))
     specs = rows["original"].signature.inputs
-    symbols = {dim for spec in specs for dim in spec.shape if isinstance(dim, str)}
-    one = data.take(slice(0, 1))[0] if data is not None else example_inputs(specs, dict.fromkeys(symbols, 1))
+    one = data.take(slice(0, 1))[0] if data is not None else example_inputs(specs, 1)
     tick = watcher.started("measure")
     return compared, latency(opened, one, progress=lambda done, total: tick(done, total, "interleaved rounds"))
 

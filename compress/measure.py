@@ -91,8 +91,7 @@ def torch_params(module: nn.Module) -> int:
 
 def torch_macs(module: nn.Module, signature: Signature) -> int:
     """Multiply-accumulates for one sample: half of the FLOPs that torch counts for convolutions and matrix products."""
-    symbols = {dim for spec in signature.inputs for dim in spec.shape if isinstance(dim, str)}
-    inputs = example_inputs(signature.inputs, dict.fromkeys(symbols, 1))
+    inputs = example_inputs(signature.inputs, 1)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         call(module, signature.inputs, inputs)
     return int(counter.get_total_flops()) // 2

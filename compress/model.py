@@ -14,7 +14,7 @@ from torch import nn
 from compress.artifact import Signature, TensorSpec
 from compress.errors import CheckpointError, SignatureError
 
-__all__ = ["Arrays", "Model", "OnnxModel", "TorchModel", "call", "example_inputs", "infer_outputs"]
+__all__ = ["Arrays", "Model", "OnnxModel", "TorchModel", "call", "example_inputs", "infer_outputs", "symbols_of"]
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -46,22 +46,30 @@ class OnnxModel:
 Model = TorchModel | OnnxModel
 
 
-def example_inputs(specs: tuple[TensorSpec, ...], sizes: Mapping[str, int], seed: int = 0) -> Arrays:
+def example_inputs(specs: tuple[TensorSpec, ...], sizes: Mapping[str, int] | int, seed: int = 0) -> Arrays:
     """Random inputs: floats of a standard normal, integers 0 or 1 (so that they are valid indices), by input name.
 
     Args:
         specs: the inputs.
-        sizes: a size for each symbolic dimension.
+        sizes: a size for each symbolic dimension, or one for all.
         seed: the same seed gives the same arrays.
     """
     rng = np.random.default_rng(seed)
     arrays: Arrays = {}
     for spec in specs:
-        shape = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape)
+        if isinstance(sizes, int):
+            shape = spec.fixed(sizes)
+        else:
+            shape = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape)
         dtype = np.dtype(spec.dtype)
         values = rng.standard_normal(shape) if dtype.kind == "f" else rng.integers(0, 2, shape)
         arrays[spec.name] = values.astype(dtype)
     return arrays
+
+
+def symbols_of(specs: tuple[TensorSpec, ...]) -> list[str]:
+    """The names of the symbolic dimensions, sorted."""
+    return sorted({dim for spec in specs for dim in spec.shape if isinstance(dim, str)})
 
 
 def call(module: nn.Module, specs: tuple[TensorSpec, ...], arrays: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -98,7 +106,7 @@ def infer_outputs(
     Raises:
         SignatureError: the forward does not take these inputs, or the names don't fit.
     """
-    symbols = sorted({dim for spec in inputs for dim in spec.shape if isinstance(dim, str)})
+    symbols = symbols_of(inputs)
     first = {symbol: 2 + index for index, symbol in enumerate(symbols)}
     trials = [first] + [first | {symbol: 2 * len(symbols) + 3} for symbol in symbols]
     runs: list[dict[str, torch.Tensor]] = []

@@ -19,7 +19,7 @@ from compress.artifact import Signature
 from compress.backends import OnnxBackend, TorchBackend
 from compress.compare import cosine_similarity, max_abs_error
 from compress.errors import StageError
-from compress.model import Model, OnnxModel, TorchModel, example_inputs
+from compress.model import Model, OnnxModel, TorchModel, example_inputs, symbols_of
 from compress.stages import Given, Progress
 
 __all__ = ["OnnxFromTorch"]
@@ -68,9 +68,8 @@ class OnnxFromTorch:
 
 def _export(model: TorchModel, path: Path) -> None:
     signature = model.signature
-    symbols = {dim for spec in signature.inputs for dim in spec.shape if isinstance(dim, str)}
     # A sample batch of 1 would be taken for a constant.
-    sizes = {symbol: 2 + index for index, symbol in enumerate(sorted(symbols))}
+    sizes = {symbol: 2 + index for index, symbol in enumerate(symbols_of(signature.inputs))}
     arrays = example_inputs(signature.inputs, sizes)
     args = tuple(torch.from_numpy(arrays[spec.name]) for spec in signature.inputs)
     shapes = tuple(
@@ -139,8 +138,7 @@ def _check_file(path: Path, signature: Signature) -> None:
 
 
 def _parity(model: TorchModel, exported: OnnxModel, batch: int) -> dict[str, float]:
-    symbols = sorted({dim for spec in model.signature.inputs for dim in spec.shape if isinstance(dim, str)})
-    sizes = {symbol: batch if symbol == "batch" else batch + 2 for symbol in symbols}
+    sizes = {symbol: batch if symbol == "batch" else batch + 2 for symbol in symbols_of(model.signature.inputs)}
     inputs = example_inputs(model.signature.inputs, sizes, seed=batch)
     expected = TorchBackend(model, torch.get_num_threads()).infer(inputs)
     try:
