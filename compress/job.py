@@ -10,18 +10,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from compress import __version__
-from compress.artifact import Artifact, Measured, StageReport, sha256_of
-from compress.backends import open_model
+from compress.artifact import Artifact, sha256_of
 from compress.checkpoint import fingerprint, load
-from compress.compare import Comparison, compare
 from compress.dataset import Dataset
 from compress.errors import ArtifactError
 from compress.findings import findings
 from compress.machine import environment, versions
-from compress.measure import Latency, latency, onnx_macs, onnx_params, torch_macs, torch_params
-from compress.model import Model, OnnxModel, TorchModel, example_inputs
+from compress.measure import Latency
+from compress.model import Model, OnnxModel
 from compress.options import ExportOptions
 from compress.pipeline import Outcome, Watcher, check, run
+from compress.prove import measure, row, row_of
 from compress.recipe import find_data, stages_for
 from compress.report import Report
 from compress.stages import Progress
@@ -72,10 +71,10 @@ def export(
     outcomes = run(stages, model, work=work, source=source, watcher=watcher)
     rows: dict[str, Model] = {"original": model, "original_onnx": baseline[-1].given.model}
     rows |= {outcome.stage.name: outcome.given.model for outcome in outcomes}
-    compared, timed = _measure(rows, data, options.threads, watcher)
+    compared, timed = measure(rows, data, options.threads, watcher)
     reports = [
-        _row("original", "as it was given", model, compared, timed, checkpoint.stat().st_size),
-        _row(
+        row("original", "as it was given", model, compared, timed, checkpoint.stat().st_size),
+        row(
             "original_onnx",
             "exported as it is, to compare sizes and speed with",
             baseline[-1].given.model,
@@ -83,7 +82,7 @@ def export(
             timed,
         ),
     ]
-    reports += [_row_of(outcome, compared, timed) for outcome in outcomes]
+    reports += [row_of(outcome, compared, timed) for outcome in outcomes]
     report = Report(
         command=" ".join(["compress", *sys.argv[1:]]) if Path(sys.argv[0]).stem in ("compress", "__main__") else "",
         source=str(checkpoint),
@@ -125,61 +124,6 @@ def _check_output(output: Path) -> None:
             why="it is a file" if output.is_file() else "it is a folder that holds something other than an artifact",
             mend="name a new folder with -o",
         )
-
-
-def _measure(
-    rows: Mapping[str, Model], data: Dataset | None, threads: int, watcher: Watcher
-) -> tuple[Mapping[str, Comparison], Mapping[str, Latency]]:
-    opened = {name: open_model(model, threads=threads) for name, model in rows.items()}
-    compared: Mapping[str, Comparison] = {}
-    if data is not None:
-        progress = watcher.started("compare")
-        compared = compare("original", opened, data, progress=lambda done, total: progress(done, total, "samples"))
-    specs = rows["original"].signature.inputs
-    one = data.take(slice(0, 1))[0] if data is not None else example_inputs(specs, 1)
-    tick = watcher.started("measure")
-    return compared, latency(opened, one, progress=lambda done, total: tick(done, total, "interleaved rounds"))
-
-
-def _row(
-    name: str,
-    did: str,
-    model: Model,
-    compared: Mapping[str, Comparison],
-    timed: Mapping[str, Latency],
-    size: int | None = None,
-) -> StageReport:
-    if isinstance(model, TorchModel):
-        macs, params, runtime = torch_macs(model.module, model.signature), torch_params(model.module), "torch eager"
-    else:
-        macs, params, runtime = onnx_macs(model.path), onnx_params(model.path), "ONNX Runtime"
-        size = model.path.stat().st_size
-    against = compared.get(name)
-    measured = Measured(
-        macs=macs,
-        params=params,
-        size_bytes=size,
-        accuracy=against.accuracy if against else None,
-        agreement=against.agreement if against else None,
-        cosine_similarity=against.cosine_similarity if against else None,
-        max_abs_error=against.max_abs_error if against else None,
-        latency_p50_ms=timed[name].p50_ms,
-        latency_p99_ms=timed[name].p99_ms,
-        runtime=runtime,
-    )
-    return StageReport(name, did, measured, seconds=0.0)
-
-
-def _row_of(outcome: Outcome, compared: Mapping[str, Comparison], timed: Mapping[str, Latency]) -> StageReport:
-    given = outcome.given
-    row = _row(outcome.stage.name, given.did, given.model, compared, timed, outcome.size_bytes)
-    return dataclasses.replace(
-        row,
-        seconds=outcome.seconds,
-        warnings=given.warnings,
-        details=given.details,
-        options=dict(outcome.stage.options),
-    )
 
 
 def _write(model: OnnxModel, output: Path, report: Report, timed: Mapping[str, Latency]) -> Artifact:
