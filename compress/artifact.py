@@ -143,9 +143,16 @@ class Measured:
         size_bytes: bytes of the model's file.
         accuracy: share of evaluation samples whose label is predicted, 0 to 1.
         agreement: share of evaluation samples with the original's top-1 answer, 0 to 1.
+        metric: name of what the run judges by.
+        value: of the metric; `value_low` and `value_high` bound its 95% confidence interval.
+        drop: loss of the metric against the original, in points for shares, paired by sample; `drop_low` and
+            `drop_high` bound its 95% confidence interval.
+        stage_drop: the same loss against the stage before.
         cosine_similarity: mean over samples, outputs against the original's.
         max_abs_error: largest absolute difference from the original's outputs.
         latency_p50_ms, latency_p99_ms: at batch 1, in milliseconds.
+        load_ms: from the file to a model that is ready to run.
+        peak_memory_bytes: what loading and running it at batch 1 adds to a fresh process, at most.
         runtime: what the latency was measured with, such as "torch eager".
     """
 
@@ -154,10 +161,20 @@ class Measured:
     size_bytes: int | None = None
     accuracy: float | None = None
     agreement: float | None = None
+    metric: str | None = None
+    value: float | None = None
+    value_low: float | None = None
+    value_high: float | None = None
+    drop: float | None = None
+    drop_low: float | None = None
+    drop_high: float | None = None
+    stage_drop: float | None = None
     cosine_similarity: float | None = None
     max_abs_error: float | None = None
     latency_p50_ms: float | None = None
     latency_p99_ms: float | None = None
+    load_ms: float | None = None
+    peak_memory_bytes: int | None = None
     runtime: str | None = None
 
 

@@ -6,6 +6,7 @@ A checkpoint is untrusted: no code in one is run unless the user says so (`compr
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import importlib
 import inspect
@@ -44,6 +45,8 @@ def save(
 ) -> Path:
     """Write a model with its signature to a file that loads without the model's Python code.
 
+    Weights in bfloat16 are written as float32: no array could be fed to them.
+
     Args:
         module: a trained module whose forward torch.fx can trace (no branches on tensor values).
         path: the file, usually `model.pt`; replaced whole.
@@ -63,7 +66,8 @@ def save(
     module.eval()
     try:
         specs = _specs(inputs)
-        model = TorchModel(module, Signature(specs, infer_outputs(module, specs, _tuple(outputs))))
+        kept = _with_float32(module)
+        model = TorchModel(kept, Signature(specs, infer_outputs(kept, specs, _tuple(outputs))))
         write(model, path)
     finally:
         module.train(was_training)
@@ -150,19 +154,29 @@ def _specs(inputs: Mapping[str, torch.Tensor] | Sequence[str | TensorSpec] | str
     if isinstance(inputs, str):
         inputs = [inputs]
     if isinstance(inputs, Mapping):
-        return tuple(
-            TensorSpec(name, str(tensor.dtype).removeprefix("torch."), ("batch", *tensor.shape[1:]))
-            for name, tensor in inputs.items()
-        )
+        return tuple(TensorSpec(name, _dtype(tensor), ("batch", *tensor.shape[1:])) for name, tensor in inputs.items())
     specs = tuple(spec if isinstance(spec, TensorSpec) else TensorSpec.parse(spec) for spec in inputs)
     if len({spec.name for spec in specs}) != len(specs):
         raise SignatureError("two inputs share a name", why=", ".join(map(str, specs)), mend="name each input once")
     return specs
 
 
+def _dtype(tensor: torch.Tensor) -> str:
+    """Numpy's name of it; what is bfloat16, which numpy lacks, is taken as float32."""
+    return "float32" if tensor.dtype == torch.bfloat16 else str(tensor.dtype).removeprefix("torch.")
+
+
+def _with_float32(module: nn.Module) -> nn.Module:
+    """A float32 copy of a module with bfloat16 weights, whose inputs no array could be; any other as it is."""
+    if any(tensor.dtype == torch.bfloat16 for tensor in (*module.parameters(), *module.buffers())):
+        return copy.deepcopy(module).float()
+    return module
+
+
 def _with_signature(module: nn.Module, path: Path, inputs: Sequence[str], *, layered: bool) -> TorchModel:
     if not inputs:
         raise CheckpointError(f"can't tell the inputs of {path}", why="the file does not name them", mend=_INPUT_HINT)
+    module = _with_float32(module)
     module.eval()
     specs = _specs(list(inputs))
     return TorchModel(module, Signature(specs, infer_outputs(module, specs)), layered)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
 from compress import __version__
 from compress.errors import MissingExtraError, ToolkitError
-from compress.options import ExportOptions, SourceOptions
+from compress.options import RUN, ExportOptions, OptimizeOptions, SourceOptions
 
 __all__ = ["app", "main"]
 
@@ -25,24 +26,42 @@ app = App(
 
 
 @app.command
-def export(checkpoint: Path, *, options: ExportOptions) -> None:
+def export(
+    checkpoint: Path,
+    *,
+    options: ExportOptions,
+    dry_run: Annotated[bool, Parameter(negative="", group=RUN)] = False,
+    save_config: Annotated[Path | None, Parameter(group=RUN)] = None,
+) -> None:
     """Prune, finetune, quantize and export a model; measure what was gained and lost.
 
     The stages are those that options ask for, always in the order prune, finetune, ONNX, fold, INT8. A run that was
-    interrupted goes on where it stopped when the same command is given again.
+    interrupted goes on where it stopped when the same command is given again; one with other options does again only
+    what they change. A budget (--target-…, --max-drop) that is missed ends with exit code 3.
 
     Parameters
     ----------
     checkpoint
         What compress.save, torch.save, torch.jit.save or torch.export.save wrote.
+    dry_run
+        Print the stages and an estimate of the time; do nothing.
+    save_config
+        Write these options to a recipe for `compress run`.
     """
     from compress.job import export as run
     from compress.progress import Terminal
     from compress.report import stage_table
 
+    console = _console()
+    if save_config is not None:
+        _save(save_config, checkpoint, options)
+    if dry_run:
+        from compress.plan import plan
+
+        console.print(plan(checkpoint, options), highlight=False, soft_wrap=True)
+        return
     with Terminal(Console(stderr=True)) as terminal:
         artifact, report = run(checkpoint, options, watcher=terminal)
-    console = Console() if sys.stdout.isatty() else Console(width=140)
     console.print(stage_table(report))
     for finding in report.findings:
         console.print(f"[yellow]![/] {finding}", highlight=False, soft_wrap=True)
@@ -54,6 +73,74 @@ def export(checkpoint: Path, *, options: ExportOptions) -> None:
         soft_wrap=True,
     )
     console.print(f"wrote {artifact.folder}: model.onnx, artifact.json, report.json, report.html", soft_wrap=True)
+
+
+@app.command
+def optimize(
+    checkpoint: Path,
+    *,
+    options: OptimizeOptions,
+    save_config: Annotated[Path | None, Parameter(group=RUN)] = None,
+) -> None:
+    """Try pruning × precision × calibrators, measure each, and export the best that loses no more than --max-drop.
+
+    Candidates that have lost too much on a part of the data are not measured further. An interrupted search goes on
+    where it stopped. When no candidate is inside, nothing is written but the search's own report, and the exit code
+    is 3.
+
+    Parameters
+    ----------
+    checkpoint
+        Any model file.
+    save_config
+        Write these options to a recipe for `compress run`.
+    """
+    from compress.job import optimize as run
+    from compress.progress import Terminal
+    from compress.search_report import search_table
+
+    if save_config is not None:
+        _save(save_config, checkpoint, options)
+    console = _console()
+    with Terminal(Console(stderr=True)) as terminal:
+        found = run(checkpoint, options, watcher=terminal, tell=lambda found: console.print(search_table(found)))
+    best = found.best
+    assert best is not None  # noqa: S101  none is an error
+    console.print(f"best for {options.goal}: {best.candidate.name}; wrote {options.output}", soft_wrap=True)
+
+
+@app.command(name="run")
+def run_recipe(recipe: Path, *flags: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
+    """Run a recipe: a TOML file with a key for each flag of `compress export` or `compress optimize`.
+
+    Relative paths in it are looked for from the current folder, as on the command line.
+
+    Parameters
+    ----------
+    recipe
+        Written by --save-config, or by hand.
+    flags
+        Any flag of the recipe's command; it overrides the recipe's key.
+    """
+    from cyclopts.config import Dict
+
+    from compress.recipe_file import read
+
+    command, values = read(recipe)
+    config = Dict(data=dict(values), source=str(recipe), use_commands_as_keys=False)
+    running = App(name="compress", config=config, suppress_keyboard_interrupt=False)
+    running.command({"export": export, "optimize": optimize}[command], name=command)
+    running([command, *flags], exit_on_error=False)
+
+
+def _console() -> Console:
+    return Console() if sys.stdout.isatty() else Console(width=140)
+
+
+def _save(path: Path, checkpoint: Path, options: ExportOptions | OptimizeOptions) -> None:
+    from compress.recipe_file import write
+
+    write(path, checkpoint, options)
 
 
 @app.command

@@ -10,6 +10,8 @@ import numpy as np
 
 from compress.backends import Backend
 from compress.dataset import Dataset
+from compress.errors import RecipeError
+from compress.metrics import METRICS, Metric, cosine_similarity
 from compress.model import Arrays
 
 __all__ = ["Comparison", "compare", "cosine_similarity", "max_abs_error"]
@@ -21,6 +23,8 @@ class Comparison:
 
     Attributes:
         samples: how many.
+        value: of the metric.
+        scores: the metric of each sample [n], or None where it is no mean of these.
         accuracy: share whose label has the largest logit, 0 to 1.
         agreement: share with the reference's top-1 answer, 0 to 1.
         cosine_similarity: mean over samples and outputs, against the reference.
@@ -28,18 +32,12 @@ class Comparison:
     """
 
     samples: int
+    value: float
+    scores: np.ndarray[Any, Any] | None
     accuracy: float | None
     agreement: float | None
     cosine_similarity: float
     max_abs_error: float
-
-
-def cosine_similarity(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Per sample (first dimension), in float64; two zero vectors are alike (1), one zero vector is not (0)."""
-    x, y = (np.asarray(v, np.float64).reshape(len(v), -1) for v in (a, b))
-    norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
-    both_zero = ~x.any(axis=1) & ~y.any(axis=1)
-    return np.where(both_zero, 1.0, (x * y).sum(axis=1) / np.where(norms == 0, 1.0, norms))
 
 
 def max_abs_error(a: Arrays, b: Arrays) -> float:
@@ -54,60 +52,84 @@ def max_abs_error(a: Arrays, b: Arrays) -> float:
 
 @dataclass
 class _Tally:
-    samples: int = 0
-    right: int = 0
-    agreeing: int = 0
-    cosine: float = 0.0
+    """What is kept of one model: scores, and whole outputs only where the metric needs them all at once."""
+
+    scores: dict[str, list[np.ndarray[Any, Any]]] = field(default_factory=dict)
+    outputs: dict[str, list[np.ndarray[Any, Any]]] = field(default_factory=dict)
     worst: float = 0.0
-    classifies: bool = field(default=True)
 
 
 def compare(
     reference: str,
     models: Mapping[str, Backend],
     data: Dataset,
+    metric: Metric = METRICS["cosine"],
     *,
     batch: int = 64,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> dict[str, Comparison]:
-    """Run every model on every batch; memory holds one batch at a time.
+    """Run every model on every batch; memory holds one batch at a time, and a number for each sample.
 
     Args:
         reference: the name in `models` that the others are compared with.
         models: by name; the first output [n, classes] is the one that accuracy and agreement look at.
         data: with labels for accuracy.
+        metric: what the models are judged by; one that is no mean of scores has all outputs kept in memory.
         batch: samples at a time.
         progress: called with samples done and in all.
+
+    Raises:
+        RecipeError: the user's metric fails.
     """
     tallies = {name: _Tally() for name in models}
+    done = 0
     for inputs, labels in data.batches(batch):
         outputs = {name: model.infer(inputs) for name, model in models.items()}
         expected = outputs[reference]
+        wanted = _wanted(expected, labels, metric)
         for name, tally in tallies.items():
-            _add(tally, outputs[name], expected, labels)
-        progress(tallies[reference].samples, len(data))
-    labelled = data.labels is not None and data.labels.ndim == 1 and data.labels.dtype.kind in "iu"
-    return {
-        name: Comparison(
-            samples=t.samples,
-            accuracy=t.right / t.samples if t.classifies and labelled else None,
-            agreement=t.agreeing / t.samples if t.classifies else None,
-            cosine_similarity=t.cosine / t.samples,
-            max_abs_error=t.worst,
-        )
-        for name, t in tallies.items()
-    }
+            for kind in wanted:
+                scores = METRICS[kind].per_sample if kind in METRICS else metric.per_sample
+                assert scores is not None  # noqa: S101  all of METRICS have it
+                tally.scores.setdefault(kind, []).append(scores(outputs[name], expected, labels))
+            if metric.over_all is not None:
+                for output, array in outputs[name].items():
+                    tally.outputs.setdefault(output, []).append(array)
+            tally.worst = max(tally.worst, max_abs_error(expected, outputs[name]))
+        done += len(next(iter(inputs.values())))
+        progress(done, len(data))
+    return {name: _comparison(tally, metric, data) for name, tally in tallies.items()}
 
 
-def _add(tally: _Tally, got: Arrays, expected: Arrays, labels: np.ndarray[Any, Any] | None) -> None:
-    first = next(iter(expected))
-    tally.samples += len(expected[first])
-    tally.cosine += float(np.mean([cosine_similarity(got[name], expected[name]) for name in expected], axis=0).sum())
-    tally.worst = max(tally.worst, max_abs_error(expected, got))
-    if expected[first].ndim != 2 or expected[first].shape[1] < 2:
-        tally.classifies = False
-        return
-    answer = got[first].argmax(1)
-    tally.agreeing += int((answer == expected[first].argmax(1)).sum())
-    if labels is not None and labels.ndim == 1:
-        tally.right += int((answer == labels).sum())
+def _wanted(expected: Arrays, labels: np.ndarray[Any, Any] | None, metric: Metric) -> set[str]:
+    """Names of the scores that this batch allows."""
+    first = expected[next(iter(expected))]
+    found = {"cosine"} | ({metric.name} if metric.per_sample is not None else set())
+    if first.ndim == 2 and first.shape[1] > 1:
+        found |= {"agreement"}
+        if labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu":
+            found |= {"top1"}
+    return found
+
+
+def _comparison(tally: _Tally, metric: Metric, data: Dataset) -> Comparison:
+    scores = {name: np.concatenate(parts) for name, parts in tally.scores.items()}
+    means = {name: float(values.mean()) for name, values in scores.items()}
+    if metric.over_all is None:
+        judged: np.ndarray[Any, Any] = scores[metric.name]
+    else:
+        try:
+            judged = metric.over_all({name: np.concatenate(p) for name, p in tally.outputs.items()}, data.labels)
+        except Exception as err:  # the user's function: anything may come out of it
+            why = f"{type(err).__name__}: {err}"
+            mend = "it is given (outputs by name, labels), each with the samples first"
+            raise RecipeError(f"the metric {metric.name} fails", why=why, mend=mend) from err
+    return Comparison(
+        samples=len(data),
+        value=float(judged.mean()),
+        scores=judged if judged.shape == (len(data),) else None,
+        accuracy=means.get("top1"),
+        agreement=means.get("agreement"),
+        cosine_similarity=means["cosine"],
+        max_abs_error=tally.worst,
+    )

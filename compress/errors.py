@@ -7,6 +7,7 @@ ToolkitError
 ├── ArtifactError       an artifact folder that is missing, damaged or of another version
 ├── RecipeError         options that can't work together
 ├── StageError          a stage that can't do what was asked of it
+├── BudgetError         a result that misses the budget it was asked to keep (exit code 3)
 ├── RepositoryError     a model repository that Triton could not serve
 ├── HookError           a pre/post hook module that can't be used
 ├── ServerError         a server that can't be started or reached
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 __all__ = [
     "ArtifactError",
+    "BudgetError",
     "CheckpointError",
     "DatasetError",
     "HookError",
@@ -75,6 +77,12 @@ class RecipeError(ToolkitError):
 
 class StageError(ToolkitError):
     """A stage can't do what was asked of it."""
+
+
+class BudgetError(ToolkitError):
+    """A result misses the budget that it was asked to keep; everything else went well."""
+
+    exit_code = 3
 
 
 class RepositoryError(ToolkitError):

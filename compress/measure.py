@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -92,9 +94,20 @@ def torch_params(module: nn.Module) -> int:
 def torch_macs(module: nn.Module, signature: Signature) -> int:
     """Multiply-accumulates for one sample: half of the FLOPs that torch counts for convolutions and matrix products."""
     inputs = example_inputs(signature.inputs, 1)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        call(module, signature.inputs, inputs)
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # its one operator for a whole encoder layer is not counted
+    try:
+        counting = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.mkldnn_rnn_layer: _rnn_flops})
+        with counting as counter, torch.no_grad():
+            call(module, signature.inputs, inputs)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
     return int(counter.get_total_flops()) // 2
+
+
+def _rnn_flops(inputs: Sequence[int], weight: Sequence[int], recurrent: Sequence[int], *_: Any, **__: Any) -> int:
+    """Of one fused recurrent layer: both matrices at each step of each sequence."""
+    return 2 * inputs[0] * inputs[1] * (math.prod(weight) + math.prod(recurrent))
 
 
 def onnx_params(path: Path) -> int:

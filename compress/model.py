@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,17 @@ from torch import nn
 from compress.artifact import Signature, TensorSpec
 from compress.errors import CheckpointError, SignatureError
 
-__all__ = ["Arrays", "Model", "OnnxModel", "TorchModel", "call", "example_inputs", "infer_outputs", "symbols_of"]
+__all__ = [
+    "Arrays",
+    "Model",
+    "OnnxModel",
+    "TorchModel",
+    "call",
+    "example_inputs",
+    "in_float32",
+    "infer_outputs",
+    "symbols_of",
+]
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -136,3 +147,22 @@ def infer_outputs(
             mend="give a name for each output, in order",
         )
     return tuple(TensorSpec(name, spec.dtype, spec.shape) for name, spec in zip(names, outputs, strict=True))
+
+
+def in_float32(model: TorchModel) -> TorchModel:
+    """A model of float32 weights, for one in half precision; any other as it is.
+
+    The stages measure, train and quantize in float32. Inputs and outputs become float32, too; `--precision fp16` or
+    `bf16` gives a half-precision file again.
+    """
+    half = (torch.float16, torch.bfloat16)
+    tensors = (*model.module.parameters(), *model.module.buffers())
+    if not any(tensor.dtype in half for tensor in tensors):
+        return model
+    specs = tuple(
+        TensorSpec(spec.name, "float32" if spec.dtype == "float16" else spec.dtype, spec.shape)
+        for spec in model.signature.inputs
+    )
+    module = copy.deepcopy(model.module).float()
+    names = tuple(spec.name for spec in model.signature.outputs)
+    return TorchModel(module, Signature(specs, infer_outputs(module, specs, names)), model.layered)

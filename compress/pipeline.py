@@ -60,7 +60,9 @@ def check(stages: Sequence[Stage], model: Model) -> None:
         kind = stage.gives
 
 
-def run(stages: Sequence[Stage], model: Model, *, work: Path, source: str, watcher: Watcher) -> list[Outcome]:
+def run(
+    stages: Sequence[Stage], model: Model, *, work: Path, source: str, watcher: Watcher, tidy: bool = True
+) -> list[Outcome]:
     """Run the stages in order; the output of each is the input of the next.
 
     A stage whose input and options are those of an earlier run is not run again: its output is taken from the
@@ -72,6 +74,7 @@ def run(stages: Sequence[Stage], model: Model, *, work: Path, source: str, watch
         work: a folder that keeps the outputs; made if missing.
         source: a hash of what `model` was loaded from.
         watcher: is told when a stage starts, goes on and ends.
+        tidy: drop the outputs of earlier runs that this one did not use; not where several runs share the folder.
     """
     work.mkdir(parents=True, exist_ok=True)
     key = hashlib.sha256(f"{__version__} {source}".encode()).hexdigest()
@@ -87,7 +90,7 @@ def run(stages: Sequence[Stage], model: Model, *, work: Path, source: str, watch
         watcher.ended(outcome)
         model = outcome.given.model
     for folder in work.glob("[0-9][0-9]-*"):
-        if folder not in kept:
+        if tidy and folder not in kept:
             shutil.rmtree(folder, ignore_errors=True)
     return outcomes
 

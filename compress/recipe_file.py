@@ -1,0 +1,83 @@
+"""Options ⇄ TOML: a recipe has a key for each flag, by the field's name.
+
+command = "export"
+checkpoint = "model.pt"
+output = "artifact"
+prune = 0.5
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from compress.errors import RecipeError
+from compress.options import ExportOptions, OptimizeOptions
+
+__all__ = ["read", "recipe_text", "write"]
+
+COMMANDS = {"export": ExportOptions, "optimize": OptimizeOptions}
+
+
+def recipe_text(checkpoint: Path, options: ExportOptions | OptimizeOptions) -> str:
+    """The TOML of a run: every option that is not at its default, and the two that have none."""
+    command = next(name for name, kind in COMMANDS.items() if isinstance(options, kind))
+    values: dict[str, Any] = {"command": command, "checkpoint": checkpoint}
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if value != field.default:
+            values[field.name] = value
+    return "".join(f"{name} = {_toml(value)}\n" for name, value in values.items())
+
+
+def write(path: Path, checkpoint: Path, options: ExportOptions | OptimizeOptions) -> None:
+    """Write a recipe whole, or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".part")
+    try:
+        beside.write_text(
+            "# Again: compress run FILE; a flag after it overrides its key.\n" + recipe_text(checkpoint, options),
+            encoding="utf-8",
+        )
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def read(path: Path) -> tuple[str, Mapping[str, Any]]:
+    """The command of a recipe, and its other keys as they stand; their types are the command line's to check.
+
+    Raises:
+        RecipeError: missing, no TOML, or of a command that there is not.
+    """
+    mend = "write one with --save-config, or see its keys with `compress export --help`"
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as err:
+        why = err.strerror if isinstance(err, OSError) and err.strerror else str(err)
+        raise RecipeError(f"can't read the recipe {path}", why=why, mend=mend) from err
+    except tomllib.TOMLDecodeError as err:
+        raise RecipeError(f"can't read the recipe {path}", why=f"it is not TOML: {err}", mend=mend) from err
+    command = values.pop("command", "export")
+    if command not in COMMANDS:
+        known = " and ".join(COMMANDS)
+        why = f"its command is {command!r}; there are {known}"
+        raise RecipeError(f"can't run the recipe {path}", why=why, mend=mend)
+    if "checkpoint" not in values:
+        why = "it has no key `checkpoint`"
+        raise RecipeError(f"can't run the recipe {path}", why=why, mend='add checkpoint = "model.pt"')
+    return command, {name.replace("_", "-"): value for name, value in values.items()}
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, int | float):
+        return repr(value)
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,280 @@
+"""Try candidates: make each, drop early those that have lost too much, measure the rest side by side."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from compress.backends import Backend, open_model
+from compress.bootstrap import paired_drop
+from compress.checkpoint import load
+from compress.dataset import Dataset
+from compress.errors import RecipeError, ToolkitError
+from compress.measure import cores, latency
+from compress.metrics import Metric, find_metric
+from compress.model import Arrays, OnnxModel, TorchModel
+from compress.options import OptimizeOptions
+from compress.pipeline import Outcome, Watcher, check, run
+from compress.recipe import find_data, stages_for
+from compress.search_result import Candidate, SearchResult, Trial, candidates
+from compress.stages import Progress
+
+__all__ = ["search"]
+
+SCREEN_SHARE = 0.2
+SCREEN_LEAST = 256
+THROUGHPUT_BATCH = 8
+EVALUATION_BATCH = 64
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """What every process of a search needs to begin."""
+
+    checkpoint: Path
+    options: OptimizeOptions
+    source: str
+    work: Path
+
+
+def search(
+    checkpoint: Path, options: OptimizeOptions, model: TorchModel, *, source: str, work: Path, watcher: Watcher
+) -> SearchResult:
+    """Make and measure every candidate of the options.
+
+    Those of one pruning ratio are made one after the other and share what they have in common; with several workers,
+    ratios are made at the same time. A ratio whose float model has lost too much ends the search for higher ones.
+    Latency is measured at the end, in this process alone, all candidates interleaved.
+
+    Args:
+        checkpoint: the model file, which workers load again.
+        options: what to try.
+        model: the original.
+        source: what `pipeline.run` takes as the hash of what goes in.
+        work: keeps every stage's output, so that an interrupted search goes on.
+        watcher: is told of stages, or, with several workers, of ratios.
+
+    Raises:
+        RecipeError: options that leave nothing to search.
+    """
+    plan = candidates(options)
+    _check(options, plan)
+    data, metric = judged(options, model, checkpoint)
+    setting = _Setting(checkpoint, options, source, work)
+    made = [trial for branch in _branches(setting, plan, watcher) for trial in branch]
+    trials = tuple(sorted(made, key=lambda trial: plan.index(trial.candidate)))
+    return _measured(trials, options, model, data, metric, watcher)
+
+
+def judged(options: OptimizeOptions, model: TorchModel, checkpoint: Path) -> tuple[Dataset, Metric]:
+    """The evaluation data and the metric of a search."""
+    if options.eval is None:
+        raise RecipeError(
+            "can't tell good candidates from bad ones",
+            why="there is no evaluation data",
+            mend="add --eval eval.npz: inputs, and labels where there are some",
+        )
+    data = Dataset.open(find_data(options.eval, checkpoint), model.signature)
+    return data, find_metric(options.metric, data, model.signature)
+
+
+def _check(options: OptimizeOptions, plan: Sequence[Candidate]) -> None:
+    if options.workers < 1 or options.max_drop < 0:
+        raise RecipeError(
+            "can't search like this",
+            why=f"--workers is {options.workers}, --max-drop is {options.max_drop:g}",
+            mend="give at least 1 worker, and a drop of 0 or more",
+        )
+    if len(plan) < 2:
+        raise RecipeError(
+            "there is nothing to search",
+            why=f"the options leave {len(plan)} candidate(s)",
+            mend="name several --prune fractions or --int8 kinds, and --calibration for static ones",
+        )
+    if any(not 0 <= candidate.prune < 1 for candidate in plan):
+        why = f"--prune holds {', '.join(f'{c:g}' for c in options.prune)}"
+        raise RecipeError("can't prune so much", why=why, mend="give fractions from 0 to below 1")
+
+
+def _branches(setting: _Setting, plan: Sequence[Candidate], watcher: Watcher) -> Iterator[list[Trial]]:
+    """The trials of each ratio, lightly pruned first; once a float model is out, so are all that lose more."""
+    ratios = sorted({candidate.prune for candidate in plan})
+    groups = [[candidate for candidate in plan if candidate.prune == ratio] for ratio in ratios]
+    workers = min(setting.options.workers, len(groups))
+    if workers == 1:
+        lost: Trial | None = None
+        for group in groups:
+            trials = _skipped(group, lost) if lost else _branch(setting, group, watcher)
+            lost = lost or _lost(trials)
+            yield trials
+        return
+    tick = watcher.started("candidates")
+    share = max(1, cores() // workers)
+    places = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=places) as pool:
+        waiting = {
+            pool.submit(_branch_alone, setting, group, index % workers, share): group
+            for index, group in enumerate(groups)
+        }
+        done = 0
+        for future in concurrent.futures.as_completed(waiting):
+            done += 1
+            tick(done, len(groups), f"pruning ratios, {len(waiting[future])} candidates in the last")
+            yield future.result()
+
+
+def _lost(trials: Sequence[Trial]) -> Trial | None:
+    """The float model of a pruned ratio, if it is out: then every higher ratio is."""
+    return next(
+        (t for t in trials if t.candidate.int8 == "none" and t.candidate.prune and t.status != "measured"), None
+    )
+
+
+def _skipped(group: Sequence[Candidate], lost: Trial) -> list[Trial]:
+    why = f"not tried: {lost.candidate.name} is out already"
+    return [Trial(candidate, "eliminated", why) for candidate in group]
+
+
+def _branch_alone(setting: _Setting, group: Sequence[Candidate], place: int, share: int) -> list[Trial]:
+    """A branch in a process of its own, on its own cores."""
+    if hasattr(os, "sched_setaffinity"):
+        mine = sorted(os.sched_getaffinity(0))[place * share : (place + 1) * share]
+        os.sched_setaffinity(0, mine or os.sched_getaffinity(0))
+    return _branch(setting, group, _Silent())
+
+
+class _Silent:
+    def started(self, stage: str) -> Progress:  # noqa: ARG002
+        return lambda _done, _total, _note: None
+
+    def ended(self, outcome: Outcome) -> None:
+        """Nothing to show."""
+
+
+class _Named:
+    """Tells a watcher which candidate a stage is for."""
+
+    def __init__(self, watcher: Watcher, name: str) -> None:
+        self._watcher, self._name = watcher, name
+
+    def started(self, stage: str) -> Progress:
+        return self._watcher.started(f"{self._name}: {stage}")
+
+    def ended(self, outcome: Outcome) -> None:
+        if not outcome.reused:
+            self._watcher.ended(outcome)
+
+
+def _branch(setting: _Setting, group: Sequence[Candidate], watcher: Watcher) -> list[Trial]:
+    """Make the candidates of one ratio, its float model first, and screen each."""
+    options = setting.options
+    model = load(
+        setting.checkpoint, inputs=options.input, model=options.model, trust_pickle=options.trust_pickle
+    ).in_float32()
+    data, metric = judged(options, model, setting.checkpoint)
+    part = _part(data)
+    reference = open_model(model, threads=cores())
+    expected = [reference.infer(inputs) for inputs, _ in part.batches(EVALUATION_BATCH)]
+    trials: list[Trial] = []
+    for candidate in group:
+        lost = _lost(trials)
+        if lost is not None:
+            trials += _skipped([candidate], lost)
+            continue
+        try:
+            stages = stages_for(candidate.options(options), model, setting.checkpoint)
+            check(stages, model)
+            outcomes = run(
+                stages, model, work=setting.work, source=setting.source, watcher=_Named(watcher, candidate.name),
+                tidy=False,
+            )  # fmt: skip
+        except ToolkitError as err:  # one that can't be made does not end the search
+            trials.append(Trial(candidate, "failed", f"{err.what}: {err.why}"))
+            continue
+        final = outcomes[-1].given.model
+        assert isinstance(final, OnnxModel)  # noqa: S101  recipes end in ONNX stages
+        trials.append(_screened(candidate, final, part, expected, metric, options.max_drop, candidate.prune == 0))
+    return trials
+
+
+def _part(data: Dataset) -> Dataset:
+    """Samples spread over the data, enough to tell what is far out."""
+    count = min(len(data), max(SCREEN_LEAST, int(len(data) * SCREEN_SHARE)))
+    index = np.linspace(0, len(data) - 1, count).astype(np.int64)
+    inputs, labels = data.take(index)
+    return dataclasses.replace(data, inputs=inputs, labels=labels)
+
+
+def _screened(
+    candidate: Candidate,
+    model: OnnxModel,
+    part: Dataset,
+    expected: Sequence[Arrays],
+    metric: Metric,
+    max_drop: float,
+    unpruned: bool,
+) -> Trial:
+    """Out when even the interval's lower end of its drop, on a part of the data, is beyond the limit."""
+    size = model.path.stat().st_size
+    kept = Trial(candidate, "measured", size_bytes=size, path=model.path)
+    if unpruned and candidate.int8 == "none":
+        return kept
+    backend = open_model(model, threads=cores())
+    drop = _drop(backend, part, expected, metric)
+    if drop.low <= max_drop:
+        return kept
+    why = f"out early: {drop.value:+.1f} points on {len(part)} samples, at least {drop.low:+.1f}"
+    return dataclasses.replace(
+        kept, status="eliminated", why=why, drop=drop.value, drop_low=drop.low, drop_high=drop.high
+    )
+
+
+def _measured(
+    trials: Sequence[Trial],
+    options: OptimizeOptions,
+    model: TorchModel,
+    data: Dataset,
+    metric: Metric,
+    watcher: Watcher,
+) -> SearchResult:
+    """All evaluation samples through what is left, then the clock."""
+    left = {trial.candidate.name: trial for trial in trials if trial.status == "measured"}
+    reference = open_model(model, threads=cores())
+    expected = [reference.infer(inputs) for inputs, _ in data.batches(EVALUATION_BATCH)]
+    original, _ = _scores(None, data, expected, metric)
+    tick = watcher.started("compare")
+    opened: dict[str, Backend] = {}
+    for number, (name, trial) in enumerate(left.items(), 1):
+        assert trial.path is not None  # noqa: S101  set for what is measured
+        onnx = OnnxModel(trial.path, model.signature)
+        drop = _drop(open_model(onnx, threads=cores()), data, expected, metric)
+        left[name] = dataclasses.replace(
+            trial, value=drop.after, drop=drop.value, drop_low=drop.low, drop_high=drop.high
+        )
+        opened[name] = open_model(onnx, threads=options.threads)
+        tick(number, len(left), "candidates evaluated")
+    tick = watcher.started("measure")
+    one, eight = (data.take(np.arange(size) % len(data))[0] for size in (1, THROUGHPUT_BATCH))
+    single = latency(opened, one, progress=lambda done, total: tick(done, 2 * total, "interleaved rounds"))
+    batched = latency(opened, eight, progress=lambda done, total: tick(total + done, 2 * total, "interleaved rounds"))
+    for name, trial in left.items():
+        left[name] = dataclasses.replace(
+            trial,
+            latency_p50_ms=single[name].p50_ms,
+            throughput=1000 * THROUGHPUT_BATCH / batched[name].p50_ms,
+        )
+    return SearchResult(
+        goal=options.goal,
+        max_drop=options.max_drop,
+        metric=metric.name,
+        original=original,
+        samples=len(data),
+        trials=tuple(left.get(trial.candidate.name, trial) for trial in trials),
+    )

@@ -1,0 +1,165 @@
+"""What a search tried and what came of it: candidates, trials, the Pareto front, the winner."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from compress.options import Calibrator, ExportOptions, OptimizeOptions
+
+__all__ = ["Candidate", "Goal", "SearchResult", "Trial", "candidates"]
+
+SCHEMA_VERSION = 1
+
+Goal = Literal["latency", "size", "throughput"]
+Int8 = Literal["none", "static", "dynamic", "weights"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compress: a fraction of MACs to remove, a kind of INT8, and the ranges of a static one."""
+
+    prune: float
+    int8: Int8
+    calibrator: Calibrator | None = None
+
+    @property
+    def name(self) -> str:
+        """Short, for tables: "−50% · static mse"."""
+        pruned = f"−{self.prune:.0%}" if self.prune else "whole"
+        kind = "float" if self.int8 == "none" else f"INT8 {self.int8}"
+        return f"{pruned} · {kind}" + (f" {self.calibrator}" if self.calibrator else "")
+
+    def options(self, base: OptimizeOptions) -> ExportOptions:
+        """What `compress export` would be asked for."""
+        shared = {
+            field.name: getattr(base, field.name)
+            for field in dataclasses.fields(base)
+            if field.name in {known.name for known in dataclasses.fields(ExportOptions)}
+        }
+        static = self.int8 == "static"
+        shared |= {
+            "prune": self.prune or None,
+            "sensitivity": base.sensitivity if self.prune else None,
+            "finetune": base.finetune if self.prune else None,
+            "int8": None if self.int8 == "none" else self.int8,
+            "calibration": base.calibration if static else None,
+            "calibrator": self.calibrator or "minmax",
+            "max_drop": None,
+        }
+        return ExportOptions(**shared)
+
+
+def candidates(options: OptimizeOptions) -> tuple[Candidate, ...]:
+    """Every combination that can be made of the data at hand, lightly pruned ones first."""
+    found = []
+    for prune in sorted(set(options.prune)):
+        for int8 in ("none", *(kind for kind in options.int8 if kind != "none")):
+            if int8 != "static":
+                found.append(Candidate(prune, int8))
+            elif options.calibration is not None:
+                found += [Candidate(prune, int8, calibrator) for calibrator in options.calibrators]
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of a candidate; None is "not measured".
+
+    Attributes:
+        candidate: what was tried.
+        status: "measured", "eliminated" (it lost too much on a part of the data) or "failed".
+        why: for the two last.
+        value: the metric over all evaluation samples.
+        drop: against the original, in points; `drop_low` and `drop_high` bound its 95% confidence interval.
+        size_bytes: of the ONNX file.
+        latency_p50_ms: at batch 1.
+        throughput: samples a second at batch 8.
+        path: the ONNX file, in the work folder.
+    """
+
+    candidate: Candidate
+    status: Literal["measured", "eliminated", "failed"]
+    why: str = ""
+    value: float | None = None
+    drop: float | None = None
+    drop_low: float | None = None
+    drop_high: float | None = None
+    size_bytes: int | None = None
+    latency_p50_ms: float | None = None
+    throughput: float | None = None
+    path: Path | None = None
+
+    def cost(self, goal: Goal) -> float:
+        """What the goal makes small; infinite where it was not measured."""
+        if goal == "size":
+            return float("inf") if self.size_bytes is None else float(self.size_bytes)
+        if goal == "latency":
+            return float("inf") if self.latency_p50_ms is None else self.latency_p50_ms
+        return float("inf") if self.throughput is None else -self.throughput
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """All trials of a search.
+
+    Attributes:
+        goal: what the winner is best at.
+        max_drop: points that it may lose.
+        metric: the metric's name.
+        original: the metric of the original model.
+        samples: evaluation samples.
+        trials: one for each candidate.
+    """
+
+    goal: Goal
+    max_drop: float
+    metric: str
+    original: float
+    samples: int
+    trials: tuple[Trial, ...]
+
+    @property
+    def measured(self) -> tuple[Trial, ...]:
+        return tuple(trial for trial in self.trials if trial.status == "measured")
+
+    @property
+    def best(self) -> Trial | None:
+        """The cheapest by the goal of those inside the largest drop, or None."""
+        inside = [trial for trial in self.measured if trial.drop is not None and trial.drop <= self.max_drop]
+        return min(inside, key=lambda trial: trial.cost(self.goal), default=None)
+
+    @property
+    def nearest(self) -> Trial | None:
+        """The one that loses least, for when none is inside."""
+        known = [trial for trial in self.trials if trial.drop is not None]
+        return min(known, key=lambda trial: trial.drop or 0.0, default=None)
+
+    @property
+    def front(self) -> tuple[Trial, ...]:
+        """Trials that no other beats in both drop and cost, cheapest first."""
+        front: list[Trial] = []
+        for trial in sorted(self.measured, key=lambda trial: (trial.cost(self.goal), trial.drop)):
+            if not front or (trial.drop or 0.0) < (front[-1].drop or 0.0):
+                front.append(trial)
+        return tuple(front)
+
+    def to_dict(self) -> dict[str, Any]:
+        front, best = self.front, self.best
+
+        def row(trial: Trial) -> dict[str, Any]:
+            fields = dataclasses.asdict(trial) | {"candidate": dataclasses.asdict(trial.candidate)}
+            fields.pop("path")
+            return fields | {"name": trial.candidate.name, "on_front": trial in front, "best": trial is best}
+
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "goal": self.goal,
+            "max_drop": self.max_drop,
+            "metric": self.metric,
+            "original": self.original,
+            "samples": self.samples,
+            "trials": [row(trial) for trial in self.trials],
+        }
