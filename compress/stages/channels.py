@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -134,6 +135,9 @@ class Channels:
                 covered |= dict.fromkeys(group.layers, name)
                 if group.units < 2:
                     raise StageError("", why="it has one channel, or one for each part", mend="")
+                through = self._through(group, whole)
+                if through is not None:
+                    raise StageError("", why=f"its channels go through {through}, which keeps its size", mend="")
                 bound = next((other for other in group.layers if other in self.left_alone), None)
                 if bound is not None:
                     raise StageError("", why=f"shares its channels with {bound}", mend="")
@@ -168,6 +172,18 @@ class Channels:
                 parts = max(parts, pruner.get_in_channel_groups(target))
         return ChannelGroup(name, tuple(names), width, width // parts if width % parts == 0 else 1)
 
+    def _through(self, group: ChannelGroup, whole: Sequence[str]) -> str | None:
+        """A layer that keeps its size, in this group: all of an attention, what a recurrent layer gives."""
+        with _quiet():
+            for dep, _ in self._group(group, range(group.units)):
+                name = self._names.get(dep.target.module)
+                if name in whole and (
+                    isinstance(dep.target.module, nn.MultiheadAttention)
+                    or self._graph.is_out_channel_pruning_fn(dep.handler)
+                ):
+                    return name
+        return None
+
     def _try(self, group: ChannelGroup) -> None:
         """Raise StageError unless half of the units can go, and going is the same as being zero."""
         with self._restored() as silenced:
@@ -193,13 +209,11 @@ class Channels:
     @contextlib.contextmanager
     def _restored(self) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
         """Whatever the block does to the layers is undone at its end; gives a list for (tensor, its old values)."""
-        saved = [(m, dict(m.__dict__), dict(m._parameters), dict(m._buffers)) for m in self.module.modules()]
+        saved = [(m, _attributes(m), dict(m._parameters), dict(m._buffers)) for m in self.module.modules()]
         nodes, names = dict(self._graph.module2node), dict(self._graph._param_to_name)
         # Concatenations and splits keep the widths of their parts.
         operators = [
-            (key, {name: list(value) if isinstance(value, list) else value for name, value in vars(key).items()})
-            for key in nodes
-            if key not in self._names and not isinstance(key, nn.Parameter)
+            (key, _attributes(key)) for key in nodes if key not in self._names and not isinstance(key, nn.Parameter)
         ]
         silenced: list[tuple[torch.Tensor, torch.Tensor]] = []
         try:
@@ -213,8 +227,8 @@ class Channels:
                 module._buffers.clear()
                 module._buffers.update(buffers)
             for operator, attributes in operators:
-                vars(operator).update(attributes)
-            for tensor, values in silenced:
+                operator.__dict__.update(attributes)
+            for tensor, values in reversed(silenced):  # a layer that reads and gives the same group is there twice
                 tensor.data.copy_(values)
             self._graph.module2node, self._graph._param_to_name = nodes, names
             for key, node in nodes.items():
@@ -222,9 +236,14 @@ class Channels:
                     node.module = key
 
 
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """A module's attributes, its lists copied: pruning changes some in place."""
+    return {name: list(value) if isinstance(value, list) else value for name, value in vars(module).items()}
+
+
 def same_outputs(module: nn.Module, signature: Signature) -> None:
     """Raise StageError unless the module runs and its outputs have the signature's shapes."""
-    with torch.no_grad():
+    with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):  # where torch.fx prints what fails
         try:
             outputs = list(call(module, signature.inputs, example_inputs(signature.inputs, 2)).values())
         except (RuntimeError, ValueError, IndexError, AssertionError) as err:

@@ -146,9 +146,13 @@ class PruneChannels:
         for step in range(SEARCH_STEPS):
             ratio = (lowest + highest) / 2
             removed = chosen(channels.groups, scores, ratio, self.scope, self.limits, rounded)
-            with channels.without(removed) as module:
-                reached = 1 - torch_macs(module, channels.signature) / before
-            if not step or abs(reached - self.fraction) < abs(best[0] - self.fraction):
+            try:
+                with channels.without(removed) as module:
+                    reached = 1 - torch_macs(module, channels.signature) / before
+            except (RuntimeError, ValueError, AssertionError, IndexError):  # counts that do not go together
+                highest = ratio
+                continue
+            if not best[1] or abs(reached - self.fraction) < abs(best[0] - self.fraction):
                 best = reached, removed
             lowest, highest = (ratio, highest) if reached < self.fraction else (lowest, ratio)
             progress(step + 1, SEARCH_STEPS + 1, f"channel ratio {ratio:.3f} removes {reached:.1%}")

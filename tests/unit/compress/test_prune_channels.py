@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from compress.artifact import Signature, TensorSpec
+from compress.dataset import Dataset
 from compress.errors import RecipeError, StageError
 from compress.measure import torch_macs, torch_params
 from compress.model import TorchModel, call, example_inputs, infer_outputs
 from compress.stages.prune_channels import TOLERANCE, PruneChannels
-from tests.models import build
+from tests.families import FAMILIES, Made, family
+from tests.models import ZOO, build
 
 
-def loaded(name: str) -> TorchModel:
-    module, inputs = build(name)
+def loaded(name: str, zoo: dict[str, Made] = ZOO) -> TorchModel:
+    module, inputs = family(name) if zoo is FAMILIES else build(name)
     return wrapped(module, *inputs)
 
 
@@ -125,3 +128,56 @@ def test_a_fraction_beyond_reach_is_an_error_that_names_the_nearest(tmp_path: Pa
 def test_a_fraction_outside_0_to_1_is_refused_before_any_work(fraction: float) -> None:
     with pytest.raises(RecipeError, match="can't prune"):
         PruneChannels(fraction).check(loaded("mlp"))
+
+
+def test_limits_bind_every_layer_that_shares_the_channels(tmp_path: Path) -> None:
+    free = PruneChannels(0.5, round_to=1).run(loaded("residual"), tmp_path, quiet).details["channels"]
+    assert free["down.0"][1] < 64 * 0.9
+    bound = PruneChannels(0.5, round_to=1, limits={"c.0": 0.1}).run(loaded("residual"), tmp_path, quiet)
+    channels = bound.details["channels"]
+    assert channels["c.0"][1] == channels["down.0"][1] >= 64 * 0.9
+
+
+def test_limits_of_layers_that_are_not_there_are_a_warning(tmp_path: Path) -> None:
+    given = PruneChannels(0.5, limits={"nowhere": 0.1}).run(loaded("residual"), tmp_path, quiet)
+    assert "nowhere" in given.warnings[0]
+
+
+def test_locally_each_layer_loses_the_same_share(tmp_path: Path) -> None:
+    given = PruneChannels(0.5, scope="local", round_to=1).run(loaded("unet", FAMILIES), tmp_path, quiet)
+    shares = {after / before for name, (before, after) in given.details["channels"].items() if name != "head"}
+    assert max(shares) - min(shares) < 0.07
+
+
+def test_taylor_keeps_the_channels_that_the_answers_hang_on(tmp_path: Path) -> None:
+    """Large weights that no answer depends on mislead the magnitude, not the gradient."""
+    module = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 3))
+    with torch.no_grad():
+        module.get_parameter("0.weight")[::2] *= 10
+        module.get_parameter("0.bias")[::2] = -100  # never active
+    strong = module.get_parameter("0.weight")[1::2].clone()
+    rng = np.random.default_rng(0)
+    data = Dataset("", {"x": rng.standard_normal((100, 4)).astype(np.float32)}, rng.integers(0, 3, 100), "")
+    model = wrapped(module, "x:float32[batch,4]")
+    by = {
+        kind: PruneChannels(0.5, kind, data=data).run(model, tmp_path, quiet).model.module.get_parameter("0.weight")  # type: ignore[union-attr]
+        for kind in ("magnitude", "taylor")
+    }
+    assert torch.equal(by["taylor"], strong)
+    assert not torch.equal(by["magnitude"], strong)
+
+
+@pytest.mark.parametrize("name", ["mlp", "encoder", "unet"])
+def test_gradients_come_with_labels_or_without(name: str, tmp_path: Path) -> None:
+    model = loaded(name, FAMILIES)
+    inputs = example_inputs(model.signature.inputs, 40)
+    for labels in (None, np.arange(40) % 3):
+        data = Dataset("", inputs, labels, "")
+        given = PruneChannels(0.3, "taylor", data=data).run(model, tmp_path, quiet)
+        assert given.details["macs_removed"] > 0.2
+        assert all(parameter.grad is None for parameter in given.model.module.parameters())  # type: ignore[union-attr]
+
+
+def test_taylor_without_data_is_refused() -> None:
+    with pytest.raises(RecipeError, match="by taylor"):
+        PruneChannels(0.5, "taylor").check(loaded("mlp"))
