@@ -72,10 +72,7 @@ class CompressOptions(SourceOptions):
     """Let the weakest layers lose most, or take the same share from each."""
 
     sensitivity: Annotated[Path | None, Parameter(group=_PRUNE)] = None
-    """What `compress sensitivity` wrote: no layer is pruned beyond what it bears."""
-
-    layer_drop: Annotated[float, Parameter(group=_PRUNE)] = 1.0
-    """With --sensitivity: points that a layer may cost when it alone is pruned."""
+    """What `compress sensitivity` wrote: each layer loses what costs it the same, in place of --scope."""
 
     round_to: Annotated[int | None, Parameter(group=_PRUNE)] = None
     """Channel counts are multiples of this; by default of 16, or the largest power of two that reaches the fraction."""

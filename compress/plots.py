@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from compress.artifact import StageReport
 
-__all__ = ["plots"]
+__all__ = ["axes_of", "plots", "svg_of"]
 
 INK = "#0a0b0c"  # stands for the page's text colour
 TORCH, ONNX, INT8 = "#8c6bb1", "#3b8bc4", "#2ca25f"
@@ -39,14 +39,16 @@ def plots(stages: Sequence[StageReport], latencies_ms: Mapping[str, Sequence[flo
     return [(title, svg) for title, svg in figures if svg]
 
 
-def _axes(height: float) -> tuple[Figure, Axes]:
+def axes_of(height: float) -> tuple[Figure, Axes]:
+    """An empty plot as wide as the page, its height in inches."""
     figure = Figure(figsize=(8, height), layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
 
 
-def _svg(figure: Figure) -> str:
+def svg_of(figure: Figure) -> str:
+    """A figure as an SVG element in the page's own ink; texts whose gid is "cell" keep their colour."""
     style: dict[Any, Any] = {
         "svg.fonttype": "none",
         "font.family": "sans-serif",
@@ -62,7 +64,8 @@ def _svg(figure: Figure) -> str:
             for spine in axes.spines.values():
                 spine.set_color(INK)
             for text in axes.texts:
-                text.set_color(INK)
+                if text.get_gid() != "cell":
+                    text.set_color(INK)
             if (legend := axes.get_legend()) is not None:
                 for text in legend.get_texts():
                     text.set_color(INK)
@@ -82,7 +85,7 @@ def _quality(stages: Sequence[StageReport]) -> str:
     rows = [row for row in stages if row.measured.agreement is not None]
     if not rows:
         return ""
-    figure, axes = _axes(0.45 * len(rows) + 1.2)
+    figure, axes = axes_of(0.45 * len(rows) + 1.2)
     at = np.arange(len(rows))
     series = [("agreement", [row.measured.agreement or 0.0 for row in rows], "#bdbdbd", 0.2)]
     if all(row.measured.accuracy is not None for row in rows):
@@ -95,14 +98,14 @@ def _quality(stages: Sequence[StageReport]) -> str:
     axes.set_xlim(0, 108)
     axes.set_xlabel("% of evaluation samples")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=2, frameon=False)
-    return _svg(figure)
+    return svg_of(figure)
 
 
 def _latency(stages: Sequence[StageReport], latencies_ms: Mapping[str, Sequence[float]]) -> str:
     rows = [row for row in stages if row.stage in latencies_ms]
     if not rows:
         return ""
-    figure, axes = _axes(0.4 * len(rows) + 1)
+    figure, axes = axes_of(0.4 * len(rows) + 1)
     ink = {"color": INK}
     drawn = axes.boxplot(
         [latencies_ms[row.stage] for row in rows],
@@ -123,23 +126,23 @@ def _latency(stages: Sequence[StageReport], latencies_ms: Mapping[str, Sequence[
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _position: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("milliseconds, logarithmic (median beside each)")
-    return _svg(figure)
+    return svg_of(figure)
 
 
 def _bars(stages: Sequence[StageReport]) -> str:
     rows = [row for row in stages if row.measured.size_bytes is not None]
-    figure, axes = _axes(0.4 * len(rows) + 1)
+    figure, axes = axes_of(0.4 * len(rows) + 1)
     sizes = [(row.measured.size_bytes or 0) / 1e6 for row in rows]
     bars = axes.barh([row.stage for row in rows], sizes, 0.6, color=[_colour(row) for row in rows])
     axes.bar_label(bars, [f"{size:.3g} MB" for size in sizes], padding=3, fontsize=8)
     axes.invert_yaxis()
     axes.margins(x=0.12)
     axes.set_xlabel("MB")
-    return _svg(figure)
+    return svg_of(figure)
 
 
 def _channels(channels: Mapping[str, Sequence[int]]) -> str:
-    figure, axes = _axes(0.26 * len(channels) + 1)
+    figure, axes = axes_of(0.26 * len(channels) + 1)
     names = list(channels)
     bars = axes.barh(names, [channels[name][0] for name in names], 0.75, color="#bdbdbd", label="before")
     axes.barh(names, [channels[name][1] for name in names], 0.75, color=ONNX, label="after")
@@ -149,4 +152,4 @@ def _channels(channels: Mapping[str, Sequence[int]]) -> str:
     axes.set_xlabel("channels")
     axes.margins(x=0.1, y=0.02)
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
-    return _svg(figure)
+    return svg_of(figure)

@@ -19,7 +19,7 @@ from compress.stages import Given, Progress
 from compress.stages.channels import PRUNABLE, ChannelGroup, Channels, same_outputs
 from compress.stages.importance import Importance, add_gradients, importance_of
 
-__all__ = ["PruneChannels", "chosen"]
+__all__ = ["PruneChannels", "bearable", "chosen"]
 
 TOLERANCE = 0.02
 SEARCH_STEPS = 14
@@ -41,7 +41,9 @@ class PruneChannels:
         scope: "global" ranks all channels together, so that the weakest layers lose most; "local" takes the same share
             from each layer.
         data: what taylor takes its gradients on.
-        limits: largest share of its channels that a layer may lose, by the layer's name.
+        curves: by layer, pairs of (share of channels taken away, drop that this alone costs), shares rising, as
+            `compress sensitivity` measures them: every layer then loses what costs it the same drop, in place of
+            `scope`.
     """
 
     fraction: float
@@ -50,7 +52,7 @@ class PruneChannels:
     round_to: int | None = None
     scope: Literal["global", "local"] = "global"
     data: Dataset | None = None
-    limits: Mapping[str, float] = field(default_factory=dict)
+    curves: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
 
     name: ClassVar[str] = "prune_channels"
     takes: ClassVar[type] = TorchModel
@@ -65,7 +67,7 @@ class PruneChannels:
             "round_to": self.round_to,
             "scope": self.scope,
             "data": self.data.sha256 if self.data is not None and self.importance == "taylor" else None,
-            "limits": dict(self.limits),
+            "curves": {name: [list(pair) for pair in curve] for name, curve in self.curves.items()},
         }
 
     def check(self, model: Model) -> None:
@@ -91,7 +93,7 @@ class PruneChannels:
     def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:  # noqa: ARG002
         before = torch_macs(model.module, model.signature)
         channels = Channels(model, progress)
-        unknown = sorted(set(self.limits) - {layer for group in channels.groups for layer in group.layers})
+        unknown = sorted(set(self.curves) - {layer for group in channels.groups for layer in group.layers})
         if not channels.groups or before == 0:
             raise StageError(
                 "nothing was pruned",
@@ -119,14 +121,17 @@ class PruneChannels:
         lost = 1 - torch_params(pruned) / torch_params(model.module)
         return Given(
             TorchModel(pruned, model.signature),
-            did=f"removed {reached:.1%} of the MACs and {lost:.1%} of the weights by {self.importance}, {self.scope}",
+            did=f"removed {reached:.1%} of the MACs and {lost:.1%} of the weights by {self.importance}, "
+            + ("each layer as it bears it" if self.curves else self.scope),
             details={
                 "macs_removed": reached,
                 "round_to": rounded,
                 "channels": _table(model.module, pruned),
                 "left_alone": channels.left_alone,
             },
-            warnings=(f"limits name layers that can't be pruned here: {', '.join(unknown)}",) if unknown else (),
+            warnings=(f"the sensitivity names layers that can't be pruned here: {', '.join(unknown)}",)
+            if unknown
+            else (),
         )
 
     def _scores(self, channels: Channels, model: TorchModel, progress: Progress) -> dict[str, torch.Tensor]:
@@ -137,6 +142,28 @@ class PruneChannels:
             torch.manual_seed(self.seed)
             return channels.scores(importance_of(self.importance))
 
+    def _shares(
+        self, groups: Sequence[ChannelGroup], scores: Mapping[str, torch.Tensor], ratio: float
+    ) -> dict[str, float]:
+        """How much each group loses when, over all, this share is to go; it rises with the ratio for each."""
+        if self.curves:
+            most = max(drop for curve in self.curves.values() for _, drop in curve)
+            allowed = max(most, 0.0) * ratio**3  # small drops finely, large ones coarsely
+            return {
+                group.root: min(
+                    (bearable(self.curves[name], allowed) for name in group.layers if name in self.curves),
+                    default=ratio,
+                )
+                for group in groups
+            }
+        if self.scope == "local":
+            return {group.root: ratio for group in groups}
+        everything = torch.cat(list(scores.values()))
+        count = int(ratio * len(everything))
+        threshold = float(everything.sort().values[count - 1]) if count else -math.inf
+        # With one threshold for all layers, a weak layer could vanish altogether.
+        return {root: min(float((values <= threshold).float().mean()), ratio * 1.5) for root, values in scores.items()}
+
     def _search(
         self, channels: Channels, scores: Mapping[str, torch.Tensor], before: int, rounded: int, progress: Progress
     ) -> tuple[float, dict[str, list[int]]]:
@@ -145,7 +172,7 @@ class PruneChannels:
         best: tuple[float, dict[str, list[int]]] = (0.0, {})
         for step in range(SEARCH_STEPS):
             ratio = (lowest + highest) / 2
-            removed = chosen(channels.groups, scores, ratio, self.scope, self.limits, rounded)
+            removed = chosen(channels.groups, scores, self._shares(channels.groups, scores, ratio), rounded)
             try:
                 with channels.without(removed) as module:
                     reached = 1 - torch_macs(module, channels.signature) / before
@@ -162,49 +189,41 @@ class PruneChannels:
 
 
 def chosen(
-    groups: Sequence[ChannelGroup],
-    scores: Mapping[str, torch.Tensor],
-    ratio: float,
-    scope: Literal["global", "local"],
-    limits: Mapping[str, float],
-    round_to: int,
+    groups: Sequence[ChannelGroup], scores: Mapping[str, torch.Tensor], shares: Mapping[str, float], round_to: int
 ) -> dict[str, list[int]]:
-    """The units to remove from each group, by its root.
+    """The units to remove from each group, the least important first, by its root.
 
     Args:
         groups: what can be pruned.
         scores: importance of each unit [units], by root.
-        ratio: share of all units to remove, before limits and rounding.
-        scope: over all groups together, or of each alone.
-        limits: largest share by layer; a group bears what the most delicate of its layers does.
+        shares: of its units that each group loses, before rounding, by root.
         round_to: what is left of a group is a multiple of this (the nearest), where it is that wide.
     """
-    ranked = [group for group in groups if group.root in scores]
-    everything = torch.cat([scores[group.root] for group in ranked]) if ranked else torch.zeros(0)
-    count = int(ratio * len(everything))
-    threshold = float(everything.sort().values[count - 1]) if count else -math.inf
     found: dict[str, list[int]] = {}
-    for group in ranked:
-        unit_scores = scores[group.root]
-        share = float((unit_scores <= threshold).sum()) / group.units if scope == "global" else ratio
-        # With one threshold for all layers, a weak layer could vanish altogether.
-        bearable = min([MOST, ratio * 1.5, *(limits[layer] for layer in group.layers if layer in limits)])
-        left = _rounded(group, (1 - min(share, bearable)) * group.units, (1 - bearable) * group.units, round_to)
-        weakest = unit_scores.argsort(stable=True)[: group.units - left]
-        found[group.root] = sorted(weakest.tolist())
+    for group in groups:
+        if group.root in scores:
+            left = _rounded(group, (1 - min(shares[group.root], MOST)) * group.units, round_to)
+            found[group.root] = sorted(scores[group.root].argsort(stable=True)[: group.units - left].tolist())
     return found
 
 
-def _rounded(group: ChannelGroup, units: float, least: float, round_to: int) -> int:
-    """Units to keep, so that the channels left are a multiple of `round_to`; never fewer than `least`, nor none."""
+def bearable(curve: Sequence[tuple[float, float]], drop: float) -> float:
+    """The largest share of its channels that a layer may lose for this drop; between two points, on their line."""
+    share, cost = 0.0, 0.0
+    for next_share, next_cost in curve:
+        if next_cost > drop:
+            return share + (next_share - share) * ((drop - cost) / (next_cost - cost) if drop > cost else 0.0)
+        share, cost = next_share, next_cost
+    return share
+
+
+def _rounded(group: ChannelGroup, units: float, round_to: int) -> int:
+    """Units to keep, so that the channels left are a multiple of `round_to`, and not none."""
     parts = group.width // group.units
     step = round_to // math.gcd(round_to, parts)
     if step > group.units:
         return group.units
-    left = round(units / step) * step
-    if left < least:
-        left = math.ceil(least / step) * step
-    return min(max(left, step), group.units)
+    return min(max(round(units / step) * step, step), group.units)
 
 
 def _table(before: nn.Module, after: nn.Module) -> dict[str, list[int]]:

@@ -1,20 +1,20 @@
-"""INT8 by ONNX Runtime's quantizer: static with calibration data, or dynamic.
+"""INT8: static with calibration data, dynamic, or of the weights alone; types as the target's kernels want them.
 
 Static: Q/DQ nodes around each operator, weights per channel; Jacob et al., Quantization and Training of Neural
-Networks for Efficient Integer-Arithmetic-Only Inference, CVPR 2018, section 2.
+Networks for Efficient Integer-Arithmetic-Only Inference, CVPR 2018, section 2. The graph is ONNX Runtime's
+quantizer's; the ranges are `calibrate`'s.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import onnx
 from onnxruntime.quantization import (
     CalibrationMethod,
     QuantFormat,
@@ -32,25 +32,39 @@ from compress.stages import Given, Progress
 from compress.stages.calibrate import calibrate
 from compress.stages.fold_onnx import strip
 from compress.stages.histogram import Method
+from compress.stages.precision import operators, precisions
+from compress.stages.weights_onnx import quantize_weights
 
-__all__ = ["QuantizeOnnx"]
+__all__ = ["QuantizeOnnx", "Ranges", "Target", "quantize"]
+
+Ranges = Mapping[str, tuple[float, float]]
+Target = Literal["cpu", "tensorrt", "cuda"]
+
+# What keeps its numbers in 8 bits on its way, so that it needs ranges of its own; a Gather of indices does not.
+DYNAMIC = ("MatMul", "Gemm", "Gather", "Conv")
 
 
 @dataclass(frozen=True)
 class QuantizeOnnx:
-    """8-bit weights (signed, per channel) and activations (unsigned).
+    """8-bit weights, signed and per channel; activations as the mode and the target have it.
 
     Attributes:
-        mode: "static" (ranges of activations from calibration data) or "dynamic" (from each input, at run time).
+        mode: "static" (ranges of activations from calibration data), "dynamic" (from each input, at run time) or
+            "weights" (activations stay float).
         calibration: what a static model's ranges come from.
         calibrator: how a range follows from the data: "minmax", "percentile", "entropy" or "mse".
         reduce_range: 7-bit weights, for x86 CPUs whose 8-bit products saturate at 16 bits (those without VNNI).
+        target: "cpu" takes unsigned activations with a zero-point, which x86 multiplies fastest; "tensorrt" and "cuda"
+            take signed ones, all zero-points 0, and bias in float.
+        exclude: names of nodes that stay in float.
     """
 
-    mode: Literal["static", "dynamic"] = "static"
+    mode: Literal["static", "dynamic", "weights"] = "static"
     calibration: Dataset | None = None
     calibrator: Method = "minmax"
     reduce_range: bool = False
+    target: Target = "cpu"
+    exclude: tuple[str, ...] = ()
 
     name: ClassVar[str] = "quantize_onnx"
     takes: ClassVar[type] = OnnxModel
@@ -59,7 +73,13 @@ class QuantizeOnnx:
     @property
     def options(self) -> Mapping[str, Any]:
         data = None if self.calibration is None else self.calibration.sha256
-        options = {"mode": self.mode, "calibration": data, "reduce_range": self.reduce_range}
+        options: dict[str, Any] = {
+            "mode": self.mode,
+            "calibration": data,
+            "reduce_range": self.reduce_range,
+            "target": self.target,
+        }
+        options |= {"exclude": list(self.exclude)} if self.exclude else {}
         return options | ({"calibrator": self.calibrator} if self.mode == "static" else {})
 
     def check(self, model: Model) -> None:  # noqa: ARG002
@@ -69,75 +89,102 @@ class QuantizeOnnx:
                 why="the ranges of the activations come from calibration data, and there is none",
                 mend="add --calibration calibration.npz (100 typical inputs), or ask for --int8 dynamic",
             )
+        if self.mode == "dynamic" and self.target != "cpu":
+            raise RecipeError(
+                f"can't quantize dynamically for {self.target}",
+                why="only ONNX Runtime on the CPU runs dynamic INT8",
+                mend="ask for --int8 static with --calibration, or leave --target out",
+            )
 
     def run(self, model: OnnxModel, folder: Path, progress: Progress) -> Given:
         path = folder / "model.onnx"
-        logger = logging.getLogger()
-        level = logger.level
-        logger.setLevel(logging.ERROR)  # it asks for a pre-processing that fold_onnx has done
-        try:
-            if self.calibration is None or self.mode == "dynamic":
-                progress(0, 1, "quantizing the weights")
-                quantize_dynamic(
-                    str(model.path),
-                    str(path),
-                    per_channel=True,
-                    weight_type=QuantType.QInt8,
-                    reduce_range=self.reduce_range,
-                )
-            else:
-                ranges = calibrate(model.path, self.calibration, self.calibrator, progress)
-                cache = folder / "ranges.json"
-                values = {name: (np.float32(low), np.float32(high)) for name, (low, high) in ranges.items()}
-                save_tensors_data(TensorsData(CalibrationMethod.MinMax, values), cache)
-                quantize_static(
-                    str(model.path),
-                    str(path),
-                    calibration_cache_path=cache,
-                    quant_format=QuantFormat.QDQ,
-                    per_channel=True,
-                    reduce_range=self.reduce_range,
-                    activation_type=QuantType.QUInt8,
-                    weight_type=QuantType.QInt8,
-                    calibrate_method=CalibrationMethod.MinMax,
-                )
-        finally:
-            logger.setLevel(level)
-        strip(path)
-        layers = _layers(path)
-        if not layers["int8"]:
+        ranges = None
+        if self.mode == "static" and self.calibration is not None:
+            ranges = calibrate(model.path, self.calibration, self.calibrator, progress)
+        else:
+            progress(0, 1, "quantizing the weights")
+        quantize(self, model.path, path, ranges)
+        return self.given(model, path, progress)
+
+    def given(self, model: OnnxModel, path: Path, progress: Progress, exclude: Collection[str] = ()) -> Given:
+        """Read the finished file back, and say what is in it."""
+        layers = precisions(path, weights_only=self.mode == "weights", excluded={*self.exclude, *exclude})
+        if not layers.int8:
             raise StageError(
                 "nothing was quantized",
-                why=f"the model's {layers['float']} layers with weights are of kinds that the quantizer leaves alone",
+                why=f"its {len(layers.floats)} layers with weights are of kinds that the quantizer leaves alone",
                 mend="leave --int8 out for this model",
             )
-        progress(1, 1, f"{layers['int8']} layers in INT8")
+        progress(1, 1, f"{layers.int8} layers in INT8")
         samples = 0 if self.calibration is None else len(self.calibration)
-        how = f"{self.calibrator} ranges of {samples} samples" if self.mode == "static" else "ranges at run time"
+        how = {
+            "static": f"per channel; {self.calibrator} ranges of {samples} samples",
+            "dynamic": "per channel; ranges at run time",
+            "weights": "weights alone, per channel",
+        }[self.mode]
         return Given(
             OnnxModel(path, model.signature),
-            did=f"{layers['int8']} of {layers['int8'] + layers['float']} layers in INT8, per channel; {how}",
+            did=f"{layers.int8} of {layers.int8 + len(layers.floats)} layers in INT8, {how}, for {self.target}",
             details={
-                "layers": layers,
+                "layers": {"int8": layers.int8, "float": len(layers.floats)},
+                "layers_float": layers.floats,
                 "calibration_sha256": self.options["calibration"],
-                "operators": _operators(path),
+                "operators": operators(path),
             },
         )
 
 
-def _layers(path: Path) -> dict[str, int]:
-    """How many layers with weights run in INT8, and how many don't, read off the file."""
-    graph = onnx.load(path).graph
-    dequantized = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
-    weights = {tensor.name for tensor in graph.initializer} | dequantized
-    found = Counter(int8=0, float=0)
-    for node in graph.node:
-        if node.op_type in ("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"):
-            found["int8"] += 1
-        elif node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul") and node.input[1] in weights:
-            found["int8" if {node.input[0], node.input[1]} <= dequantized else "float"] += 1
-    return dict(found)
+def quantize(
+    options: QuantizeOnnx, source: Path, target: Path, ranges: Ranges | None, exclude: Collection[str] = ()
+) -> None:
+    """Write the quantized file.
+
+    Args:
+        options: what to do.
+        source: float32, folded, its shapes inferred.
+        target: is written, its documentation and unused imports stripped.
+        ranges: (lowest, highest) of each activation, for a static model.
+        exclude: further nodes that stay in float.
+    """
+    left = [*options.exclude, *exclude]
+    with _quiet():
+        if options.mode == "weights":
+            quantize_weights(source, target, left)
+        elif ranges is None:
+            quantize_dynamic(
+                str(source), str(target), per_channel=True, weight_type=QuantType.QInt8, op_types_to_quantize=DYNAMIC,
+                reduce_range=options.reduce_range, nodes_to_exclude=left,
+            )  # fmt: skip
+        else:
+            cache = target.with_name("ranges.json")
+            values = {name: (np.float32(low), np.float32(high)) for name, (low, high) in ranges.items()}
+            save_tensors_data(TensorsData(CalibrationMethod.MinMax, values), cache)
+            signed = options.target != "cpu"
+            quantize_static(
+                str(source),
+                str(target),
+                calibration_cache_path=cache,
+                quant_format=QuantFormat.QDQ,
+                per_channel=True,
+                reduce_range=options.reduce_range and not signed,
+                activation_type=QuantType.QInt8 if signed else QuantType.QUInt8,
+                weight_type=QuantType.QInt8,
+                calibrate_method=CalibrationMethod.MinMax,
+                nodes_to_exclude=left,
+                extra_options={"ActivationSymmetric": True, "WeightSymmetric": True, "QuantizeBias": False}
+                if signed
+                else {},
+            )
+    strip(target)
 
 
-def _operators(path: Path) -> dict[str, int]:
-    return dict(Counter(node.op_type for node in onnx.load(path).graph.node).most_common())
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """ONNX Runtime's quantizer asks for a pre-processing that fold_onnx has done."""
+    logger = logging.getLogger()
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

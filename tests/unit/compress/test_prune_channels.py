@@ -14,7 +14,7 @@ from compress.dataset import Dataset
 from compress.errors import RecipeError, StageError
 from compress.measure import torch_macs, torch_params
 from compress.model import TorchModel, call, example_inputs, infer_outputs
-from compress.stages.prune_channels import TOLERANCE, PruneChannels
+from compress.stages.prune_channels import TOLERANCE, PruneChannels, bearable
 from tests.families import FAMILIES, Made, family
 from tests.models import ZOO, build
 
@@ -130,17 +130,25 @@ def test_a_fraction_outside_0_to_1_is_refused_before_any_work(fraction: float) -
         PruneChannels(fraction).check(loaded("mlp"))
 
 
-def test_limits_bind_every_layer_that_shares_the_channels(tmp_path: Path) -> None:
-    free = PruneChannels(0.5, round_to=1).run(loaded("residual"), tmp_path, quiet).details["channels"]
-    assert free["down.0"][1] < 64 * 0.9
-    bound = PruneChannels(0.5, round_to=1, limits={"c.0": 0.1}).run(loaded("residual"), tmp_path, quiet)
-    channels = bound.details["channels"]
-    assert channels["c.0"][1] == channels["down.0"][1] >= 64 * 0.9
+def test_by_sensitivity_a_delicate_layer_keeps_more(tmp_path: Path) -> None:
+    steep, flat = ((0.25, 20.0), (0.5, 40.0), (0.75, 80.0)), ((0.25, 0.0), (0.5, 1.0), (0.75, 2.0))
+    curves = {"stem.0": flat, "b.0": flat, "a.0": flat, "down.0": flat, "c.0": steep}
+    given = PruneChannels(0.4, round_to=1, curves=curves).run(loaded("residual"), tmp_path, quiet)
+    channels = given.details["channels"]
+    assert channels["c.0"][1] == channels["down.0"][1] > 64 * 0.8, "a group bears what its most delicate layer does"
+    assert channels["a.0"][1] < 24
 
 
-def test_limits_of_layers_that_are_not_there_are_a_warning(tmp_path: Path) -> None:
-    given = PruneChannels(0.5, limits={"nowhere": 0.1}).run(loaded("residual"), tmp_path, quiet)
+def test_a_sensitivity_of_layers_that_are_not_there_is_a_warning(tmp_path: Path) -> None:
+    given = PruneChannels(0.5, curves={"nowhere": ((0.5, 1.0),)}).run(loaded("residual"), tmp_path, quiet)
     assert "nowhere" in given.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("drop", "share"), [(0.0, 0.25), (0.5, 0.375), (1.0, 0.5), (4.5, 0.625), (8.0, 0.75), (99.0, 0.75), (-1.0, 0.0)]
+)
+def test_between_two_shares_the_line_of_their_drops_is_followed(drop: float, share: float) -> None:
+    assert bearable(((0.25, 0.0), (0.5, 1.0), (0.75, 8.0)), drop) == pytest.approx(share)
 
 
 def test_locally_each_layer_loses_the_same_share(tmp_path: Path) -> None:

@@ -1,0 +1,182 @@
+"""What each layer's pruning alone costs: one group of channels after the other is thinned, and the model judged.
+
+Li et al., Pruning Filters for Efficient ConvNets, 2017, section 3.2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+import numpy as np
+import torch
+
+from compress.backends import TorchBackend
+from compress.compare import compare
+from compress.dataset import Dataset
+from compress.errors import RecipeError, StageError
+from compress.measure import cores, torch_macs
+from compress.metrics import Metric
+from compress.model import TorchModel
+from compress.stages import Progress
+from compress.stages.channels import Channels
+from compress.stages.importance import importance_of
+from compress.stages.prune_channels import bearable
+
+__all__ = ["GroupSensitivity", "Sensitivity", "layer_sensitivity"]
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class GroupSensitivity:
+    """One group of layers that lose channels together.
+
+    Attributes:
+        layers: their names, the first one names the group.
+        width: channels.
+        ratios: shares of the channels taken away.
+        drops: what each costs, in points of the metric.
+        macs_removed: share of the model's MACs that goes with each.
+    """
+
+    layers: tuple[str, ...]
+    width: int
+    ratios: tuple[float, ...]
+    drops: tuple[float, ...]
+    macs_removed: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """Every group's.
+
+    Attributes:
+        metric: its name.
+        original: of the whole model.
+        samples: it was judged on.
+        groups: in the network's order.
+        left_alone: layers that can't be pruned, with the reason.
+    """
+
+    metric: str
+    original: float
+    samples: int
+    groups: tuple[GroupSensitivity, ...]
+    left_alone: Mapping[str, str]
+
+    def limits(self, max_drop: float) -> dict[str, float]:
+        """The largest share of its channels that each layer may lose, so that this alone costs no more than that."""
+        return {layer: bearable(curve, max_drop) for layer, curve in self.curves.items()}
+
+    @property
+    def curves(self) -> dict[str, tuple[tuple[float, float], ...]]:
+        """Pairs of (share, drop) by layer, for `PruneChannels`."""
+        return {
+            layer: tuple(zip(group.ratios, group.drops, strict=True)) for group in self.groups for layer in group.layers
+        }
+
+    def save(self, path: Path) -> None:
+        data = {"schema_version": SCHEMA_VERSION} | dataclasses.asdict(self)
+        beside = path.with_name(path.name + ".part")
+        beside.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        beside.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read what `save` wrote, from the file or from the folder that holds it as sensitivity.json.
+
+        Raises:
+            RecipeError: missing, damaged, or of a newer release.
+        """
+        path = path / "sensitivity.json" if path.is_dir() else path
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if data.pop("schema_version") > SCHEMA_VERSION:
+                raise ValueError("it was written by a newer release")
+            groups = tuple(
+                GroupSensitivity(
+                    layers=tuple(group["layers"]),
+                    width=group["width"],
+                    ratios=tuple(group["ratios"]),
+                    drops=tuple(group["drops"]),
+                    macs_removed=tuple(group["macs_removed"]),
+                )
+                for group in data.pop("groups")
+            )
+            return cls(groups=groups, **data)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
+            why = err.strerror if isinstance(err, OSError) and err.strerror else f"it is damaged: {err}"
+            mend = "write one with `compress sensitivity`"
+            raise RecipeError(f"can't read the sensitivity {path}", why=why, mend=mend) from err
+
+
+def layer_sensitivity(
+    model: TorchModel,
+    data: Dataset,
+    metric: Metric,
+    *,
+    ratios: Sequence[float] = (0.25, 0.5, 0.75),
+    samples: int = 1000,
+    importance: Literal["magnitude", "random"] = "magnitude",
+    progress: Progress = lambda _done, _total, _note: None,
+) -> Sensitivity:
+    """Thin each group of channels alone by each ratio, without any recovery, and judge the model.
+
+    Args:
+        model: layered; left as it is.
+        data: to judge on.
+        metric: what is judged by.
+        ratios: shares of the channels to take away, each above 0 and below 1.
+        samples: how many of the data to use, spread over it.
+        importance: which channels go.
+        progress: is told of models judged.
+
+    Raises:
+        RecipeError: ratios or samples out of range, or a file without layers.
+        StageError: no layer could lose a channel.
+    """
+    ratios = sorted(set(ratios))
+    if not ratios or not all(0 < ratio < 1 for ratio in ratios) or samples < 1:
+        why = f"the ratios are {', '.join(f'{ratio:g}' for ratio in ratios)}, the samples {samples}"
+        raise RecipeError(
+            "can't thin layers like this", why=why, mend="give ratios above 0 and below 1, and 1 sample or more"
+        )
+    if not model.layered:
+        why = "TorchScript and exported programs have no layers any more"
+        raise RecipeError(
+            "can't look into this file", why=why, mend="give the model from before, saved by compress.save"
+        )
+    index = np.unique(np.linspace(0, len(data) - 1, min(samples, len(data))).astype(np.int64))
+    inputs, labels = data.take(index)
+    part = dataclasses.replace(data, inputs=inputs, labels=labels)
+    channels = Channels(model, progress)
+    if not channels.groups:
+        why = "; ".join(f"{name}: {reason}" for name, reason in list(channels.left_alone.items())[:3])
+        raise StageError("no layer could lose a channel", why=why, mend="this model can't be pruned")
+    torch.manual_seed(0)
+    scores = channels.scores(importance_of(importance))
+    original = TorchBackend(model, cores())
+    whole = compare("original", {"original": original}, part, metric)["original"].value
+    macs = torch_macs(model.module, model.signature)
+    found: list[GroupSensitivity] = []
+    total = len(channels.groups) * len(ratios)
+    for group in channels.groups:
+        drops, gone = [], []
+        for ratio in ratios:
+            count = min(max(1, int(ratio * group.units)), group.units - 1)
+            weakest = scores[group.root].argsort(stable=True)[:count].tolist()
+            with channels.without({group.root: weakest}) as module:
+                thinned = TorchBackend(TorchModel(module, model.signature), cores())
+                judged = compare("original", {"original": original, "thinned": thinned}, part, metric)
+                gone.append(1 - torch_macs(module, model.signature) / macs)
+            drops.append(metric.drop(whole, judged["thinned"].value))
+            progress(
+                len(found) * len(ratios) + len(drops), total, f"{group.root} −{ratio:.0%}: {drops[-1]:+.2f} points"
+            )
+        found.append(GroupSensitivity(group.layers, group.width, tuple(ratios), tuple(drops), tuple(gone)))
+    return Sensitivity(metric.name, whole, len(part), tuple(found), channels.left_alone)

@@ -1,0 +1,73 @@
+"""A sensitivity told: terminal table, and a self-contained page with a heat map of layers by ratio."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+import jinja2
+import numpy as np
+from matplotlib.colors import LogNorm
+from rich.table import Table
+
+from compress.plots import axes_of, svg_of
+from compress.sensitivity import Sensitivity
+
+__all__ = ["heat_map", "sensitivity_table", "write_sensitivity"]
+
+LEAST = 0.1  # points; what is below is nobody's loss
+
+
+def sensitivity_table(found: Sensitivity, max_drop: float) -> Table:
+    """Drops in points by layer and ratio, and the share of channels that each layer bears."""
+    limits = found.limits(max_drop)
+    table = Table(
+        title=f"drop of {found.metric} in points when one layer alone is pruned (of {found.original:.4f}, "
+        f"{found.samples} samples)",
+        title_justify="left",
+    )
+    table.add_column("layers", overflow="fold")
+    table.add_column("channels", justify="right")
+    for ratio in found.groups[0].ratios:
+        table.add_column(f"−{ratio:.0%}", justify="right")
+    table.add_column(f"bears for {max_drop:g}", justify="right")
+    for group in found.groups:
+        names = ", ".join(group.layers[:3]) + (f" +{len(group.layers) - 3}" if len(group.layers) > 3 else "")
+        drops = (f"{drop:+.2f}" for drop in group.drops)
+        table.add_row(names, str(group.width), *drops, f"{limits[group.layers[0]]:.0%}")
+    return table
+
+
+def heat_map(found: Sensitivity) -> str:
+    """Layers down, ratios across, colour and figure the drop in points; inline SVG."""
+    drops = np.array([group.drops for group in found.groups])
+    figure, axes = axes_of(0.3 * len(found.groups) + 1.2)
+    shown = np.maximum(drops, LEAST)
+    axes.imshow(shown, cmap="YlOrRd", norm=LogNorm(LEAST, max(float(shown.max()), 10 * LEAST)), aspect="auto")
+    for row, column in np.ndindex(*drops.shape):
+        dark = shown[row, column] > 0.35 * shown.max()
+        axes.text(
+            column, row, f"{drops[row, column]:+.2f}", ha="center", va="center", fontsize=8,
+            color="#fefefe" if dark else "#222222", gid="cell",
+        )  # fmt: skip
+    axes.set_yticks(range(len(drops)), [group.layers[0] for group in found.groups])
+    axes.set_xticks(range(drops.shape[1]), [f"−{ratio:.0%} channels" for ratio in found.groups[0].ratios])
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0, labelsize=8)
+    axes.spines[:].set_visible(False)
+    return svg_of(figure)
+
+
+def write_sensitivity(found: Sensitivity, folder: Path, max_drop: float) -> None:
+    """Write sensitivity.json and sensitivity.html into a folder, made if missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found.save(folder / "sensitivity.json")
+    template = resources.files("compress").joinpath("templates/sensitivity.html").read_text(encoding="utf-8")
+    page = (
+        jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+        .from_string(template)
+        .render(found=found, plot=heat_map(found), limits=found.limits(max_drop), max_drop=max_drop)
+    )
+    beside = folder / "sensitivity.html.part"
+    beside.write_text(page, encoding="utf-8")
+    beside.replace(folder / "sensitivity.html")
