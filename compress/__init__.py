@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from compress.artifact import Artifact
     from compress.checkpoint import load, save
-    from compress.job import export
-    from compress.options import ExportOptions
+    from compress.job import export, optimize
+    from compress.options import ExportOptions, OptimizeOptions
 
 __version__ = "0.1.0"
-__all__ = ["Artifact", "ExportOptions", "export", "load", "save"]
+__all__ = ["Artifact", "ExportOptions", "OptimizeOptions", "export", "load", "optimize", "save"]
 
 _HOMES = {
     "Artifact": "compress.artifact",
     "ExportOptions": "compress.options",
+    "OptimizeOptions": "compress.options",
     "export": "compress.job",
     "load": "compress.checkpoint",
+    "optimize": "compress.job",
     "save": "compress.checkpoint",
 }
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from compress import __version__
 from compress.errors import MissingExtraError, ToolkitError
-from compress.options import RUN, ExportOptions, OptimizeOptions, SourceOptions
+from compress.options import RUN, ExportOptions, OptimizeOptions, SensitivityOptions, SourceOptions
 
 __all__ = ["app", "main"]
 
@@ -72,7 +72,9 @@ def export(
         highlight=False,
         soft_wrap=True,
     )
-    console.print(f"wrote {artifact.folder}: model.onnx, artifact.json, report.json, report.html", soft_wrap=True)
+    console.print(
+        f"wrote {artifact.folder}: model.onnx, artifact.json, report.json, report.html, reproduce.sh", soft_wrap=True
+    )
 
 
 @app.command
@@ -82,7 +84,7 @@ def optimize(
     options: OptimizeOptions,
     save_config: Annotated[Path | None, Parameter(group=RUN)] = None,
 ) -> None:
-    """Try pruning × precision × calibrators, measure each, and export the best that loses no more than --max-drop.
+    """Try pruning, precisions and calibrators together, measure each, and export the best that loses no more than --max-drop.
 
     Candidates that have lost too much on a part of the data are not measured further. An interrupted search goes on
     where it stopped. When no candidate is inside, nothing is written but the search's own report, and the exit code
@@ -109,6 +111,26 @@ def optimize(
     console.print(f"best for {options.goal}: {best.candidate.name}; wrote {options.output}", soft_wrap=True)
 
 
+@app.command
+def sensitivity(checkpoint: Path, *, options: SensitivityOptions) -> None:
+    """Prune one layer at a time, and tell what each costs: a table, a heat map, and input for --sensitivity.
+
+    Parameters
+    ----------
+    checkpoint
+        Any model file that still has its layers.
+    """
+    from compress.job import sensitivity as run
+    from compress.progress import Terminal
+    from compress.sensitivity_report import sensitivity_table
+
+    with Terminal(Console(stderr=True)) as terminal:
+        found = run(checkpoint, options, watcher=terminal)
+    console = _console()
+    console.print(sensitivity_table(found, options.max_drop))
+    console.print(f"wrote {options.output}: sensitivity.json, sensitivity.html", soft_wrap=True)
+
+
 @app.command(name="run")
 def run_recipe(recipe: Path, *flags: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
     """Run a recipe: a TOML file with a key for each flag of `compress export` or `compress optimize`.
@@ -129,7 +151,10 @@ def run_recipe(recipe: Path, *flags: Annotated[str, Parameter(allow_leading_hyph
     command, values = read(recipe)
     config = Dict(data=dict(values), source=str(recipe), use_commands_as_keys=False)
     running = App(name="compress", config=config, suppress_keyboard_interrupt=False)
-    running.command({"export": export, "optimize": optimize}[command], name=command)
+    if command == "export":
+        running.command(export)
+    else:
+        running.command(optimize)
     running([command, *flags], exit_on_error=False)
 
 

@@ -6,28 +6,35 @@ import dataclasses
 import json
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from compress import __version__
-from compress.artifact import Artifact, sha256_of
+from compress.artifact import Artifact, StageReport, sha256_of
 from compress.checkpoint import fingerprint, load
 from compress.dataset import Dataset
-from compress.errors import ArtifactError
+from compress.errors import ArtifactError, BudgetError
 from compress.findings import findings
 from compress.machine import environment, versions
 from compress.measure import Latency
-from compress.model import Model, OnnxModel
-from compress.options import ExportOptions
+from compress.metrics import Metric, find_metric
+from compress.model import Model, OnnxModel, TorchModel, in_float32
+from compress.options import CompressOptions, ExportOptions, OptimizeOptions, SensitivityOptions, SourceOptions
 from compress.pipeline import Outcome, Watcher, check, run
-from compress.prove import measure, row, row_of
+from compress.prove import measure, rows_of
 from compress.recipe import find_data, stages_for
 from compress.report import Report
-from compress.stages import Progress
+from compress.search import search
+from compress.search_report import write_search
+from compress.search_result import SearchResult
+from compress.sensitivity import Sensitivity, layer_sensitivity
+from compress.sensitivity_report import write_sensitivity
+from compress.stages import Progress, Stage
 from compress.stages.fold_onnx import FoldOnnx
 from compress.stages.onnx_from_torch import OnnxFromTorch
 
-__all__ = ["export"]
+__all__ = ["Prepared", "export", "optimize", "prepare", "sensitivity"]
 
 
 class Silent:
@@ -38,6 +45,42 @@ class Silent:
 
     def ended(self, outcome: Outcome) -> None:
         """Nothing to show."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that has been checked and can begin.
+
+    Attributes:
+        model: the original.
+        stages: what will be done to it.
+        judged: evaluation data and the metric, if there is data.
+        source: a hash of what goes in, and of the libraries that work on it.
+        work: keeps each stage's output.
+    """
+
+    model: TorchModel
+    stages: Sequence[Stage]
+    judged: tuple[Dataset, Metric] | None
+    source: str
+    work: Path
+
+
+def prepare(checkpoint: Path, options: ExportOptions) -> Prepared:
+    """Load the model, open the data, check the stages; no work is done and nothing is written.
+
+    Raises:
+        ToolkitError: input or options that can't be used.
+    """
+    _check_output(options.output)
+    model = _load(checkpoint, options)
+    judged = None
+    if options.eval is not None:
+        data = Dataset.open(find_data(options.eval, checkpoint), model.signature)
+        judged = data, find_metric(options.metric, data, model.signature)
+    stages = stages_for(options, model, checkpoint, judged)
+    check(stages, model)
+    return Prepared(model, stages, judged, _source(model), _work(options))
 
 
 def export(
@@ -51,38 +94,150 @@ def export(
         watcher: is told of each stage; by default nobody is.
 
     Returns:
-        The artifact, with model.onnx, artifact.json, report.json and report.html in its folder, and the report.
+        The artifact, with model.onnx, artifact.json, report.json, report.html and reproduce.sh in its folder, and the
+        report.
 
     Raises:
+        BudgetError: the result misses a budget; it is left beside the output, as OUTPUT.missed.
         ToolkitError: input that can't be used; an artifact that was there before is left as it was.
+
+    Example:
+        >>> options = ExportOptions(output=Path("artifact"), prune=0.5, finetune="train.npz", eval="eval.npz")
+        >>> artifact, report = export("model.pt", options)  # doctest: +SKIP
+    """
+    checkpoint = Path(checkpoint)
+    watcher = watcher or Silent()
+    prepared = prepare(checkpoint, options)
+    model, work = prepared.model, prepared.work
+    baseline = run(
+        [OnnxFromTorch(), FoldOnnx()], model, work=work / "original", source=prepared.source, watcher=_Renamed(watcher)
+    )
+    outcomes = run(
+        prepared.stages, model, work=work, source=prepared.source, watcher=watcher, tidy=options.work is None
+    )
+    report, timed = _report(checkpoint, options, prepared, baseline[-1].given.model, outcomes, watcher)
+    final = outcomes[-1].given.model
+    assert isinstance(final, OnnxModel)  # noqa: S101  the recipe ends in ONNX stages
+    missed = missed_budgets(options, report.stages)
+    if not missed:
+        return _write(final, options.output, report, timed), report
+    beside = options.output.with_name(options.output.name + ".missed")
+    _write(final, beside, report, timed)
+    raise BudgetError(
+        "the result misses its budget",
+        why="; ".join(missed),
+        mend=f"see {beside / 'report.html'}; allow more, prune less, give more epochs or data, or try --int8 qat",
+    )
+
+
+def optimize(
+    checkpoint: str | Path,
+    options: OptimizeOptions,
+    *,
+    watcher: Watcher | None = None,
+    tell: Callable[[SearchResult], None] = lambda _found: None,
+) -> SearchResult:
+    """Search pruning ratios, precisions and calibrators, and export the best that loses no more than it may.
+
+    Args:
+        checkpoint: any file that `compress.load` reads.
+        options: what to try.
+        watcher: is told of each stage; by default nobody is.
+        tell: is given the trials before the best of them is exported.
+
+    Returns:
+        All trials. The winner's artifact is in the output folder, search.json and search.html are beside it in
+        OUTPUT.search.
+
+    Raises:
+        BudgetError: none is inside the largest drop; OUTPUT.search is written all the same.
+        ToolkitError: input that can't be used.
+
+    Example:
+        >>> options = OptimizeOptions(output=Path("best"), eval="eval.npz", calibration="calibration.npz")
+        >>> optimize("model.pt", options).best  # doctest: +SKIP
     """
     checkpoint = Path(checkpoint)
     watcher = watcher or Silent()
     _check_output(options.output)
-    model = load(checkpoint, inputs=options.input, model=options.model, trust_pickle=options.trust_pickle)
-    stages = stages_for(options, model, checkpoint)
-    data = None if options.eval is None else Dataset.open(find_data(options.eval, checkpoint), model.signature)
-    check(stages, model)
-    work = options.work or options.output.with_name(options.output.name + ".work")
-    source = fingerprint(model) + json.dumps(versions())  # another release may give another output
-    baseline = run(
-        [OnnxFromTorch(), FoldOnnx()], model, work=work / "original", source=source, watcher=_Renamed(watcher)
+    model = _load(checkpoint, options)
+    work = _work(options)
+    found = search(checkpoint, options, model, source=_source(model), work=work, watcher=watcher)
+    folder = options.output.with_name(options.output.name + ".search")
+    write_search(found, folder)
+    tell(found)
+    best = found.best
+    if best is None:
+        near = found.nearest
+        loses = "" if near is None else f"; the nearest is {near.candidate.name} with {near.drop:+.2f}"
+        raise BudgetError(
+            "no candidate is inside the budget",
+            why=f"each loses more than {options.max_drop:g} points of {found.metric}{loses}",
+            mend=f"see {folder / 'search.html'}; allow more, try smaller --prune fractions, or more --epochs",
+        )
+    export(checkpoint, dataclasses.replace(best.candidate.options(options), work=work), watcher=watcher)
+    return found
+
+
+def sensitivity(checkpoint: str | Path, options: SensitivityOptions, *, watcher: Watcher | None = None) -> Sensitivity:
+    """Prune one group of layers at a time and judge the model; write sensitivity.json and sensitivity.html.
+
+    Args:
+        checkpoint: any file that `compress.load` reads and that still has its layers.
+        options: how to.
+        watcher: is told how it goes on; by default nobody is.
+
+    Raises:
+        ToolkitError: input that can't be used.
+
+    Example:
+        >>> found = sensitivity("model.pt", SensitivityOptions(output=Path("s"), eval="eval.npz"))  # doctest: +SKIP
+        >>> found.limits(max_drop=0.5)  # doctest: +SKIP
+    """
+    checkpoint = Path(checkpoint)
+    model = _load(checkpoint, options)
+    data = Dataset.open(find_data(options.eval, checkpoint), model.signature)
+    found = layer_sensitivity(
+        model,
+        data,
+        find_metric(options.metric, data, model.signature),
+        ratios=options.ratios,
+        samples=options.samples,
+        importance=options.importance,
+        progress=(watcher or Silent()).started("sensitivity"),
     )
-    outcomes = run(stages, model, work=work, source=source, watcher=watcher)
-    rows: dict[str, Model] = {"original": model, "original_onnx": baseline[-1].given.model}
-    rows |= {outcome.stage.name: outcome.given.model for outcome in outcomes}
-    compared, timed = measure(rows, data, options.threads, watcher)
-    reports = [
-        row("original", "as it was given", model, compared, timed, checkpoint.stat().st_size),
-        row(
-            "original_onnx",
-            "exported as it is, to compare sizes and speed with",
-            baseline[-1].given.model,
-            compared,
-            timed,
-        ),
-    ]
-    reports += [row_of(outcome, compared, timed) for outcome in outcomes]
+    write_sensitivity(found, options.output, options.max_drop)
+    return found
+
+
+def _load(checkpoint: Path, options: SourceOptions) -> TorchModel:
+    model = load(checkpoint, inputs=options.input, model=options.model, trust_pickle=options.trust_pickle)
+    return in_float32(model)
+
+
+def _source(model: TorchModel) -> str:
+    return fingerprint(model) + json.dumps(versions())  # another release may give another output
+
+
+def _work(options: CompressOptions) -> Path:
+    return options.work or options.output.with_name(options.output.name + ".work")
+
+
+def _report(
+    checkpoint: Path,
+    options: ExportOptions,
+    prepared: Prepared,
+    baseline: Model,
+    outcomes: Sequence[Outcome],
+    watcher: Watcher,
+) -> tuple[Report, Mapping[str, Latency]]:
+    names = unique_names([outcome.stage.name for outcome in outcomes])
+    model = prepared.model
+    rows: dict[str, Model] = {"original": model, "original_onnx": baseline}
+    rows |= {name: outcome.given.model for name, outcome in zip(names, outcomes, strict=True)}
+    found = measure(rows, prepared.judged, options.threads, watcher)
+    data = None if prepared.judged is None else prepared.judged[0]
+    reports = rows_of(rows, dict(zip(names, outcomes, strict=True)), found, checkpoint.stat().st_size)
     report = Report(
         command=" ".join(["compress", *sys.argv[1:]]) if Path(sys.argv[0]).stem in ("compress", "__main__") else "",
         source=str(checkpoint),
@@ -92,9 +247,27 @@ def export(
         stages=tuple(reports),
         findings=findings(reports),
     )
-    final = outcomes[-1].given.model
-    assert isinstance(final, OnnxModel)  # noqa: S101  the recipe ends in ONNX stages
-    return _write(final, options.output, report, timed), report
+    return report, found.latency
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """A stage that comes again gets a number: finetune, finetune 2."""
+    return [name if (nth := names[: at + 1].count(name)) == 1 else f"{name} {nth}" for at, name in enumerate(names)]
+
+
+def missed_budgets(options: ExportOptions, rows: Sequence[StageReport]) -> list[str]:
+    """What the last row is beyond, in words."""
+    last = rows[-1].measured
+    size = None if last.size_bytes is None else last.size_bytes / 1e6
+    return [
+        f"{name} is {value:.4g} {unit}, the limit is {limit:g}"
+        for name, unit, value, limit in (
+            ("p50", "ms", last.latency_p50_ms, options.target_latency_ms),
+            ("the file", "MB", size, options.target_size_mb),
+            ("the drop", "points", last.drop, options.max_drop),
+        )
+        if limit is not None and value is not None and value > limit
+    ]
 
 
 class _Renamed:

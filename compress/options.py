@@ -189,3 +189,6 @@ class SensitivityOptions(SourceOptions):
 
     importance: Annotated[Literal["magnitude", "random"], Parameter(group=_PRUNE)] = "magnitude"
     """How to choose the channels that go."""
+
+    max_drop: Annotated[float, Parameter(group=_PRUNE)] = 1.0
+    """Points that a layer may cost, to show what each bears."""

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Literal
 
 from compress.dataset import Dataset
 from compress.errors import RecipeError
 from compress.machine import int8_saturates
+from compress.metrics import Metric
 from compress.model import TorchModel
 from compress.options import ExportOptions
+from compress.sensitivity import Sensitivity
 from compress.stages import Stage
 from compress.stages.finetune import Finetune
 from compress.stages.fold_onnx import FoldOnnx
+from compress.stages.half_onnx import HalfOnnx
 from compress.stages.onnx_from_torch import OnnxFromTorch
 from compress.stages.prune_channels import PruneChannels
+from compress.stages.prune_to_budget import PruneToBudget
 from compress.stages.quantize_onnx import QuantizeOnnx
+from compress.stages.quantize_within import QuantizeWithin
+from compress.stages.train_quantized import TrainQuantized, shorter
 
 __all__ = ["find_data", "stages_for"]
+
+# Of the epochs that --epochs names, for training with fake quantization: the weights are near their place already.
+QAT_SHARE = 0.25
+QAT_RATE = 0.1
 
 
 def find_data(source: str, checkpoint: Path) -> str:
@@ -25,41 +37,169 @@ def find_data(source: str, checkpoint: Path) -> str:
     return str(beside) if not Path(source).exists() and beside.exists() else source
 
 
-def stages_for(options: ExportOptions, model: TorchModel, checkpoint: Path) -> list[Stage]:
+def stages_for(
+    options: ExportOptions, model: TorchModel, checkpoint: Path, judged: tuple[Dataset, Metric] | None = None
+) -> list[Stage]:
     """The list of stages, with their data opened and checked.
+
+    Args:
+        options: of the run.
+        model: what it starts from, and what recovery is taught by.
+        checkpoint: data is looked for beside it, too.
+        judged: evaluation data and the metric, which a largest drop is in.
 
     Raises:
         RecipeError: options that don't go together.
         DatasetError, SignatureError: data that can't be used.
     """
+    _together(options, judged)
 
-    def data(source: str) -> Dataset:
-        return Dataset.open(find_data(source, checkpoint), model.signature)
+    def data(source: str | None) -> Dataset | None:
+        return None if source is None else Dataset.open(find_data(source, checkpoint), model.signature)
 
-    if options.calibration is not None and options.int8 != "static":
-        raise RecipeError(
-            "calibration data is given, but nothing to calibrate",
-            why="only static INT8 takes its ranges from calibration data",
-            mend="add --int8 static, or leave --calibration out",
-        )
-    if options.threads < 1:
-        raise RecipeError("can't measure with no thread", why=f"--threads is {options.threads}", mend="give 1 or more")
+    training, calibration = data(options.finetune), data(options.calibration)
+    precision = _precision(options, model, calibration, judged)
+    return [*_pruning(options, model, training, precision), *_qat(options, model, training), *precision]
+
+
+def _pruning(
+    options: ExportOptions, model: TorchModel, training: Dataset | None, precision: list[Stage]
+) -> list[Stage]:
+    kind, limit = _budget(options)
+    pruned = options.prune is not None or kind is not None
+    rounds = options.rounds if pruned else 1
+    curves: dict[str, tuple[tuple[float, float], ...]] = {}
+    if pruned and options.sensitivity is not None:
+        curves = Sensitivity.load(options.sensitivity).curves
+    fraction = 0.5 if options.prune is None else options.prune
+    prune = PruneChannels(
+        # The same share of what is left in each round.
+        1 - (1 - fraction) ** (1 / rounds) if 0 < fraction < 1 else fraction,
+        options.importance,
+        options.seed,
+        options.round_to,
+        scope=options.scope,
+        data=training if options.importance == "taylor" else None,
+        curves=curves,
+    )
     stages: list[Stage] = []
-    if options.prune is not None:
-        stages.append(PruneChannels(options.prune, options.importance, options.seed, options.round_to))
-    if options.finetune is not None:
-        stages.append(
-            Finetune(
-                data(options.finetune),
-                model,
-                epochs=options.epochs,
-                learning_rate=options.learning_rate,
-                batch_size=options.batch_size,
-                seed=options.seed,
+    for _ in range(rounds):
+        if kind is not None and limit is not None:
+            tail = tuple(stage for stage in precision if not isinstance(stage, QuantizeWithin)) + tuple(
+                stage.quantize for stage in precision if isinstance(stage, QuantizeWithin)
             )
-        )
-    stages += [OnnxFromTorch(), FoldOnnx()]
-    if options.int8 is not None:
-        calibration = data(options.calibration) if options.calibration is not None else None
-        stages.append(QuantizeOnnx(options.int8, calibration, options.calibrator, int8_saturates()))
+            stages.append(PruneToBudget(prune, kind, limit, tail, options.threads))
+        elif pruned:
+            stages.append(prune)
+        if training is not None:
+            stages.append(_finetune(options, model, training))
     return stages
+
+
+def _qat(options: ExportOptions, model: TorchModel, training: Dataset | None) -> list[Stage]:
+    if options.int8 != "qat" or training is None:
+        return []
+    return [TrainQuantized(shorter(_finetune(options, model, training), QAT_SHARE, QAT_RATE), options.target)]
+
+
+def _finetune(options: ExportOptions, model: TorchModel, training: Dataset) -> Finetune:
+    return Finetune(
+        training,
+        model,
+        epochs=math.ceil(options.epochs / options.rounds),
+        learning_rate=options.learning_rate,
+        batch_size=options.batch_size,
+        seed=options.seed,
+    )
+
+
+def _precision(
+    options: ExportOptions, model: TorchModel, calibration: Dataset | None, judged: tuple[Dataset, Metric] | None
+) -> list[Stage]:
+    stages: list[Stage] = [OnnxFromTorch(), FoldOnnx()]
+    if options.int8 is not None:
+        quantize = QuantizeOnnx(
+            "static" if options.int8 == "qat" else options.int8,
+            calibration if options.int8 in ("static", "qat") else None,
+            options.calibrator,
+            int8_saturates(),
+            target=options.target,
+        )
+        if options.max_drop is not None and judged is not None and quantize.mode == "static":
+            stages.append(QuantizeWithin(quantize, model, *judged, options.max_drop))
+        else:
+            stages.append(quantize)
+    if options.precision != "fp32":
+        stages.append(HalfOnnx(options.precision, calibration, target=options.target))
+    return stages
+
+
+def _budget(options: ExportOptions) -> tuple[Literal["latency_ms", "size_bytes", "params"] | None, float | None]:
+    if options.target_latency_ms is not None:
+        return "latency_ms", options.target_latency_ms
+    if options.target_size_mb is not None:
+        return "size_bytes", options.target_size_mb * 1e6
+    if options.target_params is not None:
+        return "params", options.target_params
+    return None, None
+
+
+def _together(options: ExportOptions, judged: tuple[Dataset, Metric] | None) -> None:
+    """Refuse options that contradict each other, each with what to do."""
+    goals = {
+        "--prune": options.prune,
+        "--target-latency-ms": options.target_latency_ms,
+        "--target-size-mb": options.target_size_mb,
+        "--target-params": options.target_params,
+    }
+    given = [flag for flag, value in goals.items() if value is not None]
+    static = options.int8 in ("static", "qat")
+    rules = (
+        (len(given) > 1, "can't prune to two goals", " and ".join(given) + " are given", "leave one of them"),
+        (
+            options.calibration is not None and not static and options.precision == "fp32",
+            "calibration data is given, but nothing to calibrate",
+            "only static INT8, QAT and half precision look at calibration data",
+            "add --int8 static, or leave --calibration out",
+        ),
+        (
+            options.int8 == "qat" and options.finetune is None,
+            "can't train with fake quantization",
+            "there is no training data",
+            "add --finetune train.npz, or ask for --int8 static",
+        ),
+        (
+            options.importance == "taylor" and bool(given) and options.finetune is None,
+            "can't tell the importance of channels by taylor",
+            "it takes gradients on training data, and there is none",
+            "add --finetune train.npz, or take --importance magnitude",
+        ),
+        (
+            options.rounds < 1 or (options.rounds > 1 and (options.prune is None or options.finetune is None)),
+            f"can't prune in {options.rounds} rounds",
+            "a round prunes by --prune and recovers by --finetune",
+            "give both, or leave --rounds out",
+        ),
+        (
+            options.max_drop is not None and judged is None,
+            "can't keep a largest drop",
+            "without evaluation data no drop is known",
+            "add --eval eval.npz, or leave --max-drop out",
+        ),
+        (
+            options.sensitivity is not None and not given,
+            "a sensitivity file is given, but nothing is pruned",
+            "it sets how far each layer may be pruned",
+            "add --prune 0.5, or leave --sensitivity out",
+        ),
+        (
+            options.max_drop is not None and options.max_drop < 0,
+            f"can't keep a largest drop of {options.max_drop:g}",
+            "it is in points, 0 or more",
+            "give 0.5 for half a point",
+        ),
+        (options.threads < 1, "can't measure with no thread", f"--threads is {options.threads}", "give 1 or more"),
+    )
+    for broken, what, why, mend in rules:
+        if broken:
+            raise RecipeError(what, why=why, mend=mend)

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from compress.backends import Backend, open_model
-from compress.bootstrap import paired_drop
 from compress.checkpoint import load
 from compress.dataset import Dataset
 from compress.errors import RecipeError, ToolkitError
+from compress.judge import Judge
 from compress.measure import cores, latency
 from compress.metrics import Metric, find_metric
-from compress.model import Arrays, OnnxModel, TorchModel
+from compress.model import OnnxModel, TorchModel, in_float32
 from compress.options import OptimizeOptions
 from compress.pipeline import Outcome, Watcher, check, run
 from compress.recipe import find_data, stages_for
@@ -31,7 +31,6 @@ __all__ = ["search"]
 SCREEN_SHARE = 0.2
 SCREEN_LEAST = 256
 THROUGHPUT_BATCH = 8
-EVALUATION_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -123,9 +122,7 @@ def _branches(setting: _Setting, plan: Sequence[Candidate], watcher: Watcher) ->
             pool.submit(_branch_alone, setting, group, index % workers, share): group
             for index, group in enumerate(groups)
         }
-        done = 0
-        for future in concurrent.futures.as_completed(waiting):
-            done += 1
+        for done, future in enumerate(concurrent.futures.as_completed(waiting), 1):
             tick(done, len(groups), f"pruning ratios, {len(waiting[future])} candidates in the last")
             yield future.result()
 
@@ -173,15 +170,14 @@ class _Named:
 
 
 def _branch(setting: _Setting, group: Sequence[Candidate], watcher: Watcher) -> list[Trial]:
-    """Make the candidates of one ratio, its float model first, and screen each."""
+    """Make the candidates of one ratio, its float model first, and screen each on a part of the data."""
     options = setting.options
-    model = load(
-        setting.checkpoint, inputs=options.input, model=options.model, trust_pickle=options.trust_pickle
-    ).in_float32()
+    model = in_float32(
+        load(setting.checkpoint, inputs=options.input, model=options.model, trust_pickle=options.trust_pickle)
+    )
     data, metric = judged(options, model, setting.checkpoint)
-    part = _part(data)
-    reference = open_model(model, threads=cores())
-    expected = [reference.infer(inputs) for inputs, _ in part.batches(EVALUATION_BATCH)]
+    count = max(SCREEN_LEAST, int(len(data) * SCREEN_SHARE))
+    judge = Judge.of_part(open_model(model, threads=cores()), data, metric, count)
     trials: list[Trial] = []
     for candidate in group:
         lost = _lost(trials)
@@ -200,39 +196,21 @@ def _branch(setting: _Setting, group: Sequence[Candidate], watcher: Watcher) -> 
             continue
         final = outcomes[-1].given.model
         assert isinstance(final, OnnxModel)  # noqa: S101  recipes end in ONNX stages
-        trials.append(_screened(candidate, final, part, expected, metric, options.max_drop, candidate.prune == 0))
+        trials.append(_screened(candidate, final, judge, options.max_drop))
     return trials
 
 
-def _part(data: Dataset) -> Dataset:
-    """Samples spread over the data, enough to tell what is far out."""
-    count = min(len(data), max(SCREEN_LEAST, int(len(data) * SCREEN_SHARE)))
-    index = np.linspace(0, len(data) - 1, count).astype(np.int64)
-    inputs, labels = data.take(index)
-    return dataclasses.replace(data, inputs=inputs, labels=labels)
-
-
-def _screened(
-    candidate: Candidate,
-    model: OnnxModel,
-    part: Dataset,
-    expected: Sequence[Arrays],
-    metric: Metric,
-    max_drop: float,
-    unpruned: bool,
-) -> Trial:
-    """Out when even the interval's lower end of its drop, on a part of the data, is beyond the limit."""
-    size = model.path.stat().st_size
-    kept = Trial(candidate, "measured", size_bytes=size, path=model.path)
-    if unpruned and candidate.int8 == "none":
+def _screened(candidate: Candidate, model: OnnxModel, judge: Judge, max_drop: float) -> Trial:
+    """Out when even the lower end of its drop's interval, on a part of the data, is beyond the limit."""
+    kept = Trial(candidate, "measured", size_bytes=model.path.stat().st_size, path=model.path)
+    if candidate.prune == 0 and candidate.int8 == "none":
         return kept
-    backend = open_model(model, threads=cores())
-    drop = _drop(backend, part, expected, metric)
-    if drop.low <= max_drop:
+    drop = judge.drop(open_model(model, threads=cores()))
+    if drop.low is None or drop.high is None or drop.low <= max_drop:
         return kept
-    why = f"out early: {drop.value:+.1f} points on {len(part)} samples, at least {drop.low:+.1f}"
+    why = f"out early: {drop.points:+.1f} points on {len(judge)} samples, at least {drop.low:+.1f}"
     return dataclasses.replace(
-        kept, status="eliminated", why=why, drop=drop.value, drop_low=drop.low, drop_high=drop.high
+        kept, status="eliminated", why=why, drop=drop.points, drop_low=drop.low, drop_high=drop.high
     )
 
 
@@ -246,17 +224,15 @@ def _measured(
 ) -> SearchResult:
     """All evaluation samples through what is left, then the clock."""
     left = {trial.candidate.name: trial for trial in trials if trial.status == "measured"}
-    reference = open_model(model, threads=cores())
-    expected = [reference.infer(inputs) for inputs, _ in data.batches(EVALUATION_BATCH)]
-    original, _ = _scores(None, data, expected, metric)
+    judge = Judge(open_model(model, threads=cores()), data, metric)
     tick = watcher.started("compare")
     opened: dict[str, Backend] = {}
     for number, (name, trial) in enumerate(left.items(), 1):
         assert trial.path is not None  # noqa: S101  set for what is measured
         onnx = OnnxModel(trial.path, model.signature)
-        drop = _drop(open_model(onnx, threads=cores()), data, expected, metric)
+        drop = judge.drop(open_model(onnx, threads=cores()))
         left[name] = dataclasses.replace(
-            trial, value=drop.after, drop=drop.value, drop_low=drop.low, drop_high=drop.high
+            trial, value=drop.after, drop=drop.points, drop_low=drop.low, drop_high=drop.high
         )
         opened[name] = open_model(onnx, threads=options.threads)
         tick(number, len(left), "candidates evaluated")
@@ -274,7 +250,7 @@ def _measured(
         goal=options.goal,
         max_drop=options.max_drop,
         metric=metric.name,
-        original=original,
+        original=judge.original,
         samples=len(data),
         trials=tuple(left.get(trial.candidate.name, trial) for trial in trials),
     )

@@ -27,7 +27,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """Short, for tables: "−50% · static mse"."""
+        """Short, for tables."""
         pruned = f"−{self.prune:.0%}" if self.prune else "whole"
         kind = "float" if self.int8 == "none" else f"INT8 {self.int8}"
         return f"{pruned} · {kind}" + (f" {self.calibrator}" if self.calibrator else "")
@@ -56,7 +56,8 @@ def candidates(options: OptimizeOptions) -> tuple[Candidate, ...]:
     """Every combination that can be made of the data at hand, lightly pruned ones first."""
     found = []
     for prune in sorted(set(options.prune)):
-        for int8 in ("none", *(kind for kind in options.int8 if kind != "none")):
+        kinds: tuple[Int8, ...] = ("none", *(kind for kind in options.int8 if kind != "none"))
+        for int8 in kinds:
             if int8 != "static":
                 found.append(Candidate(prune, int8))
             elif options.calibration is not None:

@@ -78,4 +78,7 @@ def _float_tensors(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
     weights = {tensor.name for tensor in model.graph.initializer}
     values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
     kinds = (TensorProto.FLOAT, TensorProto.FLOAT16)
-    return {v.name: v for v in values if v.type.tensor_type.elem_type in kinds and v.name not in weights}
+    # Shape inference leaves types of tensors that folding has taken away.
+    there = {name for node in model.graph.node for name in node.output} | {v.name for v in model.graph.input}
+    there -= weights
+    return {v.name: v for v in values if v.type.tensor_type.elem_type in kinds and v.name in there}

@@ -15,8 +15,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional as F
 
+from compress.artifact import Signature
 from compress.dataset import Dataset
 from compress.errors import MissingExtraError, RecipeError, StageError
 from compress.measure import cores
@@ -81,6 +83,30 @@ class Finetune:
 
     def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:  # noqa: ARG002
         module = copy.deepcopy(model.module)
+        first, last, steps = self.fit(module, model.signature, progress)
+        return Given(
+            TorchModel(module, model.signature),
+            did=f"trained {self.epochs} epochs on {len(self.data)} samples, loss {first:.4f} to {last:.4f}",
+            details={"loss_first_epoch": first, "loss_last_epoch": last, "steps": steps, "samples": len(self.data)},
+        )
+
+    def fit(
+        self, module: nn.Module, signature: Signature, progress: Progress, *, freeze_statistics: bool = False
+    ) -> tuple[float, float, int]:
+        """Train a module in place, and leave it in eval mode without gradients.
+
+        Args:
+            module: is trained.
+            signature: of it.
+            progress: is told of steps.
+            freeze_statistics: batch normalization keeps what it has seen before.
+
+        Returns:
+            Mean loss of the first epoch, of the last one, and the number of steps.
+
+        Raises:
+            StageError: the loss became infinite or NaN.
+        """
         for parameter in module.parameters():
             parameter.requires_grad_(parameter.is_floating_point())
         torch.set_num_threads(cores())
@@ -94,12 +120,16 @@ class Finetune:
         with torch.random.fork_rng():
             torch.manual_seed(self.seed)
             student.train()
+            if freeze_statistics:
+                for layer in module.modules():
+                    if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                        layer.eval()
             for epoch in range(self.epochs):
                 losses = []
                 for index in np.array_split(order.permutation(len(self.data)), steps // self.epochs):
                     if len(index) < 2:  # batch normalization needs two
                         continue
-                    loss = self._loss(student, model, index)
+                    loss = self._loss(student, signature, index)
                     if not torch.isfinite(loss):
                         raise StageError(
                             "the training has diverged",
@@ -118,20 +148,17 @@ class Finetune:
         module.eval()
         for parameter in module.parameters():
             parameter.grad = None
-        return Given(
-            TorchModel(module, model.signature),
-            did=f"trained {self.epochs} epochs on {len(self.data)} samples, loss {first:.4f} to {last:.4f}",
-            details={"loss_first_epoch": first, "loss_last_epoch": last, "steps": steps, "samples": len(self.data)},
-        )
+        return first, last, steps
 
-    def _loss(self, student: Any, model: TorchModel, index: np.ndarray[Any, Any]) -> torch.Tensor:
+    def _loss(self, student: Any, signature: Signature, index: np.ndarray[Any, Any]) -> torch.Tensor:
         inputs, labels = self.data.take(index)
-        got = call(student, model.signature.inputs, inputs)
+        got = call(student, signature.inputs, inputs)
         with torch.no_grad():
-            taught = call(self.teacher.module, model.signature.inputs, inputs)
+            taught = call(self.teacher.module, signature.inputs, inputs)
         logits, target = next(iter(got.values())), next(iter(taught.values()))
         if logits.ndim != 2 or logits.shape[1] < 2:
-            return torch.stack([F.mse_loss(got[name].float(), taught[name].float()) for name in got]).mean()
+            floats = [name for name, tensor in got.items() if tensor.is_floating_point()]
+            return torch.stack([F.mse_loss(got[name].float(), taught[name].float()) for name in floats]).mean()
         t = self.temperature
         loss = F.kl_div(
             F.log_softmax(logits / t, 1), F.log_softmax(target / t, 1), reduction="batchmean", log_target=True

@@ -1,0 +1,75 @@
+"""What a model costs before it answers: memory and loading time, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from compress.backends.onnxrt import is_half
+from compress.errors import StageError
+from compress.model import OnnxModel
+
+__all__ = ["Footprint", "footprint"]
+
+# Imports first, so that what is added is the model's; the high-water mark is the kernel's own.
+_PROGRAM = """
+import json, sys, time
+import numpy as np
+import onnxruntime as ort
+from pathlib import Path
+
+def status(name):
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    return None
+
+path, threads, specs = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+ort.set_default_logger_severity(3)
+options = ort.SessionOptions()
+options.intra_op_num_threads = threads
+if int(sys.argv[4]):
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+before = status("VmRSS")
+start = time.perf_counter()
+session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+load_ms = 1000 * (time.perf_counter() - start)
+inputs = {name: np.zeros(shape, dtype) for name, dtype, shape in specs}
+for _ in range(3):
+    session.run(None, inputs)
+peak = status("VmHWM")
+print(json.dumps({"load_ms": load_ms, "peak": None if peak is None else max(0, peak - before)}))
+"""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Of one model.
+
+    Attributes:
+        load_ms: from the file to a session that is ready, in milliseconds.
+        peak_memory_bytes: what loading it and running it at batch 1 adds to the process, at most; None where the
+            system does not tell.
+    """
+
+    load_ms: float
+    peak_memory_bytes: int | None
+
+
+def footprint(model: OnnxModel, threads: int) -> Footprint:
+    """Load and run a file in a fresh process.
+
+    Raises:
+        StageError: it can't be run.
+    """
+    specs = [(spec.name, spec.dtype, spec.fixed(1)) for spec in model.signature.inputs]
+    command = [sys.executable, "-c", _PROGRAM, str(model.path), str(threads), json.dumps(specs)]
+    done = subprocess.run([*command, str(int(is_half(model.path)))], capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+        why = lines[-1][:300]
+        raise StageError("can't run the model in a process of its own", why=why, mend="report it with the model")
+    found = json.loads(done.stdout)
+    return Footprint(found["load_ms"], found["peak"])

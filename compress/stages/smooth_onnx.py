@@ -1,0 +1,111 @@
+"""Even out the channels of each activation, so that one 8-bit scale serves them all; the weights take it up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from compress.dataset import Dataset
+from compress.model import Model, OnnxModel
+from compress.stages import Given, Progress
+from compress.stages.onnx_graph import Array, Graph, observe
+from compress.stages.scale_links import Link, divide_producer, find_links, multiply_consumers
+
+__all__ = ["SmoothOnnx"]
+
+
+@dataclass(frozen=True)
+class SmoothOnnx:
+    """Each channel j of an activation X is divided by s_j = max|X_j|^α / max|W_j|^(1-α), its consumers' weights W
+    multiplied by it (Xiao et al., SmoothQuant, 2023, section 4, equation 4), with s folded into the producer.
+
+    Where all consumers are depthwise, each channel has a weight scale to itself, and α is 1: the activation is evened
+    out wholly, at no cost to the weights. Across a Clip from 0 (ReLU6), s_j stays between the share of the bound that
+    the channel reaches on the calibration data and 1: exact on that data; beyond it, a channel is clipped at the
+    largest value seen, as the static range of an activation clips, too.
+
+    Attributes:
+        calibration: typical inputs.
+        alpha: how much of the difficulty moves from activations to weights, from 0 to 1.
+        copies: whether a LayerNormalization whose output goes to a residual, too, may be doubled.
+    """
+
+    calibration: Dataset
+    alpha: float = 0.5
+    copies: bool = True
+
+    name: ClassVar[str] = "smooth_onnx"
+    takes: ClassVar[type] = OnnxModel
+    gives: ClassVar[type] = OnnxModel
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return {"calibration": self.calibration.sha256, "alpha": self.alpha, "copies": self.copies}
+
+    def check(self, model: Model) -> None:
+        """Any ONNX file will do; one without links stays as it is, and is told so."""
+
+    def run(self, model: OnnxModel, folder: Path, progress: Progress) -> Given:
+        graph = Graph(model.path)
+        links = [link for link in find_links(graph) if self.copies or not link.copy]
+        largest = _maxima(model.path, links, self.calibration, progress)
+        spreads = []
+        for link in links:
+            scale = _scale(graph, link, largest, self.alpha)
+            divide_producer(graph, link, scale)
+            multiply_consumers(graph, link, scale)
+            spreads.append(float(scale.max() / scale.min()))
+        path = folder / "model.onnx"
+        graph.save(path)
+        did = f"the channels of {len(links)} activations evened out, α {self.alpha:g}"
+        details = {
+            "links": [
+                {"from": link.producer.name, "to": [node.name for node in link.consumers], "spread": spread}
+                for link, spread in zip(links, spreads, strict=True)
+            ]
+        }
+        warnings = () if links else ("no activation is made and taken by layers alone: nothing was evened out",)
+        return Given(OnnxModel(path, model.signature), did, details, warnings)
+
+
+def _maxima(path: Path, links: list[Link], data: Dataset, progress: Progress) -> dict[str, Array]:
+    """Largest absolute value [channels] of each consumer's input and each Clip's output."""
+    axes = {}
+    for link in links:
+        axes |= {node.input[0]: 1 if node.op_type == "Conv" else -1 for node in link.consumers}
+        axes |= dict.fromkeys(link.clips, 1)
+    found: dict[str, Array] = {}
+    done = 0
+    if not axes:
+        return found
+    for tensors in observe(path, list(axes), data):
+        for name, axis in axes.items():
+            values = np.abs(np.moveaxis(tensors[name], axis, 0)).reshape(tensors[name].shape[axis], -1).max(1)
+            found[name] = np.maximum(found[name], values) if name in found else values
+        done += len(next(iter(tensors.values())))
+        progress(done, len(data), "calibrating")
+    return found
+
+
+def _scale(graph: Graph, link: Link, largest: Mapping[str, Array], alpha: float) -> Array:
+    """What to divide each channel [channels] by; 1 where it, or its weights, are 0 throughout."""
+    names = [node.input[0].removesuffix("_scaled") for node in link.consumers]
+    activation = np.max([largest[name] for name in names], axis=0).astype(np.float64)
+    weights = [graph.split(node) for node in link.consumers]
+    weight = np.max([np.abs(w).max(axis=(1, 3)).reshape(-1) for w in weights], axis=0).astype(np.float64)
+    alive = (activation > 0) & (weight > 0)
+    if not alive.any():
+        return np.ones(link.channels, np.float32)
+    if all(w.shape[0] == link.channels for w in weights):
+        alpha = 1.0
+    raw = np.where(alive, activation, 1.0) ** alpha / np.where(alive, weight, 1.0) ** (1 - alpha)
+    if link.clips:
+        reach = np.max([largest[name] / bound for name, bound in link.clips.items()], axis=0).astype(np.float64)
+        raw = np.clip(raw / raw[alive].max(), np.maximum(reach, 1e-3), 1.0)
+    else:
+        raw = raw / np.exp(np.log(raw[alive]).mean())
+    return np.where(alive, np.clip(raw, 1e-3, 1e3), 1.0).astype(np.float32)
