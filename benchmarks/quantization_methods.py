@@ -1,6 +1,6 @@
 """What each refinement of post-training quantization is worth: accuracy, not latency.
 
-    python benchmarks/quantization_methods.py build/fashion/mobilenet.pt [MODEL.pt …] [--samples 10000]
+    python benchmarks/quantization_methods.py build/fashion/mobilenet.pt [MODEL.pt …] [--samples 10000] [--spoil 1.5]
 
 Each model file has calibration.npz and eval.npz beside it. Every row is a static INT8 model judged against the torch
 original on the same samples: its task metric with the drop's 95% interval, its agreement or cosine with the original,
@@ -15,8 +15,9 @@ import json
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -29,26 +30,23 @@ from compress.measure import cores
 from compress.metrics import METRICS, find_metric
 from compress.model import OnnxModel, TorchModel
 from compress.stages import Stage
-from compress.stages.equalize_onnx import EqualizeOnnx
 from compress.stages.fold_onnx import FoldOnnx
-from compress.stages.histogram import METHODS, Method
+from compress.stages.histogram import METHODS
 from compress.stages.onnx_from_torch import OnnxFromTorch
+from compress.stages.onnx_graph import Graph
 from compress.stages.quantize_onnx import QuantizeOnnx
+from compress.stages.scale_links import divide_producer, find_links, multiply_consumers
 from compress.stages.smooth_onnx import SmoothOnnx
 
 
 def chains(data: Dataset) -> dict[str, list[Stage]]:
     """What is tried: the stages after the export, by name."""
 
-    def int8(method: Method = "minmax", *, seven: bool = False) -> QuantizeOnnx:
-        return QuantizeOnnx("static", data, method, reduce_range=seven)
-
     found: dict[str, list[Stage]] = {"FP32": []}
-    found |= {f"INT8, {method}": [int8(method)] for method in METHODS}
-    for method in METHODS:
-        found[f"equalize, {method}"] = [EqualizeOnnx(), int8(method)]
+    found |= {f"INT8, {method}": [QuantizeOnnx("static", data, method)] for method in METHODS}
+    for method in ("minmax", "mse"):
         for alpha in (0.25, 0.5, 0.75):
-            found[f"smooth {alpha:g}, {method}"] = [SmoothOnnx(data, alpha), int8(method)]
+            found[f"smooth {alpha:g}, {method}"] = [SmoothOnnx(data, alpha), QuantizeOnnx("static", data, method)]
     return found
 
 
@@ -56,18 +54,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--samples", type=int, default=10_000, help="of the evaluation data, spread over it")
+    parser.add_argument("--spoil", type=float, default=1.5, help="once more with channels scaled by exp(normal · this)")
     parser.add_argument("--only", default="", help="rows whose name holds this")
     arguments = parser.parse_args()
     figures = {}
     for path in arguments.models:
-        figures[str(path)] = rows = measure(path, arguments.samples, arguments.only)
-        show(str(path), rows)
+        for sigma in sorted({0.0, arguments.spoil}):
+            title = f"{path}, channels scaled badly" if sigma else str(path)
+            figures[title] = rows = measure(path, arguments.samples, sigma, arguments.only)
+            show(title, rows)
     print(
         json.dumps({"benchmark": "quantization_methods", "environment": environment(cores()), "models": figures}),
     )
 
 
-def measure(path: Path, samples: int, only: str) -> dict[str, dict[str, Any]]:
+def measure(path: Path, samples: int, spoil: float, only: str) -> dict[str, dict[str, Any]]:
     """A row for each chain of stages."""
     original = compress.load(path)
     calibration = Dataset.open(str(path.with_name("calibration.npz")), original.signature)
@@ -80,6 +81,8 @@ def measure(path: Path, samples: int, only: str) -> dict[str, dict[str, Any]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         start = run([OnnxFromTorch(), FoldOnnx()], original, folder / "float")
+        if spoil:
+            start = spoilt(start, folder / "spoilt.onnx", spoil)
         for number, (title, stages) in enumerate(chains(calibration).items()):
             if only not in title and title != "FP32":
                 continue
@@ -96,7 +99,7 @@ def measure(path: Path, samples: int, only: str) -> dict[str, dict[str, Any]]:
                 "squared_error": judge.squared_error(model),
                 "seconds": seconds,
             }
-            print(f"{title:28}", *(f"{v:.5f}" for v in rows[title].values() if v is not None), flush=True)
+            print(f"{title:42}", *(f"{v:.5f}" for v in rows[title].values() if v is not None), flush=True)
     return rows
 
 
@@ -106,8 +109,19 @@ def run(stages: list[Stage], model: TorchModel | OnnxModel, folder: Path) -> Onn
         place = folder / str(number)
         place.mkdir(parents=True)
         model = stage.run(model, place, lambda *_: None).model
-    assert isinstance(model, OnnxModel)
-    return model
+    return cast(OnnxModel, model)
+
+
+def spoilt(model: OnnxModel, path: Path, sigma: float) -> OnnxModel:
+    """The same function with badly scaled channels, wherever a scale cancels out between layers."""
+    graph, rng = Graph(model.path), np.random.default_rng(0)
+    for link in find_links(graph):
+        if not link.clips:
+            scale = np.exp(rng.normal(0, sigma, link.channels)).astype(np.float32)
+            divide_producer(graph, link, scale)
+            multiply_consumers(graph, link, scale)
+    graph.save(path)
+    return OnnxModel(path, model.signature)
 
 
 def show(title: str, rows: dict[str, dict[str, Any]]) -> None:

@@ -26,8 +26,8 @@ class Interval:
 
     def times(self, factor: float) -> Interval:
         """In another unit; a negative factor turns the ends round."""
-        ends = sorted((self.low * factor, self.high * factor))
-        return Interval(self.value * factor, *ends)
+        low, high = sorted((self.low * factor + 0.0, self.high * factor + 0.0))  # never -0
+        return Interval(self.value * factor + 0.0, low, high)
 
 
 def mean_interval(scores: np.ndarray[Any, Any], *, seed: int = 0) -> Interval:

@@ -84,7 +84,7 @@ def optimize(
     options: OptimizeOptions,
     save_config: Annotated[Path | None, Parameter(group=RUN)] = None,
 ) -> None:
-    """Try pruning, precisions and calibrators together, measure each, and export the best that loses no more than --max-drop.
+    """Try pruning, precisions and calibrators, measure each, and export the best that loses no more than --max-drop.
 
     Candidates that have lost too much on a part of the data are not measured further. An interrupted search goes on
     where it stopped. When no candidate is inside, nothing is written but the search's own report, and the exit code
@@ -169,26 +169,34 @@ def _save(path: Path, checkpoint: Path, options: ExportOptions | OptimizeOptions
 
 
 @app.command
-def inspect(checkpoint: Path, *, source: SourceOptions | None = None) -> None:
+def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: bool = False, threads: int = 1) -> None:
     """Tell what kind of file a checkpoint is, its signature, weights and multiply-accumulates.
 
     Parameters
     ----------
     checkpoint
-        Any model file.
+        Any model file; with --roofline an artifact's folder, too.
+    roofline
+        Run it in ONNX Runtime, and tell what bounds each layer on this machine: arithmetic, memory, or overhead.
+    threads
+        For the roofline.
     """
-    from compress.checkpoint import load
     from compress.file_kind import file_kind
+    from compress.job import examine
     from compress.measure import torch_macs, torch_params
 
-    source = source or SourceOptions()
-    kind = file_kind(checkpoint)
-    loaded = load(checkpoint, inputs=source.input, model=source.model, trust_pickle=source.trust_pickle)
-    print(f"kind     {kind.value}")
-    print(f"inputs   {', '.join(map(str, loaded.signature.inputs))}")
-    print(f"outputs  {', '.join(map(str, loaded.signature.outputs))}")
-    print(f"params   {torch_params(loaded.module):,}")
-    print(f"MACs     {torch_macs(loaded.module, loaded.signature):,}")
+    found = examine(checkpoint, source or SourceOptions(), roofline=roofline, threads=threads)
+    if found.model is not None:
+        print(f"kind     {file_kind(checkpoint).value}")
+    print(f"inputs   {', '.join(map(str, found.signature.inputs))}")
+    print(f"outputs  {', '.join(map(str, found.signature.outputs))}")
+    if found.model is not None:
+        print(f"params   {torch_params(found.model.module):,}")
+        print(f"MACs     {torch_macs(found.model.module, found.signature):,}")
+    if found.roofline is not None:
+        from compress.roofline_report import roofline_table
+
+        _console().print(roofline_table(found.roofline))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -20,29 +20,34 @@ def findings(rows: Sequence[StageReport]) -> tuple[str, ...]:
     original, onnx = by_name["original"], by_name["original_onnx"]
     last = rows[-1].measured
     floats = by_name.get("fold_onnx")
-    int8 = by_name.get("quantize_onnx")
+    int8 = by_name.get("quantize_onnx") or by_name.get("quantize_within")
     if int8 and floats and _slower(int8.latency_p50_ms, floats.latency_p50_ms):
         found.append(
             f"INT8 is slower here than the float model before it: {int8.latency_p50_ms:.3f} ms against "
             f"{floats.latency_p50_ms:.3f} ms at batch 1. Without --int8 the result would be faster."
         )
-    if "prune_channels" in by_name and floats and _slower(floats.latency_p50_ms, onnx.latency_p50_ms):
+    pruned = any(name.startswith("prune") for name in by_name)
+    if pruned and floats and _slower(floats.latency_p50_ms, onnx.latency_p50_ms):
         found.append(
             f"Pruning removed MACs but gained no time: {floats.latency_p50_ms:.3f} ms against "
             f"{onnx.latency_p50_ms:.3f} ms in ONNX Runtime at batch 1."
         )
-    if "prune_channels" in by_name and "finetune" not in by_name:
+    if pruned and "finetune" not in by_name:
         found.append("Pruned but not trained since: --finetune usually recovers most of what was lost.")
     if onnx.size_bytes and last.size_bytes and last.size_bytes > onnx.size_bytes:
         found.append(
             f"The file has grown, from {onnx.size_bytes:,} to {last.size_bytes:,} bytes: in so small a model, scales "
             "and Q/DQ nodes outweigh what 8-bit weights save."
         )
-    if original.accuracy is not None and last.accuracy is not None and original.accuracy - last.accuracy > 0.01:
-        found.append(
-            f"Accuracy fell by {100 * (original.accuracy - last.accuracy):.1f} points, from {original.accuracy:.2%} to "
-            f"{last.accuracy:.2%}: the stage table shows where."
-        )
+    if last.drop is not None and original.value is not None and last.value is not None:
+        fell = f"{last.metric} fell by {last.drop:.2f} points, from {original.value:.4f} to {last.value:.4f}"
+        if last.drop_low is not None and last.drop_low > 0:
+            found.append(f"{fell}: the stage table shows where.")
+        elif last.drop > 0 and last.drop_high is not None and last.drop_high > 1:
+            found.append(
+                f"{fell}, which may be chance: between {last.drop_low:+.2f} and {last.drop_high:+.2f} points at 95%. "
+                "More evaluation samples would tell."
+            )
     if last.cosine_similarity is None:
         found.append("Nothing was compared on real data: without --eval neither accuracy nor agreement is known.")
     return tuple(found)

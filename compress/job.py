@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from compress import __version__
-from compress.artifact import Artifact, StageReport, sha256_of
+from compress.artifact import Artifact, Signature, StageReport, sha256_of
 from compress.checkpoint import fingerprint, load
 from compress.dataset import Dataset
 from compress.errors import ArtifactError, BudgetError
 from compress.findings import findings
+from compress.grid import Cell, measure_grid
 from compress.machine import environment, versions
-from compress.measure import Latency
+from compress.measure import Latency, onnx_layer_bytes
 from compress.metrics import Metric, find_metric
-from compress.model import Model, OnnxModel, TorchModel, in_float32
+from compress.model import Model, OnnxModel, TorchModel, example_inputs, in_float32
 from compress.options import CompressOptions, ExportOptions, OptimizeOptions, SensitivityOptions, SourceOptions
 from compress.pipeline import Outcome, Watcher, check, run
 from compress.prove import measure, rows_of
 from compress.recipe import find_data, stages_for
 from compress.report import Report
+from compress.reproduce import script
+from compress.roofline import Roofline
+from compress.roofline import roofline as profiled
 from compress.search import search
 from compress.search_report import write_search
 from compress.search_result import SearchResult
@@ -34,7 +40,7 @@ from compress.stages import Progress, Stage
 from compress.stages.fold_onnx import FoldOnnx
 from compress.stages.onnx_from_torch import OnnxFromTorch
 
-__all__ = ["Prepared", "export", "optimize", "prepare", "sensitivity"]
+__all__ = ["Examined", "Prepared", "examine", "export", "optimize", "prepare", "sensitivity"]
 
 
 class Silent:
@@ -115,9 +121,10 @@ def export(
     outcomes = run(
         prepared.stages, model, work=work, source=prepared.source, watcher=watcher, tidy=options.work is None
     )
-    report, timed = _report(checkpoint, options, prepared, baseline[-1].given.model, outcomes, watcher)
-    final = outcomes[-1].given.model
-    assert isinstance(final, OnnxModel)  # noqa: S101  the recipe ends in ONNX stages
+    first, final = baseline[-1].given.model, outcomes[-1].given.model
+    assert isinstance(first, OnnxModel)  # noqa: S101  both lists end in ONNX stages
+    assert isinstance(final, OnnxModel)  # noqa: S101
+    report, timed = _report(checkpoint, options, prepared, first, outcomes, watcher)
     missed = missed_budgets(options, report.stages)
     if not missed:
         return _write(final, options.output, report, timed), report
@@ -210,6 +217,38 @@ def sensitivity(checkpoint: str | Path, options: SensitivityOptions, *, watcher:
     return found
 
 
+@dataclass(frozen=True)
+class Examined:
+    """What a file holds: the torch model, unless it is an artifact, and its roofline, if that was asked for."""
+
+    signature: Signature
+    model: TorchModel | None
+    roofline: Roofline | None
+
+
+def examine(checkpoint: Path, options: SourceOptions, *, roofline: bool = False, threads: int = 1) -> Examined:
+    """Look into a model file or an artifact's folder.
+
+    Raises:
+        ToolkitError: it can't be read, or, for a roofline, not be exported.
+    """
+    if checkpoint.is_dir():
+        artifact = Artifact.load(checkpoint)
+        roofs = _roofline(artifact.model_path, artifact.signature, threads) if roofline else None
+        return Examined(artifact.signature, None, roofs)
+    model = load(checkpoint, inputs=options.input, model=options.model, trust_pickle=options.trust_pickle)
+    if not roofline:
+        return Examined(model.signature, model, None)
+    with tempfile.TemporaryDirectory() as folder:
+        exported = OnnxFromTorch().run(in_float32(model), Path(folder), lambda _done, _total, _note: None).model
+        assert isinstance(exported, OnnxModel)  # noqa: S101  it is what the stage gives
+        return Examined(model.signature, model, _roofline(exported.path, exported.signature, threads))
+
+
+def _roofline(path: Path, signature: Signature, threads: int) -> Roofline:
+    return profiled(path, example_inputs(signature.inputs, 1), threads=threads)
+
+
 def _load(checkpoint: Path, options: SourceOptions) -> TorchModel:
     model = load(checkpoint, inputs=options.input, model=options.model, trust_pickle=options.trust_pickle)
     return in_float32(model)
@@ -227,7 +266,7 @@ def _report(
     checkpoint: Path,
     options: ExportOptions,
     prepared: Prepared,
-    baseline: Model,
+    baseline: OnnxModel,
     outcomes: Sequence[Outcome],
     watcher: Watcher,
 ) -> tuple[Report, Mapping[str, Latency]]:
@@ -239,15 +278,63 @@ def _report(
     data = None if prepared.judged is None else prepared.judged[0]
     reports = rows_of(rows, dict(zip(names, outcomes, strict=True)), found, checkpoint.stat().st_size)
     report = Report(
-        command=" ".join(["compress", *sys.argv[1:]]) if Path(sys.argv[0]).stem in ("compress", "__main__") else "",
+        command=shlex.join(["compress", *sys.argv[1:]]) if Path(sys.argv[0]).stem in ("compress", "__main__") else "",
         source=str(checkpoint),
         signature=model.signature,
         environment=environment(options.threads),
         data={"samples": 0 if data is None else len(data), "sha256": "" if data is None else data.sha256},
         stages=tuple(reports),
         findings=findings(reports),
+        grid=_grid(options, rows, watcher),
+        rooflines=_rooflines(options, rows, watcher),
+        layer_bytes=(onnx_layer_bytes(baseline.path), onnx_layer_bytes(_last(rows).path)),
+        script=_script(checkpoint, options),
     )
     return report, found.latency
+
+
+def _last(rows: Mapping[str, Model]) -> OnnxModel:
+    model = list(rows.values())[-1]
+    assert isinstance(model, OnnxModel)  # noqa: S101  the recipe ends in ONNX stages
+    return model
+
+
+def _grid(options: ExportOptions, rows: Mapping[str, Model], watcher: Watcher) -> tuple[Cell, ...]:
+    if not options.batches and not options.thread_counts:
+        return ()
+    tick = watcher.started("grid")
+    compared = {"original": rows["original"], "original_onnx": rows["original_onnx"], "result": _last(rows)}
+    return tuple(
+        measure_grid(
+            compared,
+            options.batches or (1,),
+            options.thread_counts or (options.threads,),
+            progress=lambda done, total: tick(done, total, "settings"),
+        )
+    )
+
+
+def _rooflines(options: ExportOptions, rows: Mapping[str, Model], watcher: Watcher) -> dict[str, Roofline]:
+    tick = watcher.started("roofline")
+    found = {}
+    files = {"original_onnx": rows["original_onnx"], "result": _last(rows)}
+    for number, (name, model) in enumerate(files.items(), 1):
+        assert isinstance(model, OnnxModel)  # noqa: S101  both are exported
+        found[name] = _roofline(model.path, model.signature, options.threads)
+        tick(number, len(files), "models profiled")
+    return found
+
+
+def _script(checkpoint: Path, options: ExportOptions) -> str:
+    """reproduce.sh, where there is a command to run again."""
+    if Path(sys.argv[0]).stem not in ("compress", "__main__"):
+        return ""
+    sources = [
+        find_data(source, checkpoint) for source in (options.finetune, options.calibration, options.eval) if source
+    ]
+    files = [path for path in (checkpoint, *map(Path, sources)) if path.is_file()]
+    inputs = {path: sha256_of(path) for path in files}
+    return script(shlex.join(["compress", *sys.argv[1:]]), Path.cwd(), inputs, versions())
 
 
 def unique_names(names: Sequence[str]) -> list[str]:

@@ -22,7 +22,7 @@ from compress.artifact import Signature
 from compress.backends import Backend
 from compress.model import Arrays, call, example_inputs
 
-__all__ = ["Latency", "cores", "latency", "onnx_macs", "onnx_params", "torch_macs", "torch_params"]
+__all__ = ["Latency", "cores", "latency", "onnx_layer_bytes", "onnx_macs", "onnx_params", "torch_macs", "torch_params"]
 
 
 def cores() -> int:
@@ -118,6 +118,24 @@ def onnx_params(path: Path) -> int:
     return sum(int(np.prod(t.dims)) for t in graph.initializer if t.name not in not_weights)
 
 
+def onnx_layer_bytes(path: Path) -> dict[str, int]:
+    """Bytes of the weights of each convolution, matrix product and embedding, by the node's name."""
+    graph = onnx.load(path).graph
+    sizes = {t.name: len(t.raw_data) or int(np.prod(t.dims)) * 4 for t in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "DequantizeLinear" and node.input[0] in sizes:
+            sizes[node.output[0]] = sizes[node.input[0]]
+    found: dict[str, int] = {}
+    for node in graph.node:
+        at = 0 if node.op_type == "Gather" else 3 if node.op_type.startswith("QLinear") else 1
+        if node.op_type in _WEIGHTED and len(node.input) > at and node.input[at] in sizes:
+            found[node.name.removesuffix("_quant").removesuffix("_rows")] = sizes[node.input[at]]
+    return found
+
+
+_WEIGHTED = (
+    "Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "Gemm", "MatMul", "MatMulInteger", "QLinearMatMul", "Gather",
+)  # fmt: skip
 _QDQ = ("QuantizeLinear", "DequantizeLinear")
 _SHAPED = ("Reshape", "Expand", "Slice", "ReduceMean", "ReduceSum", "Unsqueeze", "Squeeze", "Pad", "Resize", "Tile")
 

@@ -50,7 +50,7 @@ class Metric:
 
     def drop(self, before: float, after: float) -> float:
         """How much worse `after` is, in points for shares; below 0 when it is better."""
-        return self.points * (after - before)
+        return self.points * (after - before) + 0.0  # never -0
 
 
 def cosine_similarity(a: Array, b: Array) -> Array:

@@ -95,6 +95,12 @@ class CompressOptions(SourceOptions):
     threads: Annotated[int, Parameter(group=_PROOF)] = 1
     """Threads for each model while its latency is measured."""
 
+    batches: Annotated[tuple[int, ...], Parameter(consume_multiple=True, group=_PROOF)] = ()
+    """Batch sizes to measure besides, in a table of their own, such as 1 8 32."""
+
+    thread_counts: Annotated[tuple[int, ...], Parameter(consume_multiple=True, group=_PROOF)] = ()
+    """Thread counts for that table; by default --threads."""
+
     seed: Annotated[int, Parameter(group=RUN)] = 0
     """Of everything random."""
 
@@ -150,17 +156,23 @@ class OptimizeOptions(CompressOptions):
     goal: Annotated[Literal["latency", "size", "throughput"], Parameter(group=_SEARCH)] = "latency"
     """What the winner is best at: p50 at batch 1, bytes of the file, or samples a second at batch 8."""
 
-    prune: Annotated[tuple[float, ...], Parameter(group=_SEARCH)] = (0.0, 0.3, 0.5, 0.7, 0.85)
+    prune: Annotated[tuple[float, ...], Parameter(consume_multiple=True, group=_SEARCH)] = (0.0, 0.3, 0.5, 0.7, 0.85)
     """Fractions of the multiply-accumulates to try; above 0 only with --finetune."""
 
-    int8: Annotated[tuple[Literal["none", "static", "dynamic", "weights"], ...], Parameter(group=_SEARCH)] = (
+    int8: Annotated[
+        tuple[Literal["none", "static", "dynamic", "weights"], ...], Parameter(consume_multiple=True, group=_SEARCH)
+    ] = (
         "none",
         "static",
         "dynamic",
     )
     """Kinds of INT8 to try; static only with --calibration."""
 
-    calibrators: Annotated[tuple[Calibrator, ...], Parameter(group=_SEARCH)] = ("minmax", "percentile", "mse")
+    calibrators: Annotated[tuple[Calibrator, ...], Parameter(consume_multiple=True, group=_SEARCH)] = (
+        "minmax",
+        "percentile",
+        "mse",
+    )
     """Ranges to try for static INT8."""
 
     workers: Annotated[int, Parameter(group=RUN)] = 1
@@ -181,7 +193,7 @@ class SensitivityOptions(SourceOptions):
     metric: Annotated[str | None, Parameter(group=_PROOF)] = None
     """top1, top5, agreement, cosine, mse or package.module:function; by default what fits the data."""
 
-    ratios: Annotated[tuple[float, ...], Parameter(group=_PRUNE)] = (0.25, 0.5, 0.75)
+    ratios: Annotated[tuple[float, ...], Parameter(consume_multiple=True, group=_PRUNE)] = (0.25, 0.5, 0.75)
     """Shares of a layer's channels to take away."""
 
     samples: Annotated[int, Parameter(group=_DATA)] = 1000

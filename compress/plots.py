@@ -20,14 +20,20 @@ INK = "#0a0b0c"  # stands for the page's text colour
 TORCH, ONNX, INT8 = "#8c6bb1", "#3b8bc4", "#2ca25f"
 
 
-def plots(stages: Sequence[StageReport], latencies_ms: Mapping[str, Sequence[float]]) -> list[tuple[str, str]]:
+def plots(
+    stages: Sequence[StageReport],
+    latencies_ms: Mapping[str, Sequence[float]],
+    layer_bytes: tuple[Mapping[str, int], Mapping[str, int]] = ({}, {}),
+) -> list[tuple[str, str]]:
     """Titles and SVG texts.
 
     Args:
         stages: the report's rows.
         latencies_ms: single calls, by stage.
+        layer_bytes: of the original and of the result, by layer.
     """
     figures = [
+        ("What each stage gives and takes: the metric against latency (bars: 95% confidence)", _tradeoff(stages)),
         ("Accuracy and agreement with the original", _quality(stages)),
         ("Latency of a single call at batch 1 (line: median, box: middle half, whiskers: 1st to 99th percentile)",
          _latency(stages, latencies_ms)),
@@ -36,6 +42,17 @@ def plots(stages: Sequence[StageReport], latencies_ms: Mapping[str, Sequence[flo
     channels = next((row.details["channels"] for row in stages if "channels" in row.details), None)
     if channels:
         figures.append(("Output channels of each layer, before and after pruning", _channels(channels)))
+    before, after = layer_bytes
+    common = {name: [size / 1e3, after[name] / 1e3] for name, size in before.items() if name in after}
+    if common:
+        figures.append(
+            ("Weights of each layer in kB, before and after", _before_after(common, "kB", "{:.3g} of {:.3g}"))
+        )
+    sensitivity = next((row.details["sensitivity"] for row in stages if row.details.get("sensitivity")), None)
+    if sensitivity:
+        figures.append(
+            ("Share of the output error that goes when a layer alone is in float", _sensitivity(sensitivity))
+        )
     return [(title, svg) for title, svg in figures if svg]
 
 
@@ -76,7 +93,7 @@ def svg_of(figure: Figure) -> str:
 
 
 def _colour(row: StageReport) -> str:
-    if row.stage == "quantize_onnx":
+    if row.stage.startswith("quantize"):
         return INT8
     return TORCH if row.measured.runtime == "torch eager" else ONNX
 
@@ -142,14 +159,61 @@ def _bars(stages: Sequence[StageReport]) -> str:
 
 
 def _channels(channels: Mapping[str, Sequence[int]]) -> str:
-    figure, axes = axes_of(0.26 * len(channels) + 1)
-    names = list(channels)
-    bars = axes.barh(names, [channels[name][0] for name in names], 0.75, color="#bdbdbd", label="before")
-    axes.barh(names, [channels[name][1] for name in names], 0.75, color=ONNX, label="after")
-    axes.bar_label(bars, [f"{after} of {before}" for before, after in channels.values()], padding=3, fontsize=7)
+    return _before_after(channels, "channels", "{:g} of {:g}")
+
+
+MOST_LAYERS = 60
+
+
+def _before_after(layers: Mapping[str, Sequence[float]], unit: str, text: str) -> str:
+    """Two bars a layer; of very many layers, the largest."""
+    largest = sorted(layers, key=lambda name: -layers[name][0])[:MOST_LAYERS]
+    names = [name for name in layers if name in set(largest)]
+    figure, axes = axes_of(0.26 * len(names) + 1)
+    bars = axes.barh(names, [layers[name][0] for name in names], 0.75, color="#bdbdbd", label="before")
+    axes.barh(names, [layers[name][1] for name in names], 0.75, color=ONNX, label="after")
+    axes.bar_label(bars, [text.format(layers[n][1], layers[n][0]) for n in names], padding=3, fontsize=7)
     axes.invert_yaxis()
     axes.tick_params(axis="y", labelsize=8)
-    axes.set_xlabel("channels")
+    axes.set_xlabel(unit)
     axes.margins(x=0.1, y=0.02)
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
+    return svg_of(figure)
+
+
+def _sensitivity(shares: Mapping[str, float]) -> str:
+    names = sorted(shares, key=lambda name: -shares[name])[:MOST_LAYERS]
+    figure, axes = axes_of(0.24 * len(names) + 1)
+    bars = axes.barh(names, [100 * shares[name] for name in names], 0.7, color=INT8)
+    axes.bar_label(bars, [f"{shares[name]:+.1%}" for name in names], padding=3, fontsize=7)
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", labelsize=8)
+    axes.set_xlabel("% of the squared output error")
+    axes.margins(x=0.12, y=0.02)
+    return svg_of(figure)
+
+
+def _tradeoff(stages: Sequence[StageReport]) -> str:
+    rows = [row for row in stages if row.measured.value is not None and row.measured.latency_p50_ms]
+    if len(rows) < 2:
+        return ""
+    figure, axes = axes_of(3.8)
+    spots = [(row.measured.latency_p50_ms or 0.0, row.measured.value or 0.0) for row in rows]
+    axes.plot([x for x, _ in spots], [y for _, y in spots], color="#bbbbbb", lw=1, zorder=0)
+    named: list[tuple[float, float]] = []
+    for row, at in zip(rows, spots, strict=True):
+        m = row.measured
+        if m.value_low is not None and m.value_high is not None:
+            axes.plot([at[0]] * 2, [m.value_low, m.value_high], color=_colour(row), lw=1.5, alpha=0.7)
+        axes.scatter(*at, s=45, color=_colour(row))
+        near = sum(abs(np.log(at[0] / x)) < 0.35 for x, _ in named)
+        axes.annotate(row.stage, at, (7, 5 + 11 * near), textcoords="offset points", fontsize=8)
+        named.append(at)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _position: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.margins(x=0.12, y=0.3)
+    axes.set_xlabel("p50 at batch 1 in milliseconds, logarithmic")
+    axes.set_ylabel(rows[0].measured.metric or "")
     return svg_of(figure)

@@ -14,6 +14,9 @@ from compress.stages import Progress as StageProgress
 
 __all__ = ["Terminal"]
 
+# What goes on beside the stages, and is through when all of it is done.
+MEASURING = ("candidates", "compare", "measure", "memory", "grid", "roofline", "sensitivity")
+
 
 class Terminal:
     """A watcher that draws; without a terminal it prints plain lines.
@@ -52,7 +55,7 @@ class Terminal:
 
         def progress(done: int, total: int, note: str) -> None:
             self._bar.update(task, completed=done, total=total, note=note)
-            if stage in ("compare", "measure") and done == total:
+            if stage in MEASURING and done == total:
                 seconds = time.perf_counter() - begun
                 self._line(stage, f"{total} {note}", seconds)
 

@@ -194,7 +194,7 @@ def _together(options: ExportOptions, judged: tuple[Dataset, Metric] | None) -> 
         ),
         (
             options.max_drop is not None and options.max_drop < 0,
-            f"can't keep a largest drop of {options.max_drop:g}",
+            f"can't keep a largest drop of {options.max_drop}",
             "it is in points, 0 or more",
             "give 0.5 for half a point",
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,11 @@ from typing import Any
 import jinja2
 from rich.table import Table
 
-from compress.artifact import Signature, StageReport
+from compress.artifact import Measured, Signature, StageReport
+from compress.grid import Cell
 from compress.plots import plots
+from compress.roofline import Roofline
+from compress.roofline_report import roofline_plot
 
 __all__ = ["Report", "bytes_text", "stage_table"]
 
@@ -32,6 +35,10 @@ class Report:
         data: `samples` and `sha256` of the evaluation data.
         stages: "original" and "original_onnx" first, then each stage.
         findings: what the reader should not miss.
+        grid: latency and throughput by batch size and thread count, of the original in torch and ONNX and the result.
+        rooflines: of "original_onnx" and of the result, by row.
+        layer_bytes: weights by layer, of the original and of the result.
+        script: reproduce.sh, where the run came from a command line.
     """
 
     command: str
@@ -41,6 +48,10 @@ class Report:
     data: Mapping[str, Any]
     stages: tuple[StageReport, ...]
     findings: tuple[str, ...]
+    grid: tuple[Cell, ...] = ()
+    rooflines: Mapping[str, Roofline] = field(default_factory=dict)
+    layer_bytes: tuple[Mapping[str, int], Mapping[str, int]] = ({}, {})
+    script: str = ""
 
     @property
     def gains(self) -> dict[str, float]:
@@ -70,10 +81,13 @@ class Report:
             "stages": [stage.to_dict() for stage in self.stages],
             "gains": self.gains,
             "findings": list(self.findings),
+            "grid": [cell.to_dict() for cell in self.grid],
+            "rooflines": {name: found.to_dict() for name, found in self.rooflines.items()},
+            "layer_bytes": {"original": dict(self.layer_bytes[0]), "result": dict(self.layer_bytes[1])},
         }
 
     def write(self, folder: Path, latencies_ms: Mapping[str, Sequence[float]]) -> None:
-        """Write report.json and report.html into a folder.
+        """Write report.json, report.html and, where there is a command, reproduce.sh into a folder.
 
         Args:
             folder: is there.
@@ -87,13 +101,35 @@ class Report:
             report=self,
             rows=_cells(self.stages),
             columns=COLUMNS,
-            plots=plots(self.stages, latencies_ms),
+            plots=plots(self.stages, latencies_ms, self.layer_bytes),
+            roofs=[(name, roofline_plot(found)) for name, found in self.rooflines.items()],
             gains=self.gains,
+            left=[(row.stage, row.details[key]) for row in self.stages for key in LEFT if row.details.get(key)],
         )
         (folder / "report.html").write_text(page, encoding="utf-8")
+        if self.script:
+            (folder / "reproduce.sh").write_text(self.script, encoding="utf-8")
+            (folder / "reproduce.sh").chmod(0o755)
 
 
-COLUMNS = ("stage", "MACs", "params", "size", "accuracy", "agreement", "p50", "p99", "runtime")
+COLUMNS = (
+    "stage",
+    "MACs",
+    "params",
+    "size",
+    "metric (95%)",
+    "drop (95%)",
+    "agreement",
+    "p50",
+    "p99",
+    "load",
+    "memory",
+    "runtime",
+)
+
+
+# Details of a stage that name layers, each with a reason.
+LEFT = ("left_alone", "layers_float", "kept_float32")
 
 
 def bytes_text(size: float) -> str:
@@ -129,14 +165,38 @@ def _cells(stages: Sequence[StageReport]) -> list[tuple[str, ...]]:
                 "–" if m.macs is None else _count(m.macs),
                 "–" if m.params is None else _count(m.params),
                 "–" if m.size_bytes is None else bytes_text(m.size_bytes),
-                shown(m.accuracy, "{:.2%}"),
+                _metric(m),
+                _drop(m),
                 shown(m.agreement, "{:.2%}"),
                 shown(m.latency_p50_ms, "{:.3f} ms"),
                 shown(m.latency_p99_ms, "{:.3f} ms"),
+                shown(m.load_ms, "{:.0f} ms"),
+                "–" if m.peak_memory_bytes is None else bytes_text(m.peak_memory_bytes),
                 m.runtime or "–",
             )
         )
     return rows
+
+
+SHARES = ("top1", "top5", "agreement")
+
+
+def _metric(m: Measured) -> str:
+    if m.value is None:
+        return "–"
+    if m.metric in SHARES:
+        return f"{m.value:.2%}" + (
+            "" if m.value_low is None else f" ({100 * m.value_low:.1f}–{100 * (m.value_high or 0):.1f})"
+        )
+    return f"{m.value:.4g}" + ("" if m.value_low is None else f" ({m.value_low:.4g}–{m.value_high:.4g})")
+
+
+def _drop(m: Measured) -> str:
+    if m.drop is None:
+        return "–"
+    if m.drop_low is None or m.drop == m.drop_low == m.drop_high:
+        return f"{m.drop:+.2f}"
+    return f"{m.drop:+.2f} ({m.drop_low:+.2f} to {m.drop_high:+.2f})"
 
 
 def stage_table(report: Report) -> Table:
@@ -146,8 +206,11 @@ def stage_table(report: Report) -> Table:
         f"{report.environment['threads']} thread)",
         title_justify="left",
     )
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in ("stage", "runtime") else "right", no_wrap=True)
+    shown = [
+        at for at, name in enumerate(COLUMNS) if name not in ("agreement", "load", "memory")
+    ]  # those are in the page
+    for at in shown:
+        table.add_column(COLUMNS[at], justify="left" if COLUMNS[at] in ("stage", "runtime") else "right", no_wrap=True)
     for cells in _cells(report.stages):
-        table.add_row(*cells)
+        table.add_row(*(cells[at] for at in shown))
     return table

@@ -33,11 +33,9 @@ class Graph:
     def __init__(self, path: Path) -> None:
         self.model = onnx.load(path)
         self.weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in self.model.graph.initializer}
-        self.outputs = {value.name for value in self.model.graph.output}
-        self.producer: dict[str, NodeProto] = {}
+        self.outputs = {value.name for value in self.model.graph.output} | _taken_inside(self.model.graph.node)
         self.consumers: dict[str, list[NodeProto]] = {}
         for node in self.model.graph.node:
-            self.producer.update(dict.fromkeys(node.output, node))
             for name in node.input:
                 self.consumers.setdefault(name, []).append(node)
         values = (*self.model.graph.input, *self.model.graph.value_info, *self.model.graph.output)
@@ -53,13 +51,13 @@ class Graph:
             return False
         weight = self.weights[node.input[1]]
         if node.op_type == "Gemm":
-            plain = not attribute(node, "transA", 0) and attribute(node, "alpha", 1.0) == attribute(node, "beta", 1.0)
-            return weight.dtype == np.float32 and plain and attribute(node, "alpha", 1.0) == 1.0
-        return weight.dtype == np.float32 and (weight.ndim >= 3 if node.op_type == "Conv" else weight.ndim == 2)
+            scales = {attribute(node, "alpha", 1.0), attribute(node, "beta", 1.0)}
+            return bool(weight.dtype == np.float32 and not attribute(node, "transA", 0) and scales == {1.0})
+        return bool(weight.dtype == np.float32 and (weight.ndim >= 3 if node.op_type == "Conv" else weight.ndim == 2))
 
     def split(self, node: NodeProto) -> Array:
         """A layer's weight as [groups, outputs, inputs, positions], all of one group; positions are a kernel's."""
-        weight = self.weights[node.input[1]]
+        weight: Array = self.weights[node.input[1]]
         if node.op_type == "Conv":
             groups = attribute(node, "group", 1)
             return weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
@@ -140,30 +138,34 @@ def attribute(node: NodeProto, name: str, default: Any) -> Any:
     return next((helper.get_attribute_value(a) for a in node.attribute if a.name == name), default)
 
 
-def observe(path: Path, names: Sequence[str], data: Dataset, spread: int = 1) -> Iterator[Arrays]:
+def _taken_inside(nodes: Sequence[NodeProto]) -> set[str]:
+    """What the bodies of If, Loop and Scan take: it must stay as it is, like an output."""
+    bodies = [helper.get_attribute_value(a) for node in nodes for a in node.attribute if a.HasField("g")]
+    taken = {name for body in bodies for node in body.node for name in node.input}
+    return taken.union(*(_taken_inside(body.node) for body in bodies))
+
+
+def observe(path: Path, names: Sequence[str], data: Dataset) -> Iterator[Arrays]:
     """Tensors of a graph for each batch of the data, one batch in memory at a time.
 
     Args:
         path: an ONNX file.
         names: inputs or computed tensors of float32.
         data: fits its inputs.
-        spread: how many times larger than the tensors what is made of them becomes: batches are so much smaller.
     """
     model = onnx.load(path)
     known = {value.name: value for value in (*model.graph.input, *model.graph.value_info, *model.graph.output)}
     fed = {value.name for value in model.graph.input}
-    given = {value.name for value in model.graph.output}
     floats = {name: v for name, v in known.items() if v.type.tensor_type.elem_type == TensorProto.FLOAT}
     computed = [name for name in dict.fromkeys(names) if name not in fed]
+    del model.graph.output[:]  # what nothing asked for is not run
     model.graph.output.extend(
-        known.get(name) or helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
-        for name in computed
-        if name not in given
+        known.get(name) or helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in computed
     )
     with tempfile.TemporaryDirectory() as folder:
         augmented = Path(folder) / "augmented.onnx"
         onnx.save(model, augmented)
         running = session(augmented, cores())
-    for inputs, _ in data.batches(max(1, batch_for(floats) // spread)):
+    for inputs, _ in data.batches(batch_for(floats)):
         found = dict(zip(computed, running.run(computed, inputs), strict=True)) if computed else {}
         yield found | {name: inputs[name] for name in names if name in fed}

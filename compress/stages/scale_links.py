@@ -35,7 +35,7 @@ class Link:
 
 
 def find_links(graph: Graph) -> list[Link]:
-    """All links, in the order of the graph. A chain stops at an Add, a Concat, an output, and what is not homogeneous."""
+    """All links, in the order of the graph; a chain stops at an Add, a Concat, an output and a curved function."""
     found: list[Link] = []
     for node in graph.model.graph.node:
         link: Link | None = None
@@ -147,14 +147,13 @@ def _copied(graph: Graph, link: Link) -> NodeProto:
     node.name, new = f"{link.producer.name or old}_scaled", f"{old}_scaled"
     node.output[0] = new
     nodes = graph.model.graph.node
-    nodes.insert(next(i for i, other in enumerate(nodes) if other is link.producer or other == link.producer) + 1, node)
+    nodes.insert(next(index for index, other in enumerate(nodes) if old in other.output) + 1, node)
     node = next(other for other in nodes if new in other.output)
     for name in node.input:
         graph.consumers[name].append(node)
     for taker in link.consumers:
         taker.input[0] = new
     graph.consumers[new] = list(link.consumers)
-    graph.producer[new] = node
     info = next((value for value in graph.model.graph.value_info if value.name == old), None)
     if info is not None:
         made = graph.model.graph.value_info.add()

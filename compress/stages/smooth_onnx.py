@@ -20,10 +20,11 @@ __all__ = ["SmoothOnnx"]
 
 @dataclass(frozen=True)
 class SmoothOnnx:
-    """Each channel j of an activation X is divided by s_j = max|X_j|^α / max|W_j|^(1-α), its consumers' weights W
-    multiplied by it (Xiao et al., SmoothQuant, 2023, section 4, equation 4), with s folded into the producer.
+    """Each channel j of an activation X is divided by s_j = max|X_j|^a / max|W_j|^(1-a), its consumers' weights W
+    multiplied by it, where a is alpha; s is folded into the producer (Xiao et al., SmoothQuant, 2023, section 4,
+    equation 4).
 
-    Where all consumers are depthwise, each channel has a weight scale to itself, and α is 1: the activation is evened
+    Where all consumers are depthwise, each channel has a weight scale to itself, and a is 1: the activation is evened
     out wholly, at no cost to the weights. Across a Clip from 0 (ReLU6), s_j stays between the share of the bound that
     the channel reaches on the calibration data and 1: exact on that data; beyond it, a channel is clipped at the
     largest value seen, as the static range of an activation clips, too.
@@ -31,12 +32,12 @@ class SmoothOnnx:
     Attributes:
         calibration: typical inputs.
         alpha: how much of the difficulty moves from activations to weights, from 0 to 1.
-        copies: whether a LayerNormalization whose output goes to a residual, too, may be doubled.
+        copies: whether a LayerNormalization whose output goes to a residual, too, may be doubled: one more to compute.
     """
 
     calibration: Dataset
     alpha: float = 0.5
-    copies: bool = True
+    copies: bool = False
 
     name: ClassVar[str] = "smooth_onnx"
     takes: ClassVar[type] = OnnxModel
@@ -61,7 +62,7 @@ class SmoothOnnx:
             spreads.append(float(scale.max() / scale.min()))
         path = folder / "model.onnx"
         graph.save(path)
-        did = f"the channels of {len(links)} activations evened out, α {self.alpha:g}"
+        did = f"the channels of {len(links)} activations evened out, alpha {self.alpha:g}"
         details = {
             "links": [
                 {"from": link.producer.name, "to": [node.name for node in link.consumers], "spread": spread}
@@ -74,7 +75,7 @@ class SmoothOnnx:
 
 def _maxima(path: Path, links: list[Link], data: Dataset, progress: Progress) -> dict[str, Array]:
     """Largest absolute value [channels] of each consumer's input and each Clip's output."""
-    axes = {}
+    axes: dict[str, int] = {}
     for link in links:
         axes |= {node.input[0]: 1 if node.op_type == "Conv" else -1 for node in link.consumers}
         axes |= dict.fromkeys(link.clips, 1)
@@ -97,7 +98,7 @@ def _scale(graph: Graph, link: Link, largest: Mapping[str, Array], alpha: float)
     activation = np.max([largest[name] for name in names], axis=0).astype(np.float64)
     weights = [graph.split(node) for node in link.consumers]
     weight = np.max([np.abs(w).max(axis=(1, 3)).reshape(-1) for w in weights], axis=0).astype(np.float64)
-    alive = (activation > 0) & (weight > 0)
+    alive = (activation > 0) & (weight > 0) & np.isfinite(activation)  # calibration will tell of an overflow
     if not alive.any():
         return np.ones(link.channels, np.float32)
     if all(w.shape[0] == link.channels for w in weights):

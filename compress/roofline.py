@@ -1,0 +1,238 @@
+"""What bounds each layer on this machine: arithmetic, memory, or neither (overhead).
+
+Williams, Waterman & Patterson, Roofline: An Insightful Visual Performance Model, CACM 2009.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import torch
+from onnx import TensorProto, helper
+
+from compress.backends.onnxrt import is_half, session
+from compress.model import Arrays
+
+__all__ = ["Layer", "Machine", "Roofline", "machine", "roofline"]
+
+MATRIX = 1024
+ARRAY = 16 * 1024 * 1024  # floats: larger than the last cache of most machines
+TRIES = 7
+# Slower than its roof by more than this, a layer is held up by something else: starting it, odd shapes, copies.
+OVERHEAD = 4.0
+Shape = tuple[str, list[int]]
+BYTES = {"float": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "int32": 4, "int64": 8, "bool": 1, "double": 8}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine reached when nothing else was asked of it.
+
+    Attributes:
+        threads: that were used.
+        float_ops, int8_ops: operations a second (a multiply-accumulate is two) in a product of 1024 by 1024 matrices.
+        bytes_per_second: of memory, read and written, in a triad over arrays of 64 MiB.
+    """
+
+    threads: int
+    float_ops: float
+    int8_ops: float
+    bytes_per_second: float
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One node as ONNX Runtime ran it, after its own fusions.
+
+    Attributes:
+        name, kind: of the node.
+        microseconds: median of a call.
+        ops: operations of a call, two for a multiply-accumulate; elements of the output where nothing is multiplied.
+        bytes_moved: inputs, weights and outputs, each once.
+        int8: whether its inputs are 8-bit.
+        bound: what its roof is, or "overhead" where it is far below.
+    """
+
+    name: str
+    kind: str
+    microseconds: float
+    ops: float
+    bytes_moved: float
+    int8: bool
+    bound: Literal["compute", "memory", "overhead"]
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each byte."""
+        return self.ops / max(self.bytes_moved, 1.0)
+
+    @property
+    def ops_per_second(self) -> float:
+        return self.ops / max(self.microseconds, 1e-3) * 1e6
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """A model's layers under this machine's roofs."""
+
+    machine: Machine
+    layers: tuple[Layer, ...]
+
+    def share(self, bound: str) -> float:
+        """Share of the time that goes to layers with that bound, 0 to 1."""
+        total = sum(layer.microseconds for layer in self.layers) or 1.0
+        return sum(layer.microseconds for layer in self.layers if layer.bound == bound) / total
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "machine": asdict(self.machine),
+            "layers": [asdict(layer) | {"intensity": layer.intensity} for layer in self.layers],
+            "time_share": {bound: self.share(bound) for bound in ("compute", "memory", "overhead")},
+        }
+
+
+@functools.cache
+def machine(threads: int) -> Machine:
+    """Measure this machine, about a second's work; the best of several tries."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        x, y, z = (torch.rand(ARRAY) for _ in range(3))
+        triad = _best(lambda: torch.add(y, z, alpha=0.5, out=x))
+    finally:
+        torch.set_num_threads(before)
+    ops = 2.0 * MATRIX**3
+    return Machine(
+        threads, ops / _best(_product("MatMul", threads)), ops / _best(_product("MatMulInteger", threads)), 12 * ARRAY / triad
+    )  # fmt: skip
+
+
+def _best(work: Callable[[], Any]) -> float:
+    work()
+    times = []
+    for _ in range(TRIES):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _product(kind: Literal["MatMul", "MatMulInteger"], threads: int) -> Callable[[], Any]:
+    """ONNX Runtime's own product: of floats, or of unsigned activations and signed weights."""
+    rng = np.random.default_rng(0)
+    whole = kind == "MatMulInteger"
+    weights = rng.integers(-127, 127, (MATRIX, MATRIX)).astype(np.int8 if whole else np.float32)
+    given = {"a": rng.integers(0, 255, (MATRIX, MATRIX)).astype(np.uint8 if whole else np.float32)}
+    left, right = (TensorProto.UINT8, TensorProto.INT32) if whole else (TensorProto.FLOAT, TensorProto.FLOAT)
+    graph = helper.make_graph(
+        [helper.make_node(kind, ["a", "b"], ["c"])],
+        "product",
+        [helper.make_tensor_value_info("a", left, [MATRIX, MATRIX])],
+        [helper.make_tensor_value_info("c", right, [MATRIX, MATRIX])],
+        [onnx.numpy_helper.from_array(weights, "b")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "product.onnx"
+        onnx.save(model, path)
+        running = session(path, threads)
+    return lambda: running.run(None, given)
+
+
+def roofline(path: Path, inputs: Arrays, *, threads: int = 1, calls: int = 40) -> Roofline:
+    """Profile a file and set each of its nodes under the roofs.
+
+    Args:
+        path: an ONNX file.
+        inputs: one batch.
+        threads: of the profile and of the roofs.
+        calls: how often it is run; the first tenth does not count.
+    """
+    roofs = machine(threads)
+    events, weights = _profile(path, inputs, threads, calls)
+    found = [_layer(name, group, weights.get(name, []), roofs) for name, group in events.items()]
+    return Roofline(roofs, tuple(layer for layer in found if layer is not None))
+
+
+def _profile(
+    path: Path, inputs: Arrays, threads: int, calls: int
+) -> tuple[dict[str, list[Mapping[str, Any]]], dict[str, list[Shape]]]:
+    """ONNX Runtime's own record of each node's calls, and the weights of each node, by node."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.enable_profiling = True
+        options.profile_file_prefix = str(Path(folder) / "profile")
+        options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
+        if is_half(path):
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        running = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        for _ in range(calls):
+            running.run(None, inputs)
+        trace = json.loads(Path(running.end_profiling()).read_text(encoding="utf-8"))
+        weights = _weights(onnx.load(options.optimized_model_filepath).graph)
+    events: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for event in trace:
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+            events[event["name"].removesuffix("_kernel_time")].append(event)
+    return {name: group[len(group) // 10 :] for name, group in events.items()}, weights
+
+
+def _weights(graph: onnx.GraphProto) -> dict[str, list[Shape]]:
+    """Type and shape of each initializer that a node reads, by node."""
+    kinds = {
+        TensorProto.FLOAT: "float",
+        TensorProto.INT8: "int8",
+        TensorProto.UINT8: "uint8",
+        TensorProto.FLOAT16: "float16",
+    }
+    tensors = {t.name: (kinds.get(t.data_type, "int32"), list(t.dims)) for t in graph.initializer}
+    return {node.name: [tensors[name] for name in node.input if name in tensors] for node in graph.node}
+
+
+def _layer(name: str, events: Sequence[Mapping[str, Any]], weights: Sequence[Shape], roofs: Machine) -> Layer | None:
+    args = events[0]["args"]
+    given, made = _shapes(args.get("input_type_shape", [])), _shapes(args.get("output_type_shape", []))
+    known = [shape for _, shape in given]
+    given += [weight for weight in weights if weight[1] not in known]
+    if not made:
+        return None
+    kind = str(args["op_name"])
+    ops = _ops(kind, given, made)
+    moved = float(sum(BYTES.get(dtype, 4) * int(np.prod(shape)) for dtype, shape in (*given, *made)))
+    int8 = bool(given) and given[0][0] in ("int8", "uint8")
+    spent = statistics.median(event["dur"] for event in events)
+    compute = ops / (roofs.int8_ops if int8 else roofs.float_ops) * 1e6
+    memory = moved / roofs.bytes_per_second * 1e6
+    bound: Literal["compute", "memory", "overhead"] = "compute" if compute > memory else "memory"
+    if spent > OVERHEAD * max(compute, memory):
+        bound = "overhead"
+    return Layer(name, kind, float(spent), ops, moved, int8, bound)
+
+
+def _shapes(entries: Sequence[Mapping[str, list[int]]]) -> list[Shape]:
+    return [(dtype, list(shape)) for entry in entries for dtype, shape in entry.items()]
+
+
+def _ops(kind: str, given: Sequence[Shape], made: Sequence[Shape]) -> float:
+    out = float(np.prod(made[0][1]))
+    matrices = [shape for _, shape in given if len(shape) >= 2]
+    if "ConvTranspose" in kind and len(matrices) > 1:
+        return 2 * float(np.prod(matrices[0])) * float(np.prod(matrices[1][1:]))
+    if "Conv" in kind and len(matrices) > 1:
+        return 2 * out * float(np.prod(matrices[1][1:]))
+    if ("MatMul" in kind or "Gemm" in kind) and len(matrices) > 1:
+        return 2 * out * matrices[0][-1]
+    return out
