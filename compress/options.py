@@ -89,6 +89,9 @@ class CompressOptions(SourceOptions):
     target: Annotated[Literal["cpu", "tensorrt", "cuda"], Parameter(group=_INT8)] = "cpu"
     """What will run the model: decides the types of INT8 weights and activations."""
 
+    smooth: Annotated[bool, Parameter(negative="", group=_INT8)] = False
+    """Before static INT8, even out channels of very unlike sizes: pays on badly scaled networks and transformers."""
+
     metric: Annotated[str | None, Parameter(group=_PROOF)] = None
     """top1, top5, agreement, cosine, mse or package.module:function; by default what fits the data."""
 

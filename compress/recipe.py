@@ -22,6 +22,7 @@ from compress.stages.prune_channels import PruneChannels
 from compress.stages.prune_to_budget import PruneToBudget
 from compress.stages.quantize_onnx import QuantizeOnnx
 from compress.stages.quantize_within import QuantizeWithin
+from compress.stages.smooth_onnx import SmoothOnnx
 from compress.stages.train_quantized import TrainQuantized, shorter
 
 __all__ = ["find_data", "stages_for"]
@@ -117,6 +118,8 @@ def _precision(
     options: ExportOptions, model: TorchModel, calibration: Dataset | None, judged: tuple[Dataset, Metric] | None
 ) -> list[Stage]:
     stages: list[Stage] = [OnnxFromTorch(), FoldOnnx()]
+    if options.smooth and calibration is not None and options.int8 in ("static", "qat"):
+        stages.append(SmoothOnnx(calibration))
     if options.int8 is not None:
         quantize = QuantizeOnnx(
             "static" if options.int8 == "qat" else options.int8,
@@ -161,6 +164,12 @@ def _together(options: ExportOptions, judged: tuple[Dataset, Metric] | None) -> 
             "calibration data is given, but nothing to calibrate",
             "only static INT8, QAT and half precision look at calibration data",
             "add --int8 static, or leave --calibration out",
+        ),
+        (
+            options.smooth and not (static and options.calibration is not None),
+            "can't smooth activations",
+            "it is for static INT8, and looks at calibration data",
+            "add --int8 static and --calibration, or leave --smooth out",
         ),
         (
             options.int8 == "qat" and options.finetune is None,

@@ -47,6 +47,7 @@ class Candidate:
             "int8": None if self.int8 == "none" else self.int8,
             "calibration": base.calibration if static else None,
             "calibrator": self.calibrator or "minmax",
+            "smooth": base.smooth and static,
             "max_drop": None,
         }
         return ExportOptions(**shared)

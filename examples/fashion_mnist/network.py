@@ -1,4 +1,4 @@
-"""Two small networks for 28×28 grey images: a ResNet, and a MobileNetV2-like one, hard to quantize."""
+"""Two small networks for 28 by 28 grey images: a ResNet, and a MobileNetV2-like one, hard to quantize."""
 
 from __future__ import annotations
 

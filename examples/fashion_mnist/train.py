@@ -66,7 +66,9 @@ def augmented(images: torch.Tensor) -> torch.Tensor:
 def accuracy(network: nn.Module, folder: Path) -> float:
     network.eval()
     images, labels = (torch.from_numpy(array) for array in data.read(folder, "t10k"))
-    right = sum(int((network(x).argmax(1) == y).sum()) for x, y in zip(images.split(500), labels.split(500), strict=True))
+    right = sum(
+        int((network(x).argmax(1) == y).sum()) for x, y in zip(images.split(500), labels.split(500), strict=True)
+    )
     return right / len(labels)
 
 

@@ -46,7 +46,15 @@ def test_what_a_module_offers_is_there(module: str) -> None:
 
 
 def test_the_python_api_has_what_it_names() -> None:
-    assert set(compress.__all__) == {"Artifact", "ExportOptions", "OptimizeOptions", "export", "load", "optimize", "save"}
+    assert set(compress.__all__) == {
+        "Artifact",
+        "ExportOptions",
+        "OptimizeOptions",
+        "export",
+        "load",
+        "optimize",
+        "save",
+    }
     offered = fresh("import compress; print([callable(getattr(compress, n)) for n in compress.__all__ * 2])")
     assert "False" not in offered, "a module of the same name would hide a function"
     with pytest.raises(AttributeError, match="nothing"):
