@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=ROOT / "build/fashion-benchmark")
     arguments = parser.parse_args()
     folder: Path = arguments.work
-    train = ROOT / "examples/fashion_mnist/train.py"
+    train = ROOT / "examples/fashion_mnist/train_fashion.py"
     subprocess.run([sys.executable, train, folder, "--data-only"], check=True, stdout=sys.stderr)
     runs: dict[str, dict[str, Any]] = {FLOAT: {}, INT8: {}}
     runs |= {

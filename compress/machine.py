@@ -11,7 +11,7 @@ from pathlib import Path
 from compress import __version__
 from compress.measure import cores
 
-__all__ = ["environment", "int8_saturates", "versions"]
+__all__ = ["environment", "fast_bfloat16", "int8_saturates", "versions"]
 
 _PACKAGES = ("torch", "onnx", "onnxruntime", "onnxscript", "torch-pruning", "numpy")
 _FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "avx512_bf16", "asimddp", "i8mm")
@@ -30,6 +30,11 @@ def int8_saturates() -> bool:
     """Whether this is an x86 CPU without VNNI or AMX, whose products of 8-bit numbers saturate at 16 bits."""
     flags = _cpuinfo().get("flags", "").split()
     return platform.machine() in ("x86_64", "AMD64") and not {"avx512_vnni", "avx_vnni", "amx_int8"} & set(flags)
+
+
+def fast_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 in hardware."""
+    return bool({"avx512_bf16", "amx_bf16"} & set(_cpuinfo().get("flags", "").split()))
 
 
 def versions() -> dict[str, str]:

@@ -7,6 +7,7 @@ Schedule: linear warm-up, then cosine (Loshchilov & Hutter, SGDR, 2017, section 
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from torch.nn import functional as F
 from compress.artifact import Signature
 from compress.dataset import Dataset
 from compress.errors import MissingExtraError, RecipeError, StageError
+from compress.machine import fast_bfloat16
 from compress.measure import cores
 from compress.model import Model, TorchModel, call
 from compress.stages import Given, Progress
@@ -91,15 +93,24 @@ class Finetune:
         )
 
     def fit(
-        self, module: nn.Module, signature: Signature, progress: Progress, *, freeze_statistics: bool = False
+        self,
+        module: nn.Module,
+        signature: Signature,
+        progress: Progress,
+        *,
+        freeze_statistics: bool = False,
+        exact: bool = False,
     ) -> tuple[float, float, int]:
         """Train a module in place, and leave it in eval mode without gradients.
+
+        Convolutions run channels-last, and, on a CPU that multiplies bfloat16 in hardware, in mixed precision.
 
         Args:
             module: is trained.
             signature: of it.
             progress: is told of steps.
             freeze_statistics: batch normalization keeps what it has seen before.
+            exact: all in float32.
 
         Returns:
             Mean loss of the first epoch, of the last one, and the number of steps.
@@ -110,9 +121,11 @@ class Finetune:
         for parameter in module.parameters():
             parameter.requires_grad_(parameter.is_floating_point())
         torch.set_num_threads(cores())
-        fabric = _fabric()(accelerator="cpu", devices=1)
+        precision = "bf16-mixed" if fast_bfloat16() and not exact else "32-true"
+        fabric = _fabric()(accelerator="cpu", devices=1, precision=precision)
+        teacher = fabric.setup_module(_laid_out(copy.deepcopy(self.teacher.module)))
         optimizer: Any = torch.optim.AdamW(module.parameters(), lr=self.learning_rate, weight_decay=0.01)
-        student, optimizer = fabric.setup(module, optimizer)
+        student, optimizer = fabric.setup(_laid_out(module), optimizer)
         steps = self.epochs * math.ceil(len(self.data) / self.batch_size)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _warmup_cosine(step, steps))
         order = np.random.default_rng(self.seed)
@@ -129,7 +142,7 @@ class Finetune:
                 for index in np.array_split(order.permutation(len(self.data)), steps // self.epochs):
                     if len(index) < 2:  # batch normalization needs two
                         continue
-                    loss = self._loss(student, signature, index)
+                    loss = self._loss(student, teacher, signature, index)
                     if not torch.isfinite(loss):
                         raise StageError(
                             "the training has diverged",
@@ -145,17 +158,18 @@ class Finetune:
                     progress(done, steps, f"epoch {epoch + 1}/{self.epochs}, loss {losses[-1]:.4f}")
                 last = float(np.mean(losses))
                 first = last if epoch == 0 else first
-        module.eval()
+        module.to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
         for parameter in module.parameters():
             parameter.grad = None
         return first, last, steps
 
-    def _loss(self, student: Any, signature: Signature, index: np.ndarray[Any, Any]) -> torch.Tensor:
-        inputs, labels = self.data.take(index)
+    def _loss(self, student: Any, teacher: Any, signature: Signature, index: np.ndarray[Any, Any]) -> torch.Tensor:
+        arrays, labels = self.data.take(index)
+        inputs = {name: _channels_last(torch.from_numpy(array)) for name, array in arrays.items()}
         got = call(student, signature.inputs, inputs)
         with torch.no_grad():
-            taught = call(self.teacher.module, signature.inputs, inputs)
-        logits, target = next(iter(got.values())), next(iter(taught.values()))
+            taught = call(teacher, signature.inputs, inputs)
+        logits, target = next(iter(got.values())).float(), next(iter(taught.values())).float()
         if logits.ndim != 2 or logits.shape[1] < 2:
             floats = [name for name, tensor in got.items() if tensor.is_floating_point()]
             return torch.stack([F.mse_loss(got[name].float(), taught[name].float()) for name in floats]).mean()
@@ -168,6 +182,17 @@ class Finetune:
             return loss
         hard = F.cross_entropy(logits, torch.from_numpy(labels).long())
         return self.distillation * loss + (1 - self.distillation) * hard
+
+
+def _laid_out(module: nn.Module) -> nn.Module:
+    """Channels-last where there are convolutions over images: twice as fast on a CPU."""
+    if any(isinstance(layer, nn.Conv2d | nn.ConvTranspose2d) for layer in module.modules()):
+        return module.to(memory_format=torch.channels_last)  # type: ignore[no-any-return, call-overload]
+    return module
+
+
+def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
 
 def _warmup_cosine(step: int, steps: int) -> float:
@@ -183,4 +208,5 @@ def _fabric() -> Any:
         from lightning_fabric import Fabric
     except ImportError as err:
         raise MissingExtraError("can't finetune", module="lightning-fabric", extra="finetune") from err
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it tells of its precision
     return Fabric

@@ -73,7 +73,7 @@ class TrainQuantized:
             axis = 1 if getattr(layer, "transposed", False) else 0
             parametrize.register_parametrization(layer, "weight", _Weight(axis))
             hooks.append(layer.register_forward_pre_hook(_Activation(signed=self.target != "cpu")))
-        first, last, steps = self.training.fit(module, model.signature, progress, freeze_statistics=True)
+        first, last, steps = self.training.fit(module, model.signature, progress, freeze_statistics=True, exact=True)
         for layer, hook in zip(found.values(), hooks, strict=True):
             hook.remove()
             parametrize.remove_parametrizations(layer, "weight", leave_parametrized=False)

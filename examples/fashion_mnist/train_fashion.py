@@ -1,6 +1,6 @@
 """Train a network on Fashion-MNIST, and write it and its data as files for `compress`.
 
-    python examples/fashion_mnist/train.py build/fashion [--network mobilenet] [--epochs 24] [--data FOLDER]
+    python examples/fashion_mnist/train_fashion.py build/fashion [--network mobilenet] [--epochs 24] [--data FOLDER]
 
 The ResNet takes about 10 minutes on 2 cores. `--data-only` writes the data beside the checkpoints that stand here.
 """
@@ -18,8 +18,8 @@ from torch import nn
 from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parent))
-import data
-from network import MobileNet, ResNet
+import idx
+from networks import MobileNet, ResNet
 
 import compress
 
@@ -30,7 +30,7 @@ SIGNATURE = "image:float32[batch,1,28,28]"
 def train(network: nn.Module, folder: Path, epochs: int, *, batch: int = 128, peak: float = 0.2) -> float:
     """SGD with one cycle, shifted and mirrored images, smoothed labels; gives the test accuracy."""
     torch.manual_seed(0)
-    images, labels = (torch.from_numpy(array) for array in data.read(folder, "train"))
+    images, labels = (torch.from_numpy(array) for array in idx.read(folder, "train"))
     network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(network.parameters(), lr=peak, momentum=0.9, weight_decay=5e-4, nesterov=True)
     steps = len(images) // batch
@@ -65,7 +65,7 @@ def augmented(images: torch.Tensor) -> torch.Tensor:
 @torch.inference_mode()
 def accuracy(network: nn.Module, folder: Path) -> float:
     network.eval()
-    images, labels = (torch.from_numpy(array) for array in data.read(folder, "t10k"))
+    images, labels = (torch.from_numpy(array) for array in idx.read(folder, "t10k"))
     right = sum(
         int((network(x).argmax(1) == y).sum()) for x, y in zip(images.split(500), labels.split(500), strict=True)
     )
@@ -77,10 +77,10 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--network", choices=NETWORKS, default="resnet")
     parser.add_argument("--epochs", type=int, default=24)
-    parser.add_argument("--data", type=Path, default=data.FOLDER)
+    parser.add_argument("--data", type=Path, default=idx.FOLDER)
     parser.add_argument("--data-only", action="store_true")
     arguments = parser.parse_args()
-    data.write(arguments.output, arguments.data)
+    idx.write(arguments.output, arguments.data)
     if arguments.data_only:
         for name in NETWORKS:
             shutil.copyfile(Path(__file__).with_name(f"{name}.pt"), arguments.output / f"{name}.pt")

@@ -1,0 +1,170 @@
+"""What models are judged by, and how sure one can be of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compress.artifact import Signature, TensorSpec
+from compress.bootstrap import mean_interval
+from compress.dataset import Dataset
+from compress.errors import RecipeError
+from compress.judge import Judge, spread
+from compress.metrics import METRICS, find_metric
+from compress.model import Arrays
+
+CLASSIFIER = Signature((TensorSpec("x", "float32", ("batch", 4)),), (TensorSpec("y", "float32", ("batch", 6)),))
+EMBEDDER = Signature(CLASSIFIER.inputs, (TensorSpec("y", "float32", ("batch", 3, 8)),))
+RNG = np.random.default_rng(0)
+
+
+def data(labels: object = None, count: int = 200) -> Dataset:
+    return Dataset("", {"x": RNG.standard_normal((count, 4)).astype(np.float32)}, labels, "")  # type: ignore[arg-type]
+
+
+class Linear:
+    """A model that is one matrix, with noise of its own."""
+
+    runtime = "numpy"
+
+    def __init__(self, noise: float = 0.0) -> None:
+        self.weight = np.random.default_rng(1).standard_normal((4, 6)).astype(np.float32)
+        self.weight += noise * np.random.default_rng(2).standard_normal((4, 6)).astype(np.float32)
+
+    def infer(self, inputs: Arrays) -> Arrays:
+        return {"y": inputs["x"] @ self.weight}
+
+
+@pytest.mark.parametrize(
+    ("labels", "signature", "name"),
+    [
+        (np.zeros(200, np.int64), CLASSIFIER, "top1"),
+        (None, CLASSIFIER, "agreement"),
+        (None, EMBEDDER, "cosine"),
+        (np.zeros((200, 4), np.float32), CLASSIFIER, "agreement"),
+    ],
+)
+def test_the_metric_fits_the_data(labels: object, signature: Signature, name: str) -> None:
+    assert find_metric(None, data(labels), signature).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "signature", "why"),
+    [
+        ("accuracy", None, CLASSIFIER, "known are top1"),
+        ("top1", None, CLASSIFIER, "no labels"),
+        ("top5", np.zeros(200, np.int64), EMBEDDER, "first output"),
+        ("nowhere:nothing", None, CLASSIFIER, "ModuleNotFoundError"),
+    ],
+)
+def test_a_metric_that_cannot_serve_is_refused(name: str, labels: object, signature: Signature, why: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        find_metric(name, data(labels), signature)
+    assert why in caught.value.why
+
+
+def test_top5_is_right_where_the_label_is_among_five() -> None:
+    logits = np.tile(np.arange(6.0, dtype=np.float32), (6, 1))
+    scores = METRICS["top5"].per_sample({"y": logits}, {"y": logits}, np.arange(6))  # type: ignore[misc]
+    assert scores.tolist() == [0, 1, 1, 1, 1, 1]
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_a_drop_is_in_points_and_positive_for_a_loss(before: float, after: float) -> None:
+    assert METRICS["top1"].drop(before, after) == pytest.approx(100 * (before - after))
+    assert METRICS["mse"].drop(before, after) == pytest.approx(after - before)
+    assert not str(METRICS["top1"].drop(before, before)).startswith("-")
+
+
+USERS = """
+import numpy as np
+def per_sample(outputs, labels):
+    return (outputs["y"].argmax(1) == labels).astype(float)
+def whole(outputs, labels):
+    return float(np.abs(outputs["y"]).mean())
+whole.higher_is_better = False
+whole.scale = 1.0
+def broken(outputs, labels):
+    raise KeyError("boxes")
+class Accuracy:
+    higher_is_better = True
+    def __init__(self): self.reset()
+    def reset(self): self.right = self.seen = 0
+    def update(self, preds, target):
+        self.right += int((preds.argmax(1) == target).sum()); self.seen += len(target)
+    def compute(self): return self.right / self.seen
+    def __call__(self, preds, target): raise NotImplementedError
+number = 3
+"""
+
+
+@pytest.fixture
+def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "my_metrics.py").write_text(USERS, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    sys.modules.pop("my_metrics", None)
+    return "my_metrics"
+
+
+def test_a_users_function_judges(users: str) -> None:
+    labels = Linear().infer(data().inputs)["y"].argmax(1)
+    given_data = data(labels)
+    same = Judge(Linear(), given_data, find_metric("top1", given_data, CLASSIFIER))
+    mine = Judge(Linear(), given_data, find_metric(f"{users}:per_sample", given_data, CLASSIFIER))
+    theirs = Judge(Linear(), given_data, find_metric(f"{users}:Accuracy", given_data, CLASSIFIER))
+    worse = Linear(0.5)
+    assert mine.drop(worse) == same.drop(worse), "scores for each sample have an interval, too"
+    assert theirs.drop(worse).points == pytest.approx(same.drop(worse).points)
+    assert theirs.drop(worse).low is None, "one figure for all samples has none"
+
+
+def test_a_users_function_says_which_way_is_better(users: str) -> None:
+    metric = find_metric(f"{users}:whole", data(), CLASSIFIER)
+    assert metric.drop(1.0, 3.0) == 2.0
+
+
+@pytest.mark.parametrize(("name", "why"), [("broken", "KeyError: 'boxes'"), ("number", "it is a int")])
+def test_a_users_function_that_fails_is_told(users: str, name: str, why: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        Judge(Linear(), data(), find_metric(f"{users}:{name}", data(), CLASSIFIER))
+    assert why in caught.value.why
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(20, 400), st.floats(0.05, 0.95), st.integers(0, 1000))
+def test_an_interval_holds_its_mean_and_narrows_with_the_root_of_the_samples(n: int, share: float, seed: int) -> None:
+    scores = (np.random.default_rng(seed).random(n) < share).astype(float)
+    found = mean_interval(scores)
+    assert found.low <= found.value <= found.high
+    wide = found.high - found.low
+    expected = 2 * 1.96 * scores.std() / np.sqrt(n)
+    assert wide == pytest.approx(expected, rel=0.35, abs=2.1 / n)
+
+
+def test_about_95_of_100_intervals_hold_the_truth() -> None:
+    rng = np.random.default_rng(0)
+    held = [mean_interval(rng.random(200)) for _ in range(300)]
+    share = np.mean([found.low <= 0.5 <= found.high for found in held])
+    assert 0.9 <= share <= 0.99
+
+
+def test_pairing_takes_out_what_is_hard_for_both() -> None:
+    labels = Linear().infer(data().inputs)["y"].argmax(1)
+    labels[::3] = 5  # a third that no model gets right
+    given_data = data(labels)
+    judge = Judge(Linear(), given_data, find_metric(None, given_data, CLASSIFIER))
+    drop = judge.drop(Linear())
+    assert (drop.points, drop.low, drop.high) == (0, 0, 0), "the same model, whatever it gets wrong"
+
+
+def test_a_part_is_spread_over_the_data() -> None:
+    whole = data(np.arange(200))
+    part = spread(whole, 5)
+    assert part.labels is not None
+    assert part.labels.tolist() == [0, 49, 99, 149, 199]
+    assert len(spread(whole, 1000)) == 200

@@ -1,0 +1,95 @@
+"""Options as TOML, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compress.cli import main
+from compress.errors import RecipeError
+from compress.options import ExportOptions, OptimizeOptions
+from compress.recipe_file import COMMANDS, read, recipe_text, write
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), min_size=1, max_size=20)
+
+
+def test_what_is_written_is_what_is_not_at_its_default() -> None:
+    text = recipe_text(Path("model.pt"), ExportOptions(output=Path("out"), prune=0.5, input=("x:float32[batch,3]",)))
+    assert text == (
+        'command = "export"\ncheckpoint = "model.pt"\ninput = ["x:float32[batch,3]"]\noutput = "out"\nprune = 0.5\n'
+    )
+
+
+@given(prune=st.floats(0.01, 0.99), calibration=TEXTS, smooth=st.booleans(), inputs=st.lists(TEXTS, max_size=3))
+def test_an_export_survives_the_round_trip(
+    tmp_path_factory: pytest.TempPathFactory, prune: float, calibration: str, smooth: bool, inputs: list[str]
+) -> None:
+    options = ExportOptions(
+        output=Path("out"), prune=prune, calibration=calibration, smooth=smooth, input=tuple(inputs), int8="static"
+    )
+    path = tmp_path_factory.mktemp("recipe") / "r.toml"
+    write(path, Path("model.pt"), options)
+    command, values = read(path)
+    assert command == "export"
+    assert values["checkpoint"] == "model.pt"
+    assert values["prune"] == prune
+    assert values["calibration"] == calibration
+    assert list(values.get("input", [])) == inputs
+    assert values.get("smooth", False) is smooth
+
+
+@pytest.mark.parametrize("kind", [ExportOptions, OptimizeOptions])
+def test_every_field_has_a_key(kind: type, tmp_path: Path) -> None:
+    """A value of each field's own kind is written and comes back."""
+    samples = {
+        "str | None": "top1",
+        "Path | None": Path("x"),
+        "bool": True,
+        "int": 7,
+        "float": 0.25,
+        "float | None": 0.5,
+    }
+    for field in dataclasses.fields(kind):
+        plain = str(field.type).removeprefix("Annotated[").split(", Parameter")[0].strip()
+        if plain in samples and field.name != "output":
+            options = dataclasses.replace(kind(output=Path("out")), **{field.name: samples[plain]})
+            write(tmp_path / "r.toml", Path("m.pt"), options)
+            assert field.name.replace("_", "-") in read(tmp_path / "r.toml")[1], field.name
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("checkpoint = ", "not TOML"),
+        ("prune = 0.5", "no key `checkpoint`"),
+        ('command = "fly"\ncheckpoint = "m.pt"', "'fly'"),
+        (None, "No such file"),
+    ],
+)
+def test_a_recipe_that_cannot_be_read_is_told(text: str | None, why: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "r.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(RecipeError) as caught:
+        read(tmp_path / "r.toml")
+    assert why in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [("prune = 'much'", 'unable to convert "much"'), ("prun = 0.5", "Unknown option"), ("int8 = 'int4'", "int8")],
+)
+def test_a_wrong_key_or_value_names_the_recipe(
+    line: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(f'checkpoint = "m.pt"\noutput = "o"\n{line}\n', encoding="utf-8")
+    with pytest.raises(SystemExit) as caught:
+        main(["run", str(recipe)])
+    assert caught.value.code == 2
+    error = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert said in error
+    assert set(COMMANDS) == {"export", "optimize"}

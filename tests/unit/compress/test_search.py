@@ -1,0 +1,262 @@
+"""The search: what is tried, what is dropped early, what wins, and what happens when nothing does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import compress
+from compress import OptimizeOptions
+from compress.cli import main as command
+from compress.errors import BudgetError, RecipeError
+from compress.search_result import Candidate, SearchResult, Trial, candidates
+
+
+def trial(prune: float, drop: float, ms: float, status: str = "measured") -> Trial:
+    return Trial(
+        Candidate(prune, "none"), status, drop=drop, latency_p50_ms=ms, size_bytes=int(1000 * ms), throughput=1 / ms
+    )  # type: ignore[arg-type]
+
+
+def result(*trials: Trial, goal: str = "latency", max_drop: float = 1.0) -> SearchResult:
+    return SearchResult(goal, max_drop, "top1", 0.9, 100, trials)  # type: ignore[arg-type]
+
+
+def test_candidates_need_what_they_are_made_of() -> None:
+    options = OptimizeOptions(
+        output=Path("o"), prune=(0.5, 0.0), int8=("static", "dynamic"), calibrators=("minmax", "mse")
+    )
+    names = [candidate.name for candidate in candidates(options)]
+    assert names == ["whole · float", "whole · INT8 dynamic", "−50% · float", "−50% · INT8 dynamic"]
+    with_data = OptimizeOptions(output=Path("o"), prune=(0.0,), int8=("static",), calibration="c.npz")
+    assert [c.calibrator for c in candidates(with_data)] == [None, "minmax", "percentile", "mse"]
+
+
+def test_a_candidate_is_what_export_is_asked_for() -> None:
+    base = OptimizeOptions(output=Path("o"), calibration="c.npz", finetune="t.npz", epochs=3, seed=7)
+    options = Candidate(0.5, "static", "mse").options(base)
+    assert (options.prune, options.int8, options.calibrator, options.epochs, options.seed) == (
+        0.5,
+        "static",
+        "mse",
+        3,
+        7,
+    )
+    whole = Candidate(0.0, "dynamic").options(base)
+    assert (whole.prune, whole.finetune, whole.calibration) == (None, None, None), "nothing to recover or calibrate"
+
+
+@given(st.lists(st.tuples(st.floats(-1, 5), st.floats(0.1, 9)), min_size=1, max_size=12))
+def test_nothing_on_the_front_is_beaten_in_both(figures: list[tuple[float, float]]) -> None:
+    found = result(*(trial(index / 100, drop, ms) for index, (drop, ms) in enumerate(figures)))
+    assert found.front
+    for one in found.front:
+        assert not any(
+            other.drop < one.drop and other.cost("latency") < one.cost("latency")  # type: ignore[operator]
+            for other in found.measured
+        )
+    best = found.best
+    if best is None:
+        assert all(drop > 1.0 for drop, _ in figures)
+    else:
+        assert best.latency_p50_ms == min(ms for drop, ms in figures if drop <= 1.0)
+
+
+def test_what_was_eliminated_does_not_win() -> None:
+    assert result(trial(0.0, 0.0, 2.0), trial(0.5, 0.5, 1.0, "eliminated")).best.candidate.prune == 0.0  # type: ignore[union-attr]
+
+
+def main(arguments: list[str]) -> None:
+    """The command, which ends well."""
+    with pytest.raises(SystemExit) as caught:
+        command(arguments)
+    assert caught.value.code == 0
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier that learnt something, with its data beside it."""
+    folder = tmp_path_factory.mktemp("task")
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((3000, 12)).astype(np.float32)
+    rule = rng.standard_normal((12, 4))
+    y = (np.tanh(x) @ rule).argmax(1)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+    optimizer = torch.optim.Adam(module.parameters(), 5e-3)
+    for _ in range(150):
+        loss = nn.functional.cross_entropy(module(torch.from_numpy(x[:2000])), torch.from_numpy(y[:2000]))
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    compress.save(module, folder / "model.pt", inputs="x:float32[batch,12]", outputs=["logits"])
+    np.savez(folder / "train.npz", x=x[:2000], label=y[:2000])
+    np.savez(folder / "calibration.npz", x=x[:200])
+    np.savez(folder / "eval.npz", x=x[2000:], label=y[2000:])
+    return folder
+
+
+def options(task: Path, output: Path, **more: object) -> OptimizeOptions:
+    given = {"eval": "eval.npz", "calibration": "calibration.npz", "finetune": "train.npz", "epochs": 3}
+    given |= {"prune": (0.0, 0.5, 0.97), "calibrators": ("minmax",), "max_drop": 3.0, **more}
+    return OptimizeOptions(output=output, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_best_inside_the_limit_is_exported(task: Path, tmp_path: Path, workers: int) -> None:
+    told: list[SearchResult] = []
+    found = compress.optimize(task / "model.pt", options(task, tmp_path / "best", workers=workers), tell=told.append)
+    assert told == [found]
+    assert found.best is not None
+    assert found.best.drop is not None
+    assert found.best.drop <= 3.0
+    assert [t.candidate.prune for t in found.trials] == [0.0] * 3 + [0.5] * 3 + [0.97] * 3
+    extreme = [t for t in found.trials if t.candidate.prune == 0.97]
+    assert all(t.status in ("eliminated", "failed") and t.why for t in extreme), "what has lost too much is not timed"
+    artifact = compress.Artifact.load(tmp_path / "best")
+    assert artifact.stages[-1].measured.size_bytes == found.best.size_bytes, "the very file that was measured"
+    data = json.loads((tmp_path / "best.search/search.json").read_text(encoding="utf-8"))
+    assert [row["name"] for row in data["trials"] if row["best"]] == [found.best.candidate.name]
+    page = (tmp_path / "best.search/search.html").read_text(encoding="utf-8")
+    assert "<svg" in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+
+
+def test_a_search_again_makes_nothing_again(task: Path, tmp_path: Path) -> None:
+    asked = options(task, tmp_path / "best", prune=(0.0, 0.5), int8=("none",))
+    compress.optimize(task / "model.pt", asked)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "best.work").rglob("stage.json")}
+    shutil.rmtree(tmp_path / "best")
+    compress.optimize(task / "model.pt", asked)
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "best.work").rglob("stage.json")}
+    assert before == after
+    assert len(before) >= 6
+
+
+def test_no_candidate_inside_is_exit_code_3_and_keeps_the_old_artifact(
+    task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "best"
+    compress.export(task / "model.pt", compress.ExportOptions(output=output))
+    old = (output / "artifact.json").read_bytes()
+    arguments = ["optimize", str(task / "model.pt"), "-o", str(output), "--eval", "eval.npz", "--int8", "dynamic"]
+    with pytest.raises(SystemExit) as caught:
+        command([*arguments, "--prune", "0.6", "--finetune", "train.npz", "--epochs", "1", "--max-drop", "0"])
+    assert caught.value.code == 3
+    assert "the nearest is" in capsys.readouterr().err
+    assert (output / "artifact.json").read_bytes() == old
+    assert (tmp_path / "best.search/search.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"eval": None}, "no evaluation data"),
+        ({"workers": 0}, "--workers is 0"),
+        ({"prune": (0.0,), "int8": ("none",)}, "1 candidate"),
+        ({"prune": (0.0, 1.5)}, "1.5"),
+    ],
+)
+def test_a_search_that_makes_no_sense_is_refused(task: Path, tmp_path: Path, more: dict[str, object], why: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        compress.optimize(task / "model.pt", options(task, tmp_path / "o", **more))
+    assert why in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("budget", "reached"),
+    [
+        ({"target_params": 3000}, "params"),
+        ({"target_size_mb": 0.014}, "size_bytes"),
+        ({"target_latency_ms": 5.0}, None),
+    ],
+)
+def test_pruning_stops_at_the_budget(task: Path, tmp_path: Path, budget: dict[str, float], reached: str | None) -> None:
+    asked = compress.ExportOptions(output=tmp_path / "out", **budget)  # type: ignore[arg-type]
+    artifact, _ = compress.export(task / "model.pt", asked)
+    stage = next(row for row in artifact.stages if row.stage == "prune_to_budget")
+    original, last = artifact.stages[0].measured, artifact.stages[-1].measured
+    if reached is None:
+        assert stage.did.startswith("nothing:"), "it is fast enough as it is"
+        return
+    limit = stage.details["limit"]
+    assert getattr(last, reached) <= limit < (getattr(original, reached) or 0)
+    assert getattr(last, reached) > 0.6 * limit, "no more than it takes"
+
+
+def test_a_budget_out_of_reach_says_how_close_it_came(task: Path, tmp_path: Path) -> None:
+    with pytest.raises(BudgetError) as caught:
+        compress.export(task / "model.pt", compress.ExportOptions(output=tmp_path / "out", target_params=10))
+    assert "the nearest is" in caught.value.why
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_drop_beyond_the_limit_leaves_the_result_beside(task: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    compress.export(task / "model.pt", compress.ExportOptions(output=output))
+    old = (output / "model.onnx").read_bytes()
+    asked = compress.ExportOptions(output=output, prune=0.8, eval="eval.npz", max_drop=0.1)
+    with pytest.raises(BudgetError, match="misses its budget") as caught:
+        compress.export(task / "model.pt", asked)
+    assert "the drop is" in caught.value.why
+    assert (output / "model.onnx").read_bytes() == old
+    assert (tmp_path / "out.missed/report.html").exists()
+
+
+def test_rounds_prune_and_recover_step_by_step(task: Path, tmp_path: Path) -> None:
+    asked = compress.ExportOptions(
+        output=tmp_path / "out", prune=0.6, rounds=2, finetune="train.npz", epochs=4, eval="eval.npz"
+    )
+    artifact, _ = compress.export(task / "model.pt", asked)
+    names = [row.stage for row in artifact.stages]
+    assert names[2:6] == ["prune_channels", "finetune", "prune_channels 2", "finetune 2"]
+    macs = [row.measured.macs or 0 for row in artifact.stages]
+    assert macs[0] > macs[2] > macs[4]
+    assert 1 - macs[-1] / macs[0] == pytest.approx(0.6, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ({"prune": 0.5, "target_params": 9}, "two goals"),
+        ({"int8": "qat", "calibration": "calibration.npz"}, "fake quantization"),
+        ({"prune": 0.5, "importance": "taylor"}, "by taylor"),
+        ({"prune": 0.5, "rounds": 2}, "2 rounds"),
+        ({"max_drop": 1.0}, "largest drop"),
+        ({"sensitivity": Path("s")}, "nothing is pruned"),
+        ({"smooth": True}, "smooth"),
+        ({"target_size_mb": -1.0}, "budget of"),
+        ({"metric": "top9", "eval": "eval.npz"}, "no metric 'top9'"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(
+    task: Path, tmp_path: Path, more: dict[str, object], what: str
+) -> None:
+    with pytest.raises(RecipeError, match=what):
+        compress.export(task / "model.pt", compress.ExportOptions(output=tmp_path / "out", **more))  # type: ignore[arg-type]
+
+
+def test_a_dry_run_tells_the_stages_and_writes_nothing(
+    task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "r.toml"
+    main(
+        ["export", str(task / "model.pt"), "-o", str(tmp_path / "out"), "--prune", "0.5", "--finetune", "train.npz",
+         "--epochs", "2", "--dry-run", "--save-config", str(recipe)]
+    )  # fmt: skip
+    told = capsys.readouterr().out
+    assert all(word in told for word in ("prune_channels", "finetune", "onnx_from_torch", "compare, measure", " s "))
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out.work").exists()
+    main(["run", str(recipe), "--prune", "0.3"])
+    artifact = compress.Artifact.load(tmp_path / "out")
+    assert artifact.stages[2].options["fraction"] == 0.3, "a flag overrides the recipe"
+    assert artifact.stages[3].options["epochs"] == 2

@@ -1,0 +1,111 @@
+"""Training under 8 bits: what comes out bears them better than what went in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import compress
+from compress.backends import OnnxBackend
+from compress.checkpoint import write
+from compress.dataset import Dataset
+from compress.errors import StageError
+from compress.model import TorchModel, call
+from compress.stages.finetune import Finetune
+from compress.stages.quantize_onnx import QuantizeOnnx
+from compress.stages.train_quantized import TrainQuantized, shorter
+from tests.families import family
+from tests.unit.compress.test_half_onnx import exported
+from tests.unit.compress.test_prune_channels import quiet, wrapped
+
+
+def training(model: TorchModel, count: int = 512, **options: object) -> Finetune:
+    shapes = {spec.name: (count, *spec.shape[1:]) for spec in model.signature.inputs}
+    rng = np.random.default_rng(0)
+    inputs = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    return Finetune(Dataset("", inputs, None, "train"), model, **{"epochs": 6, "learning_rate": 1e-3, **options})  # type: ignore[arg-type]
+
+
+def unlike() -> nn.Module:
+    """One hidden unit is far larger than the others, so that the range of all is coarse."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 6))
+    with torch.no_grad():
+        module.get_parameter("0.weight")[0] *= 400
+        module.get_parameter("2.weight")[:, 0] /= 400
+    return module.eval()
+
+
+def int8_error(module: nn.Module, original: TorchModel, data: Dataset, folder: Path) -> float:
+    """Mean squared difference of the INT8 file to the original, relative to its power."""
+    model = exported(module, ("x:float32[batch,8]",), folder)
+    int8 = QuantizeOnnx("static", data).run(model, folder / "next", quiet).model
+    got = next(iter(OnnxBackend(int8, 1).infer(data.inputs).values()))  # type: ignore[arg-type]
+    with torch.no_grad():
+        want = next(iter(call(original.module, original.signature.inputs, data.inputs).values())).numpy()
+    return float(np.square(got - want).mean() / np.square(want).mean())
+
+
+def test_int8_after_it_is_nearer_to_the_original(tmp_path: Path) -> None:
+    original = wrapped(unlike(), "x:float32[batch,8]")
+    trained = TrainQuantized(training(original, epochs=20, learning_rate=3e-3)).run(original, tmp_path, quiet)
+    data = training(original).data
+    (tmp_path / "before").mkdir()
+    (tmp_path / "after").mkdir()
+    before = int8_error(original.module, original, data, tmp_path / "before")
+    after = int8_error(trained.model.module, original, data, tmp_path / "after")  # type: ignore[union-attr]
+    assert after < 0.5 * before
+
+
+@pytest.mark.parametrize("name", ["residual", "hourglass", "vit", "inverted", "lstm"])
+def test_a_family_is_trained_and_stays_plain(name: str, tmp_path: Path) -> None:
+    """No parametrization, no hook and no wrapper is left: it can be written and loaded again."""
+    module, inputs = family(name)
+    loaded = compress.load(compress.save(module, tmp_path / "in.pt", inputs=list(inputs)))
+    given = TrainQuantized(training(loaded, 32, epochs=1)).run(loaded, tmp_path, quiet)
+    assert isinstance(given.model, TorchModel)
+    write(given.model, tmp_path / "out.pt")
+    again = compress.load(tmp_path / "out.pt").module.state_dict()
+    trained, before = given.model.module.state_dict(), loaded.module.state_dict()
+    assert all(torch.equal(again[key], value) for key, value in trained.items())
+    assert any(not torch.equal(before[key], value) for key, value in trained.items())
+    running = [key for key in before if "running" in key]
+    assert all(torch.equal(before[key], trained[key]) for key in running), "batch statistics are kept"
+    assert given.details["layers"] > 0
+    assert bool(given.details["left_float"]) == (name == "vit"), "what is inside nn.MultiheadAttention is named"
+
+
+def test_the_seed_decides(tmp_path: Path) -> None:
+    model = wrapped(unlike(), "x:float32[batch,8]")
+
+    def weights(seed: int) -> torch.Tensor:
+        given = TrainQuantized(training(model, 64, epochs=1, seed=seed)).run(model, tmp_path, quiet)
+        return given.model.module.get_parameter("2.weight")  # type: ignore[union-attr]
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
+
+
+def test_a_model_without_such_layers_is_an_error(tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale
+
+    model = wrapped(Scaled(), "x:float32[batch,4]")
+    with pytest.raises(StageError, match="nothing to train for INT8"):
+        TrainQuantized(training(model, 8)).run(model, tmp_path, quiet)
+
+
+def test_the_target_is_among_the_options() -> None:
+    model = wrapped(unlike(), "x:float32[batch,8]")
+    options = [TrainQuantized(training(model), target).options for target in ("cpu", "tensorrt")]  # type: ignore[arg-type]
+    assert options[0] != options[1]
+    assert shorter(training(model, epochs=20), 0.25, 0.1).epochs == 5
