@@ -149,6 +149,8 @@ def _functions() -> dict[str, Callable[..., Any]]:
         table |= {f"{prefix}.{f.__name__}": f for f in functions if getattr(namespace, f.__name__, None) is f}
     table |= {f"_operator.{name}": getattr(operator, name) for name in operator.__all__ if name not in _CALLERS}
     table |= {f"math.{name}": f for name in dir(math) if callable(f := getattr(math, name)) and name[0] != "_"}
+    for name in ("arange", "eye", "full", "linspace", "ones", "zeros"):
+        table[f"torch.{name}"] = getattr(torch, name)
     for name in ("abs", "float", "int", "len", "max", "min", "round", "sum"):
         table[f"builtins.{name}"] = getattr(builtins, name)
     return table

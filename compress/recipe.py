@@ -75,7 +75,7 @@ def _pruning(
     fraction = 0.5 if options.prune is None else options.prune
     prune = PruneChannels(
         # The same share of what is left in each round.
-        1 - (1 - fraction) ** (1 / rounds) if 0 < fraction < 1 else fraction,
+        1 - (1 - fraction) ** (1 / rounds) if rounds > 1 and 0 < fraction < 1 else fraction,
         options.importance,
         options.seed,
         options.round_to,
