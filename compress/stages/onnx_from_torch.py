@@ -75,16 +75,20 @@ def _export(model: TorchModel, path: Path) -> None:
     shapes = tuple(
         {axis: dim for axis, dim in enumerate(spec.shape) if isinstance(dim, str)} for spec in signature.inputs
     )
+    # Names of one's own: the exporter does not see that an output's name is that of a tensor inside.
     names: dict[str, Any] = {
-        "input_names": [spec.name for spec in signature.inputs],
-        "output_names": [spec.name for spec in signature.outputs],
+        "input_names": [f"signature_input_{index}" for index in range(len(signature.inputs))],
+        "output_names": [f"signature_output_{index}" for index in range(len(signature.outputs))],
     }
     script = isinstance(model.module, torch.jit.ScriptModule)
     try:
         with _quiet(), torch.no_grad():
             if script:
                 axes = dict(zip(names["input_names"], shapes, strict=True))
-                axes |= {o.name: {a: d for a, d in enumerate(o.shape) if isinstance(d, str)} for o in signature.outputs}
+                axes |= {
+                    name: {axis: dim for axis, dim in enumerate(spec.shape) if isinstance(dim, str)}
+                    for name, spec in zip(names["output_names"], signature.outputs, strict=True)
+                }
                 torch.onnx.export(
                     model.module, args, path, dynamo=False, opset_version=OPSET, dynamic_axes=axes, **names
                 )
@@ -100,6 +104,24 @@ def _export(model: TorchModel, path: Path) -> None:
             why=f"{type(err.__cause__ or err).__name__}: {lines[0] if lines else ''}"[:300],
             mend="make the forward free of branches on tensor values, or export a part of it",
         ) from err
+
+
+def _name(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
+    """Give the graph's inputs and outputs their names, in place; a tensor inside that has one of these makes room."""
+    inside = {name for node in model.graph.node for name in node.output} | {t.name for t in model.graph.initializer}
+    new = {name: f"{name}_inside" for name in names.values() if name in inside} | dict(names)
+
+    def rename(graph: onnx.GraphProto) -> None:
+        for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+            value.name = new.get(value.name, value.name)
+        for node in graph.node:
+            node.input[:] = [new.get(name, name) for name in node.input]
+            node.output[:] = [new.get(name, name) for name in node.output]
+            for attribute in node.attribute:
+                if attribute.HasField("g"):
+                    rename(attribute.g)
+
+    rename(model.graph)
 
 
 @contextlib.contextmanager
@@ -123,6 +145,9 @@ def _check_file(path: Path, signature: Signature) -> None:
     if opset != OPSET:
         why = f"asked for opset {OPSET}, it wrote {opset}"
         raise StageError("torch.onnx wrote another opset", why=why, mend="install the torch that constraints.txt names")
+    given = zip((value.name for value in model.graph.input), signature.inputs, strict=True)
+    made = zip((value.name for value in model.graph.output), signature.outputs, strict=True)
+    _name(model, {name: spec.name for name, spec in (*given, *made)})
     for spec, value in zip(signature.inputs, model.graph.input, strict=True):
         dims = value.type.tensor_type.shape.dim
         for want, have in zip(spec.shape, dims, strict=True):

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import onnx
 from onnxruntime.quantization import (
     CalibrationMethod,
     QuantFormat,
@@ -40,8 +41,10 @@ __all__ = ["QuantizeOnnx", "Ranges", "Target", "quantize"]
 Ranges = Mapping[str, tuple[float, float]]
 Target = Literal["cpu", "tensorrt", "cuda"]
 
-# What keeps its numbers in 8 bits on its way, so that it needs ranges of its own; a Gather of indices does not.
 DYNAMIC = ("MatMul", "Gemm", "Gather", "Conv")
+# In a graph with attention, static INT8 is for layers with weights alone: a mask of -10,000 that is added to the scores
+# would leave them one step of 8 bits.
+WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,7 @@ def quantize(
             values = {name: (np.float32(low), np.float32(high)) for name, (low, high) in ranges.items()}
             save_tensors_data(TensorsData(CalibrationMethod.MinMax, values), cache)
             signed = options.target != "cpu"
+            kinds, weightless = attention(source)
             quantize_static(
                 str(source),
                 str(target),
@@ -170,12 +174,23 @@ def quantize(
                 activation_type=QuantType.QInt8 if signed else QuantType.QUInt8,
                 weight_type=QuantType.QInt8,
                 calibrate_method=CalibrationMethod.MinMax,
-                nodes_to_exclude=left,
+                op_types_to_quantize=kinds,
+                nodes_to_exclude=[*left, *weightless],
                 extra_options={"ActivationSymmetric": True, "WeightSymmetric": True, "QuantizeBias": False}
                 if signed
                 else {},
             )
     strip(target)
+
+
+def attention(path: Path) -> tuple[Sequence[str] | None, list[str]]:
+    """For a graph with a Softmax inside: what kinds of nodes to quantize, and the products of two activations in it."""
+    graph = onnx.load(path).graph
+    outputs = {output.name for output in graph.output}
+    if not any(node.op_type == "Softmax" and node.output[0] not in outputs for node in graph.node):
+        return None, []
+    weights = {tensor.name for tensor in graph.initializer}
+    return WEIGHTED, [node.name for node in graph.node if node.op_type == "MatMul" and node.input[1] not in weights]
 
 
 @contextlib.contextmanager

@@ -34,17 +34,24 @@ def test_the_commands_run_in_their_order(tmp_path: Path) -> None:
     port = free_port()
     script = Path(sys.executable).parent
     waiting = [line for line in commands() if not line.startswith(NOT_RUN)]
-    assert [line.split()[0] for line in waiting] == ["python", "compress", "serve", "serve", "serve", "curl", "serve"]
+    assert [line.split()[0] for line in waiting] == [
+        "python", "compress", "serve", "serve", "serve", "curl", "serve", *["compress"] * 5
+    ]  # fmt: skip
     at = next(i for i, line in enumerate(waiting) if line.startswith("serve up"))
     for line in waiting[:at]:
         done(line, tmp_path, script)
     ports = f"--port {port} --triton-http-port 0 --triton-grpc-port 0 --triton-metrics-port 0"
     up = shlex.split(f"{script / waiting[at]} {ports}")
+    asking = [line for line in waiting[at + 1 :] if not line.startswith("compress")]
     with running(up, f"http://127.0.0.1:{port}", tmp_path):
-        answers = [done(line.replace(":8080", f":{port}"), tmp_path, script) for line in waiting[at + 1 :]]
+        answers = [done(line.replace(":8080", f":{port}"), tmp_path, script) for line in asking]
     for answer in answers[:2]:
         assert json.loads(answer)["outputs"]["label"] == "7"
     assert "throughput" in answers[2]
+    for line in waiting[at + 1 + len(asking) :]:
+        done(line, tmp_path, script)
+    assert (tmp_path / "build/demo/small/model.onnx").stat().st_size <= 300_000
+    assert (tmp_path / "build/demo/best.search/search.html").exists()
 
 
 def done(line: str, folder: Path, script: Path) -> str:

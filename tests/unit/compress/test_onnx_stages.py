@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import compress
 from compress.backends import OnnxBackend, TorchBackend
 from compress.checkpoint import load
 from compress.compare import cosine_similarity
@@ -148,3 +149,20 @@ def test_a_model_without_layers_to_quantize_is_an_error_not_a_float_model(tmp_pa
     (tmp_path / "int8").mkdir()
     with pytest.raises(StageError, match="nothing was quantized"):
         QuantizeOnnx("static", calibration(before, tmp_path, 8)).run(before, tmp_path / "int8", quiet)
+
+
+def test_an_output_may_have_the_name_of_a_tensor_inside(tmp_path: Path) -> None:
+    """The exporter calls what an embedding gives `embedding`, and does not see that the output is called so, too."""
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.linear = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+        def forward(self, relu: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.linear(torch.nn.functional.embedding(relu, self.words.weight).mean(1)))
+
+    path = compress.save(Named(), tmp_path / "model.pt", inputs="relu:int64[batch,5]", outputs=["embedding"])
+    given = OnnxFromTorch().run(compress.load(path), tmp_path, quiet)
+    graph = onnx.load(given.model.path).graph  # type: ignore[union-attr]
+    assert [value.name for value in (*graph.input, *graph.output)] == ["relu", "embedding"]
