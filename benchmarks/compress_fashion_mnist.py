@@ -52,7 +52,7 @@ def main() -> None:
     rows: dict[str, tuple[StageReport, ...]] = {}
     paths: dict[str, Path] = {}
     for number, (name, options) in enumerate(runs.items()):
-        int8 = {} if name == FLOAT else {"int8": "static", "calibration": "calibration.npz"}
+        int8: dict[str, Any] = {} if name == FLOAT else {"int8": "static", "calibration": "calibration.npz"}
         asked = ExportOptions(output=folder / f"export-{number}", eval="eval.npz", batch_size=128, **int8, **options)
         with Terminal(Console(stderr=True)) as terminal:
             artifact, report = compress.export(folder / "resnet.pt", asked, watcher=terminal)

@@ -39,7 +39,7 @@ def train(network: nn.Module, folder: Path, epochs: int, *, batch: int = 128, pe
     for epoch in range(epochs):
         network.train()
         start, total = time.perf_counter(), 0.0
-        for index in torch.randperm(len(images))[: steps * batch].split(batch):
+        for index in torch.split(torch.randperm(len(images))[: steps * batch], batch):
             shown = augmented(images[index]).contiguous(memory_format=torch.channels_last)
             with torch.autocast("cpu", torch.bfloat16, enabled=fast):
                 loss = F.cross_entropy(network(shown).float(), labels[index], label_smoothing=0.1)
@@ -66,9 +66,10 @@ def augmented(images: torch.Tensor) -> torch.Tensor:
 def accuracy(network: nn.Module, folder: Path) -> float:
     network.eval()
     images, labels = (torch.from_numpy(array) for array in idx.read(folder, "t10k"))
-    right = sum(
-        int((network(x).argmax(1) == y).sum()) for x, y in zip(images.split(500), labels.split(500), strict=True)
-    )
+    right = 0
+    for start in range(0, len(labels), 500):
+        answers = network(images[start : start + 500]).argmax(1)
+        right += int((answers == labels[start : start + 500]).sum())
     return right / len(labels)
 
 

@@ -27,6 +27,7 @@ def exported(module: nn.Module, inputs: tuple[str, ...], folder: Path) -> OnnxMo
     for name in ("torch", "fold", "next"):
         (folder / name).mkdir()
     given = OnnxFromTorch().run(model, folder / "torch", quiet).model
+    assert isinstance(given, OnnxModel)
     folded = FoldOnnx().run(given, folder / "fold", quiet).model
     assert isinstance(folded, OnnxModel)
     return folded

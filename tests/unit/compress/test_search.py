@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -20,10 +21,11 @@ from compress.errors import BudgetError, RecipeError
 from compress.search_result import Candidate, SearchResult, Trial, candidates
 
 
-def trial(prune: float, drop: float, ms: float, status: str = "measured") -> Trial:
-    return Trial(
-        Candidate(prune, "none"), status, drop=drop, latency_p50_ms=ms, size_bytes=int(1000 * ms), throughput=1 / ms
-    )  # type: ignore[arg-type]
+def trial(
+    prune: float, drop: float, ms: float, status: Literal["measured", "eliminated", "failed"] = "measured"
+) -> Trial:
+    size, rate = int(1000 * ms), 1 / ms
+    return Trial(Candidate(prune, "none"), status, drop=drop, latency_p50_ms=ms, size_bytes=size, throughput=rate)
 
 
 def result(*trials: Trial, goal: str = "latency", max_drop: float = 1.0) -> SearchResult:

@@ -24,7 +24,7 @@ from tests.unit.compress.test_prune_channels import quiet, wrapped
 
 
 def training(model: TorchModel, count: int = 512, **options: object) -> Finetune:
-    shapes = {spec.name: (count, *spec.shape[1:]) for spec in model.signature.inputs}
+    shapes = {spec.name: spec.fixed(count) for spec in model.signature.inputs}
     rng = np.random.default_rng(0)
     inputs = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     return Finetune(Dataset("", inputs, None, "train"), model, **{"epochs": 6, "learning_rate": 1e-3, **options})  # type: ignore[arg-type]
@@ -106,6 +106,6 @@ def test_a_model_without_such_layers_is_an_error(tmp_path: Path) -> None:
 
 def test_the_target_is_among_the_options() -> None:
     model = wrapped(unlike(), "x:float32[batch,8]")
-    options = [TrainQuantized(training(model), target).options for target in ("cpu", "tensorrt")]  # type: ignore[arg-type]
+    options = [TrainQuantized(training(model), target).options for target in ("cpu", "tensorrt")]
     assert options[0] != options[1]
     assert shorter(training(model, epochs=20), 0.25, 0.1).epochs == 5

@@ -1,0 +1,130 @@
+"""What bounds a layer, what a model costs alone, and the table over batch sizes and threads."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from compress.artifact import sha256_of
+from compress.errors import StageError
+from compress.footprint import footprint
+from compress.grid import measure_grid
+from compress.measure import onnx_layer_bytes, onnx_macs
+from compress.model import Model, OnnxModel, example_inputs
+from compress.reproduce import script
+from compress.roofline import machine, roofline
+from compress.roofline_report import roofline_plot, roofline_table
+from compress.stages.quantize_onnx import QuantizeOnnx
+from tests.families import family
+from tests.unit.compress.test_half_onnx import exported, random_data
+from tests.unit.compress.test_prune_channels import quiet, wrapped
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> OnnxModel:
+    """A large product of matrices, then an addition that only moves memory."""
+
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = nn.Linear(512, 512)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sigmoid(self.layer(x)) + x
+
+    return exported(Wide(), ("x:float32[batch,512]",), tmp_path_factory.mktemp("wide"))
+
+
+def test_operations_and_bytes_are_those_of_the_shapes(wide: OnnxModel) -> None:
+    found = roofline(wide.path, example_inputs(wide.signature.inputs, 64), calls=10)
+    product = max(found.layers, key=lambda layer: layer.ops)
+    assert product.ops == 2 * 64 * 512 * 512
+    assert product.bytes_moved == pytest.approx(4 * (2 * 64 * 512 + 512 * 512 + 512), rel=0.02)
+    assert all(layer.microseconds >= 0 and layer.bound in ("compute", "memory", "overhead") for layer in found.layers)
+    assert sum(found.share(bound) for bound in ("compute", "memory", "overhead")) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", ["residual", "bert", "lstm", "unet"])
+def test_the_operations_of_a_model_are_its_multiply_accumulates(name: str, tmp_path: Path) -> None:
+    module, inputs = family(name)
+    model = exported(module, inputs, tmp_path)
+    found = roofline(model.path, example_inputs(model.signature.inputs, 1), calls=5)
+    multiplying = sum(layer.ops for layer in found.layers if any(k in layer.kind for k in ("Conv", "Gemm", "MatMul")))
+    assert multiplying >= 2 * onnx_macs(model.path) * 0.99, "and padding of ONNX Runtime's own layouts"
+
+
+def test_int8_layers_have_a_roof_of_their_own(tmp_path: Path) -> None:
+    module, inputs = family("residual")
+    model = exported(module, inputs, tmp_path)
+    int8 = QuantizeOnnx("static", random_data(model, 16)).run(model, tmp_path / "next", quiet).model
+    assert isinstance(int8, OnnxModel)
+    found = roofline(int8.path, example_inputs(int8.signature.inputs, 1), calls=5)
+    assert any(layer.int8 for layer in found.layers if "Conv" in layer.kind)
+    assert "<svg" in roofline_plot(found)
+    assert roofline_table(found).row_count == min(20, len(found.layers))
+    assert set(found.to_dict()["time_share"]) == {"compute", "memory", "overhead"}
+
+
+def test_this_machine_was_measured_once() -> None:
+    assert machine(1) is machine(1)
+    assert min(machine(1).float_ops, machine(1).int8_ops, machine(1).bytes_per_second) > 1e8
+
+
+def test_a_larger_model_takes_more_memory(wide: OnnxModel, tmp_path: Path) -> None:
+    module, inputs = family("mlp")
+    small = footprint(exported(module, inputs, tmp_path), 1)
+    (tmp_path / "large").mkdir()
+    large = footprint(exported(nn.Linear(4096, 4096), ("x:float32[batch,4096]",), tmp_path / "large"), 1)
+    assert small.peak_memory_bytes is not None
+    assert large.peak_memory_bytes is not None
+    assert large.peak_memory_bytes > small.peak_memory_bytes + 60_000_000
+    assert large.load_ms > 0
+
+
+def test_a_file_that_does_not_run_alone_is_told(wide: OnnxModel, tmp_path: Path) -> None:
+    (tmp_path / "broken.onnx").write_bytes(b"no model")
+    with pytest.raises(StageError, match="process of its own"):
+        footprint(OnnxModel(tmp_path / "broken.onnx", wide.signature), 1)
+
+
+def test_the_grid_has_a_cell_for_each_setting(tmp_path: Path) -> None:
+    module, inputs = family("residual")
+    models: dict[str, Model] = {"torch": wrapped(module, *inputs), "onnx": exported(module, inputs, tmp_path)}
+    cells = measure_grid(models, (1, 4), (1, 2))
+    assert {(c.model, c.batch, c.threads) for c in cells} == {(m, b, t) for m in models for b in (1, 4) for t in (1, 2)}
+    assert all(c.throughput == pytest.approx(1000 * c.batch / c.p50_ms) for c in cells)
+
+
+def test_the_bytes_of_a_layer_fall_to_a_quarter_in_int8(tmp_path: Path) -> None:
+    module, inputs = family("residual")
+    model = exported(module, inputs, tmp_path)
+    int8 = QuantizeOnnx("static", random_data(model, 16)).run(model, tmp_path / "next", quiet).model
+    before, after = onnx_layer_bytes(model.path), onnx_layer_bytes(int8.path)  # type: ignore[union-attr]
+    assert set(before) == set(after)
+    assert all(after[name] * 4 == before[name] for name in before)
+
+
+def test_reproduce_runs_the_command_where_it_was_run(tmp_path: Path) -> None:
+    folder, data = tmp_path / "my folder", tmp_path / "my folder/data.npz"
+    folder.mkdir()
+    data.write_bytes(b"samples")
+    text = script("echo again > done.txt", folder, {data: sha256_of(data)}, {"onnx": "1.0"})
+    path = tmp_path / "reproduce.sh"
+    path.write_text(text, encoding="utf-8")
+    subprocess.run(["/bin/sh", path], check=True)
+    assert (folder / "done.txt").read_text() == "again\n"
+
+
+def test_reproduce_stops_when_an_input_has_changed(tmp_path: Path) -> None:
+    data = tmp_path / "data.npz"
+    data.write_bytes(b"samples")
+    text = script("echo again > done.txt", tmp_path, {data: sha256_of(data)}, {})
+    data.write_bytes(b"others")
+    (tmp_path / "reproduce.sh").write_text(text, encoding="utf-8")
+    assert subprocess.run(["/bin/sh", tmp_path / "reproduce.sh"], check=False, capture_output=True).returncode != 0
+    assert not (tmp_path / "done.txt").exists()
