@@ -3,6 +3,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
+# These take a model or an environment of their own, or many minutes.
+LARGE := $(addprefix benchmarks/,compress_minilm.py compress_peers.py compress_fashion_mnist.py quantization_methods.py)
+
 .PHONY: demo test lint bench clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -27,7 +30,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.installed-dev
-	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	for script in $(filter-out $(LARGE),$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 clean:
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -24,7 +24,8 @@ def script(command: str, folder: Path, inputs: Mapping[Path, str], versions: Map
 # Runs again what wrote this folder. Usage: reproduce.sh [FOLDER], by default where it was run.
 # With {packages}
 set -eu
-cd "${{1:-{shlex.quote(str(folder))}}}"
+folder={shlex.quote(str(folder))}
+cd "${{1:-$folder}}"
 sha256sum --check --quiet <<'END'
 {sums}
 END

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -20,10 +21,12 @@ def row(stage: str, latency: float | None = 1.0, accuracy: float | None = 0.9, *
         cosine_similarity=None if accuracy is None else 1.0, latency_p50_ms=latency, latency_p99_ms=latency,
         runtime=runtime,
     )  # fmt: skip
+    judged = {name: figures.pop(name) for name in ("value", "drop", "drop_low", "drop_high") if name in figures}
+    measured = dataclasses.replace(measured, metric="top1", **judged)  # type: ignore[arg-type]
     return StageReport(stage, "did <it>", measured, 1.0, details=figures)
 
 
-BASE = [row("original", 5.0), row("original_onnx", 2.0)]
+BASE = [row("original", 5.0, value=0.9), row("original_onnx", 2.0, value=0.9)]
 
 
 @pytest.mark.parametrize(
@@ -32,7 +35,8 @@ BASE = [row("original", 5.0), row("original_onnx", 2.0)]
         ([row("fold_onnx", 1.0), row("quantize_onnx", 1.5)], "INT8 is slower here"),
         ([row("prune_channels"), row("finetune"), row("fold_onnx", 2.5)], "gained no time"),
         ([row("prune_channels"), row("fold_onnx", 1.0)], "not trained since"),
-        ([row("fold_onnx", 1.0, accuracy=0.85)], "Accuracy fell by 5.0 points"),
+        ([row("fold_onnx", 1.0, value=0.85, drop=5.0, drop_low=4.0, drop_high=6.0)], "fell by 5.00 points"),
+        ([row("fold_onnx", 1.0, value=0.89, drop=1.0, drop_low=-1.0, drop_high=3.0)], "which may be chance"),
         ([row("fold_onnx", 1.0, accuracy=None)], "Nothing was compared on real data"),
     ],
 )
@@ -64,7 +68,7 @@ def test_gains_are_ratios_of_the_original_to_the_result(report: Report) -> None:
 def test_the_page_is_self_contained_escaped_and_has_its_plots(report: Report, tmp_path: Path) -> None:
     report.write(tmp_path, {stage.stage: [0.9, 1.0, 1.1] for stage in report.stages})
     page = (tmp_path / "report.html").read_text()
-    assert page.count("<svg") == 4
+    assert page.count("<svg") == 5
     assert "<script" not in page
     outside = re.sub(r'xmlns(:\w+)?="[^"]*"|<rdf:RDF.*?</rdf:RDF>|<!DOCTYPE[^>]*>', "", page, flags=re.DOTALL)
     assert "http" not in outside
@@ -76,7 +80,7 @@ def test_the_json_holds_every_stage_under_stable_names(report: Report, tmp_path:
     report.write(tmp_path, {})
     data = json.loads((tmp_path / "report.json").read_text())
     assert set(data) == {"schema_version", "command", "source", "signature", "environment", "evaluation", "stages", "gains",
-                         "findings"}  # fmt: skip
+                         "findings", "grid", "rooflines", "layer_bytes"}  # fmt: skip
     assert data["stages"][0]["stage"] == "original"
     assert data["stages"][0]["measured"]["latency_p50_ms"] == 5.0
 
@@ -87,3 +91,10 @@ def test_the_json_holds_every_stage_under_stable_names(report: Report, tmp_path:
 )
 def test_sizes_are_in_powers_of_ten(size: float, text: str) -> None:
     assert bytes_text(size) == text
+
+
+def test_every_key_of_a_report_is_documented(report: Report) -> None:
+    text = (Path(__file__).parents[3] / "docs/report.md").read_text(encoding="utf-8")
+    data = report.to_dict()
+    keys = {*data, *data["stages"][0], *data["stages"][0]["measured"]}
+    assert [key for key in sorted(keys - {"measured"}) if f"`{key}`" not in text and f".{key}`" not in text] == []
