@@ -278,7 +278,7 @@ def _report(
     data = None if prepared.judged is None else prepared.judged[0]
     reports = rows_of(rows, dict(zip(names, outcomes, strict=True)), found, checkpoint.stat().st_size)
     report = Report(
-        command=shlex.join(["compress", *sys.argv[1:]]) if Path(sys.argv[0]).stem in ("compress", "__main__") else "",
+        command=_command(),
         source=str(checkpoint),
         signature=model.signature,
         environment=environment(options.threads),
@@ -327,14 +327,21 @@ def _rooflines(options: ExportOptions, rows: Mapping[str, Model], watcher: Watch
 
 def _script(checkpoint: Path, options: ExportOptions) -> str:
     """reproduce.sh, where there is a command to run again."""
-    if Path(sys.argv[0]).stem not in ("compress", "__main__"):
+    if not _command():
         return ""
     sources = [
         find_data(source, checkpoint) for source in (options.finetune, options.calibration, options.eval) if source
     ]
     files = [path for path in (checkpoint, *map(Path, sources)) if path.is_file()]
     inputs = {path: sha256_of(path) for path in files}
-    return script(shlex.join(["compress", *sys.argv[1:]]), Path.cwd(), inputs, versions())
+    return script(_command(), Path.cwd(), inputs, versions())
+
+
+def _command() -> str:
+    """The command line that this run came from; empty when it came from Python."""
+    called = Path(sys.argv[0])
+    ours = called.name == "compress" or called.parts[-2:] == ("compress", "__main__.py")
+    return shlex.join(["compress", *sys.argv[1:]]) if ours else ""
 
 
 def unique_names(names: Sequence[str]) -> list[str]:

@@ -50,6 +50,19 @@ def test_the_report_draws_its_plots(tmp_path: Path, browse: Callable[[str], str]
     )
     compress.export(tmp_path / "model.pt", options)
     page = browse((tmp_path / "artifact" / "report.html").as_uri())
-    assert page.count("<svg") == 4
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", page)
+    assert page.count("<svg") == len(captions)
+    for drawn in (
+        "metric against latency",
+        "Accuracy",
+        "Latency",
+        "Size",
+        "channels",
+        "Weights",
+        "of original_onnx",
+        "of result",
+    ):
+        assert any(drawn in caption for caption in captions), drawn
     assert "quantize_onnx" in page
+    assert "reproduce.sh" not in page, "there is no command to run again"
     assert "faster than torch eager" in page
