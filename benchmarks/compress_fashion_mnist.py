@@ -132,8 +132,8 @@ def draw(figures: dict[str, dict[str, Any]], path: Path) -> None:
     axes.plot(macs, before, color="#3b8bc4", marker="o", ms=4, lw=1, label="pruned and recovered")
     axes.errorbar(macs, accuracy, yerr=ends, color="#2ca25f", marker="s", ms=4, lw=1, capsize=2, label="and INT8")
     for x, y, row in zip(macs, accuracy, rows, strict=True):
-        axes.annotate(f"{row['faster_than_torch_eager']:.0f}× eager", (x, y), (0, -14), textcoords="offset points",
-                      ha="center", fontsize=8)  # fmt: skip
+        axes.annotate(f"{row['faster_than_torch_eager']:.0f}× eager", (x, y), (6, -12), textcoords="offset points",
+                      fontsize=8)  # fmt: skip
     axes.set_xlabel("million multiply-accumulates")
     axes.set_ylabel("accuracy on 10,000 test images, %")
     axes.legend(frameon=False)

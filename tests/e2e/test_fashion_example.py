@@ -40,7 +40,7 @@ def write_idx(folder: Path, part: str, count: int) -> None:
 
 
 def test_training_runs_from_the_files_to_a_checkpoint(tmp_path: Path) -> None:
-    for part, count in (("train", 600), ("t10k", 500)):
+    for part, count in (("train", 1300), ("t10k", 500)):
         write_idx(tmp_path, part, count)
     command = [
         sys.executable,

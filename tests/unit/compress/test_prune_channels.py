@@ -163,6 +163,7 @@ def test_taylor_keeps_the_channels_that_the_answers_hang_on(tmp_path: Path) -> N
     with torch.no_grad():
         module.get_parameter("0.weight")[::2] *= 10
         module.get_parameter("0.bias")[::2] = -100  # never active
+        module.get_parameter("0.bias")[1::2] = 5  # always active
     strong = module.get_parameter("0.weight")[1::2].clone()
     rng = np.random.default_rng(0)
     data = Dataset("", {"x": rng.standard_normal((100, 4)).astype(np.float32)}, rng.integers(0, 3, 100), "")
