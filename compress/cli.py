@@ -24,6 +24,12 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 
+GAINS = {
+    "size": "{:.1f}× smaller than the original's ONNX",
+    "latency_over_torch": "{:.1f}× faster than torch eager",
+    "latency_over_onnx": "{:.1f}× faster than the original in ONNX Runtime",
+}
+
 
 @app.command
 def export(
@@ -65,13 +71,8 @@ def export(
     console.print(stage_table(report))
     for finding in report.findings:
         console.print(f"[yellow]![/] {finding}", highlight=False, soft_wrap=True)
-    gains = report.gains
-    console.print(
-        f"{gains['size']:.1f}× smaller than the original's ONNX, {gains['latency_over_torch']:.1f}× faster than torch "
-        f"eager, {gains['latency_over_onnx']:.1f}× faster than the original in ONNX Runtime",
-        highlight=False,
-        soft_wrap=True,
-    )
+    gained = [text.format(report.gains[name]) for name, text in GAINS.items() if name in report.gains]
+    console.print(", ".join(gained), highlight=False, soft_wrap=True)
     console.print(
         f"wrote {artifact.folder}: model.onnx, artifact.json, report.json, report.html, reproduce.sh", soft_wrap=True
     )

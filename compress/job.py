@@ -14,6 +14,7 @@ from pathlib import Path
 
 from compress import __version__
 from compress.artifact import Artifact, Signature, StageReport, sha256_of
+from compress.backends import OnnxBackend
 from compress.checkpoint import fingerprint, load
 from compress.dataset import Dataset
 from compress.errors import ArtifactError, BudgetError
@@ -299,11 +300,17 @@ def _last(rows: Mapping[str, Model]) -> OnnxModel:
     return model
 
 
+def _runs(model: OnnxModel) -> bool:
+    """Whether its speed can be measured here."""
+    return not OnnxBackend(model, 1).emulated
+
+
 def _grid(options: ExportOptions, rows: Mapping[str, Model], watcher: Watcher) -> tuple[Cell, ...]:
     if not options.batches and not options.thread_counts:
         return ()
     tick = watcher.started("grid")
-    compared = {"original": rows["original"], "original_onnx": rows["original_onnx"], "result": _last(rows)}
+    compared = {"original": rows["original"], "original_onnx": rows["original_onnx"]}
+    compared |= {"result": _last(rows)} if _runs(_last(rows)) else {}
     return tuple(
         measure_grid(
             compared,
@@ -317,7 +324,7 @@ def _grid(options: ExportOptions, rows: Mapping[str, Model], watcher: Watcher) -
 def _rooflines(options: ExportOptions, rows: Mapping[str, Model], watcher: Watcher) -> dict[str, Roofline]:
     tick = watcher.started("roofline")
     found = {}
-    files = {"original_onnx": rows["original_onnx"], "result": _last(rows)}
+    files = {"original_onnx": rows["original_onnx"]} | ({"result": _last(rows)} if _runs(_last(rows)) else {})
     for number, (name, model) in enumerate(files.items(), 1):
         assert isinstance(model, OnnxModel)  # noqa: S101  both are exported
         found[name] = _roofline(model.path, model.signature, options.threads)

@@ -28,13 +28,15 @@ class Found:
     Attributes:
         metric: what they were judged by, if there was data.
         compared: with the original.
-        latency: of single calls at batch 1.
+        latency: of single calls at batch 1, of those whose speed means something here.
+        runtimes: what ran them.
         footprints: memory and loading time, of those that are files.
     """
 
     metric: Metric | None
     compared: Mapping[str, Comparison]
     latency: Mapping[str, Latency]
+    runtimes: Mapping[str, str]
     footprints: Mapping[str, Footprint] = field(default_factory=dict)
 
 
@@ -55,14 +57,16 @@ def measure(rows: Mapping[str, Model], judged: tuple[Dataset, Metric] | None, th
     specs = rows["original"].signature.inputs
     one = judged[0].take(slice(0, 1))[0] if judged is not None else example_inputs(specs, 1)
     tick = watcher.started("measure")
-    timed = latency(opened, one, progress=lambda done, total: tick(done, total, "interleaved rounds"))
-    files = {name: model for name, model in rows.items() if isinstance(model, OnnxModel)}
+    clocked = {name: backend for name, backend in opened.items() if not backend.emulated}
+    timed = latency(clocked, one, progress=lambda done, total: tick(done, total, "interleaved rounds"))
+    files = {name: model for name, model in rows.items() if isinstance(model, OnnxModel) and name in clocked}
     tick = watcher.started("memory")
     footprints = {}
     for number, (name, model) in enumerate(files.items(), 1):
         footprints[name] = footprint(model, threads)
         tick(number, len(files), "models loaded alone")
-    return Found(None if judged is None else judged[1], compared, timed, footprints)
+    runtimes = {name: backend.runtime for name, backend in opened.items()}
+    return Found(None if judged is None else judged[1], compared, timed, runtimes, footprints)
 
 
 def rows_of(
@@ -100,20 +104,20 @@ def rows_of(
 
 def _measured(name: str, model: Model, found: Found, size: int | None) -> Measured:
     if isinstance(model, TorchModel):
-        macs, params, runtime = torch_macs(model.module, model.signature), torch_params(model.module), "torch eager"
+        macs, params = torch_macs(model.module, model.signature), torch_params(model.module)
     else:
-        macs, params, runtime = onnx_macs(model.path), onnx_params(model.path), "ONNX Runtime"
+        macs, params = onnx_macs(model.path), onnx_params(model.path)
         size = model.path.stat().st_size
-    alone = found.footprints.get(name)
+    alone, timed = found.footprints.get(name), found.latency.get(name)
     return Measured(
         macs=macs,
         params=params,
         size_bytes=size,
-        latency_p50_ms=found.latency[name].p50_ms,
-        latency_p99_ms=found.latency[name].p99_ms,
+        latency_p50_ms=timed.p50_ms if timed else None,
+        latency_p99_ms=timed.p99_ms if timed else None,
         load_ms=alone.load_ms if alone else None,
         peak_memory_bytes=alone.peak_memory_bytes if alone else None,
-        runtime=runtime,
+        runtime=found.runtimes[name],
     )
 
 

@@ -18,6 +18,10 @@ class Backend(Protocol):
     def runtime(self) -> str:
         """What runs it, for the report."""
 
+    @property
+    def emulated(self) -> bool:
+        """Whether its answers are right and its speed means nothing."""
+
     def infer(self, inputs: Arrays) -> Arrays:
         """Outputs by name for inputs by name, both with the batch first."""
 

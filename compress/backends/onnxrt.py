@@ -8,6 +8,7 @@ import onnx
 import onnxruntime as ort
 from google.protobuf.message import DecodeError
 
+from compress.backends.bfloat16 import emulated
 from compress.errors import StageError
 from compress.model import Arrays, OnnxModel
 
@@ -23,12 +24,16 @@ def session(path: Path, threads: int) -> ort.InferenceSession:
         StageError: ONNX Runtime refuses the file.
     """
     options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
     if is_half(path):  # the layout optimizations of ONNX Runtime 1.31 crash on some of these, on the CPU
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    return _opened(path, str(path), options, threads)
+
+
+def _opened(path: Path, file: str | bytes, options: ort.SessionOptions, threads: int) -> ort.InferenceSession:
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
     try:
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     except Exception as err:  # ONNX Runtime's own exception classes have no common base but this
         raise StageError(
             f"ONNX Runtime can't load {path.name}",
@@ -37,25 +42,43 @@ def session(path: Path, threads: int) -> ort.InferenceSession:
         ) from err
 
 
-def is_half(path: Path) -> bool:
-    """Whether a file has weights in half precision; a file that can't be read is the session's to refuse."""
+def is_half(path: Path, *kinds: int) -> bool:
+    """Whether a file has tensors in half precision; a file that can't be read is the session's to refuse.
+
+    Args:
+        path: of an ONNX file.
+        kinds: element types to look for; without any, FP16 and BF16.
+    """
+    wanted = kinds or (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
     try:
         graph = onnx.load(path, load_external_data=False).graph
     except (OSError, DecodeError):
         return False
-    return any(t.data_type in (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16) for t in graph.initializer)
+    casts = (attribute.i for node in graph.node if node.op_type == "Cast" for attribute in node.attribute)
+    return any(kind in wanted for kind in (*casts, *(tensor.data_type for tensor in graph.initializer)))
+
+
+def _emulation(path: Path, threads: int) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # others may drop the rounding
+    return _opened(path, emulated(onnx.load(path)).SerializeToString(), options, threads)
 
 
 class OnnxBackend:
-    """ONNX Runtime on the CPU with a fixed number of intra-op threads."""
+    """ONNX Runtime on the CPU with a fixed number of intra-op threads; BF16, for which it has no kernels, emulated."""
 
     def __init__(self, model: OnnxModel, threads: int) -> None:
-        self._session = session(model.path, threads)
+        self._emulated = is_half(model.path, onnx.TensorProto.BFLOAT16)
+        self._session = (_emulation if self._emulated else session)(model.path, threads)
         self._names = [output.name for output in self._session.get_outputs()]
 
     @property
     def runtime(self) -> str:
-        return "ONNX Runtime"
+        return "ONNX Runtime, BF16 emulated" if self._emulated else "ONNX Runtime"
+
+    @property
+    def emulated(self) -> bool:
+        return self._emulated
 
     def infer(self, inputs: Arrays) -> Arrays:
         return dict(zip(self._names, self._session.run(self._names, inputs), strict=True))

@@ -26,6 +26,10 @@ class TorchBackend:
     def runtime(self) -> str:
         return "torch eager"
 
+    @property
+    def emulated(self) -> bool:
+        return False
+
     def infer(self, inputs: Arrays) -> Arrays:
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, defs, helper, numpy_helper
 
-__all__ = ["ELEMENT", "convert"]
+__all__ = ["ELEMENT", "convert", "lacking"]
 
 ELEMENT = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 _NAMES = {TensorProto.FLOAT16: "tensor(float16)", TensorProto.BFLOAT16: "tensor(bfloat16)"}
@@ -26,7 +26,7 @@ def convert(model: onnx.ModelProto, element: int, keep: Collection[str]) -> None
         keep: names of nodes that stay in float32.
     """
     graph = model.graph
-    opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    opset = _opset(model)
     floats = _float_tensors(model)
     half: set[str] = set()  # tensors that are half now
     nodes: list[onnx.NodeProto] = []
@@ -85,6 +85,23 @@ def convert(model: onnx.ModelProto, element: int, keep: Collection[str]) -> None
     graph.initializer.extend(left)
     del graph.value_info[:]  # of the types before
     onnx.checker.check_model(model)
+
+
+def lacking(model: onnx.ModelProto, element: int) -> list[str]:
+    """Operators with weights that the model's opset does not define in the type (a Conv in BF16 needs opset 22)."""
+    opset = _opset(model)
+    weights = {tensor.name for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT}
+    found = {
+        node.op_type
+        for node in model.graph.node
+        if weights & set(node.input) and (schema := _schema(node, opset)) is not None and not _takes(schema, element)
+    }
+    return sorted(found - {"QuantizeLinear", "DequantizeLinear"})
+
+
+def _opset(model: onnx.ModelProto) -> int:
+    version: int = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    return version
 
 
 def _half(tensor: onnx.TensorProto, name: str, element: int) -> onnx.TensorProto:

@@ -139,6 +139,12 @@ class PruneToBudget:
 
 def _p50(model: OnnxModel, signature: Signature, threads: int) -> float:
     opened = {"candidate": open_model(model, threads=threads)}
+    if opened["candidate"].emulated:
+        raise StageError(
+            "can't prune to a latency",
+            why="the result is in BF16, which ONNX Runtime only emulates on this CPU",
+            mend="take --precision fp32 to search with, or give --target-params or --target-size-mb",
+        )
     return latency(opened, example_inputs(signature.inputs, 1), rounds=5)["candidate"].p50_ms
 
 

@@ -46,6 +46,7 @@ class Answers:
     """A backend that answers sample i with the class in a table."""
 
     runtime = "table"
+    emulated = False
 
     def __init__(self, classes: list[int], seconds: float = 0.0) -> None:
         self.classes, self.seconds, self.calls = classes, seconds, 0

@@ -85,3 +85,20 @@ def test_the_eval_data_judges_every_stage(tmp_path: Path) -> None:
     stages = json.loads((tmp_path / "artifact" / "report.json").read_text())["stages"]
     assert all(stage["measured"]["accuracy"] is not None for stage in stages)
     assert stages[1]["measured"]["agreement"] == 1.0
+
+
+def test_bf16_is_judged_by_emulation_and_timed_not_at_all(exported: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((50, 4), dtype=np.float32)
+    np.savez(exported / "eval.npz", x=x, labels=rng.integers(0, 3, 50))
+    options = ExportOptions(output=exported / "half", precision="bf16", eval=str(exported / "eval.npz"), batches=(1, 4))
+    _, report = compress.export(exported / "model.pt", options)
+    last = report.stages[-1].measured
+    assert last.runtime == "ONNX Runtime, BF16 emulated"
+    assert last.cosine_similarity is not None
+    assert 0.999 < last.cosine_similarity < 1
+    assert last.latency_p50_ms is last.load_ms is None
+    assert {cell.model for cell in report.grid} == {"original", "original_onnx"}
+    assert list(report.rooflines) == ["original_onnx"]
+    assert "latency_over_torch" not in report.gains
+    assert "emulated" in (exported / "half" / "report.html").read_text(encoding="utf-8")

@@ -31,6 +31,7 @@ class Linear:
     """A model that is one matrix, with noise of its own."""
 
     runtime = "numpy"
+    emulated = False
 
     def __init__(self, noise: float = 0.0) -> None:
         self.weight = np.random.default_rng(1).standard_normal((4, 6)).astype(np.float32)
