@@ -90,7 +90,7 @@ class CompressOptions(SourceOptions):
     """What will run the model: decides the types of INT8 weights and activations."""
 
     smooth: Annotated[bool, Parameter(negative="", group=_INT8)] = False
-    """Before static INT8, even out channels of very unlike sizes: pays on badly scaled networks and transformers."""
+    """Before INT8, even out channels of very unlike sizes: pays on badly scaled networks and transformers."""
 
     metric: Annotated[str | None, Parameter(group=_PROOF)] = None
     """top1, top5, agreement, cosine, mse or package.module:function; by default what fits the data."""

@@ -117,9 +117,9 @@ def _finetune(options: ExportOptions, model: TorchModel, training: Dataset) -> F
 def _precision(
     options: ExportOptions, model: TorchModel, calibration: Dataset | None, judged: tuple[Dataset, Metric] | None
 ) -> list[Stage]:
-    stages: list[Stage] = [OnnxFromTorch(), FoldOnnx()]
-    if options.smooth and calibration is not None and options.int8 in ("static", "qat"):
-        stages.append(SmoothOnnx(calibration))
+    stages: list[Stage] = [OnnxFromTorch(), FoldOnnx(unfuse=options.target == "cpu" and options.precision == "fp32")]
+    if options.smooth and calibration is not None:
+        stages.append(SmoothOnnx(calibration, copies=True))
     if options.int8 is not None:
         quantize = QuantizeOnnx(
             "static" if options.int8 == "qat" else options.int8,
@@ -160,16 +160,16 @@ def _together(options: ExportOptions, judged: tuple[Dataset, Metric] | None) -> 
     rules = (
         (len(given) > 1, "can't prune to two goals", " and ".join(given) + " are given", "leave one of them"),
         (
-            options.calibration is not None and not static and options.precision == "fp32",
+            options.calibration is not None and not (static or options.smooth or options.precision != "fp32"),
             "calibration data is given, but nothing to calibrate",
-            "only static INT8, QAT and half precision look at calibration data",
+            "only static INT8, QAT, smoothing and half precision look at calibration data",
             "add --int8 static, or leave --calibration out",
         ),
         (
-            options.smooth and not (static and options.calibration is not None),
+            options.smooth and not ((static or options.int8 == "dynamic") and options.calibration is not None),
             "can't smooth activations",
-            "it is for static INT8, and looks at calibration data",
-            "add --int8 static and --calibration, or leave --smooth out",
+            "it is for static and dynamic INT8, and looks at calibration data",
+            "add --int8 static (or dynamic) and --calibration, or leave --smooth out",
         ),
         (
             options.int8 == "qat" and options.finetune is None,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 import torch
 from torch import nn
@@ -21,6 +22,7 @@ from compress.model import OnnxModel, TorchModel, example_inputs
 from compress.stages.fold_onnx import FoldOnnx
 from compress.stages.onnx_from_torch import IR_VERSION, OPSET, OnnxFromTorch
 from compress.stages.quantize_onnx import QuantizeOnnx
+from tests.families import family
 from tests.models import ZOO
 from tests.unit.compress.test_checkpoint import WRITERS, X
 from tests.unit.compress.test_prune_channels import loaded, quiet, wrapped
@@ -60,6 +62,32 @@ def test_every_network_exports_with_its_names_a_dynamic_batch_and_its_answers(na
     expected, got = TorchBackend(model, 1).infer(inputs), OnnxBackend(result, 1).infer(inputs)
     for key, value in expected.items():
         np.testing.assert_allclose(got[key], value, atol=1e-4)
+
+
+def fused(model: OnnxModel, path: Path) -> list[str]:
+    """Kinds of the nodes that ONNX Runtime runs."""
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(path)
+    ort.InferenceSession(str(model.path), options, providers=["CPUExecutionProvider"])
+    return [node.op_type for node in onnx.load(path).graph.node]
+
+
+def test_additions_before_a_layer_norm_are_kept_from_the_slow_fusion(tmp_path: Path) -> None:
+    module, inputs = family("bert")
+    model = exported(wrapped(module, *inputs), tmp_path / "onnx")
+    kinds, answers = {}, {}
+    for unfuse in (False, True):
+        folder = tmp_path / str(unfuse)
+        folder.mkdir()
+        given = FoldOnnx(unfuse=unfuse).run(model, folder, quiet)
+        assert isinstance(given.model, OnnxModel)
+        assert (given.details["unfused"] > 0) == unfuse
+        kinds[unfuse] = fused(given.model, folder / "optimized.onnx")
+        answers[unfuse] = OnnxBackend(given.model, 1).infer(example_inputs(model.signature.inputs, 2))
+    assert "SkipLayerNormalization" in kinds[False], "if it is fused no more, the rewriting can go"
+    assert "SkipLayerNormalization" not in kinds[True]
+    for name, values in answers[False].items():
+        np.testing.assert_allclose(answers[True][name], values, atol=1e-5)
 
 
 @pytest.mark.parametrize("writer", ["TorchScript", "exported program"])

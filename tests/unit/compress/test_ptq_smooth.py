@@ -169,6 +169,21 @@ def test_int8_comes_nearer_to_the_float_model(name: str, better: float, tmp_path
     assert errors[1] * better < errors[0]
 
 
+def test_dynamic_int8_of_a_transformer_comes_nearer_to_it(tmp_path: Path) -> None:
+    model = prepared("LayerNorm and residual", tmp_path)
+    data = calibration(model, tmp_path, 64)
+    inputs = example_inputs(model.signature.inputs, {"batch": 40}, seed=9)
+    want = answers(model, inputs)["output"]
+    errors = []
+    for number, float_model in enumerate((model, smoothed(model, data, tmp_path / "smooth", copies=True))):
+        folder = tmp_path / f"int8-{number}"
+        folder.mkdir()
+        int8 = QuantizeOnnx("dynamic").run(float_model, folder, quiet).model
+        assert isinstance(int8, OnnxModel)
+        errors.append(float(np.square(answers(int8, inputs)["output"] - want).mean()))
+    assert errors[1] * 1.5 < errors[0]
+
+
 def test_a_layer_norm_is_doubled_only_where_that_is_allowed(tmp_path: Path) -> None:
     model = prepared("LayerNorm and residual", tmp_path)
     data = calibration(model, tmp_path, 8)
