@@ -150,6 +150,8 @@ class Measured:
         stage_drop: the same loss against the stage before.
         cosine_similarity: mean over samples, outputs against the original's.
         max_abs_error: largest absolute difference from the original's outputs.
+        batch_difference: largest absolute difference between the outputs of a sample alone and in a batch of 8, as a
+            share of the largest output.
         latency_p50_ms, latency_p99_ms: at batch 1, in milliseconds.
         load_ms: from the file to a model that is ready to run.
         peak_memory_bytes: what loading and running it at batch 1 adds to a fresh process, at most.
@@ -171,6 +173,7 @@ class Measured:
     stage_drop: float | None = None
     cosine_similarity: float | None = None
     max_abs_error: float | None = None
+    batch_difference: float | None = None
     latency_p50_ms: float | None = None
     latency_p99_ms: float | None = None
     load_ms: float | None = None

@@ -14,7 +14,7 @@ from compress.errors import RecipeError
 from compress.metrics import METRICS, Metric, cosine_similarity
 from compress.model import Arrays
 
-__all__ = ["Comparison", "compare", "cosine_similarity", "max_abs_error"]
+__all__ = ["Comparison", "batch_difference", "compare", "cosine_similarity", "max_abs_error"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,27 @@ def max_abs_error(a: Arrays, b: Arrays) -> float:
         if difference.size:
             worst = max(worst, float(np.nan_to_num(difference, nan=np.inf).max()))
     return worst
+
+
+def batch_difference(model: Backend, inputs: Arrays) -> float:
+    """How far a sample's answer depends on what else is in its batch: 0 for a model that takes each by itself.
+
+    Args:
+        model: that takes any number of samples.
+        inputs: some samples.
+
+    Returns:
+        The largest absolute difference between the outputs for all samples at once and for each alone, as a share of
+        the largest output.
+    """
+    together = model.infer(inputs)
+    count = len(next(iter(inputs.values())))
+    largest = max((float(np.abs(values).max(initial=0)) for values in together.values()), default=0.0)
+    worst = 0.0
+    for at in range(count):
+        alone = model.infer({name: values[at : at + 1] for name, values in inputs.items()})
+        worst = max(worst, max_abs_error(alone, {name: values[at : at + 1] for name, values in together.items()}))
+    return worst / largest if largest else worst
 
 
 @dataclass

@@ -8,6 +8,8 @@ from compress.artifact import StageReport
 
 __all__ = ["findings"]
 
+BATCH_DIFFERENCE = 0.01
+
 
 def findings(rows: Sequence[StageReport]) -> tuple[str, ...]:
     """Warnings, each in one sentence.
@@ -48,6 +50,15 @@ def findings(rows: Sequence[StageReport]) -> tuple[str, ...]:
                 f"{fell}, which may be chance: between {last.drop_low:+.2f} and {last.drop_high:+.2f} points at 95%. "
                 "More evaluation samples would tell."
             )
+    if last.batch_difference is not None and last.batch_difference > BATCH_DIFFERENCE:
+        found.append(
+            f"An answer depends on what else is in its batch, by up to {last.batch_difference:.1%} of the largest "
+            "output: dynamic INT8 takes its ranges over the whole batch. Static INT8 does not; a server that joins "
+            "requests to batches wants that."
+            if "dynamic" in str(rows[-1].options.get("mode"))
+            else f"An answer depends on what else is in its batch, by up to {last.batch_difference:.1%} of the largest "
+            "output: a server that joins requests to batches will give other answers than one that does not."
+        )
     if last.cosine_similarity is None:
         found.append("Nothing was compared on real data: without --eval neither accuracy nor agreement is known.")
     return tuple(found)

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from compress.artifact import Measured, StageReport
-from compress.backends import open_model
+from compress.artifact import Measured, Signature, StageReport
+from compress.backends import Backend, open_model
 from compress.bootstrap import Interval, mean_interval
-from compress.compare import Comparison, compare
+from compress.compare import Comparison, batch_difference, compare
 from compress.dataset import Dataset
 from compress.footprint import Footprint, footprint
 from compress.measure import Latency, latency, onnx_macs, onnx_params, torch_macs, torch_params
@@ -19,6 +19,8 @@ from compress.model import Model, OnnxModel, TorchModel, example_inputs
 from compress.pipeline import Outcome, Watcher
 
 __all__ = ["Found", "measure", "rows_of"]
+
+BATCH = 8
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Found:
         compared: with the original.
         latency: of single calls at batch 1, of those whose speed means something here.
         runtimes: what ran them.
+        batch_difference: between a sample alone and in a batch, as `compress.compare.batch_difference` has it.
         footprints: memory and loading time, of those that are files.
     """
 
@@ -37,6 +40,7 @@ class Found:
     compared: Mapping[str, Comparison]
     latency: Mapping[str, Latency]
     runtimes: Mapping[str, str]
+    batch_difference: Mapping[str, float] = field(default_factory=dict)
     footprints: Mapping[str, Footprint] = field(default_factory=dict)
 
 
@@ -56,6 +60,7 @@ def measure(rows: Mapping[str, Model], judged: tuple[Dataset, Metric] | None, th
         compared = compare("original", opened, *judged, progress=lambda done, total: progress(done, total, "samples"))
     specs = rows["original"].signature.inputs
     one = judged[0].take(slice(0, 1))[0] if judged is not None else example_inputs(specs, 1)
+    apart = _batches(opened, judged, rows["original"].signature)
     tick = watcher.started("measure")
     clocked = {name: backend for name, backend in opened.items() if not backend.emulated}
     timed = latency(clocked, one, progress=lambda done, total: tick(done, total, "interleaved rounds"))
@@ -66,7 +71,16 @@ def measure(rows: Mapping[str, Model], judged: tuple[Dataset, Metric] | None, th
         footprints[name] = footprint(model, threads)
         tick(number, len(files), "models loaded alone")
     runtimes = {name: backend.runtime for name, backend in opened.items()}
-    return Found(None if judged is None else judged[1], compared, timed, runtimes, footprints)
+    return Found(None if judged is None else judged[1], compared, timed, runtimes, apart, footprints)
+
+
+def _batches(
+    opened: Mapping[str, Backend], judged: tuple[Dataset, Metric] | None, signature: Signature
+) -> dict[str, float]:
+    if any(isinstance(spec.shape[0], int) for spec in signature.inputs if spec.shape):
+        return {}
+    eight = judged[0].take(slice(0, BATCH))[0] if judged is not None else example_inputs(signature.inputs, BATCH)
+    return {name: batch_difference(model, eight) for name, model in opened.items()}
 
 
 def rows_of(
@@ -115,6 +129,7 @@ def _measured(name: str, model: Model, found: Found, size: int | None) -> Measur
         size_bytes=size,
         latency_p50_ms=timed.p50_ms if timed else None,
         latency_p99_ms=timed.p99_ms if timed else None,
+        batch_difference=found.batch_difference.get(name),
         load_ms=alone.load_ms if alone else None,
         peak_memory_bytes=alone.peak_memory_bytes if alone else None,
         runtime=found.runtimes[name],
