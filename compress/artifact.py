@@ -260,6 +260,11 @@ class Artifact:
 
         Raises:
             ArtifactError: no such folder, damaged, of a newer schema, or the model file was changed.
+
+        Example:
+            >>> artifact = Artifact.load(Path("artifact"))
+            >>> artifact.model_path.name, [row.stage for row in artifact.stages][0]
+            ('model.onnx', 'original')
         """
         path = folder / "artifact.json"
         again = "run `compress export` again, or name the folder that it wrote"

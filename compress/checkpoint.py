@@ -60,6 +60,10 @@ def save(
     Raises:
         SignatureError: the inputs don't fit the forward.
         CheckpointError: the forward can't be traced.
+
+    Example:
+        >>> save(torch.nn.Linear(4, 3), "linear.pt", inputs="x:float32[batch,4]").name
+        'linear.pt'
     """
     path = Path(path)
     was_training = module.training
@@ -112,6 +116,11 @@ def load(
     Raises:
         CheckpointError: the file can't be read, or needs one of the arguments above.
         SignatureError: the inputs don't fit.
+
+    Example:
+        >>> model = load("model.pt")
+        >>> print(model.signature.inputs[0], model.signature.outputs[0])
+        x:float32[batch,4] output:float32[batch,3]
     """
     path = Path(path)
     kind = file_kind(path)

@@ -109,8 +109,14 @@ def export(
         ToolkitError: input that can't be used; an artifact that was there before is left as it was.
 
     Example:
-        >>> options = ExportOptions(output=Path("artifact"), prune=0.5, finetune="train.npz", eval="eval.npz")
-        >>> artifact, report = export("model.pt", options)  # doctest: +SKIP
+        >>> options = ExportOptions(
+        ...     output=Path("artifact"), prune=0.5, finetune="train.npz", epochs=1, int8="dynamic", eval="eval.npz"
+        ... )
+        >>> artifact, report = export("model.pt", options)
+        >>> [row.stage for row in report.stages][2:]
+        ['prune_channels', 'finetune', 'onnx_from_torch', 'fold_onnx', 'quantize_onnx']
+        >>> report.gains["macs"] > 1.9
+        True
     """
     checkpoint = Path(checkpoint)
     watcher = watcher or Silent()
@@ -162,8 +168,14 @@ def optimize(
         ToolkitError: input that can't be used.
 
     Example:
-        >>> options = OptimizeOptions(output=Path("best"), eval="eval.npz", calibration="calibration.npz")
-        >>> optimize("model.pt", options).best  # doctest: +SKIP
+        >>> options = OptimizeOptions(
+        ...     output=Path("best"), eval="eval.npz", prune=(0, 0.5), int8=("dynamic",), max_drop=100
+        ... )
+        >>> found = optimize("model.pt", options)
+        >>> sorted({trial.candidate.int8 for trial in found.trials})
+        ['dynamic', 'none']
+        >>> Artifact.load(Path("best")).format
+        'onnx'
     """
     checkpoint = Path(checkpoint)
     watcher = watcher or Silent()
@@ -199,8 +211,9 @@ def sensitivity(checkpoint: str | Path, options: SensitivityOptions, *, watcher:
         ToolkitError: input that can't be used.
 
     Example:
-        >>> found = sensitivity("model.pt", SensitivityOptions(output=Path("s"), eval="eval.npz"))  # doctest: +SKIP
-        >>> found.limits(max_drop=0.5)  # doctest: +SKIP
+        >>> found = sensitivity("model.pt", SensitivityOptions(output=Path("sensitive"), eval="eval.npz", samples=50))
+        >>> sorted(found.limits(max_drop=100))
+        ['0']
     """
     checkpoint = Path(checkpoint)
     model = _load(checkpoint, options)

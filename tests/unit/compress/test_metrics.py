@@ -102,6 +102,11 @@ class Accuracy:
     def __call__(self, preds, target): raise NotImplementedError
 number = 3
 """
+TORCHMETRICS = """
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+accuracy = MulticlassAccuracy(num_classes=6, average="micro")
+f1 = MulticlassF1Score(num_classes=6)
+"""
 
 
 @pytest.fixture
@@ -122,6 +127,21 @@ def test_a_users_function_judges(users: str) -> None:
     assert mine.drop(worse) == same.drop(worse), "scores for each sample have an interval, too"
     assert theirs.drop(worse).points == pytest.approx(same.drop(worse).points)
     assert theirs.drop(worse).low is None, "one figure for all samples has none"
+
+
+def test_objects_of_torchmetrics_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "their_metrics.py").write_text(TORCHMETRICS, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    given_data = data(Linear().infer(data().inputs)["y"].argmax(1))
+    same = Judge(Linear(), given_data, find_metric("top1", given_data, CLASSIFIER)).drop(Linear(0.5))
+    drops = {
+        name: Judge(Linear(), given_data, find_metric(f"their_metrics:{name}", given_data, CLASSIFIER)).drop(
+            Linear(0.5)
+        )
+        for name in ("accuracy", "f1")
+    }
+    assert drops["accuracy"].points == pytest.approx(same.points)
+    assert 0 < drops["f1"].points < 100
 
 
 def test_a_users_function_says_which_way_is_better(users: str) -> None:
