@@ -22,7 +22,7 @@ from compress.model import OnnxModel, TorchModel, example_inputs
 from compress.stages.fold_onnx import FoldOnnx
 from compress.stages.onnx_from_torch import IR_VERSION, OPSET, OnnxFromTorch
 from compress.stages.quantize_onnx import QuantizeOnnx
-from tests.families import family
+from tests.families import FAMILIES, family
 from tests.models import ZOO
 from tests.unit.compress.test_checkpoint import WRITERS, X
 from tests.unit.compress.test_prune_channels import loaded, quiet, wrapped
@@ -121,9 +121,10 @@ def test_a_batch_that_only_looks_dynamic_is_refused(module: type[nn.Module], tmp
         exported(model, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["residual", "depthwise", "hourglass", "mlp"])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_macs_counted_in_the_file_are_those_counted_in_torch(name: str, tmp_path: Path) -> None:
-    model = loaded(name)
+    module, inputs = family(name)
+    model = wrapped(module, *inputs)
     result = folded(exported(model, tmp_path / "onnx"), tmp_path / "folded")
     assert onnx_macs(result.path) == torch_macs(model.module, model.signature)
 
