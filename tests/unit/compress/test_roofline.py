@@ -49,12 +49,15 @@ def test_operations_and_bytes_are_those_of_the_shapes(wide: OnnxModel) -> None:
     assert sum(found.share(bound) for bound in ("compute", "memory", "overhead")) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("name", ["residual", "bert", "lstm", "unet"])
+MULTIPLYING = ("Conv", "Gemm", "MatMul", "LSTM", "GRU")
+
+
+@pytest.mark.parametrize("name", ["residual", "bert", "lstm", "recurrent", "unet"])
 def test_the_operations_of_a_model_are_its_multiply_accumulates(name: str, tmp_path: Path) -> None:
     module, inputs = family(name)
     model = exported(module, inputs, tmp_path)
     found = roofline(model.path, example_inputs(model.signature.inputs, 1), calls=5)
-    multiplying = sum(layer.ops for layer in found.layers if any(k in layer.kind for k in ("Conv", "Gemm", "MatMul")))
+    multiplying = sum(layer.ops for layer in found.layers if any(k in layer.kind for k in MULTIPLYING))
     assert multiplying >= 2 * onnx_macs(model.path) * 0.99, "and padding of ONNX Runtime's own layouts"
 
 
