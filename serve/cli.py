@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
+from rich.markup import escape
 
 from compress.errors import MissingExtraError, ToolkitError
 from serve import __version__
@@ -74,6 +75,37 @@ def pack(
         shown = ", ".join(f"{t.name} {t.data_type.removeprefix('TYPE_')}{list(t.dims)}" for t in tensors)
         out.print(f"  {packed.name} {kind} {shown}", markup=False)
     out.print(f"serve it with: serve up {repository}")
+
+
+@app.command
+def lint(
+    repository: Path, *, container: bool = False, json_: Annotated[bool, Parameter(name="--json")] = False
+) -> None:
+    """Say what Triton would refuse or do badly in a repository, before it starts; exit code 1 when it would refuse.
+
+    Parameters
+    ----------
+    repository
+        A model repository; nothing in it is run or changed.
+    container
+        It is for a Triton elsewhere: this machine's backends, GPUs, cores and packages say nothing.
+    json_
+        Print a list of {model, severity, what, mend}.
+    """
+    from serve.lint.run import lint as run
+
+    found = run(repository, container=container)
+    if json_:
+        print(json.dumps([finding.to_dict() for finding in found], indent=2))
+    else:
+        for finding in found:
+            colour = "red" if finding.severity == "error" else "yellow"
+            out.print(f"[bold]{finding.model}[/] [{colour}]{finding.severity}[/]: {escape(finding.what)}")
+            out.print(f"  mend: {finding.mend}", markup=False)
+        counts = [sum(finding.severity == kind for finding in found) for kind in ("error", "warning")]
+        out.print(f"{counts[0]} errors, {counts[1]} warnings" if found else "nothing to mend")
+    if any(finding.severity == "error" for finding in found):
+        sys.exit(1)
 
 
 @app.command

@@ -17,7 +17,7 @@ from typing import Any
 from compress.errors import MissingExtraError, RepositoryError
 from serve.model_config import ModelConfig
 
-__all__ = ["from_pbtxt", "to_pbtxt"]
+__all__ = ["from_pbtxt", "parse", "to_pbtxt"]
 
 
 def to_pbtxt(config: ModelConfig) -> str:
@@ -39,10 +39,9 @@ def from_pbtxt(text: str, *, source: str = "config.pbtxt") -> ModelConfig:
     Raises:
         RepositoryError: the text is not a Triton model configuration.
     """
-    schema, text_format = _protobuf()
     try:
-        message = text_format.Parse(text, schema.ModelConfig())
-    except text_format.ParseError as err:
+        message = parse(text)
+    except ValueError as err:
         raise RepositoryError(
             f"can't read {source}",
             why=f"it is not a Triton model configuration: {err}",
@@ -50,6 +49,19 @@ def from_pbtxt(text: str, *, source: str = "config.pbtxt") -> ModelConfig:
         ) from err
     config: ModelConfig = _read(ModelConfig, message)
     return config
+
+
+def parse(text: str) -> Any:
+    """The protobuf message of a config.pbtxt, with every field that its text sets.
+
+    Raises:
+        ValueError: the text is not a Triton model configuration.
+    """
+    schema, text_format = _protobuf()
+    try:
+        return text_format.Parse(text, schema.ModelConfig())
+    except text_format.ParseError as err:
+        raise ValueError(str(err)) from err
 
 
 def _protobuf() -> tuple[Any, Any]:

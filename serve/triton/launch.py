@@ -32,11 +32,13 @@ class TritonOptions:
         start_timeout_s: how long all models together may take to load and warm up.
         stop_timeout_s: how long requests in flight may take to end, and models to unload, before the server is killed.
         log_verbose: Triton's verbosity, 0 for none.
+        explicit: load no model at the start, and let Triton's model control API load and unload them.
     """
 
     start_timeout_s: float = 120.0
     stop_timeout_s: float = 30.0
     log_verbose: int = 0
+    explicit: bool = False
 
 
 class TritonServer:
@@ -110,7 +112,7 @@ class TritonServer:
         """
         if self._family is not None:
             raise ServerError("can't start Triton twice", why="it was started and not stopped", mend="stop it first")
-        models = read_models(self.repository)
+        models = [] if self._options.explicit else read_models(self.repository)
         triton = find_triton()
         # With the wheel, ours is the ONNX Runtime backend, and it runs in such processes, too.
         check_room(
@@ -174,7 +176,7 @@ class TritonServer:
             str(triton.binary.absolute()),
             f"--model-repository={self.repository.absolute()}",
             f"--backend-directory={backends}",
-            "--model-control-mode=none",
+            f"--model-control-mode={'explicit' if options.explicit else 'none'}",
             "--disable-auto-complete-config",
             "--strict-readiness=true",
             "--exit-on-error=true",
@@ -219,7 +221,7 @@ class TritonServer:
         return ServerError(
             f"can't serve {self.repository}",
             why="; ".join(reasons) or otherwise,
-            mend=f"mend that and start again; the whole log is in {self.log}",
+            mend=f"`serve lint {self.repository}` says how; the whole log is in {self.log}",
         )
 
 

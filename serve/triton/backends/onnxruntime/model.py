@@ -49,6 +49,8 @@ class TritonPythonModel:
         )
         if not path.is_file():
             raise RuntimeError(f"{path} is missing")
+        if config.get("model_transaction_policy", {}).get("decoupled"):
+            raise RuntimeError("config.pbtxt says decoupled, and ONNX Runtime gives one answer to each request")
         self.batched = int(config["max_batch_size"]) > 0
         gpu = int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None
         self.session = onnxruntime.InferenceSession(str(path), session_options(config), providers=providers(gpu))
@@ -140,6 +142,8 @@ def check(what: str, declared: Sequence[Mapping[str, Any]], nodes: Sequence[Any]
     """Raise RuntimeError unless config.pbtxt's tensors are those of the ONNX file; outputs may be left out."""
     have = {node.name: node for node in nodes}
     names = {tensor["name"] for tensor in declared}
+    if not names and what == "output":
+        raise RuntimeError("config.pbtxt declares no output")
     if names - have.keys() or (what == "input" and have.keys() - names):
         raise RuntimeError(f"config.pbtxt names the {what}s {sorted(names)}, model.onnx has {sorted(have)}")
     for tensor in declared:

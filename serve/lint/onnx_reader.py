@@ -1,0 +1,85 @@
+"""What ONNX Runtime says of model files, asked in a process of its own: a damaged file may take it down."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["OnnxFile", "OnnxTensor", "read_onnx"]
+
+TIMEOUT_S = 300.0
+# One line of JSON for each file, so that a file that ends the process does not take the others' answers along.
+_PROGRAM = """
+import json, sys
+import onnxruntime as ort
+ort.set_default_logger_severity(4)
+options = ort.SessionOptions()
+options.intra_op_num_threads = 1
+options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+for path in sys.argv[1:]:
+    try:
+        session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        found = [[[n.name, n.type, n.shape] for n in nodes] for nodes in (session.get_inputs(), session.get_outputs())]
+        print(json.dumps({"path": path, "tensors": found}), flush=True)
+        del session
+    except Exception as err:
+        print(json.dumps({"path": path, "error": str(err).strip().splitlines()[0]}), flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class OnnxTensor:
+    """One input or output; -1 in the shape is any length."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OnnxFile:
+    """What a file holds, or why ONNX Runtime refuses it."""
+
+    inputs: tuple[OnnxTensor, ...] = ()
+    outputs: tuple[OnnxTensor, ...] = ()
+    error: str = ""
+
+
+def read_onnx(paths: Sequence[Path]) -> dict[Path, OnnxFile] | None:
+    """What each file holds; None where there is no onnxruntime to ask."""
+    found: dict[Path, OnnxFile] = {}
+    left = list(paths)
+    while left:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROGRAM, *map(str, left)],
+            capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
+        )  # fmt: skip
+        for line in done.stdout.splitlines():
+            answer = json.loads(line)
+            found[Path(answer["path"])] = _file(answer)
+        if done.returncode and "No module named 'onnxruntime'" in done.stderr:
+            return None
+        left = [path for path in left if path not in found]
+        if left:  # it went down over the first of these
+            found[left.pop(0)] = OnnxFile(error=f"ONNX Runtime crashes on it (exit code {done.returncode})")
+    return found
+
+
+def _file(answer: dict[str, Any]) -> OnnxFile:
+    if "error" in answer:  # without ONNX Runtime's codes, and the places in its own sources
+        text = answer["error"].partition(f"{answer['path']} failed:")[2] or answer["error"]
+        return OnnxFile(error=re.sub(r"^/onnxruntime_src/.*?\) (?=ONNX)", "", text)[:300])
+    inputs, outputs = (
+        tuple(
+            OnnxTensor(name, kind, tuple(dim if isinstance(dim, int) else -1 for dim in shape))
+            for name, kind, shape in tensors
+        )
+        for tensors in answer["tensors"]
+    )
+    return OnnxFile(inputs, outputs)

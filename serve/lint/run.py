@@ -1,0 +1,111 @@
+"""Lint a whole repository."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from compress.errors import RepositoryError
+from serve.lint import advice
+from serve.lint.batching_rules import batching_rules, cache_rules, sequence_rules
+from serve.lint.config_rules import backend_rules, batch_tensor_rules, instance_rules, metric_rules, tensor_rules
+from serve.lint.ensemble_rules import ensemble_rules, step_rules
+from serve.lint.file_rules import file_rules, onnx_files, onnx_rules, session_rules, version_rules
+from serve.lint.finding import Finding, error, warning
+from serve.lint.model import Model, read
+from serve.lint.onnx_reader import read_onnx
+from serve.lint.python_rules import python_rules
+from serve.lint.warmup_rules import warmup_rules
+
+__all__ = ["lint"]
+
+EMBEDDED = ("onnxruntime", "python")
+OWN_RULES = (
+    backend_rules,
+    tensor_rules,
+    batch_tensor_rules,
+    metric_rules,
+    session_rules,
+    batching_rules,
+    sequence_rules,
+    cache_rules,
+    warmup_rules,
+    ensemble_rules,
+    version_rules,
+    python_rules,
+    advice.instance_advice,
+    advice.queue_advice,
+    advice.file_advice,
+)
+
+
+def lint(repository: Path, *, container: bool = False) -> list[Finding]:
+    """What Triton would refuse or do badly, by model, errors first.
+
+    The rules are those of Triton's core (model_config_utils.cc and ensemble_utils.cc of triton-inference-server/core),
+    of the ONNX Runtime backend, and of what measurements taught.
+
+    Args:
+        repository: a model repository; nothing in it is changed or run, but ONNX Runtime opens the ONNX files.
+        container: it is for a Triton elsewhere: backends, GPUs, cores and packages of this machine say nothing.
+
+    Raises:
+        RepositoryError: there is no such folder, or no model in it.
+    """
+    if not repository.is_dir():
+        why = "it is not a folder" if repository.exists() else "there is no such folder"
+        raise RepositoryError(f"{repository} is not a model repository", why=why, mend="make one with `serve pack`")
+    folders = sorted(path for path in repository.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not folders:
+        raise RepositoryError(
+            f"{repository} holds no model", why="it has no model folder", mend="write one into it with `serve pack`"
+        )
+    found: list[Finding] = []
+    models: dict[str, Model] = {}
+    for folder in folders:
+        try:
+            models[folder.name] = read(folder)
+        except FileNotFoundError:
+            found.append(error(folder.name, "there is no config.pbtxt", "write the model with `serve pack`"))
+        except (OSError, ValueError) as err:
+            found.append(error(folder.name, f"config.pbtxt can't be read: {err}", "mend that line"))
+    paths = [path for model in models.values() for path in onnx_files(model)]
+    files = read_onnx(paths)
+    if paths and files is None:
+        found.append(warning(models[paths[0].parent.parent.name].name, "no ONNX file was looked into",
+                             "pip install onnxruntime, or the extra [triton]"))  # fmt: skip
+    for model in models.values():
+        for rule in OWN_RULES:
+            if not (container and rule is python_rules):
+                found += rule(model)
+        found += instance_rules(model, None if container else _gpus())
+        found += file_rules(model, None if container else EMBEDDED)
+        found += advice.batch_advice(model, files)
+        if files is not None:
+            found += onnx_rules(model, files)
+    if not container:
+        found += advice.core_advice(list(models.values()), len(os.sched_getaffinity(0)))
+    _add_steps(models, found)
+    return sorted(found, key=lambda item: (item.model, item.severity))
+
+
+def _add_steps(models: dict[str, Model], found: list[Finding]) -> None:
+    """Ensembles last, and again until none is added: one that can't be loaded breaks those that it is part of."""
+    told: set[str] = set()
+    while True:
+        broken = {item.model for item in found if item.severity == "error"}
+        new = [
+            item
+            for model in models.values()
+            if model.name not in told
+            for item in step_rules(model, models, broken - {model.name})
+        ]
+        if not new:
+            return
+        told |= {item.model for item in new}
+        found += new
+
+
+def _gpus() -> int:
+    """NVIDIA GPUs that this machine has."""
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
