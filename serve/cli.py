@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from compress.errors import MissingExtraError, ToolkitError
 from serve import __version__
@@ -32,6 +33,9 @@ app = App(
     version_flags=["--version"],
     suppress_keyboard_interrupt=False,
 )
+models = App(name="models", help="List, load and unload models of a running Triton; go back to an earlier version.")
+app.command(models)
+TRITON = "http://127.0.0.1:8000"
 out = Console(highlight=False, soft_wrap=True)
 Flat = Parameter(name="*")
 OPTIONAL = (
@@ -47,12 +51,15 @@ def pack(
     repository: Path,
     name: str,
     hooks: Path | None = None,
+    keep: int = 3,
     options: Annotated[PackOptions | None, Flat] = None,
 ) -> None:
     """Write an artifact into a Triton model repository.
 
-    With hooks it becomes an ensemble: NAME is preprocess, the network and postprocess, one after the other. What was
-    packed under that name before is replaced as a whole; other models are left alone.
+    With hooks it becomes an ensemble: NAME is preprocess, the network and postprocess, one after the other. Where the
+    same inputs and outputs were packed under that name before, a further version is added, which a running Triton
+    serves when it is told to load the model; otherwise what was there is replaced as a whole. Other models are left
+    alone.
 
     Parameters
     ----------
@@ -64,17 +71,23 @@ def pack(
         What clients ask for.
     hooks
         A Python file with preprocess and/or postprocess.
+    keep
+        How many versions may stand beside each other; 1 replaces what was there.
     """
     from serve.repository import pack as run
 
-    packed = run(artifact, repository=repository, name=name, hooks=hooks, options=options or PackOptions())
-    out.print(f"wrote {', '.join(packed.models)} into {repository}")
+    packed = run(artifact, repository=repository, name=name, hooks=hooks, options=options or PackOptions(), keep=keep)
+    out.print(f"wrote version {packed.version} of {', '.join(packed.models)} into {repository}")
+    if packed.dropped:
+        out.print(f"dropped version {', '.join(map(str, packed.dropped))}")
     if packed.removed:
         out.print(f"removed {', '.join(packed.removed)}, which the earlier pack had written")
     for kind, tensors in (("takes", packed.inputs), ("gives", packed.outputs)):
         shown = ", ".join(f"{t.name} {t.data_type.removeprefix('TYPE_')}{list(t.dims)}" for t in tensors)
         out.print(f"  {packed.name} {kind} {shown}", markup=False)
     out.print(f"serve it with: serve up {repository}")
+    if packed.version > 1:
+        out.print(f"or, where it is served with --model-control: serve models load {name}")
 
 
 @app.command
@@ -125,12 +138,90 @@ def up(repository: Path, *, options: Annotated[UpOptions | None, Flat] = None) -
 
 
 def _show(started: Started) -> None:
+    from serve.versions import served
+
     out.print(f"Triton is ready after {started.seconds:.1f} s, at {started.triton} (this machine only)")
     for model in started.models:
         kind = model.config.platform or model.config.backend
-        out.print(f"  {model.name:<28} {kind:<12} version {', '.join(map(str, model.versions))}")
+        others = ", ".join(str(number) for number in model.versions if number != served(model.config, model.versions))
+        version = f"version {served(model.config, model.versions)}" + (f" (there are {others}, too)" if others else "")
+        out.print(f"  {model.name:<28} {kind:<12} {version}")
     out.print(f"gateway  {started.gateway}   try it: {started.gateway}/docs")
     out.print("Ctrl-C stops both")
+
+
+@models.command(name="list")
+def list_(*, url: str = TRITON) -> None:
+    """Say which models a running Triton knows, and which versions are ready.
+
+    Parameters
+    ----------
+    url
+        Triton's own HTTP endpoint.
+    """
+    from serve.control import list_models
+
+    table = Table("model", "version", "state", "why not")
+    for row in list_models(url):
+        table.add_row(row.name, row.version, row.state or "not loaded", escape(row.reason))
+    out.print(table)
+
+
+@models.command
+def load(name: str, *, url: str = TRITON) -> None:
+    """Load a model into a running Triton, or load it again with what its folder holds now.
+
+    Parameters
+    ----------
+    name
+        Of the model; the parts of a packed one are loaded first.
+    url
+        Triton's own HTTP endpoint.
+    """
+    from serve.control import list_models, load_model
+
+    load_model(url, name)
+    ready = [row.version for row in list_models(url) if row.name == name and row.state == "READY"]
+    out.print(f"{name} is served at version {', '.join(ready)}")
+
+
+@models.command
+def unload(name: str, *, url: str = TRITON) -> None:
+    """Take a model out of a running Triton; requests in flight are answered first.
+
+    Parameters
+    ----------
+    name
+        Of the model.
+    url
+        Triton's own HTTP endpoint.
+    """
+    from serve.control import unload_model
+
+    unload_model(url, name)
+    out.print(f"{name} is no longer served")
+
+
+@models.command
+def rollback(name: str, *, repository: Path, url: str | None = None) -> None:
+    """Go back to the version before the one that is served.
+
+    Parameters
+    ----------
+    name
+        That the model was packed under.
+    repository
+        Where it stands.
+    url
+        Triton's own HTTP endpoint, to load it at once.
+    """
+    from serve.control import load_model
+    from serve.versions import roll_back
+
+    now, before = roll_back(repository, name)
+    if url is not None:
+        load_model(url, name)
+    out.print(f"{name}: version {before} in place of {now}" + ("" if url else ", from the next load or start on"))
 
 
 @app.command
@@ -161,8 +252,8 @@ def infer(file: Path, *, model: str, url: str = "http://127.0.0.1:8080", timeout
     print(json.dumps(infer_file(url, model, file, timeout_s=timeout), indent=2, ensure_ascii=False))
 
 
-@app.command
-def load(url: str = "http://127.0.0.1:8080", *, options: Annotated[LoadOptions, Flat]) -> None:
+@app.command(name="load")
+def load_test(url: str = "http://127.0.0.1:8080", *, options: Annotated[LoadOptions, Flat]) -> None:
     """Send requests as fast as they are answered, and report throughput, latency and errors.
 
     Parameters

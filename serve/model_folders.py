@@ -11,7 +11,13 @@ from compress.errors import RepositoryError
 from serve.pack_configs import PACKED_BY, PART_OF, SUFFIXES
 from serve.pbtxt import from_pbtxt
 
-__all__ = ["replaceable", "replacing"]
+__all__ = ["parts_of", "replaceable", "replacing", "staging"]
+
+
+def parts_of(repository: Path, name: str) -> list[str]:
+    """The model folders that a pack wrote for `name`, that one first."""
+    names = (name, *(name + suffix for suffix in SUFFIXES))
+    return [candidate for candidate in names if _owner(repository / candidate) == name]
 
 
 def replaceable(repository: Path, name: str, new: set[str]) -> list[str]:
@@ -44,16 +50,27 @@ def replacing(repository: Path, old: list[str]) -> Iterator[Path]:
     Raises:
         RepositoryError: the disk refuses.
     """
+    with staging(repository) as folder:
+        beside, aside = folder / "new", folder / "old"
+        beside.mkdir()
+        aside.mkdir()
+        yield beside
+        moves = [(repository / name, aside / name) for name in old]
+        moves += [(path, repository / path.name) for path in sorted(beside.iterdir())]
+        _move_all(moves)
+
+
+@contextmanager
+def staging(repository: Path) -> Iterator[Path]:
+    """An empty folder on the repository's file system, beside it, that goes when the block ends.
+
+    Raises:
+        RepositoryError: the disk refuses, in the block, too.
+    """
     try:
         repository.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{repository.name}-", dir=repository.resolve().parent) as folder:
-            beside, aside = Path(folder) / "new", Path(folder) / "old"
-            beside.mkdir()
-            aside.mkdir()
-            yield beside
-            moves = [(repository / name, aside / name) for name in old]
-            moves += [(path, repository / path.name) for path in sorted(beside.iterdir())]
-            _move_all(moves)
+            yield Path(folder)
     except OSError as err:
         raise RepositoryError(
             f"can't write into {repository}",

@@ -9,14 +9,17 @@ from pathlib import Path
 
 from compress.artifact import Artifact
 from compress.errors import RepositoryError
-from serve.hooks import load_hooks
+from serve.hooks import Hooks, load_hooks
+from serve.lock import locked
 from serve.model_config import ModelConfig, ModelInput, ModelOutput
-from serve.model_folders import replaceable, replacing
+from serve.model_folders import replaceable, replacing, staging
 from serve.pack_configs import PackOptions, configs_for
 from serve.pbtxt import from_pbtxt, to_pbtxt
+from serve.versions import add_version, fits, newest, versions_of
 
 __all__ = ["ModelInfo", "PackOptions", "Packed", "pack", "read_models"]
 
+KEEP = 3
 HOOK_MODEL = Path(__file__).with_name("hook_model.py")
 
 
@@ -30,6 +33,8 @@ class Packed:
         removed: models of an earlier pack that are no longer there.
         inputs, outputs: of the model to ask; dims leave the batch out when max_batch_size is positive.
         max_batch_size: the most items in one request; 0 when the network has no batch dimension.
+        version: of what was packed; above 1 when it stands beside earlier ones.
+        dropped: versions that made way.
     """
 
     name: str
@@ -38,6 +43,8 @@ class Packed:
     inputs: tuple[ModelInput, ...]
     outputs: tuple[ModelOutput, ...]
     max_batch_size: int
+    version: int = 1
+    dropped: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,12 +69,14 @@ def pack(
     name: str,
     hooks: Path | None = None,
     options: PackOptions = PackOptions(),  # noqa: B008 - frozen
+    keep: int = KEEP,
 ) -> Packed:
     """Write an artifact, with its hooks, into a model repository that any Triton serves as it is.
 
-    Without hooks one model is written, `name`; with hooks an ensemble `name` and the models that it is made of. What an
-    earlier pack wrote under that name is replaced as a whole, other models are left alone, and when anything fails the
-    repository is as it was.
+    Without hooks one model is written, `name`; with hooks an ensemble `name` and the models that it is made of. Where
+    an earlier pack wrote the same models with the same inputs and outputs, a further version is added beside the
+    earlier ones; otherwise what it wrote is replaced as a whole. Other models are left alone, and when anything fails
+    the repository is as it was.
 
     Args:
         artifact: the folder that `compress` wrote.
@@ -75,6 +84,7 @@ def pack(
         name: the model to ask for.
         hooks: a Python file with preprocess and/or postprocess, see serve.hooks.
         options: how Triton runs it.
+        keep: how many versions may stand beside each other; 1 replaces what was there.
 
     Raises:
         ArtifactError: the artifact is missing or damaged.
@@ -91,23 +101,49 @@ def pack(
         raise RepositoryError(f"can't write into {repository}", why="it is not a folder", mend="name a folder")
     loaded = None if hooks is None else load_hooks(hooks, source.signature)
     configs = configs_for(name, source.signature, source.sha256, loaded, options)
-    new = tuple(config.name for config in configs)
-    old = replaceable(repository, name, set(new))
-    with replacing(repository, old) as folder:
-        for config in configs:
-            version = folder / config.name / "1"
-            version.mkdir(parents=True)
-            (version.parent / "config.pbtxt").write_text(to_pbtxt(config), encoding="utf-8")
-            if config.backend == "onnxruntime":
-                shutil.copyfile(source.model_path, version / "model.onnx")
-            elif loaded is not None and config.backend == "python":
-                shutil.copyfile(HOOK_MODEL, version / "model.py")
-                shutil.copyfile(loaded.path, version / "hooks.py")
-            else:
-                (version / ".gitkeep").touch()  # an ensemble has an empty version folder, which git would drop
+    if keep < 1:
+        raise RepositoryError(f"can't keep {keep} versions", why="the new one is one of them", mend="give 1 or more")
     front = configs[0]
+    with locked(repository):
+        new = tuple(config.name for config in configs)
+        old = replaceable(repository, name, set(new))
+        version, dropped = 1, []
+        if keep > 1 and _continues(repository, old, configs):
+            version = newest(repository, new) + 1
+            with staging(repository) as folder:
+                for config in configs:
+                    _write_version(folder / config.name / str(version), config, source, loaded)
+                texts = {config.name: to_pbtxt(config) for config in configs}
+                dropped = add_version(repository, folder, texts, version, keep)
+            old = []
+        else:
+            with replacing(repository, old) as folder:
+                for config in configs:
+                    _write_version(folder / config.name / "1", config, source, loaded)
+                    (folder / config.name / "config.pbtxt").write_text(to_pbtxt(config), encoding="utf-8")
     removed = tuple(model for model in old if model not in new)
-    return Packed(name, new, removed, front.input, front.output, front.max_batch_size)
+    return Packed(
+        name, new, removed, front.input, front.output, front.max_batch_size, version, tuple(dropped)
+    )  # fmt: skip
+
+
+def _continues(repository: Path, old: list[str], configs: tuple[ModelConfig, ...]) -> bool:
+    """Whether the models that are there could be earlier versions of these."""
+    if {config.name for config in configs} != set(old):
+        return False
+    there = [_read_model(repository / config.name) for config in configs]
+    return all(fits(model.config, config) for model, config in zip(there, configs, strict=True))
+
+
+def _write_version(version: Path, config: ModelConfig, source: Artifact, loaded: Hooks | None) -> None:
+    version.mkdir(parents=True)
+    if config.backend == "onnxruntime":
+        shutil.copyfile(source.model_path, version / "model.onnx")
+    elif loaded is not None and config.backend == "python":
+        shutil.copyfile(HOOK_MODEL, version / "model.py")
+        shutil.copyfile(loaded.path, version / "hooks.py")
+    else:
+        (version / ".gitkeep").touch()  # an ensemble has an empty version folder, which git would drop
 
 
 def read_models(repository: Path) -> list[ModelInfo]:
@@ -142,8 +178,7 @@ def _read_model(folder: Path) -> ModelInfo:
             why=f"{path.name} calls the model {config.name!r}, and Triton wants the folder's name",
             mend="give the folder and the model one name",
         )
-    numbers = (int(sub.name) for sub in folder.iterdir() if sub.is_dir() and sub.name.isdecimal())
-    versions = tuple(sorted(number for number in numbers if number > 0))
+    versions = versions_of(folder)
     if not versions:
         raise RepositoryError(f"{folder} has no version", why="it has no folder such as 1/", mend=again)
     return ModelInfo(folder.name, config, versions)

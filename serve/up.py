@@ -58,7 +58,11 @@ def up(repository: Path, options: UpOptions, *, on_ready: Callable[[Started], No
     triton = TritonServer(
         repository,
         ports=Ports(options.triton_http_port, options.triton_grpc_port, options.triton_metrics_port),
-        options=TritonOptions(start_timeout_s=options.start_timeout, stop_timeout_s=options.drain_timeout),
+        options=TritonOptions(
+            start_timeout_s=options.start_timeout,
+            stop_timeout_s=options.drain_timeout,
+            explicit=options.model_control,
+        ),
         log=options.log,
     )
     # Until the event loop takes the signals over, SIGTERM ends the start as Ctrl-C does: Triton is stopped, not left.

@@ -27,6 +27,9 @@ class UpOptions:
     triton_metrics_port: int = 8002
     """Triton's Prometheus metrics."""
 
+    model_control: bool = False
+    """Let `serve models` load and unload through Triton's own port; then any process of this machine can."""
+
     log: Path | None = None
     """Keep Triton's own log in this file; otherwise it is kept only when something fails."""
 

@@ -32,13 +32,16 @@ class TritonOptions:
         start_timeout_s: how long all models together may take to load and warm up.
         stop_timeout_s: how long requests in flight may take to end, and models to unload, before the server is killed.
         log_verbose: Triton's verbosity, 0 for none.
-        explicit: load no model at the start, and let Triton's model control API load and unload them.
+        explicit: let Triton's model control API load and unload models. Whoever reaches its HTTP port may then run
+            code in it: the API takes files along.
+        load: load every model at the start; only an explicit one can start without.
     """
 
     start_timeout_s: float = 120.0
     stop_timeout_s: float = 30.0
     log_verbose: int = 0
     explicit: bool = False
+    load: bool = True
 
 
 class TritonServer:
@@ -112,7 +115,7 @@ class TritonServer:
         """
         if self._family is not None:
             raise ServerError("can't start Triton twice", why="it was started and not stopped", mend="stop it first")
-        models = [] if self._options.explicit else read_models(self.repository)
+        models = read_models(self.repository) if self._options.load else []
         triton = find_triton()
         # With the wheel, ours is the ONNX Runtime backend, and it runs in such processes, too.
         check_room(
@@ -177,6 +180,7 @@ class TritonServer:
             f"--model-repository={self.repository.absolute()}",
             f"--backend-directory={backends}",
             f"--model-control-mode={'explicit' if options.explicit else 'none'}",
+            *(["--load-model=*"] if options.explicit and options.load else []),
             "--disable-auto-complete-config",
             "--strict-readiness=true",
             "--exit-on-error=true",

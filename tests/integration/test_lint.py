@@ -30,7 +30,7 @@ class Control:
         self.triton = self._start()
 
     def _start(self) -> TritonServer:
-        options = TritonOptions(explicit=True, stop_timeout_s=3)
+        options = TritonOptions(explicit=True, load=False, stop_timeout_s=3)
         return TritonServer(self.repository, ports=Ports(0, 0, 0), options=options, log=self.log).start()
 
     def loads(self, model: str) -> bool:
