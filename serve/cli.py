@@ -64,7 +64,7 @@ def pack(
     Parameters
     ----------
     artifact
-        The folder that `compress export` wrote.
+        The folder that `compress export` wrote, or any ONNX file.
     repository
         The model repository; made if it isn't there.
     name

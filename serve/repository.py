@@ -13,6 +13,7 @@ from serve.hooks import Hooks, load_hooks
 from serve.lock import locked
 from serve.model_config import ModelConfig, ModelInput, ModelOutput
 from serve.model_folders import replaceable, replacing, staging
+from serve.onnx_model import artifact_of_onnx
 from serve.pack_configs import PackOptions, configs_for
 from serve.pbtxt import from_pbtxt, to_pbtxt
 from serve.versions import add_version, fits, newest, versions_of
@@ -79,7 +80,7 @@ def pack(
     the repository is as it was.
 
     Args:
-        artifact: the folder that `compress` wrote.
+        artifact: the folder that `compress` wrote, or any ONNX file.
         repository: the model repository; it is made when it isn't there.
         name: the model to ask for.
         hooks: a Python file with preprocess and/or postprocess, see serve.hooks.
@@ -92,7 +93,7 @@ def pack(
         RepositoryError: the name can't be used, or the disk refuses.
     """
     _check_name(name)
-    source = Artifact.load(artifact)
+    source = artifact_of_onnx(artifact) if artifact.suffix == ".onnx" else Artifact.load(artifact)
     if source.format != "onnx":
         raise RepositoryError(
             f"can't serve {artifact}", why=f"its format is {source.format!r}", mend="name an artifact that holds ONNX"

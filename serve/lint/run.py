@@ -13,9 +13,9 @@ from serve.lint.ensemble_rules import ensemble_rules, step_rules
 from serve.lint.file_rules import file_rules, onnx_files, onnx_rules, session_rules, version_rules
 from serve.lint.finding import Finding, error, warning
 from serve.lint.model import Model, read
-from serve.lint.onnx_reader import read_onnx
 from serve.lint.python_rules import python_rules
 from serve.lint.warmup_rules import warmup_rules
+from serve.onnx_reader import read_onnx
 
 __all__ = ["lint"]
 
