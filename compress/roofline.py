@@ -231,9 +231,8 @@ _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}  # of each hidden unit
 def _ops(kind: str, given: Sequence[Shape], made: Sequence[Shape]) -> float:
     out = float(np.prod(made[0][1]))
     matrices = [shape for _, shape in given if len(shape) >= 2]
-    if (
-        kind in _GATES and len(matrices) > 2
-    ):  # steps [length, batch, features], two weights [directions, gates, features]
+    if kind in _GATES and len(matrices) > 2:
+        # The steps are [length, batch, features], the two weights [directions, gates, features].
         gates = _GATES[kind] * made[0][1][-1]
         weights = [float(np.prod(shape)) for shape in matrices[1:] if len(shape) == 3 and shape[1] == gates]
         return 2 * float(np.prod(matrices[0][:2])) * sum(weights[-2:])

@@ -35,6 +35,8 @@ app = App(
 )
 models = App(name="models", help="List, load and unload models of a running Triton; go back to an earlier version.")
 app.command(models)
+hooks_app = App(name="hooks", help="Try hooks without a server.")
+app.command(hooks_app)
 TRITON = "http://127.0.0.1:8000"
 out = Console(highlight=False, soft_wrap=True)
 Flat = Parameter(name="*")
@@ -148,6 +150,34 @@ def _show(started: Started) -> None:
         out.print(f"  {model.name:<28} {kind:<12} {version}")
     out.print(f"gateway  {started.gateway}   try it: {started.gateway}/docs")
     out.print("Ctrl-C stops both")
+
+
+@hooks_app.command(name="check")
+def check(
+    hooks: Path, *, artifact: Path, input_: Annotated[Path | None, Parameter(name=["--input", "--image"])] = None
+) -> None:
+    """Check hooks against the network that they are for, and take one request all the way through, without a server.
+
+    Parameters
+    ----------
+    hooks
+        A Python file with preprocess and/or postprocess.
+    artifact
+        The folder that `compress export` wrote, or any ONNX file.
+    input_
+        A file for a model that takes bytes, or a .json file with a value for each input; by default the hooks' own
+        example().
+    """
+    from serve.hook_check import check_hooks
+    from serve.onnx_model import load_source
+
+    for step in check_hooks(hooks, load_source(artifact), input_):
+        out.print(f"{step.name:<12} {1000 * step.seconds:8.3f} ms", markup=False)
+        for name, value in step.made.items():
+            one = value.item() if value.size == 1 else None
+            one = one.decode("utf-8", errors="backslashreplace") if isinstance(one, bytes) else one
+            out.print(f"  gives {name} = {f'{value.dtype.name}{list(value.shape)}' if one is None else repr(one)}",
+                      markup=False)  # fmt: skip
 
 
 @models.command(name="list")

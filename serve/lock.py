@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from compress.errors import RepositoryError
+from serve.model_folders import unwritable
 
 __all__ = ["locked"]
 
@@ -31,11 +32,7 @@ def locked(repository: Path, *, wait_s: float = WAIT_S) -> Iterator[None]:
         repository.mkdir(parents=True, exist_ok=True)
         folder = os.open(repository, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as err:
-        raise RepositoryError(
-            f"can't write into {repository}",
-            why=str(err),
-            mend="free space there, or name a folder that you may write to, and whose parent you may write to",
-        ) from err
+        raise unwritable(repository, err) from err
     deadline = time.monotonic() + wait_s
     try:
         while True:

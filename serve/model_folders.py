@@ -11,7 +11,33 @@ from compress.errors import RepositoryError
 from serve.pack_configs import PACKED_BY, PART_OF, SUFFIXES
 from serve.pbtxt import from_pbtxt
 
-__all__ = ["parts_of", "replaceable", "replacing", "staging"]
+__all__ = ["folders_of", "parts_of", "replaceable", "replacing", "staging", "unwritable"]
+
+
+def folders_of(repository: Path) -> list[Path]:
+    """The model folders of a repository, by name.
+
+    Raises:
+        RepositoryError: there is no such folder, or no model in it.
+    """
+    if not repository.is_dir():
+        why = "it is not a folder" if repository.exists() else "there is no such folder"
+        raise RepositoryError(f"{repository} is not a model repository", why=why, mend="make one with `serve pack`")
+    folders = sorted(path for path in repository.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not folders:
+        raise RepositoryError(
+            f"{repository} holds no model", why="it has no model folder", mend="write one into it with `serve pack`"
+        )
+    return folders
+
+
+def unwritable(repository: Path, err: OSError) -> RepositoryError:
+    """The error for a disk that refuses."""
+    return RepositoryError(
+        f"can't write into {repository}",
+        why=str(err),
+        mend="free space there, or name a folder that you may write to, and whose parent you may write to",
+    )
 
 
 def parts_of(repository: Path, name: str) -> list[str]:
@@ -72,11 +98,7 @@ def staging(repository: Path) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix=f".{repository.name}-", dir=repository.resolve().parent) as folder:
             yield Path(folder)
     except OSError as err:
-        raise RepositoryError(
-            f"can't write into {repository}",
-            why=str(err),
-            mend="free space there, or name a folder that you may write to, and whose parent you may write to",
-        ) from err
+        raise unwritable(repository, err) from err
 
 
 def _move_all(moves: list[tuple[Path, Path]]) -> None:

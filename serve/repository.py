@@ -12,8 +12,8 @@ from compress.errors import RepositoryError
 from serve.hooks import Hooks, load_hooks
 from serve.lock import locked
 from serve.model_config import ModelConfig, ModelInput, ModelOutput
-from serve.model_folders import replaceable, replacing, staging
-from serve.onnx_model import artifact_of_onnx
+from serve.model_folders import folders_of, replaceable, replacing, staging
+from serve.onnx_model import load_source
 from serve.pack_configs import PackOptions, configs_for
 from serve.pbtxt import from_pbtxt, to_pbtxt
 from serve.versions import add_version, fits, newest, versions_of
@@ -93,7 +93,7 @@ def pack(
         RepositoryError: the name can't be used, or the disk refuses.
     """
     _check_name(name)
-    source = artifact_of_onnx(artifact) if artifact.suffix == ".onnx" else Artifact.load(artifact)
+    source = load_source(artifact)
     if source.format != "onnx":
         raise RepositoryError(
             f"can't serve {artifact}", why=f"its format is {source.format!r}", mend="name an artifact that holds ONNX"
@@ -154,15 +154,7 @@ def read_models(repository: Path) -> list[ModelInfo]:
         RepositoryError: there is no such folder, no model in it, or a model without a readable config.pbtxt or without
             a version; Triton would not start, or would serve nothing.
     """
-    if not repository.is_dir():
-        why = "it is not a folder" if repository.exists() else "there is no such folder"
-        raise RepositoryError(f"{repository} is not a model repository", why=why, mend="make one with `serve pack`")
-    folders = sorted(path for path in repository.iterdir() if path.is_dir() and not path.name.startswith("."))
-    if not folders:
-        raise RepositoryError(
-            f"{repository} holds no model", why="it has no model folder", mend="write one into it with `serve pack`"
-        )
-    return [_read_model(folder) for folder in folders]
+    return [_read_model(folder) for folder in folders_of(repository)]
 
 
 def _read_model(folder: Path) -> ModelInfo:

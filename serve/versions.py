@@ -76,7 +76,7 @@ def add_version(repository: Path, staged: Path, configs: Mapping[str, str], vers
     gone: set[int] = set()
     for name in configs:
         for number in versions_of(repository / name)[:-keep]:
-            shutil.rmtree(repository / name / str(number))
+            shutil.rmtree(repository / name / str(number), ignore_errors=True)  # the new version stands
             gone.add(number)
     return sorted(gone)
 

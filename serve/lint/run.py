@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from compress.errors import RepositoryError
 from serve.lint import advice
 from serve.lint.batching_rules import batching_rules, cache_rules, sequence_rules
 from serve.lint.config_rules import backend_rules, batch_tensor_rules, instance_rules, metric_rules, tensor_rules
@@ -15,6 +14,7 @@ from serve.lint.finding import Finding, error, warning
 from serve.lint.model import Model, read
 from serve.lint.python_rules import python_rules
 from serve.lint.warmup_rules import warmup_rules
+from serve.model_folders import folders_of
 from serve.onnx_reader import read_onnx
 
 __all__ = ["lint"]
@@ -52,17 +52,9 @@ def lint(repository: Path, *, container: bool = False) -> list[Finding]:
     Raises:
         RepositoryError: there is no such folder, or no model in it.
     """
-    if not repository.is_dir():
-        why = "it is not a folder" if repository.exists() else "there is no such folder"
-        raise RepositoryError(f"{repository} is not a model repository", why=why, mend="make one with `serve pack`")
-    folders = sorted(path for path in repository.iterdir() if path.is_dir() and not path.name.startswith("."))
-    if not folders:
-        raise RepositoryError(
-            f"{repository} holds no model", why="it has no model folder", mend="write one into it with `serve pack`"
-        )
     found: list[Finding] = []
     models: dict[str, Model] = {}
-    for folder in folders:
+    for folder in folders_of(repository):
         try:
             models[folder.name] = read(folder)
         except FileNotFoundError:

@@ -1,0 +1,92 @@
+"""`serve hooks check`: one request through hooks and network, without a server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from compress.artifact import Artifact
+from compress.errors import HookError, RepositoryError
+from serve.cli import main
+from serve.hook_check import check_hooks
+from tests.serve_models import HOOKS, hook_file, text_artifact, tiny_artifact
+
+UPPER = """
+from typing import Annotated
+
+import numpy as np
+
+
+def preprocess(first: str, second: str) -> np.ndarray:
+    return np.array([first.upper(), second.upper()], object)
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Artifact:
+    return Artifact.load(tiny_artifact(tmp_path / "artifact"))
+
+
+def test_the_hooks_own_example_goes_all_the_way(source: Artifact, tmp_path: Path) -> None:
+    steps = check_hooks(hook_file(tmp_path), source, None)
+    assert [step.name for step in steps] == ["preprocess", "network", "postprocess"]
+    assert steps[0].made["x"].tolist() == [0, 2, 1, 0]
+    assert steps[1].made["logits"].tolist() == [0, 2, 1]
+    assert steps[2].made["label"].tolist() == [b"b"]
+    assert all(0 <= step.seconds < 5 for step in steps)
+
+
+def test_a_file_goes_all_the_way(source: Artifact, tmp_path: Path) -> None:
+    hooks = hook_file(tmp_path, HOOKS.replace("text: str", "text: bytes").replace("text.split", "text.decode().split"))
+    (tmp_path / "x.txt").write_text("9,0,0,0", encoding="utf-8")
+    assert check_hooks(hooks, source, tmp_path / "x.txt")[-1].made["label"].tolist() == [b"a"]
+
+
+def test_values_by_name_go_all_the_way(tmp_path: Path) -> None:
+    source = Artifact.load(text_artifact(tmp_path / "artifact"))
+    (tmp_path / "x.json").write_text(json.dumps({"first": "ä", "second": "b"}), encoding="utf-8")
+    steps = check_hooks(hook_file(tmp_path, UPPER), source, tmp_path / "x.json")
+    assert [step.name for step in steps] == ["preprocess", "network"]
+    assert steps[1].made["same"].tolist() == ["Ä", "B"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("1,2,x,4", "preprocess: it failed: ValueError"), ("1,2", "x: gave float32[2], wanted float32[4]")],
+)
+def test_a_hook_that_fails_is_told_with_its_line(source: Artifact, tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "x.json").write_text(json.dumps({"text": text}), encoding="utf-8")
+    with pytest.raises(HookError, match=r"my_hooks\.py:") as caught:
+        check_hooks(hook_file(tmp_path), source, tmp_path / "x.json")
+    assert why in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "why"),
+    [("x.json", "{}", "wanted text"), ("x.json", "[", "Expecting"), ("gone.json", None, "No such file")],
+)
+def test_a_file_that_does_not_fit_is_refused(
+    source: Artifact, tmp_path: Path, file: str, content: str | None, why: str
+) -> None:
+    if content is not None:
+        (tmp_path / file).write_text(content, encoding="utf-8")
+    with pytest.raises(RepositoryError, match="can't try") as caught:
+        check_hooks(hook_file(tmp_path), source, tmp_path / file)
+    assert why in caught.value.why
+
+
+def test_without_a_file_and_an_example_there_is_nothing_to_try(source: Artifact, tmp_path: Path) -> None:
+    hooks = hook_file(tmp_path, HOOKS[: HOOKS.index("def example")])
+    with pytest.raises(RepositoryError, match="can't try"):
+        check_hooks(hooks, source, None)
+
+
+def test_the_command_shows_each_step(source: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["hooks", "check", str(hook_file(tmp_path)), "--artifact", str(source.folder)])
+    assert ended.value.code in (0, None)
+    told = capsys.readouterr().out
+    assert "gives x = float32[4]" in told
+    assert "gives label = 'b'" in told
