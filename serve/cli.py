@@ -80,6 +80,8 @@ def pack(
 
     packed = run(artifact, repository=repository, name=name, hooks=hooks, options=options or PackOptions(), keep=keep)
     out.print(f"wrote version {packed.version} of {', '.join(packed.models)} into {repository}")
+    for text in packed.warnings:
+        out.print(f"[yellow]![/] {escape(text)}")
     if packed.dropped:
         out.print(f"dropped version {', '.join(map(str, packed.dropped))}")
     if packed.removed:

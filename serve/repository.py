@@ -21,6 +21,7 @@ from serve.versions import add_version, fits, newest, versions_of
 __all__ = ["ModelInfo", "PackOptions", "Packed", "pack", "read_models"]
 
 KEEP = 3
+BATCH_DIFFERENCE = 0.01  # beyond rounding, and what dynamic INT8 has
 HOOK_MODEL = Path(__file__).with_name("hook_model.py")
 
 
@@ -36,6 +37,7 @@ class Packed:
         max_batch_size: the most items in one request; 0 when the network has no batch dimension.
         version: of what was packed; above 1 when it stands beside earlier ones.
         dropped: versions that made way.
+        warnings: what to know before it is served.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Packed:
     max_batch_size: int
     version: int = 1
     dropped: tuple[int, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,8 +127,28 @@ def pack(
                     (folder / config.name / "config.pbtxt").write_text(to_pbtxt(config), encoding="utf-8")
     removed = tuple(model for model in old if model not in new)
     return Packed(
-        name, new, removed, front.input, front.output, front.max_batch_size, version, tuple(dropped)
-    )  # fmt: skip
+        name=name,
+        models=new,
+        removed=removed,
+        inputs=front.input,
+        outputs=front.output,
+        max_batch_size=front.max_batch_size,
+        version=version,
+        dropped=tuple(dropped),
+        warnings=_warnings(source, options),
+    )
+
+
+def _warnings(source: Artifact, options: PackOptions) -> tuple[str, ...]:
+    """What the artifact's own measurements say against serving it like this."""
+    share = source.stages[-1].measured.batch_difference if source.stages else None
+    if share is None or share <= BATCH_DIFFERENCE or not source.signature.batched or options.max_batch_size == 1:
+        return ()
+    text = (
+        f"an answer depends on what else is in its batch, by up to {share:.1%} of the largest output, as `compress` "
+        "measured: where that matters, give --max-batch-size 1, or quantize statically"
+    )
+    return (text,)
 
 
 def _continues(repository: Path, old: list[str], configs: tuple[ModelConfig, ...]) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compress.artifact import Artifact
+from compress.artifact import Artifact, Measured, StageReport
 from compress.errors import ArtifactError, HookError, RepositoryError
 from serve.model_config import ModelConfig, ModelTensorReshape
 from serve.pbtxt import from_pbtxt, to_pbtxt
@@ -151,6 +151,18 @@ def test_packing_again_replaces_the_whole_set_and_leaves_others_alone(
     assert {path.name for path in repository.iterdir()} == {"other", "tiny"}
     assert tree(repository / "other") == other
     assert [path.name for path in repository.parent.iterdir()] == ["models"]
+
+
+@pytest.mark.parametrize(
+    ("share", "batch", "warned"), [(0.15, 32, True), (0.15, 1, False), (1e-6, 32, False), (None, 32, False)]
+)
+def test_answers_that_depend_on_their_batch_are_told(
+    artifact: Path, repository: Path, share: float | None, batch: int, warned: bool
+) -> None:
+    row = StageReport("quantize_onnx", "", Measured(batch_difference=share), 0.0)
+    dataclasses.replace(Artifact.load(artifact), stages=(row,)).save()
+    packed = pack(artifact, repository=repository, name="tiny", options=PackOptions(max_batch_size=batch))
+    assert ["15.0%" in text for text in packed.warnings] == [True] * warned
 
 
 def test_what_pack_did_not_write_is_not_overwritten(tmp_path: Path, artifact: Path, repository: Path) -> None:
