@@ -17,8 +17,10 @@ from rich.table import Table
 from compress.errors import MissingExtraError, ToolkitError
 from serve import __version__
 from serve.gateway.settings import Settings
+from serve.hand_edits import Edits
 from serve.load.options import LoadOptions
-from serve.pack_configs import PackOptions
+from serve.pack_file import flags_of_file, read_tables
+from serve.pack_options import PackOptions
 from serve.up_options import UpOptions
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 models = App(name="models", help="List, load and unload models of a running Triton; go back to an earlier version.")
+app.config = (flags_of_file,)
 app.command(models)
 hooks_app = App(name="hooks", help="Try hooks without a server.")
 app.command(hooks_app)
@@ -54,6 +57,8 @@ def pack(
     name: str,
     hooks: Path | None = None,
     keep: int = 3,
+    edits: Edits = "merge",
+    config: Path | None = None,
     options: Annotated[PackOptions | None, Flat] = None,
 ) -> None:
     """Write an artifact into a Triton model repository.
@@ -75,13 +80,23 @@ def pack(
         A Python file with preprocess and/or postprocess.
     keep
         How many versions may stand beside each other; 1 replaces what was there.
+    edits
+        What becomes of changes made by hand in config.pbtxt since the last pack: merge them, prefer them, drop them.
+    config
+        A TOML file with a key for each flag here, which flags override, and with any field of Triton's own model
+        configuration in the tables [network], [preprocess], [postprocess], [ensemble] and [pipeline].
     """
     from serve.repository import pack as run
 
-    packed = run(artifact, repository=repository, name=name, hooks=hooks, options=options or PackOptions(), keep=keep)
+    options = options or PackOptions()
+    if config is not None:
+        options = dataclasses.replace(options, models=read_tables(config)[1])
+    packed = run(artifact, repository=repository, name=name, hooks=hooks, options=options, keep=keep, edits=edits)
     out.print(f"wrote version {packed.version} of {', '.join(packed.models)} into {repository}")
     for text in packed.warnings:
         out.print(f"[yellow]![/] {escape(text)}")
+    for field in packed.kept:
+        out.print(f"kept your edit of {escape(field)}")
     if packed.dropped:
         out.print(f"dropped version {', '.join(map(str, packed.dropped))}")
     if packed.removed:

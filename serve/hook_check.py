@@ -17,9 +17,9 @@ import numpy as np
 
 from compress.artifact import Artifact
 from compress.errors import MissingExtraError, RepositoryError
-from serve.hook_model import Array, named, to_array, to_value
 from serve.hook_module import Guarded, Source, import_module, read_source
 from serve.hook_types import HookTensor, of_spec
+from serve.hook_values import Array, Hook, named, to_array
 from serve.hooks import Stage, load_hooks
 
 __all__ = ["Step", "check_hooks"]
@@ -116,17 +116,14 @@ def _item(given: Path, front: tuple[HookTensor, ...]) -> dict[str, Array]:
 
 
 def _hook(source: Source, module: types.ModuleType, name: str, stage: Stage, item: Mapping[str, Array]) -> Step:
-    arguments = {tensor.name: to_value(item[tensor.name], tensor.kind) for tensor in stage.arguments}
+    hook = Hook(name, getattr(module, name), stage.spec(), str(source.path))
     with Guarded(source, name, "it failed"):
         start = time.perf_counter()
-        values = named(getattr(module, name)(**arguments), [tensor.name for tensor in stage.results], stage.returns)
+        if stage.batchwise:
+            made = {key: array[0] for key, array in hook.many({key: item[key][None] for key in item}).items()}
+        else:
+            made = hook.one(item)
         seconds = time.perf_counter() - start
-    made = {}
-    for tensor in stage.results:
-        try:
-            made[tensor.name] = to_array(values[tensor.name], tensor.kind, tensor.data_type, tensor.dims)
-        except (TypeError, ValueError, OverflowError) as err:
-            raise source.error(name, f"{tensor.name}: {err}", "convert it in the hook, as with .astype(…)") from err
     return Step(name, made, seconds)
 
 

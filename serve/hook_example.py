@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from serve.hook_model import Array
+from serve.hook_values import Array
 from serve.hooks import Hooks
 from serve.model_config import ModelInput, protocol_datatype
 

@@ -7,15 +7,18 @@ import itertools
 import sys
 import traceback
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from compress.errors import HookError
-from serve.hook_model import missing_requirements
+from serve.hook_values import missing_requirements
 
 __all__ = ["Guarded", "Source", "import_module", "read_source"]
 
 _count = itertools.count()
+TAKEN = ("model.py", "hooks.py", "hook_values.py", "config.pbtxt")
 
 
 @dataclass(frozen=True)
@@ -27,12 +30,14 @@ class Source:
         tree: its syntax tree.
         code: the same, compiled.
         requirements: its REQUIREMENTS.
+        files: its FILES.
     """
 
     path: Path
     tree: ast.Module
     code: types.CodeType
     requirements: tuple[str, ...]
+    files: tuple[str, ...] = ()
 
     def line(self, name: str | None, argument: str | None = None) -> int | None:
         """Where a function or class of the module is defined, or an argument of it."""
@@ -43,6 +48,10 @@ class Source:
                     return next((item.lineno for item in arguments if item.arg == argument), node.lineno)
                 return node.lineno
         return None
+
+    def constant_line(self, name: str) -> int | None:
+        """Where a constant of the module is bound."""
+        return next((node.lineno for node, _ in _bindings(self.tree, name)), None)
 
     def error(self, name: str | None, why: str, mend: str, *, argument: str | None = None) -> HookError:
         """The error about a function or class (or the whole module, None), at its line."""
@@ -68,14 +77,20 @@ def read_source(path: Path) -> Source:
         raise _error(path, err.lineno, f"it is not valid Python: {err.msg}", "mend that line") from err
     except (OSError, ValueError) as err:
         raise _error(path, None, f"it can't be read: {err}", "save it as UTF-8 text, readable by you") from err
-    requirements: tuple[str, ...] = ()
-    for node in tree.body:
-        if not isinstance(node, ast.Assign | ast.AnnAssign):
-            continue
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        if any(isinstance(target, ast.Name) and target.id == "REQUIREMENTS" for target in targets):
-            requirements = _requirements(path, node.lineno, node.value)
-    return Source(path, tree, code, requirements)
+    source = Source(path, tree, code, _strings(path, tree, "REQUIREMENTS"), _strings(path, tree, "FILES"))
+    for name in source.files:
+        _check_file(source, name)
+    return source
+
+
+def _check_file(source: Source, name: str) -> None:
+    line = source.constant_line("FILES")
+    beside = source.path.parent / name
+    if name != beside.name or name in TAKEN:
+        why = f"FILES names {name!r}, which " + ("the model itself uses" if name in TAKEN else "stands elsewhere")
+        raise source.error_at(line, why, "name files that stand beside it, without folders, under names of their own")
+    if not beside.is_file():
+        raise source.error_at(line, f"FILES names {name!r}, and there is no such file beside it", "mend its name")
 
 
 def import_module(source: Source) -> types.ModuleType:
@@ -99,13 +114,30 @@ def import_module(source: Source) -> types.ModuleType:
     module = sys.modules[name] = types.ModuleType(name)
     module.__file__ = str(source.path)
     try:
-        with Guarded(source, None, "it fails when it is imported"):
+        with Guarded(source, None, "it fails when it is imported"), _beside(source.path.parent):
             # Not by importlib: it would leave a __pycache__ beside the user's file, and could take a stale one.
             exec(source.code, vars(module))  # noqa: S102 - running the user's module is what this is for
     except HookError:
         del sys.modules[name]
         raise
     return module
+
+
+@contextmanager
+def _beside(folder: Path) -> Iterator[None]:
+    """Modules of that folder can be imported, as in Triton; none stays known, because the next folder has its own."""
+    known, writes = set(sys.modules), sys.dont_write_bytecode
+    sys.path.insert(0, str(folder.resolve()))
+    sys.dont_write_bytecode = True
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder.resolve()))
+        sys.dont_write_bytecode = writes
+        for name in set(sys.modules) - known:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file and Path(file).parent == folder.resolve():
+                del sys.modules[name]
 
 
 class Guarded:
@@ -139,14 +171,27 @@ class Guarded:
         raise source.error_at(line, why if self.name is None else f"{self.name}: {why}", mend) from err
 
 
-def _requirements(path: Path, line: int, node: ast.expr | None) -> tuple[str, ...]:
-    try:
-        value = ast.literal_eval(node) if node is not None else ()
-    except ValueError:
-        value = None
-    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-        raise _error(path, line, "REQUIREMENTS is not a plain list of strings", "write it out, as in ['pillow>=11']")
-    return tuple(value)
+def _bindings(tree: ast.Module, name: str) -> Iterator[tuple[ast.stmt, ast.expr | None]]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+                yield node, node.value
+
+
+def _strings(path: Path, tree: ast.Module, name: str) -> tuple[str, ...]:
+    """A constant of the module that is a list of strings; () when there is none."""
+    strings: tuple[str, ...] = ()
+    for node, expression in _bindings(tree, name):
+        try:
+            value = ast.literal_eval(expression) if expression is not None else ()
+        except ValueError:
+            value = None
+        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+            shown = "['pillow>=11']" if name == "REQUIREMENTS" else "['labels.txt']"
+            raise _error(path, node.lineno, f"{name} is not a plain list of strings", f"write it out, as in {shown}")
+        strings = tuple(value)
+    return strings
 
 
 def _error(path: Path, line: int | None, why: str, mend: str) -> HookError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -27,8 +27,9 @@ class HookTensor:
         name: of the argument, or of the result.
         data_type: Triton's.
         dims: the item's shape without the batch, -1 for a dimension that varies; () for a bare number of a network.
-        kind: how a value becomes a tensor, see serve.hook_model.
+        kind: how a value becomes a tensor, see serve.hook_values.
         tensor: the network's name for it, where it is the network's.
+        batchwise: whether the annotation speaks of a whole batch.
     """
 
     name: str
@@ -36,6 +37,10 @@ class HookTensor:
     dims: tuple[int, ...]
     kind: str
     tensor: str = ""
+    batchwise: bool = False
+
+
+BATCH = "batch"
 
 
 def of_annotation(name: str, annotation: Any) -> HookTensor:
@@ -43,7 +48,8 @@ def of_annotation(name: str, annotation: Any) -> HookTensor:
 
     bytes and str are TYPE_STRING, int is TYPE_INT64, float is TYPE_FP32, bool is TYPE_BOOL, numpy's scalar types are
     their own, each with dims [1]; Annotated[np.ndarray, "uint8[28,28]"] is an array of that dtype and shape, where a
-    name stands for a dimension that varies.
+    name stands for a dimension that varies. list[bytes] and its like, and an array whose first dimension is named
+    "batch", are those of a whole batch.
 
     Raises:
         SignatureError: it says nothing about a tensor.
@@ -54,12 +60,18 @@ def of_annotation(name: str, annotation: Any) -> HookTensor:
         dtype = np.dtype(annotation).name
         if dtype in TRITON_TYPE_OF:
             return HookTensor(name, TRITON_TYPE_OF[dtype], (1,), "scalar")
+    if typing.get_origin(annotation) is list and len(typing.get_args(annotation)) == 1:
+        inner = of_annotation(name, typing.get_args(annotation)[0])
+        if not inner.batchwise:
+            return replace(inner, batchwise=True)
     if typing.get_origin(annotation) is Annotated:
         text = next((item for item in annotation.__metadata__ if isinstance(item, str)), None)
         if text is not None:
             spec = TensorSpec.parse(f"{name}:{text}")
-            if spec.shape:
-                return HookTensor(name, TRITON_TYPE_OF[spec.dtype], _dims(spec.shape), "array")
+            whole = spec.shape[:1] == (BATCH,)
+            shape = spec.shape[1:] if whole else spec.shape
+            if shape or whole:
+                return HookTensor(name, TRITON_TYPE_OF[spec.dtype], _dims(shape), "array", batchwise=whole)
     raise SignatureError(
         f"{name!r} is annotated as {getattr(annotation, '__name__', annotation)}",
         why="that does not say which tensor it is",

@@ -1,6 +1,7 @@
-"""A user's hook module: plain functions that stand before and after the network, one item at a time.
+"""A user's hook module: plain functions that stand before and after the network, one item or one batch at a time.
 
     REQUIREMENTS = ["pillow>=11"]                        # optional: what must be installed where Triton runs
+    FILES = ["labels.txt", "geometry.py"]                # optional: what stands beside it, and goes along
 
     def preprocess(image: bytes) -> np.ndarray: ...      # arguments become the served model's inputs
 
@@ -18,24 +19,30 @@ output of the network that is no Python name has an underscore for each characte
 
 A ValueError in preprocess tells the client that its input is bad (HTTP 400); anything else that a hook raises is the
 server's fault (500). Either fails that request alone.
+
+A hook takes a whole batch at a time when its annotations say so: arguments of preprocess as list[bytes] or
+Annotated[np.ndarray, "uint8[batch,28,28]"], and the result of postprocess as list[Answer], or as a NamedTuple whose
+fields are such lists and arrays. All arrays then have the batch dimension, and all results one entry for each item.
+When a batch of several requests fails, each is tried again by itself.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
+import traceback
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from compress.artifact import Signature
 from compress.errors import SignatureError
-from serve.hook_model import Array, named, to_array, to_value
 from serve.hook_module import Guarded, Source, import_module, read_source
 from serve.hook_types import HookTensor, of_annotation, of_spec
+from serve.hook_values import Array, Hook, named, to_array
 
 __all__ = ["Hooks", "Stage", "load_hooks"]
 
@@ -48,11 +55,23 @@ class Stage:
         arguments: what it takes.
         results: what it gives, in order.
         returns: "value" (one result, bare), "mapping" (by name) or "tuple" (in order).
+        batchwise: whether it takes a whole batch at a time.
     """
 
     arguments: tuple[HookTensor, ...]
     results: tuple[HookTensor, ...]
     returns: str
+    batchwise: bool = False
+
+    def spec(self) -> dict[str, Any]:
+        """What serve.hook_values.Hook is made of, as JSON takes it."""
+        return {
+            "arguments": {item.name: item.kind for item in self.arguments},
+            "results": {item.name: [item.kind, item.data_type, list(item.dims)] for item in self.results},
+            "returns": self.returns,
+            "batchwise": self.batchwise,
+            "tensors": {item.name: item.tensor for item in self.arguments if item.tensor not in ("", item.name)},
+        }
 
 
 @dataclass(frozen=True)
@@ -62,12 +81,14 @@ class Hooks:
     Attributes:
         path: the user's file.
         requirements: its REQUIREMENTS.
+        files: its FILES, relative to it.
         preprocess, postprocess: the functions that it has.
         example: one item of each input of the served model, without the batch dimension, strings as bytes.
     """
 
     path: Path
     requirements: tuple[str, ...]
+    files: tuple[str, ...]
     preprocess: Stage | None
     postprocess: Stage | None
     example: Mapping[str, Array] | None
@@ -104,9 +125,14 @@ def load_hooks(path: Path, signature: Signature) -> Hooks:
             "rename one of the two: in an ensemble each tensor has its own name",
         )
     example = _example(source, module, front)
+    for name, stage in (("preprocess", preprocess), ("postprocess", postprocess)):
+        if stage is not None and stage.batchwise and not batched:
+            raise source.error(
+                name, "it takes a batch, and the network has none", "annotate it for one item, without list and batch"
+            )
     if example is not None and preprocess is not None:
         _try_out(source, module, preprocess, example)
-    return Hooks(path, source.requirements, preprocess, postprocess, example)
+    return Hooks(path, source.requirements, source.files, preprocess, postprocess, example)
 
 
 def _preprocess(source: Source, hook: Any, inputs: tuple[HookTensor, ...]) -> Stage:
@@ -127,7 +153,17 @@ def _preprocess(source: Source, hook: Any, inputs: tuple[HookTensor, ...]) -> St
             raise source.error("preprocess", f"{err.what}: {err.why}", err.mend, argument=name) from err
     if not arguments:
         raise source.error("preprocess", "it takes no argument", "give it one for each input of the served model")
-    return Stage(tuple(arguments), inputs, "value" if len(inputs) == 1 else "mapping")
+    whole = _whole(source, "preprocess", arguments)
+    return Stage(tuple(arguments), inputs, "value" if len(inputs) == 1 else "mapping", whole)
+
+
+def _whole(source: Source, where: str, tensors: Sequence[HookTensor]) -> bool:
+    """Whether they are a batch's; all must be, or none."""
+    kinds = {tensor.batchwise for tensor in tensors}
+    if len(kinds) > 1:
+        one = next(tensor.name for tensor in tensors if not tensor.batchwise)
+        raise source.error(where, f"{one!r} is one item, and others are a batch", "annotate all as a batch, or none")
+    return kinds.pop()
 
 
 def _postprocess(source: Source, module: types.ModuleType, hook: Any, outputs: tuple[HookTensor, ...]) -> Stage:
@@ -148,7 +184,10 @@ def _postprocess(source: Source, module: types.ModuleType, hook: Any, outputs: t
         raise source.error(
             "postprocess", "it does not say what it gives", "annotate its result with a NamedTuple class, or one type"
         )
-    named_tuple = isinstance(annotation, type) and issubclass(annotation, tuple) and hasattr(annotation, "_fields")
+    rows = (typing.get_origin(annotation) is list and typing.get_args(annotation)) or None
+    if rows and _is_named_tuple(rows[0]):
+        annotation = rows[0]
+    named_tuple = _is_named_tuple(annotation)
     where, fields = "postprocess", {"result": annotation}
     if named_tuple:
         with Guarded(source, annotation.__name__, "its annotations can't be read"):
@@ -160,7 +199,16 @@ def _postprocess(source: Source, module: types.ModuleType, hook: Any, outputs: t
         raise source.error(where, f"{err.what}: {err.why}", err.mend) from err
     if not results:
         raise source.error(where, "it has no field", "give it one for each output of the served model")
-    return Stage(tuple(by_name[name] for name in names), results, "tuple" if named_tuple else "value")
+    whole = _whole(source, where, results)
+    if named_tuple and rows:
+        if whole:
+            raise source.error(where, "a list of batches is given", "give a list of answers, or one answer of lists")
+        whole = True
+    return Stage(tuple(by_name[name] for name in names), results, "tuple" if named_tuple else "value", whole)
+
+
+def _is_named_tuple(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, tuple) and hasattr(annotation, "_fields")
 
 
 def _argument_names(source: Source, stage: str, hook: Any) -> list[str]:
@@ -192,15 +240,23 @@ def _example(source: Source, module: types.ModuleType, front: tuple[HookTensor, 
 
 def _try_out(source: Source, module: types.ModuleType, stage: Stage, example: Mapping[str, Array]) -> None:
     """Run preprocess on the example, as Triton will, and check what it gives."""
-    arguments = {item.name: to_value(example[item.name], item.kind) for item in stage.arguments}
+    hook = Hook("preprocess", module.preprocess, stage.spec(), str(source.path))
     with Guarded(source, "preprocess", "on what example() gives, it failed"):
-        values = named(module.preprocess(**arguments), [item.name for item in stage.results], stage.returns)
-    for item in stage.results:
         try:
-            to_array(values[item.name], item.kind, item.data_type, item.dims)
-        except (TypeError, ValueError, OverflowError) as err:
+            if stage.batchwise:
+                hook.many({name: array[None] for name, array in example.items()})
+            else:
+                hook.one(example)
+        except TypeError as err:
+            if err.__traceback__ is None or _raised_inside(source, err):
+                raise
             raise source.error(
                 "preprocess",
-                f"on what example() gives, its result does not fit the network's input {item.name!r}: {err}",
+                f"on what example() gives, its result does not fit the network's input: {err}",
                 "convert it in preprocess, as with .astype(np.float32) or .reshape(…)",
             ) from err
+
+
+def _raised_inside(source: Source, err: BaseException) -> bool:
+    """Whether the user's own lines raised it."""
+    return any(frame.filename == str(source.path) for frame in traceback.extract_tb(err.__traceback__))

@@ -13,8 +13,12 @@ from typing import Literal
 __all__ = [
     "DTYPE_OF",
     "TRITON_TYPE_OF",
+    "Accelerator",
+    "CudaOptimization",
     "DataType",
     "EnsembleStep",
+    "ExecutionAccelerators",
+    "GraphOptimization",
     "ModelAllVersions",
     "ModelConfig",
     "ModelDynamicBatching",
@@ -22,12 +26,17 @@ __all__ = [
     "ModelInput",
     "ModelInstanceGroup",
     "ModelLatestVersions",
+    "ModelOptimizationPolicy",
     "ModelOutput",
     "ModelQueuePolicy",
+    "ModelRateLimiter",
+    "ModelResponseCache",
     "ModelSpecificVersions",
     "ModelTensorReshape",
+    "ModelTransactionPolicy",
     "ModelVersionPolicy",
     "ModelWarmup",
+    "RateLimiterResource",
     "WarmupInput",
     "protocol_datatype",
 ]
@@ -81,6 +90,23 @@ class ModelOutput:
     data_type: DataType
     dims: tuple[int, ...]
     reshape: ModelTensorReshape | None = None
+    label_filename: str = ""
+
+
+@dataclass(frozen=True)
+class RateLimiterResource:
+    """What an instance takes while it runs; `global` of the schema is left out, a resource is each device's own."""
+
+    name: str
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class ModelRateLimiter:
+    """Instances of all models share resources; a larger priority number waits longer."""
+
+    resources: tuple[RateLimiterResource, ...] = ()
+    priority: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,6 +116,8 @@ class ModelInstanceGroup:
     count: int = 1
     kind: InstanceKind = "KIND_CPU"
     gpus: tuple[int, ...] = ()
+    rate_limiter: ModelRateLimiter | None = None
+    profile: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -109,7 +137,10 @@ class ModelDynamicBatching:
     preferred_batch_size: tuple[int, ...] = ()
     max_queue_delay_microseconds: int = 0
     preserve_ordering: bool = False
+    priority_levels: int = 0
+    default_priority_level: int = 0
     default_queue_policy: ModelQueuePolicy | None = None
+    priority_queue_policy: Mapping[int, ModelQueuePolicy] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -179,6 +210,59 @@ class ModelWarmup:
 
 
 @dataclass(frozen=True)
+class GraphOptimization:
+    """How far the backend may rewrite the graph; for ONNX Runtime -1 basic, 0 all, 1 extended, 2 none."""
+
+    level: int = 0
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """An execution provider: "tensorrt", "cuda" or "openvino", and its options."""
+
+    name: str
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ExecutionAccelerators:
+    """Execution providers, the preferred one first."""
+
+    gpu_execution_accelerator: tuple[Accelerator, ...] = ()
+    cpu_execution_accelerator: tuple[Accelerator, ...] = ()
+
+
+@dataclass(frozen=True)
+class CudaOptimization:
+    """CUDA graphs, for backends that capture them."""
+
+    graphs: bool = False
+
+
+@dataclass(frozen=True)
+class ModelOptimizationPolicy:
+    """What the backend does to run the model faster."""
+
+    graph: GraphOptimization | None = None
+    cuda: CudaOptimization | None = None
+    execution_accelerators: ExecutionAccelerators | None = None
+
+
+@dataclass(frozen=True)
+class ModelResponseCache:
+    """Whether equal requests are answered from the server's cache."""
+
+    enable: bool = False
+
+
+@dataclass(frozen=True)
+class ModelTransactionPolicy:
+    """Whether a request may have any number of answers."""
+
+    decoupled: bool = False
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """What config.pbtxt says. `backend` names who runs the model; an ensemble has `platform` "ensemble" instead."""
 
@@ -189,8 +273,13 @@ class ModelConfig:
     max_batch_size: int = 0
     input: tuple[ModelInput, ...] = ()
     output: tuple[ModelOutput, ...] = ()
+    optimization: ModelOptimizationPolicy | None = None
     instance_group: tuple[ModelInstanceGroup, ...] = ()
+    default_model_filename: str = ""
+    metric_tags: Mapping[str, str] = field(default_factory=dict)
     dynamic_batching: ModelDynamicBatching | None = None
     ensemble_scheduling: ModelEnsembling | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
     model_warmup: tuple[ModelWarmup, ...] = ()
+    model_transaction_policy: ModelTransactionPolicy | None = None
+    response_cache: ModelResponseCache | None = None

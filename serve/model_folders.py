@@ -11,7 +11,10 @@ from compress.errors import RepositoryError
 from serve.pack_configs import PACKED_BY, PART_OF, SUFFIXES
 from serve.pbtxt import from_pbtxt
 
-__all__ = ["folders_of", "parts_of", "replaceable", "replacing", "staging", "unwritable"]
+__all__ = ["PACKED_FILE", "folders_of", "parts_of", "replaceable", "replacing", "staging", "unwritable"]
+
+PACKED_FILE = ".packed.pbtxt"
+"""Beside config.pbtxt: what `serve pack` wrote into it, so that edits by hand can be told."""
 
 
 def folders_of(repository: Path) -> list[Path]:
@@ -115,9 +118,10 @@ def _move_all(moves: list[tuple[Path, Path]]) -> None:
 
 def _owner(folder: Path) -> str | None:
     """The model that a packed folder is part of; None when it was not packed."""
-    path = folder / "config.pbtxt"
-    try:
-        parameters = from_pbtxt(path.read_text(encoding="utf-8"), source=str(path)).parameters
-    except (OSError, ValueError, RepositoryError):
-        return None
-    return parameters.get(PART_OF) if PACKED_BY in parameters else None
+    for path in (folder / "config.pbtxt", folder / PACKED_FILE):  # the first may be damaged by an edit
+        try:
+            parameters = from_pbtxt(path.read_text(encoding="utf-8"), source=str(path)).parameters
+        except (OSError, ValueError, RepositoryError):
+            continue
+        return parameters.get(PART_OF) if PACKED_BY in parameters else None
+    return None

@@ -17,16 +17,33 @@ from typing import Any
 from compress.errors import MissingExtraError, RepositoryError
 from serve.model_config import ModelConfig
 
-__all__ = ["from_pbtxt", "parse", "to_pbtxt"]
+__all__ = ["from_message", "from_pbtxt", "parse", "text_of", "to_message", "to_pbtxt"]
 
 
 def to_pbtxt(config: ModelConfig) -> str:
     """The text of config.pbtxt; the same configuration always gives the same text."""
-    schema, text_format = _protobuf()
+    return text_of(to_message(config))
+
+
+def to_message(config: ModelConfig) -> Any:
+    """The protobuf message of a configuration."""
+    schema, _ = _protobuf()
     message = schema.ModelConfig()
     _write(config, message)
+    return message
+
+
+def text_of(message: Any) -> str:
+    """A message as the text of config.pbtxt, with every field that it sets."""
+    _, text_format = _protobuf()
     text: str = text_format.MessageToString(message, as_utf8=True)
     return text
+
+
+def from_message(message: Any) -> ModelConfig:
+    """What the dataclasses know of a message; its other fields are left out."""
+    config: ModelConfig = _read(ModelConfig, message)
+    return config
 
 
 def from_pbtxt(text: str, *, source: str = "config.pbtxt") -> ModelConfig:
@@ -47,8 +64,7 @@ def from_pbtxt(text: str, *, source: str = "config.pbtxt") -> ModelConfig:
             why=f"it is not a Triton model configuration: {err}",
             mend="mend that line, or write the model again with `serve pack`",
         ) from err
-    config: ModelConfig = _read(ModelConfig, message)
-    return config
+    return from_message(message)
 
 
 def parse(text: str) -> Any:
@@ -90,7 +106,7 @@ def _write(value: Any, message: Any) -> None:
             for key, entry in item.items():
                 if dataclasses.is_dataclass(entry):
                     _write(entry, target[key])
-                elif name == "parameters":
+                elif _is_message_map(fields[name]):
                     target[key].string_value = entry
                 else:
                     target[key] = entry
@@ -116,11 +132,12 @@ def _read(cls: Any, message: Any) -> Any:
         if origin is types.UnionType:
             inner = typing.get_args(hint)[0]
             values[name] = _read(inner, item) if message.HasField(name) else None
-        elif name == "parameters":
-            values[name] = {key: item[key].string_value for key in item}
         elif origin is Mapping:
             inner = typing.get_args(hint)[1]
             nested = dataclasses.is_dataclass(inner)
+            if not nested and _is_message_map(fields[name]):
+                values[name] = {key: item[key].string_value for key in item}
+                continue
             values[name] = {key: _read(inner, item[key]) if nested else item[key] for key in item}
         elif origin is tuple:
             inner = typing.get_args(hint)[0]
@@ -130,6 +147,11 @@ def _read(cls: Any, message: Any) -> Any:
         else:
             values[name] = item
     return cls(**values)
+
+
+def _is_message_map(field: Any) -> bool:
+    """Whether a map's values are messages; those of ModelConfig.parameters hold one string."""
+    return field.message_type.fields_by_name["value"].message_type is not None
 
 
 @cache

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import re
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from compress.artifact import Artifact
 from compress.errors import RepositoryError
-from serve.hooks import Hooks, load_hooks
+from serve.hand_edits import Edits
+from serve.hooks import load_hooks
 from serve.lock import locked
 from serve.model_config import ModelConfig, ModelInput, ModelOutput
 from serve.model_folders import folders_of, replaceable, replacing, staging
 from serve.onnx_model import load_source
-from serve.pack_configs import PackOptions, configs_for
-from serve.pbtxt import from_pbtxt, to_pbtxt
+from serve.pack_models import BACKENDS, keep_edits, wanted_models, write_model
+from serve.pack_options import PackOptions
+from serve.pbtxt import from_message, from_pbtxt
 from serve.versions import add_version, fits, newest, versions_of
 
 __all__ = ["ModelInfo", "PackOptions", "Packed", "pack", "read_models"]
 
 KEEP = 3
 BATCH_DIFFERENCE = 0.01  # beyond rounding, and what dynamic INT8 has
-HOOK_MODEL = Path(__file__).with_name("hook_model.py")
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Packed:
         max_batch_size: the most items in one request; 0 when the network has no batch dimension.
         version: of what was packed; above 1 when it stands beside earlier ones.
         dropped: versions that made way.
+        kept: fields that were edited by hand, as MODEL.FIELD, and stay as they are.
         warnings: what to know before it is served.
     """
 
@@ -48,6 +49,7 @@ class Packed:
     max_batch_size: int
     version: int = 1
     dropped: tuple[int, ...] = ()
+    kept: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -74,6 +76,7 @@ def pack(
     hooks: Path | None = None,
     options: PackOptions = PackOptions(),  # noqa: B008 - frozen
     keep: int = KEEP,
+    edits: Edits = "merge",
 ) -> Packed:
     """Write an artifact, with its hooks, into a model repository that any Triton serves as it is.
 
@@ -89,43 +92,44 @@ def pack(
         hooks: a Python file with preprocess and/or postprocess, see serve.hooks.
         options: how Triton runs it.
         keep: how many versions may stand beside each other; 1 replaces what was there.
+        edits: what becomes of changes that were made by hand in config.pbtxt since the last pack: they are merged with
+            what this one writes, preferred to it, or dropped.
 
     Raises:
         ArtifactError: the artifact is missing or damaged.
         HookError: the hooks can't be used with it.
-        RepositoryError: the name can't be used, or the disk refuses.
+        RepositoryError: the name can't be used, an option makes no sense, an edit by hand contradicts this pack, or the
+            disk refuses.
     """
     _check_name(name)
+    if keep < 1:
+        raise RepositoryError(f"can't keep {keep} versions", why="the new one is one of them", mend="give 1 or more")
     source = load_source(artifact)
-    if source.format != "onnx":
+    if source.format not in BACKENDS:
         raise RepositoryError(
             f"can't serve {artifact}", why=f"its format is {source.format!r}", mend="name an artifact that holds ONNX"
         )
     if repository.exists() and not repository.is_dir():
         raise RepositoryError(f"can't write into {repository}", why="it is not a folder", mend="name a folder")
     loaded = None if hooks is None else load_hooks(hooks, source.signature)
-    configs = configs_for(name, source.signature, source.sha256, loaded, options)
-    if keep < 1:
-        raise RepositoryError(f"can't keep {keep} versions", why="the new one is one of them", mend="give 1 or more")
-    front = configs[0]
+    wanted = wanted_models(name, source, loaded, options)
+    new = tuple(wanted)
     with locked(repository):
-        new = tuple(config.name for config in configs)
         old = replaceable(repository, name, set(new))
+        kept = keep_edits(repository, [model for model in old if model in wanted], wanted, edits)
+        configs = tuple(from_message(each.message) for each in wanted.values())
         version, dropped = 1, []
-        if keep > 1 and _continues(repository, old, configs):
+        continues = keep > 1 and _continues(repository, old, configs)
+        if continues:
             version = newest(repository, new) + 1
-            with staging(repository) as folder:
-                for config in configs:
-                    _write_version(folder / config.name / str(version), config, source, loaded)
-                texts = {config.name: to_pbtxt(config) for config in configs}
-                dropped = add_version(repository, folder, texts, version, keep)
-            old = []
-        else:
-            with replacing(repository, old) as folder:
-                for config in configs:
-                    _write_version(folder / config.name / "1", config, source, loaded)
-                    (folder / config.name / "config.pbtxt").write_text(to_pbtxt(config), encoding="utf-8")
+        with staging(repository) if continues else replacing(repository, old) as folder:
+            for each in wanted.values():
+                write_model(folder / each.name, version, each, source, loaded)
+            if continues:
+                dropped = add_version(repository, folder, new, version, keep)
+                old = []
     removed = tuple(model for model in old if model not in new)
+    front = configs[0]
     return Packed(
         name=name,
         models=new,
@@ -135,6 +139,7 @@ def pack(
         max_batch_size=front.max_batch_size,
         version=version,
         dropped=tuple(dropped),
+        kept=kept,
         warnings=_warnings(source, options),
     )
 
@@ -155,19 +160,11 @@ def _continues(repository: Path, old: list[str], configs: tuple[ModelConfig, ...
     """Whether the models that are there could be earlier versions of these."""
     if {config.name for config in configs} != set(old):
         return False
-    there = [_read_model(repository / config.name) for config in configs]
+    try:
+        there = [_read_model(repository / config.name) for config in configs]
+    except RepositoryError:  # an edit by hand, which was to be dropped
+        return False
     return all(fits(model.config, config) for model, config in zip(there, configs, strict=True))
-
-
-def _write_version(version: Path, config: ModelConfig, source: Artifact, loaded: Hooks | None) -> None:
-    version.mkdir(parents=True)
-    if config.backend == "onnxruntime":
-        shutil.copyfile(source.model_path, version / "model.onnx")
-    elif loaded is not None and config.backend == "python":
-        shutil.copyfile(HOOK_MODEL, version / "model.py")
-        shutil.copyfile(loaded.path, version / "hooks.py")
-    else:
-        (version / ".gitkeep").touch()  # an ensemble has an empty version folder, which git would drop
 
 
 def read_models(repository: Path) -> list[ModelInfo]:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from compress.errors import RepositoryError
 from serve.lock import locked
-from serve.model_config import ModelConfig, ModelSpecificVersions, ModelVersionPolicy
-from serve.model_folders import parts_of
-from serve.pbtxt import from_pbtxt, to_pbtxt
+from serve.model_config import ModelConfig
+from serve.model_folders import PACKED_FILE, parts_of
+from serve.pbtxt import from_pbtxt, parse, text_of
 
 __all__ = ["add_version", "fits", "newest", "roll_back", "served", "versions_of"]
 
-SAME = ("stage", "arguments", "results", "returns", "part_of")  # parameters that hold for all versions
+SAME = ("stages", "network", "network_outputs", "part_of")  # parameters that hold for all versions
 
 
 def versions_of(folder: Path) -> tuple[int, ...]:
@@ -42,16 +41,16 @@ def fits(old: ModelConfig, new: ModelConfig) -> bool:
     return meaning(old) == meaning(new)
 
 
-def add_version(repository: Path, staged: Path, configs: Mapping[str, str], version: int, keep: int) -> list[int]:
-    """Move a staged version folder into each model, then each config.pbtxt; versions beyond `keep` go.
+def add_version(repository: Path, staged: Path, names: Sequence[str], version: int, keep: int) -> list[int]:
+    """Move a staged version folder into each model, then the staged files; versions beyond `keep` go.
 
     A Triton that serves the repository goes on with what it has loaded. When a step fails, what was moved is taken
     back.
 
     Args:
         repository: holds the models.
-        staged: a folder with MODEL/VERSION for each, on the same file system.
-        configs: the new text of config.pbtxt, by model.
+        staged: a folder with MODEL/VERSION and MODEL/config.pbtxt for each, on the same file system.
+        names: of the models.
         version: its number.
         keep: how many versions stay.
 
@@ -59,22 +58,25 @@ def add_version(repository: Path, staged: Path, configs: Mapping[str, str], vers
         The versions that were removed.
     """
     moved: list[Path] = []
-    old = {name: (repository / name / "config.pbtxt").read_text(encoding="utf-8") for name in configs}
+    files = [path for name in names for path in sorted((staged / name).iterdir()) if path.is_file()]
+    targets = {repository / path.parent.name / path.name: path for path in files}
+    old = {target: target.read_bytes() if target.exists() else None for target in targets}
     try:
-        for name in configs:
-            target = repository / name / str(version)
-            (staged / name / str(version)).rename(target)
-            moved.append(target)
-        for name, text in configs.items():
-            _replace(repository / name / "config.pbtxt", text)
+        for name in names:
+            folder = repository / name / str(version)
+            (staged / name / str(version)).rename(folder)
+            moved.append(folder)
+        for target, path in targets.items():
+            path.replace(target)
     except BaseException:
-        for target in moved:
-            shutil.rmtree(target, ignore_errors=True)
-        for name, text in old.items():
-            _replace(repository / name / "config.pbtxt", text)
+        for folder in moved:
+            shutil.rmtree(folder, ignore_errors=True)
+        for target, content in old.items():
+            if content is not None:
+                _replace(target, content)
         raise
     gone: set[int] = set()
-    for name in configs:
+    for name in names:
         for number in versions_of(repository / name)[:-keep]:
             shutil.rmtree(repository / name / str(number), ignore_errors=True)  # the new version stands
             gone.add(number)
@@ -122,13 +124,17 @@ def roll_back(repository: Path, name: str) -> tuple[int, int]:
                 why=f"there is no version before {now}",
                 mend="pack the older artifact again: it becomes a new version",
             )
-        policy = ModelVersionPolicy(specific=ModelSpecificVersions((before,)))
-        for part, config in configs.items():
-            _replace(paths[part], to_pbtxt(dataclasses.replace(config, version_policy=policy)))
+        for path in paths.values():
+            for file in (path, path.with_name(PACKED_FILE)):  # in both, because it is no edit by hand
+                if file.exists():
+                    message = parse(file.read_text(encoding="utf-8"))
+                    message.version_policy.Clear()
+                    message.version_policy.specific.versions.append(before)
+                    _replace(file, text_of(message).encode())
         return now, before
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace(path: Path, content: bytes) -> None:
     beside = path.with_name(f".{path.name}.new")
-    beside.write_text(text, encoding="utf-8")
+    beside.write_bytes(content)
     beside.replace(path)

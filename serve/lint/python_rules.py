@@ -8,7 +8,7 @@ import importlib.util
 import json
 from pathlib import Path
 
-from serve.hook_model import missing_requirements
+from serve.hook_values import missing_requirements
 from serve.lint.finding import Finding, Findings, error, warning
 from serve.lint.model import Model
 

@@ -1,165 +1,32 @@
-"""The Triton model that runs one hook of a user's module, item by item.
+"""The Triton model that runs a user's hooks: one of them as a step of an ensemble, or both around the network.
 
-`serve pack` copies this file, as it is, into a model's version folder as model.py, beside the user's module hooks.py.
-It needs numpy, Triton's triton_python_backend_utils and what the user's module needs, nothing else. What it has to know
-stands in config.pbtxt: `input` and `output`, and these parameters:
+`serve pack` copies this file, as it is, into a model's version folder as model.py, beside hook_values.py and the user's
+module hooks.py. It needs numpy, Triton's triton_python_backend_utils and what the user's module needs, nothing else.
+What it has to know stands in config.pbtxt: `input` and `output`, and these parameters:
 
-    stage         "preprocess" or "postprocess", the function to call
-    arguments     JSON object: the kind of each argument, see `to_value`
-    results       JSON object: the kind of each result, in order, see `to_array`
-    returns       "value" (one result, bare), "mapping" (by name) or "tuple" (in order)
-    requirements  JSON list: what must be installed, as in requirements.txt
+    stages           JSON object: for "preprocess" and/or "postprocess" what hook_values.Hook is made of; `tensors`
+                     there says which output of the network each argument of postprocess is
+    network          the model that runs the network; without it this model is one step, and an ensemble joins them
+    network_outputs  JSON list: the tensors to ask the network for
+    requirements     JSON list: what must be installed, as in requirements.txt
 """
 
-import importlib.metadata
+from __future__ import annotations
+
 import json
-import operator
-import re
 import sys
-import traceback
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import triton_python_backend_utils as pb_utils
 
-Array = np.ndarray[Any, Any]
+sys.dont_write_bytecode = True  # nothing is written into the model repository
+from hook_values import Array, Hook, missing_requirements  # noqa: E402 - after that
 
-NUMPY_TYPES: Mapping[str, Any] = {
-    "TYPE_BOOL": np.bool_, "TYPE_UINT8": np.uint8, "TYPE_UINT16": np.uint16, "TYPE_UINT32": np.uint32,
-    "TYPE_UINT64": np.uint64, "TYPE_INT8": np.int8, "TYPE_INT16": np.int16, "TYPE_INT32": np.int32,
-    "TYPE_INT64": np.int64, "TYPE_FP16": np.float16, "TYPE_FP32": np.float32, "TYPE_FP64": np.float64,
-    "TYPE_STRING": np.object_,
-}  # fmt: skip
-
-
-def to_value(item: Array, kind: str) -> Any:
-    """One item of a tensor as the argument that a hook takes.
-
-    Args:
-        item: one item, without the batch dimension; strings are bytes objects.
-        kind: "bytes", "str", "int", "float", "bool" or "scalar" (a numpy scalar), each from an item of one element;
-            "array" leaves it as it is.
-    """
-    if kind == "array":
-        return np.asarray(item)
-    value = item[0]
-    if kind == "bytes":
-        return _as_bytes(value)
-    if kind == "str":
-        return _as_bytes(value).decode("utf-8")
-    convert = {"int": int, "float": float, "bool": bool}.get(kind)
-    return convert(value) if convert else value
-
-
-def to_array(value: Any, kind: str, data_type: str, dims: Sequence[int]) -> Array:
-    """What a hook gave as one item of a tensor.
-
-    Args:
-        value: what the hook gave.
-        kind: as in `to_value`. An "array" must have the dtype; a list is taken for one of that dtype.
-        data_type: Triton's name of the dtype.
-        dims: the item's shape, -1 for a dimension that varies.
-
-    Raises:
-        TypeError, ValueError, OverflowError: it does not fit; the message says what was given and what is wanted.
-    """
-    dtype = np.dtype(NUMPY_TYPES[data_type])
-    if kind != "array":
-        return np.array([_scalar(value, kind, dtype)], dtype)
-    strings = dtype == np.object_
-    array = np.asarray(value) if isinstance(value, np.ndarray | np.generic) else _from_list(value, dtype)
-    given = "string" if array.dtype.kind in "OSU" else array.dtype.name
-    wanted = "string" if strings else dtype.name
-    fits = array.ndim == len(dims) and all(want in (-1, have) for want, have in zip(dims, array.shape, strict=True))
-    if given != wanted or not fits:
-        shape = ",".join("?" if dim == -1 else str(dim) for dim in dims)
-        raise ValueError(f"gave {given}[{','.join(map(str, array.shape))}], wanted {wanted}[{shape}]")
-    if strings:
-        array = np.array([_as_bytes(element) for element in array.ravel().tolist()], np.object_).reshape(array.shape)
-    return array
-
-
-def named(result: Any, names: Sequence[str], returns: str) -> dict[str, Any]:
-    """A hook's result by the names of the tensors that it fills.
-
-    Raises:
-        TypeError: names are missing, or there are too many.
-    """
-    if isinstance(result, Mapping) and (returns == "mapping" or set(result) == set(names)):
-        values = dict(result)
-    elif returns == "value":
-        values = {names[0]: result}
-    elif returns == "tuple" and isinstance(result, tuple) and len(result) == len(names):
-        values = dict(zip(names, result, strict=True))
-    else:
-        wanted = "dict with the keys" if returns == "mapping" else "named tuple with the fields"
-        raise TypeError(f"gave {type(result).__name__}, wanted a {wanted} {', '.join(names)}")
-    if set(values) != set(names):
-        raise TypeError(f"gave {', '.join(map(str, values)) or 'nothing'}, wanted {', '.join(names)}")
-    return values
-
-
-def missing_requirements(requirements: Sequence[str]) -> list[str]:
-    """The requirements that this Python does not meet, each with what it has instead.
-
-    Versions are compared where the package `packaging` is there; without it a requirement is met by any version.
-    """
-    missing = []
-    for text in requirements:
-        name = re.split(r"[\s\[<>=!~;@(]", text.strip(), maxsplit=1)[0]
-        try:
-            have = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            have = ""
-        try:
-            from packaging.requirements import Requirement
-        except ImportError:
-            fits = bool(have)
-        else:
-            requirement = Requirement(text)
-            unneeded = requirement.marker is not None and not requirement.marker.evaluate()
-            fits = unneeded or (bool(have) and requirement.specifier.contains(have, prereleases=True))
-        if not fits:
-            missing.append(f"{text} ({f'{have} is installed' if have else 'not installed'})")
-    return missing
-
-
-def _as_bytes(value: Any) -> bytes:
-    if isinstance(value, str):
-        return value.encode("utf-8")
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    raise TypeError(f"gave {type(value).__name__}, wanted bytes or str")
-
-
-def _from_list(value: Any, dtype: np.dtype[Any]) -> Array:
-    """A list, nested or not, as an array of the dtype where its numbers allow it, and otherwise of their own."""
-    array = np.asarray(value, dtype if dtype == np.object_ else None)
-    if dtype.kind in "iu" and array.dtype.kind in "iu" and array.size:
-        _check_range(int(array.min()), dtype)
-        _check_range(int(array.max()), dtype)
-    widens = (dtype.kind in "iu" and array.dtype.kind in "iu") or (dtype.kind == "f" and array.dtype.kind in "iuf")
-    return array.astype(dtype) if widens else array
-
-
-def _check_range(value: int, dtype: np.dtype[Any]) -> int:
-    if not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:  # NumPy 1 would wrap it around
-        raise OverflowError(f"gave {value}, too large for {dtype.name}")
-    return value
-
-
-def _scalar(value: Any, kind: str, dtype: np.dtype[Any]) -> Any:
-    if kind in ("bytes", "str"):
-        return _as_bytes(value)
-    if dtype.kind == "b":
-        if not isinstance(value, bool | np.bool_):
-            raise TypeError(f"gave {type(value).__name__}, wanted bool")
-        return value
-    if isinstance(value, str | bytes):
-        raise TypeError(f"gave {type(value).__name__}, wanted {kind if kind != 'scalar' else dtype.name}")
-    return _check_range(operator.index(value), dtype) if dtype.kind in "iu" else float(value)
+Tensors = dict[str, Array]
 
 
 class TritonPythonModel:
@@ -171,78 +38,130 @@ class TritonPythonModel:
         Args:
             args: of these, model_config (JSON) is read.
         """
-        import triton_python_backend_utils
-
-        self.backend = triton_python_backend_utils
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
-        self.stage = parameters["stage"]
-        self.arguments: dict[str, str] = json.loads(parameters["arguments"])
-        self.results: dict[str, str] = json.loads(parameters["results"])
-        self.returns = parameters["returns"]
-        self.batched = int(config["max_batch_size"]) > 0
-        self.outputs = {output["name"]: (output["data_type"], _item_dims(output)) for output in config["output"]}
         missing = missing_requirements(json.loads(parameters["requirements"]))
         if missing:
             raise RuntimeError(f"hooks.py needs {', '.join(missing)}")
-        self.file = Path(__file__).with_name("hooks.py")
+        file = Path(__file__).with_name("hooks.py")
         module = sys.modules["user_hooks"] = types.ModuleType("user_hooks")
-        module.__file__ = str(self.file)
-        # Not by importlib: it would leave a __pycache__ in the model repository.
-        exec(compile(self.file.read_bytes(), str(self.file), "exec"), vars(module))  # noqa: S102 - the user's module
-        self.hook = getattr(module, self.stage)
+        module.__file__ = str(file)
+        # Not by importlib, which would want a name on the path.
+        exec(compile(file.read_bytes(), str(file), "exec"), vars(module))  # noqa: S102 - the user's module
+        self.batched = int(config["max_batch_size"]) > 0
+        self.inputs = [tensor["name"] for tensor in config["input"]]
+        self.outputs = [tensor["name"] for tensor in config["output"]]
+        stages = json.loads(parameters["stages"])
+        self.steps: list[Any] = []
+        for name in ("preprocess", "network", "postprocess"):
+            if name in stages:
+                hook = Hook(name, getattr(module, name), stages[name], str(file))
+                self.steps.append(Step(hook, stages[name].get("tensors", {}), batched=self.batched))
+            elif name == "network" and "network" in parameters:
+                self.steps.append(Network(parameters["network"], json.loads(parameters["network_outputs"])))
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Answer each request by itself, so that a failing hook fails only the request whose item it was given."""
-        return [self._answer(request) for request in requests]
+        """Answer the requests that Triton put together: a step takes them all at once where it can.
 
-    def _answer(self, request: Any) -> Any:
-        utils = self.backend
+        A step that fails is taken again by each request alone, so that a fault fails only the request it came with.
+        """
+        held: list[Tensors | Failed] = [self._read(request) for request in requests]
+        for step in self.steps:
+            held = step.run(held) if self.batched else [_guarded(step.alone, tensors) for tensors in held]
+        return [self._response(request, tensors) for request, tensors in zip(requests, held, strict=True)]
+
+    def _read(self, request: Any) -> Tensors:
+        return {name: pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in self.inputs}
+
+    def _response(self, request: Any, tensors: Tensors | Failed) -> Any:
+        if isinstance(tensors, Failed):
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(tensors), tensors.code))
+        wanted = [name for name in request.requested_output_names() if name in self.outputs]
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, tensors[name]) for name in wanted])
+
+
+class Failed(Exception):  # noqa: N818 - it is an outcome, and is kept as one
+    """Why a request has no answer."""
+
+    def __init__(self, message: str, code: Any) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Step:
+    """A hook, for requests."""
+
+    def __init__(self, hook: Hook, tensors: Mapping[str, str], *, batched: bool) -> None:
+        self.hook, self.tensors, self.batched = hook, tensors, batched
+
+    def alone(self, tensors: Tensors) -> Tensors:
+        """One request through the hook."""
+        given = {name: self._of(tensors, name) for name in self.hook.arguments}
         try:
-            tensors = {name: utils.get_input_tensor_by_name(request, name).as_numpy() for name in self.arguments}
-            size = len(next(iter(tensors.values()))) if self.batched else 1
-            items = [
-                {name: (array[index] if self.batched else array) for name, array in tensors.items()}
-                for index in range(size)
-            ]
-            answers = [self._run(item) for item in items]
-            wanted = [name for name in request.requested_output_names() if name in self.outputs]
-            arrays = {name: self._joined(name, [answer[name] for answer in answers]) for name in wanted}
+            made: Tensors = self.hook.many(given) if self.batched else self.hook.one(given)
         except (Exception, SystemExit) as err:
-            code = utils.TritonError.INVALID_ARG if self._at_fault(err) else utils.TritonError.INTERNAL
-            return utils.InferenceResponse(error=utils.TritonError(self._message(err), code))
-        return utils.InferenceResponse([utils.Tensor(name, array) for name, array in arrays.items()])
+            code = pb_utils.TritonError.INVALID_ARG if self.hook.at_fault(err) else pb_utils.TritonError.INTERNAL
+            raise Failed(self.hook.message(err), code) from err
+        return made
 
-    def _run(self, item: Mapping[str, Array]) -> dict[str, Array]:
-        """The hook's results for one item, each checked."""
-        arguments = {name: to_value(array, self.arguments[name]) for name, array in item.items()}
-        values = named(self.hook(**arguments), list(self.results), self.returns)
-        arrays = {}
-        for name, kind in self.results.items():
-            try:
-                arrays[name] = to_array(values[name], kind, *self.outputs[name])
-            except (TypeError, ValueError, OverflowError) as err:
-                raise TypeError(f"{name}: {err}") from err
-        return arrays
+    def run(self, held: list[Tensors | Failed]) -> list[Tensors | Failed]:
+        """All requests: together when the hook is batch-wise, else one by one."""
+        return _together(self.alone, held) if self.hook.batchwise else [_guarded(self.alone, each) for each in held]
 
-    def _joined(self, name: str, arrays: list[Array]) -> Array:
-        if not self.batched:
-            return arrays[0]
-        if len({array.shape for array in arrays}) > 1:
-            raise TypeError(f"{name}: the items of one request must have one shape")
-        return np.stack(arrays)
-
-    def _at_fault(self, err: BaseException) -> bool:
-        """Whether the client is: a ValueError of preprocess says that the input is bad (HTTP 400, not 500)."""
-        return self.stage == "preprocess" and isinstance(err, ValueError)
-
-    def _message(self, err: BaseException) -> str:
-        lines = [frame.lineno for frame in traceback.extract_tb(err.__traceback__) if frame.filename == str(self.file)]
-        where = f" (line {lines[-1]})" if lines else ""
-        return f"hooks.py {self.stage}: {type(err).__name__}: {err}{where}"
+    def _of(self, tensors: Tensors, name: str) -> Array:
+        """In a pipeline postprocess sees the network's own names."""
+        other = self.tensors.get(name, name)
+        found: Array = tensors[other] if other in tensors else tensors[name]
+        return found
 
 
-def _item_dims(tensor: Mapping[str, Any]) -> tuple[int, ...]:
-    """An item's shape as the hook has it: `reshape` where there is one, for a scalar for each item."""
-    dims = tensor["reshape"].get("shape", []) if tensor.get("reshape") is not None else tensor["dims"]
-    return tuple(int(dim) for dim in dims)
+class Network:
+    """The model that runs the network, asked through Triton, which may put it together with others' requests."""
+
+    def __init__(self, name: str, outputs: Sequence[str]) -> None:
+        self.name, self.outputs = name, list(outputs)
+        self.memory = pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0)
+
+    def alone(self, tensors: Tensors) -> Tensors:
+        """One request."""
+        inputs = [pb_utils.Tensor(name, np.ascontiguousarray(array)) for name, array in tensors.items()]
+        request = pb_utils.InferenceRequest(
+            model_name=self.name, requested_output_names=self.outputs, inputs=inputs, preferred_memory=self.memory
+        )
+        response = request.exec()
+        if response.has_error():
+            raise Failed(response.error().message(), pb_utils.TritonError.INTERNAL)
+        made: Tensors = {name: pb_utils.get_output_tensor_by_name(response, name).as_numpy() for name in self.outputs}
+        return made
+
+    def run(self, held: list[Tensors | Failed]) -> list[Tensors | Failed]:
+        """All requests as one, which is no more than this model's own largest batch, and the network's is the same."""
+        return _together(self.alone, held)
+
+
+def _guarded(step: Any, tensors: Tensors | Failed) -> Tensors | Failed:
+    if isinstance(tensors, Failed):
+        return tensors
+    try:
+        return dict(step(tensors))
+    except Failed as err:
+        return err
+
+
+def _together(step: Any, held: list[Tensors | Failed]) -> list[Tensors | Failed]:
+    """Join what can be joined, run it as one batch, and split the answer again."""
+    sound = [tensors for tensors in held if not isinstance(tensors, Failed)]
+    shapes = {tuple((name, array.shape[1:], array.dtype) for name, array in each.items()) for each in sound}
+    if len(sound) > 1 and len(shapes) == 1:
+        sizes = [len(next(iter(each.values()))) for each in sound]
+        joined = {name: np.concatenate([each[name] for each in sound]) for name in sound[0]}
+        try:
+            made = step(joined)
+        except Failed:
+            made = {}
+        if made and all(len(array) == sum(sizes) for array in made.values()):
+            ends = np.cumsum(sizes).tolist()
+            spans = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+            answers = iter([{name: array[span] for name, array in made.items()} for span in spans])
+            return [each if isinstance(each, Failed) else next(answers) for each in held]
+    return [_guarded(step, each) for each in held]

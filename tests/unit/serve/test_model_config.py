@@ -18,7 +18,11 @@ def test_every_field_stands_in_tritons_schema_under_the_same_name() -> None:
     messages = {"EnsembleStep": schema.ModelEnsembling.Step, "WarmupInput": schema.ModelWarmup.Input}
     policy = schema.ModelVersionPolicy
     messages |= {"ModelLatestVersions": policy.Latest, "ModelAllVersions": policy.All}
-    messages |= {"ModelSpecificVersions": policy.Specific}
+    messages |= {"ModelSpecificVersions": policy.Specific, "RateLimiterResource": schema.ModelRateLimiter.Resource}
+    optimization = schema.ModelOptimizationPolicy
+    accelerators = optimization.ExecutionAccelerators
+    messages |= {"GraphOptimization": optimization.Graph, "CudaOptimization": optimization.Cuda}
+    messages |= {"ExecutionAccelerators": accelerators, "Accelerator": accelerators.Accelerator}
     for name in model_config.__all__:
         declared = getattr(model_config, name)
         if dataclasses.is_dataclass(declared):

@@ -10,8 +10,12 @@ from hypothesis import strategies as st
 
 from compress.errors import RepositoryError
 from serve.model_config import (
+    Accelerator,
+    CudaOptimization,
     DataType,
     EnsembleStep,
+    ExecutionAccelerators,
+    GraphOptimization,
     ModelAllVersions,
     ModelConfig,
     ModelDynamicBatching,
@@ -19,12 +23,17 @@ from serve.model_config import (
     ModelInput,
     ModelInstanceGroup,
     ModelLatestVersions,
+    ModelOptimizationPolicy,
     ModelOutput,
     ModelQueuePolicy,
+    ModelRateLimiter,
+    ModelResponseCache,
     ModelSpecificVersions,
     ModelTensorReshape,
+    ModelTransactionPolicy,
     ModelVersionPolicy,
     ModelWarmup,
+    RateLimiterResource,
     WarmupInput,
 )
 from serve.pbtxt import from_pbtxt, to_pbtxt
@@ -35,18 +44,37 @@ DIMS = st.lists(st.integers(-1, 2**62), max_size=3).map(tuple)
 TYPES = st.sampled_from(typing.get_args(DataType))
 RESHAPES = st.none() | st.builds(ModelTensorReshape, DIMS)
 INPUTS = st.builds(ModelInput, TEXTS, TYPES, DIMS, RESHAPES, st.booleans())
-OUTPUTS = st.builds(ModelOutput, TEXTS, TYPES, DIMS, RESHAPES)
+OUTPUTS = st.builds(ModelOutput, TEXTS, TYPES, DIMS, RESHAPES, TEXTS)
+RATES = st.builds(
+    ModelRateLimiter, st.lists(st.builds(RateLimiterResource, TEXTS, COUNTS), max_size=2).map(tuple), COUNTS
+)
 GROUPS = st.builds(
     ModelInstanceGroup,
     COUNTS,
     st.sampled_from(["KIND_AUTO", "KIND_GPU", "KIND_CPU"]),
     st.lists(COUNTS, max_size=2).map(tuple),
+    st.none() | RATES,
+    st.lists(TEXTS, max_size=2).map(tuple),
 )
 QUEUES = st.builds(ModelQueuePolicy, st.sampled_from(["REJECT", "DELAY"]), COUNTS, st.booleans(), COUNTS)
 BATCHINGS = st.builds(
-    ModelDynamicBatching, st.lists(COUNTS, max_size=2).map(tuple), COUNTS, st.booleans(), st.none() | QUEUES
+    ModelDynamicBatching,
+    st.lists(COUNTS, max_size=2).map(tuple),
+    COUNTS,
+    st.booleans(),
+    COUNTS,
+    COUNTS,
+    st.none() | QUEUES,
+    st.dictionaries(COUNTS, QUEUES, max_size=2),
 )
 MAPS = st.dictionaries(TEXTS, TEXTS, max_size=3)
+ACCELERATORS = st.lists(st.builds(Accelerator, TEXTS, MAPS), max_size=2).map(tuple)
+OPTIMIZATIONS = st.builds(
+    ModelOptimizationPolicy,
+    st.none() | st.builds(GraphOptimization, st.integers(-1, 2)),
+    st.none() | st.builds(CudaOptimization, st.booleans()),
+    st.none() | st.builds(ExecutionAccelerators, ACCELERATORS, ACCELERATORS),
+)
 STEPS = st.builds(EnsembleStep, TEXTS, st.integers(-1, 9), MAPS, MAPS)
 ENSEMBLES = st.builds(ModelEnsembling, st.lists(STEPS, max_size=3).map(tuple))
 POLICIES = st.one_of(
@@ -79,6 +107,11 @@ def configs(draw: st.DrawFn) -> ModelConfig:
         max_batch_size=draw(COUNTS),
         input=tuple(draw(st.lists(INPUTS, max_size=2))),
         output=tuple(draw(st.lists(OUTPUTS, max_size=2))),
+        optimization=draw(st.none() | OPTIMIZATIONS),
+        default_model_filename=draw(TEXTS),
+        metric_tags=draw(MAPS),
+        model_transaction_policy=draw(st.none() | st.builds(ModelTransactionPolicy, st.booleans())),
+        response_cache=draw(st.none() | st.builds(ModelResponseCache, st.booleans())),
         instance_group=tuple(draw(st.lists(GROUPS, max_size=2))),
         dynamic_batching=batching,
         ensemble_scheduling=ensemble,
@@ -95,7 +128,9 @@ def test_what_is_written_is_read_back_the_same(config: ModelConfig) -> None:
 
 
 def test_fields_that_are_not_modelled_are_understood_and_left_out() -> None:
-    config = from_pbtxt('name: "a" optimization { graph { level: 1 } } response_cache { enable: true }')
+    config = from_pbtxt(
+        'name: "a" model_operations { op_library_filename: "x" } batch_input { kind: BATCH_ITEM_SHAPE }'
+    )
     assert config == ModelConfig("a")
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from compress.artifact import Artifact, Measured, StageReport
 from compress.errors import ArtifactError, HookError, RepositoryError
 from serve.model_config import ModelConfig, ModelTensorReshape
+from serve.pack_options import SIZES, ZERO
 from serve.pbtxt import from_pbtxt, to_pbtxt
 from serve.repository import PackOptions, pack, read_models
 from tests.serve_models import hook_file, sum_artifact, tiny_artifact, unbatched_artifact
@@ -55,7 +57,7 @@ def test_without_hooks_one_model_is_written(artifact: Path, repository: Path) ->
     assert [(tensor.name, tensor.data_type, tensor.dims) for tensor in packed.inputs] == [("x", "TYPE_FP32", (4,))]
     assert [tensor.name for tensor in packed.outputs] == ["logits"]
     assert (repository / "tiny/1/model.onnx").read_bytes() == (artifact / "model.onnx").read_bytes()
-    assert sorted(tree(repository)) == ["tiny/1/model.onnx", "tiny/config.pbtxt"]
+    assert sorted(tree(repository)) == ["tiny/.packed.pbtxt", "tiny/1/model.onnx", "tiny/config.pbtxt"]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,8 @@ def test_hooks_make_an_ensemble_of_the_steps_that_there_are(
     assert ensemble.ensemble_scheduling is not None
     assert [step.model_name for step in ensemble.ensemble_scheduling.step] == models
     for name in models:
-        expected = {"1/model.onnx"} if name == "tiny_network" else {"1/hooks.py", "1/model.py"}
+        python = {"1/hook_values.py", "1/hooks.py", "1/model.py"}
+        expected = {".packed.pbtxt"} | ({"1/model.onnx"} if name == "tiny_network" else python)
         assert set(tree(repository / name)) == {"config.pbtxt", *expected}
 
 
@@ -113,10 +116,24 @@ def test_options_become_tritons_own_fields(artifact: Path, repository: Path) -> 
     assert [warmup.batch_size for warmup in config.model_warmup] == [1, 8]
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(PackOptions)])
-def test_an_option_that_makes_no_sense_is_refused(field: str) -> None:
-    with pytest.raises(RepositoryError, match=field.replace("_", "-")):
-        PackOptions(**{field: -1})
+@pytest.mark.parametrize(
+    ("options", "flag", "why"),
+    [
+        *(({name: -1}, name, "or more") for name in (*SIZES, *ZERO)),
+        ({"preferred_batch_size": (64,)}, "preferred-batch-size 64", "1 to 32"),
+        ({"priority_levels": 2}, "priority-levels 2", "go together"),
+        ({"priority_levels": 2, "default_priority_level": 3}, "default-priority-level 3", "2 levels"),
+        ({"priority_levels": 2, "default_priority_level": 1, "preserve_ordering": True}, "preserve-ordering", "order"),
+        ({"dynamic_batching": False, "max_queue_size": 3}, "max-queue-size 3", "which is off"),
+        ({"gpus": (0,)}, "gpus 0", "--device gpu"),
+        ({"accelerator": "cuda"}, "accelerator cuda", "--device gpu"),
+        ({"device": "gpu", "precision": "fp16"}, "precision fp16", "--accelerator tensorrt"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_refused(options: dict[str, Any], flag: str, why: str) -> None:
+    with pytest.raises(RepositoryError, match=flag.replace("_", "-")) as caught:
+        PackOptions(**options)
+    assert why in caught.value.why
 
 
 def test_a_varying_dimension_is_not_warmed_up_and_a_number_for_each_sample_is_reshaped(
@@ -287,9 +304,12 @@ def test_the_packed_network_is_the_artifacts(artifact: Path, repository: Path) -
     assert config_of(repository, "tiny").parameters["model_sha256"] == Artifact.load(artifact).sha256
 
 
-@pytest.mark.parametrize("stage", ["preprocess", "postprocess"])
-def test_the_shipped_repository_is_what_pack_would_write_today(stage: str) -> None:
+def test_the_shipped_repository_is_what_pack_would_write_today(tmp_path: Path) -> None:
     root = Path(__file__).parents[3]
-    version = root / "model_repository" / f"digits_{stage}" / "1"
-    assert (version / "model.py").read_bytes() == (root / "serve" / "hook_model.py").read_bytes()
-    assert (version / "hooks.py").read_bytes() == (root / "examples" / "digits" / "hooks.py").read_bytes()
+    shipped, hooks = root / "model_repository", root / "examples" / "digits" / "hooks.py"
+    pack(shipped / "digits_network/1/model.onnx", repository=tmp_path / "models", name="digits", hooks=hooks)
+    assert tree(tmp_path / "models") == {
+        name: content
+        for name, content in tree(shipped).items()
+        if name.startswith("digits") and "__pycache__" not in name
+    }

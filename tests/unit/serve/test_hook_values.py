@@ -1,4 +1,4 @@
-"""The model.py that Triton runs for a hook: what it needs, and how it turns values into tensors and back."""
+"""What Triton runs for a hook: what it needs, and how it turns values into tensors and back."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serve import hook_model
-from serve.hook_model import named, to_array, to_value
+from serve import hook_values
+from serve.hook_values import named, to_array, to_value
 
-SERVE = Path(hook_model.__file__).parent
+SERVE = Path(hook_values.__file__).parent
 
 
 @pytest.mark.parametrize(
     ("path", "needs"),
     [
-        ("hook_model.py", {"numpy", "packaging", "triton_python_backend_utils"}),
+        ("hook_values.py", {"numpy", "packaging"}),
+        ("hook_model.py", {"numpy", "hook_values", "triton_python_backend_utils"}),
         ("triton/backends/onnxruntime/model.py", {"numpy", "onnxruntime", "triton_python_backend_utils"}),
     ],
 )

@@ -1,0 +1,158 @@
+"""The configuration of the model that runs the network."""
+
+from __future__ import annotations
+
+from compress.artifact import Signature, TensorSpec
+from compress.errors import RepositoryError
+from serve.hook_types import HookTensor, of_spec
+from serve.model_config import (
+    Accelerator,
+    CudaOptimization,
+    ExecutionAccelerators,
+    GraphOptimization,
+    ModelConfig,
+    ModelDynamicBatching,
+    ModelInput,
+    ModelInstanceGroup,
+    ModelLatestVersions,
+    ModelOptimizationPolicy,
+    ModelOutput,
+    ModelQueuePolicy,
+    ModelResponseCache,
+    ModelTensorReshape,
+    ModelVersionPolicy,
+    ModelWarmup,
+    WarmupInput,
+)
+from serve.pack_options import PackOptions
+
+__all__ = ["LABELS", "batching", "input_of", "latest", "network_config", "output_of"]
+
+LABELS = "labels.txt"
+
+
+def network_config(
+    name: str, signature: Signature, *, options: PackOptions, parameters: dict[str, str], backend: str = "onnxruntime"
+) -> ModelConfig:
+    """How Triton runs the network.
+
+    Args:
+        name: of the model.
+        signature: the network's.
+        options: what the user chose.
+        parameters: go into the configuration as they are.
+        backend: that opens the network's file.
+
+    Raises:
+        RepositoryError: Triton can't serve such a signature.
+    """
+    batched = signature.batched
+    tensors = [of_spec(spec.name, spec, batched=batched) for spec in (*signature.inputs, *signature.outputs)]
+    for tensor in tensors:
+        if not tensor.dims and not batched:
+            raise RepositoryError(
+                f"can't serve {tensor.name!r}, a scalar",
+                why="Triton gives a tensor without dimensions to a model with a batch only",
+                mend="export the model with a batch dimension, or with the shape [1] for that tensor",
+            )
+    count = len(signature.inputs)
+    outputs = [output_of(tensor) for tensor in tensors[count:]]
+    if options.labels is not None:
+        first = outputs[0]
+        outputs[0] = ModelOutput(first.name, first.data_type, first.dims, first.reshape, LABELS)
+    largest = options.max_batch_size if batched else 1
+    return ModelConfig(
+        name=name,
+        backend=backend,
+        version_policy=latest(options),
+        max_batch_size=options.max_batch_size if batched else 0,
+        input=tuple(input_of(tensor) for tensor in tensors[:count]),
+        output=tuple(outputs),
+        optimization=_optimization(options),
+        instance_group=(ModelInstanceGroup(options.instances, f"KIND_{options.device.upper()}", options.gpus),),  # type: ignore[arg-type]
+        metric_tags=options.metric_tags,
+        dynamic_batching=batching(options) if batched else None,
+        parameters=parameters | (_runtime(options) if backend == "onnxruntime" else {}),
+        model_warmup=_warmup(signature.inputs, tensors, largest) if options.warmup else (),
+        response_cache=ModelResponseCache(enable=True) if options.response_cache else None,
+    )
+
+
+def latest(options: PackOptions) -> ModelVersionPolicy:
+    """Which versions are served."""
+    return ModelVersionPolicy(latest=ModelLatestVersions(options.serve_latest))
+
+
+def input_of(tensor: HookTensor) -> ModelInput:
+    """A tensor as an input; a number for each item needs a reshape."""
+    return ModelInput(tensor.name, tensor.data_type, tensor.dims or (1,), None if tensor.dims else ModelTensorReshape())
+
+
+def output_of(tensor: HookTensor) -> ModelOutput:
+    """A tensor as an output; a number for each item needs a reshape."""
+    return ModelOutput(
+        tensor.name, tensor.data_type, tensor.dims or (1,), None if tensor.dims else ModelTensorReshape()
+    )
+
+
+def batching(options: PackOptions) -> ModelDynamicBatching | None:
+    """How requests are put together; None when each runs as it comes."""
+    if not options.dynamic_batching:
+        return None
+    policy = ModelQueuePolicy(
+        timeout_action="REJECT",
+        default_timeout_microseconds=options.queue_timeout_microseconds,
+        allow_timeout_override=options.queue_timeout_microseconds > 0,
+        max_queue_size=options.max_queue_size,
+    )
+    bounded = options.queue_timeout_microseconds or options.max_queue_size
+    return ModelDynamicBatching(
+        preferred_batch_size=options.preferred_batch_size,
+        max_queue_delay_microseconds=options.max_queue_delay_microseconds,
+        preserve_ordering=options.preserve_ordering,
+        priority_levels=options.priority_levels,
+        default_priority_level=options.default_priority_level,
+        default_queue_policy=policy if bounded else None,
+    )
+
+
+def _runtime(options: PackOptions) -> dict[str, str]:
+    """ONNX Runtime's threads; they don't spin, because instances share the cores."""
+    return {
+        "intra_op_thread_count": str(options.threads),
+        "inter_op_thread_count": "1",
+        "execution_mode": "0",
+        "session.intra_op.allow_spinning": "0",
+        "session.inter_op.allow_spinning": "0",
+    }
+
+
+def _optimization(options: PackOptions) -> ModelOptimizationPolicy | None:
+    accelerators = []
+    if options.accelerator == "tensorrt":
+        parameters = {"precision_mode": options.precision.upper()} if options.precision else {}
+        if options.engine_cache:
+            parameters |= {"trt_engine_cache_enable": "1", "trt_engine_cache_path": options.engine_cache}
+        accelerators.append(Accelerator("tensorrt", parameters))
+    elif options.accelerator == "cuda":
+        accelerators.append(Accelerator("cuda"))
+    policy = ModelOptimizationPolicy(
+        graph=None if options.graph_level is None else GraphOptimization(options.graph_level),
+        cuda=CudaOptimization(graphs=True) if options.cuda_graphs else None,
+        execution_accelerators=ExecutionAccelerators(tuple(accelerators)) if accelerators else None,
+    )
+    return policy if policy != ModelOptimizationPolicy() else None
+
+
+def _warmup(specs: tuple[TensorSpec, ...], tensors: list[HookTensor], largest: int) -> tuple[ModelWarmup, ...]:
+    """Zeros at batch 1 and at the largest batch; none when another dimension varies, for which no size is sure to run.
+
+    Zeros, because they are an index that every lookup has, and no random bits are read as NaN.
+    """
+    inputs = {
+        spec.name: WarmupInput(tensor.data_type, tensor.dims or (1,), zero_data=True)
+        for spec, tensor in zip(specs, tensors[: len(specs)], strict=True)
+    }
+    if any(-1 in warm.dims for warm in inputs.values()):
+        return ()
+    return tuple(ModelWarmup(f"batch_{size}", size, inputs) for size in sorted({1, largest}))
