@@ -30,6 +30,7 @@ class Triton:
         backends: its own folder of backends; None when it has none that is whole, and `build_backends` makes one.
         stub: the Python backend's stub for the running Python, when `backends` is None.
         python_backend: the folder of libtriton_python.so, when `backends` is None.
+        caches: its folder of response caches.
     """
 
     binary: Path
@@ -37,6 +38,7 @@ class Triton:
     backends: Path | None = None
     stub: Path | None = None
     python_backend: Path | None = None
+    caches: Path | None = None
 
 
 def find_triton(environ: Mapping[str, str] = os.environ) -> Triton:
@@ -93,7 +95,7 @@ def _installed(binary: Path) -> Triton:
             why=f"it has no backends: there is no folder {backends}",
             mend="name the tritonserver of a whole installation, or take it out of TRITONSERVER and PATH",
         )
-    return Triton(binary, backends=backends)
+    return Triton(binary, backends=backends, caches=backends.parent / "caches")
 
 
 def _wheel(environ: Mapping[str, str]) -> Triton:
@@ -110,7 +112,8 @@ def _wheel(environ: Mapping[str, str]) -> Triton:
     check_numpy(importlib.metadata.version("numpy"))
     libraries = (root.parent / "nvidia_pytriton.libs", *_python_library_folder(version, environ))
     server = root / "tritonserver"
-    return Triton(server / "bin" / "tritonserver", libraries, None, stub, server / "backends" / "python")
+    binary, python = server / "bin" / "tritonserver", server / "backends" / "python"
+    return Triton(binary, libraries, stub=stub, python_backend=python, caches=server / "caches")
 
 
 def check_stub(stub: Path, version: str) -> None:

@@ -35,6 +35,8 @@ class TritonOptions:
         explicit: let Triton's model control API load and unload models. Whoever reaches its HTTP port may then run
             code in it: the API takes files along.
         load: load every model at the start; only an explicit one can start without.
+        cache_bytes: of memory for answers, where a model has a response_cache.
+        cpus: the cores that it and its models may run on; empty for all.
     """
 
     start_timeout_s: float = 120.0
@@ -42,6 +44,8 @@ class TritonOptions:
     log_verbose: int = 0
     explicit: bool = False
     load: bool = True
+    cache_bytes: int = 64 * 1024 * 1024
+    cpus: tuple[int, ...] = ()
 
 
 class TritonServer:
@@ -128,7 +132,12 @@ class TritonServer:
             self.log.parent.mkdir(parents=True, exist_ok=True)
             self.log.unlink(missing_ok=True)
             self.log.open("xb").close()
-            self._family = Family(self._command(triton, backends, models), environ=_environ(triton), log=self.log)
+            self._family = Family(
+                self._command(triton, backends, models),
+                environ=_environ(triton),
+                log=self.log,
+                cpus=self._options.cpus,
+            )
             self._wait_until_ready(models)
         except OSError as err:
             self._stop(keep_log=True)
@@ -194,7 +203,17 @@ class TritonServer:
             f"--backend-config=python,shm-default-byte-size={region_bytes(models)}",
             f"--backend-config=python,shm-region-prefix-name={self._memory_prefix}",
             f"--log-verbose={options.log_verbose}",
+            *self._asked_by(models, triton),
         ]
+
+    def _asked_by(self, models: list[ModelInfo], triton: Triton) -> list[str]:
+        """What the server has to be told for what the models' configurations say."""
+        flags = []
+        if any(model.config.response_cache and model.config.response_cache.enable for model in models):
+            flags += [f"--cache-config=local,size={self._options.cache_bytes}", f"--cache-directory={triton.caches}"]
+        if any(group.rate_limiter for model in models for group in model.config.instance_group):
+            flags.append("--rate-limit=execution_count")
+        return flags
 
     def _wait_until_ready(self, models: list[ModelInfo]) -> None:
         """Return when the server and each model say that they are ready, which is after their warm-up."""

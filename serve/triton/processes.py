@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 __all__ = ["Family"]
@@ -25,15 +25,21 @@ class Family:
     thread of its own starts it and waits for it: it doesn't matter which thread makes a Family, or how long that lives.
     """
 
-    def __init__(self, command: list[str], *, environ: Mapping[str, str], log: Path) -> None:
+    def __init__(self, command: list[str], *, environ: Mapping[str, str], log: Path, cpus: Sequence[int] = ()) -> None:
         """Start the command, an absolute path first; stdout and stderr go to the log file.
+
+        Args:
+            command: and its arguments.
+            environ: its environment.
+            log: the file.
+            cpus: the cores that it may run on; empty for all.
 
         Raises:
             OSError: the log can't be written.
         """
         started: queue.Queue[subprocess.Popen[bytes] | OSError] = queue.Queue()
         self._ended = threading.Event()
-        arguments = (command, dict(environ), log, started)
+        arguments = (command, dict(environ), log, ",".join(map(str, cpus)), started)
         threading.Thread(target=self._live, args=arguments, name="triton-parent", daemon=True).start()
         process = started.get()
         if isinstance(process, OSError):
@@ -83,9 +89,10 @@ class Family:
         command: list[str],
         environ: dict[str, str],
         log: Path,
+        cpus: str,
         started: queue.Queue[subprocess.Popen[bytes] | OSError],
     ) -> None:
-        wrapped = [sys.executable, "-I", "-S", str(CHILD), str(os.getpid()), *command]
+        wrapped = [sys.executable, "-I", "-S", str(CHILD), str(os.getpid()), cpus, *command]
         try:
             with log.open("ab") as file:
                 process = subprocess.Popen(
