@@ -48,6 +48,14 @@ ensemble_scheduling {{
   }}
 }}
 """
+METRICS = """\
+model_metrics {
+  metric_control {
+    metric_identifier { family: "nv_inference_first_response_histogram_ms" }
+    histogram_options { buckets: 1 }
+  }
+}
+"""
 MODEL_PY = """\
 import triton_python_backend_utils as pb_utils
 
@@ -304,6 +312,8 @@ CASES: tuple[Case, ...] = (
     Case("batch_output_unknown", "python", more='batch_output { kind: BATCH_SCATTER_WITH_INPUT_SHAPE target_name: "z" source_input: "x" }\n'),
     Case("batch_input_unknown", "python", more='batch_input { kind: BATCH_ELEMENT_COUNT target_name: "n" data_type: TYPE_FP32 source_input: "z" }\n'),
     Case("metric_without_family", more="model_metrics { metric_control { histogram_options { buckets: 1 } } }\n"),
+    Case("metrics_of_a_newer_triton", more=METRICS),
+    Case("limit_of_a_newer_triton", "ensemble", swaps=(("ensemble_scheduling {", "ensemble_scheduling { max_inflight_requests: 2"),)),
     Case("file_of_another", "python", more='default_model_filename: "model.onnx"\n'),
     Case("ensemble_with_file", "ensemble", more='default_model_filename: "model.onnx"\n'),
     # ensembles

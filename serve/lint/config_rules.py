@@ -11,7 +11,7 @@ from typing import Any
 from serve.lint.finding import Finding, Findings, error, warning
 from serve.lint.model import FILES, PLATFORMS, Model
 
-__all__ = ["backend_rules", "batch_tensor_rules", "instance_rules", "metric_rules", "tensor_rules"]
+__all__ = ["backend_rules", "batch_tensor_rules", "instance_rules", "metric_rules", "newer_rules", "tensor_rules"]
 
 ANY = -1
 INT32, FP32 = 8, 11  # of Triton's DataType
@@ -158,3 +158,13 @@ def metric_rules(model: Model) -> Findings:
     for control in getattr(getattr(model.config, "model_metrics", None), "metric_control", ()):
         if not control.metric_identifier.family or not control.histogram_options.buckets:
             yield error(model.name, "a metric_control lacks its family or its buckets", "write both")
+
+
+def newer_rules(model: Model) -> Findings:
+    """Fields that the embedded Triton, release 24.10, can't read: it then refuses the whole file."""
+    message = "{}, which came with a later Triton than the one that `serve up` brings"
+    mend = "leave it out, or serve it with a newer Triton, and lint it with --container"
+    if model.config.HasField("model_metrics"):
+        yield error(model.name, message.format("it has model_metrics"), mend)
+    if model.config.ensemble_scheduling.max_inflight_requests:
+        yield error(model.name, message.format("ensemble_scheduling has max_inflight_requests"), mend)

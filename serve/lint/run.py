@@ -7,7 +7,14 @@ from pathlib import Path
 
 from serve.lint import advice
 from serve.lint.batching_rules import batching_rules, cache_rules, sequence_rules
-from serve.lint.config_rules import backend_rules, batch_tensor_rules, instance_rules, metric_rules, tensor_rules
+from serve.lint.config_rules import (
+    backend_rules,
+    batch_tensor_rules,
+    instance_rules,
+    metric_rules,
+    newer_rules,
+    tensor_rules,
+)
 from serve.lint.ensemble_rules import ensemble_rules, step_rules
 from serve.lint.file_rules import file_rules, onnx_files, onnx_rules, session_rules, version_rules
 from serve.lint.finding import Finding, error, warning
@@ -71,6 +78,7 @@ def lint(repository: Path, *, container: bool = False) -> list[Finding]:
             if not (container and rule is python_rules):
                 found += rule(model)
         found += instance_rules(model, None if container else _gpus())
+        found += [] if container else newer_rules(model)
         found += file_rules(model, None if container else EMBEDDED)
         found += advice.batch_advice(model, files)
         if files is not None:
