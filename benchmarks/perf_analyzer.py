@@ -47,7 +47,7 @@ def install(folder: Path = FOLDER) -> tuple[Path, dict[str, str]]:
 
 def main() -> None:
     binary, environ = install()
-    os.execve(binary, [str(binary), *sys.argv[1:]], environ)
+    os.execve(binary, [str(binary), *sys.argv[1:]], environ)  # noqa: S606 - becoming that program is the point
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -141,8 +142,10 @@ def lint(
 
 
 @app.command
-def up(repository: Path, *, options: Annotated[UpOptions | None, Flat] = None) -> None:
+def up(repository: Path | None = None, *, options: Annotated[UpOptions | None, Flat] = None) -> None:
     """Start Triton on a model repository, and the gateway in front of it; Ctrl-C or SIGTERM drains both.
+
+    A Triton that dies is started again; the gateway answers 503 meanwhile.
 
     Parameters
     ----------
@@ -151,22 +154,44 @@ def up(repository: Path, *, options: Annotated[UpOptions | None, Flat] = None) -
     """
     from serve.up import up as run
 
-    out.print(f"starting Triton on {repository} …")
-    run(repository, options or UpOptions(), on_ready=_show)
+    options = options or UpOptions()
+    if options.docker == "print" and repository is not None:
+        from serve.container import IMAGE, container_command
+        from serve.repository import read_models
+        from serve.triton.ports import Ports
+
+        ports = Ports(options.triton_http_port, options.triton_grpc_port, options.triton_metrics_port)
+        image, explicit = options.image or IMAGE, options.model_control
+        command = container_command(repository, read_models(repository), ports=ports, image=image, explicit=explicit)
+        print(shlex.join(command))
+        return
+    if options.triton is None and repository is not None:
+        out.print(f"starting Triton on {repository} …")
+    run(repository, options, on_ready=_show, on_event=lambda text: out.print(text, markup=False))
     out.print("stopped")
 
 
 def _show(started: Started) -> None:
-    from serve.versions import served
-
-    out.print(f"Triton is ready after {started.seconds:.1f} s, at {started.triton} (this machine only)")
-    for model in started.models:
-        kind = model.config.platform or model.config.backend
-        others = ", ".join(str(number) for number in model.versions if number != served(model.config, model.versions))
-        version = f"version {served(model.config, model.versions)}" + (f" (there are {others}, too)" if others else "")
-        out.print(f"  {model.name:<28} {kind:<12} {version}")
+    if started.seconds:
+        out.print(f"Triton is ready after {started.seconds:.1f} s")
+    configs = {model.name: model.config for model in started.models}
+    table = Table("model", "runs on", "version", "state", "instances", "ask it at")
+    for row in started.loaded:
+        config = configs.get(row.name)
+        kind = (config.platform or config.backend) if config else ""
+        count = sum(group.count for group in config.instance_group) if config else 0
+        part = config is not None and config.parameters.get("part_of", row.name) != row.name
+        url = "" if part else f"{started.gateway}/predict/{row.name}"
+        table.add_row(row.name, kind, row.version, row.state, str(count) if count else "", url)
+    Console(highlight=False, width=None if sys.stdout.isatty() else 140).print(table)
+    for name, address in (("Triton", started.triton), *started.endpoints):
+        out.print(f"{name:<8} {address}   (this machine only)")
+    if started.log is not None:
+        out.print(f"log      {started.log}")
+    for text in started.warnings:
+        out.print(f"[yellow]![/] {escape(text)}")
     out.print(f"gateway  {started.gateway}   try it: {started.gateway}/docs")
-    out.print("Ctrl-C stops both")
+    out.print("Ctrl-C stops both" if started.seconds else "Ctrl-C stops the gateway")
 
 
 @hooks_app.command(name="check")

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit
 
 from compress.errors import ServerError
 
-__all__ = ["Loaded", "list_models", "load_model", "unload_model"]
+__all__ = ["Loaded", "list_models", "load_alone", "load_model", "unload_model"]
 
 TIMEOUT_S = 120.0
 
@@ -55,7 +55,16 @@ def load_model(url: str, name: str) -> None:
     known = {model.name for model in list_models(url)}
     for part in (*(f"{name}{suffix}" for suffix in ("_preprocess", "_network", "_postprocess")), name):
         if part in known or part == name:
-            _post(url, f"/v2/repository/models/{quote(part, safe='')}/load")
+            load_alone(url, part)
+
+
+def load_alone(url: str, name: str) -> None:
+    """Load one model, or load it again, and nothing else.
+
+    Raises:
+        ServerError: Triton refuses; what was loaded before stays.
+    """
+    _post(url, f"/v2/repository/models/{quote(name, safe='')}/load")
 
 
 def unload_model(url: str, name: str) -> None:

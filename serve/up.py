@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import subprocess
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
 from compress.errors import ServerError
+from serve.container import IMAGE, container_command
+from serve.control import Loaded, list_models
 from serve.gateway.server import check_port, forwarding_signals, serve_gateway
 from serve.gateway.settings import Settings
+from serve.lint.advice import core_advice
+from serve.lint.model import read
 from serve.repository import ModelInfo, read_models
+from serve.supervisor import Backoff, supervise
 from serve.triton.launch import Ports, TritonOptions, TritonServer
-from serve.up_options import UpOptions
+from serve.up_options import UpOptions, cpus_of
+from serve.watch import follow
 
 __all__ = ["Started", "up"]
 
-# Triton is asked this often whether it still lives, in seconds.
-WATCH_S = 0.25
+LOOK_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -31,78 +41,189 @@ class Started:
     Attributes:
         gateway: its URL.
         triton: the URL of Triton's HTTP endpoint.
-        models: what is served.
+        loaded: the models that it has, with their state.
+        models: those of the repository; empty for a Triton that ran already.
         seconds: how long Triton took to be ready.
+        endpoints: its other addresses, by name.
+        log: the file that it writes; None for a Triton elsewhere.
+        warnings: what to mend.
     """
 
     gateway: str
     triton: str
-    models: tuple[ModelInfo, ...]
-    seconds: float
+    loaded: tuple[Loaded, ...]
+    models: tuple[ModelInfo, ...] = ()
+    seconds: float = 0.0
+    endpoints: tuple[tuple[str, str], ...] = ()
+    log: Path | None = None
+    warnings: tuple[str, ...] = ()
 
 
-def up(repository: Path, options: UpOptions, *, on_ready: Callable[[Started], None]) -> None:
-    """Serve a repository until SIGINT or SIGTERM; then drain the gateway first and Triton after it.
+def up(
+    repository: Path | None,
+    options: UpOptions,
+    *,
+    on_ready: Callable[[Started], None],
+    on_event: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Serve until SIGINT or SIGTERM; then drain the gateway first and Triton after it.
 
     Args:
-        repository: what `serve pack` wrote.
+        repository: what `serve pack` wrote; None for a Triton that runs already.
         options: ports and times.
         on_ready: called once, when requests are answered.
+        on_event: told what happens later: a restart, a reload.
 
     Raises:
         RepositoryError: there is nothing to serve.
-        ServerError: a port is taken, a model does not load, or Triton died.
+        ServerError: a port is taken, a model does not load, or Triton died too often.
     """
+    if (repository is None) == (options.triton is None):
+        raise ServerError(
+            "can't tell what to serve",
+            why="there is neither a repository nor a Triton" if repository is None else "both are given",
+            mend="name a model repository, or give --triton URL",
+        )
+    # Until the event loop takes the signals over, SIGTERM ends the start as Ctrl-C does: Triton is stopped, not left.
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        if options.triton is not None:
+            loaded = tuple(list_models(options.triton))
+            url = options.triton
+            _gateway(options, url, lambda at: on_ready(Started(at, url, loaded)))
+        elif repository is not None:
+            check_port(options.host, options.port)
+            serve = _container if options.docker == "run" else _embedded
+            serve(repository, options, on_ready, on_event)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _embedded(
+    repository: Path, options: UpOptions, on_ready: Callable[[Started], None], on_event: Callable[[str], None]
+) -> None:
     models = tuple(read_models(repository))
-    check_port(options.host, options.port)
+    cpus = cpus_of(options.cpus)
     triton = TritonServer(
         repository,
         ports=Ports(options.triton_http_port, options.triton_grpc_port, options.triton_metrics_port),
         options=TritonOptions(
             start_timeout_s=options.start_timeout,
             stop_timeout_s=options.drain_timeout,
-            explicit=options.model_control,
+            explicit=options.model_control or options.watch,
+            cache_bytes=options.cache_mb * 1024 * 1024,
+            cpus=cpus,
         ),
-        log=options.log,
+        log=options.log or Path(tempfile.gettempdir()) / f"serve-up-{os.getpid()}.log",
     )
-    # Until the event loop takes the signals over, SIGTERM ends the start as Ctrl-C does: Triton is stopped, not left.
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     begun = time.perf_counter()
-    try:
-        with triton:
-            seconds = time.perf_counter() - begun
-            settings = Settings(
-                upstream=f"http://{triton.http_address}",
-                host=options.host,
-                port=options.port,
-                drain_timeout_s=max(1, round(options.drain_timeout)),
+    with triton:
+        seconds = time.perf_counter() - begun
+        url = f"http://{triton.http_address}"
+        endpoints = (("gRPC", triton.grpc_address), ("metrics", f"http://{triton.metrics_address}/metrics"))
+        warnings = tuple(_advice(repository, cpus))
+        watching = [follow(repository, url, on_event)] if options.watch else []
+        watching.insert(0, supervise(triton, Backoff(options.restarts), on_event))
+
+        def ready(gateway: str) -> None:
+            loaded = tuple(list_models(url))
+            on_ready(Started(gateway, url, loaded, models, seconds, endpoints, triton.log, warnings))
+
+        _gateway(options, url, ready, *watching)
+        if not triton.running:
+            raise ServerError(
+                "Triton has died",
+                why=f"the process ended by itself {options.restarts + 1} times; its log is in {triton.log}",
+                mend="look at the end of the log, then start again",
             )
 
-            def ready(url: str) -> None:
-                on_ready(Started(url, settings.upstream, models, seconds))
 
-            uvloop.run(_serve(settings, triton, ready))
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+def _advice(repository: Path, cpus: Sequence[int]) -> list[str]:
+    """Instances and threads that are more than the cores."""
+    models = [read(folder) for folder in sorted(repository.iterdir()) if (folder / "config.pbtxt").is_file()]
+    cores = len(cpus) or len(os.sched_getaffinity(0))
+    return [f"{finding.model}: {finding.what}; {finding.mend}" for finding in core_advice(models, cores)]
 
 
-async def _serve(settings: Settings, triton: TritonServer, on_ready: Callable[[str], None]) -> None:
-    stop, force = asyncio.Event(), asyncio.Event()
-    watcher = asyncio.ensure_future(_until_dead(triton, stop))
+def _container(
+    repository: Path, options: UpOptions, on_ready: Callable[[Started], None], _on_event: Callable[[str], None]
+) -> None:
+    models = read_models(repository)
+    ports = Ports(options.triton_http_port, options.triton_grpc_port, options.triton_metrics_port)
+    command = container_command(
+        repository, models, ports=ports, image=options.image or IMAGE, explicit=options.model_control
+    )
+    url = f"http://127.0.0.1:{ports.http_port}"
+    begun = time.perf_counter()
     try:
-        with forwarding_signals(stop, force):
-            await serve_gateway(settings, stop=stop, on_ready=on_ready, force=force)
-    finally:
-        watcher.cancel()
-    if not triton.running:
+        process = subprocess.Popen(command, start_new_session=True)
+    except OSError as err:
         raise ServerError(
-            "Triton has died",
-            why=f"the process ended by itself; its log is in {triton.log}",
-            mend="look at the end of the log, then start again",
+            "can't run the container", why=str(err), mend="install docker, or leave --docker out"
+        ) from err
+    try:
+        while not _answers(url):
+            if process.poll() is not None:
+                raise ServerError(
+                    "can't serve in the container",
+                    why=f"docker ended with code {process.returncode}",
+                    mend="see what it said above",
+                )
+            if time.perf_counter() - begun > options.start_timeout:
+                raise ServerError(
+                    "can't serve in the container", why=f"not ready after {options.start_timeout:g} s",
+                    mend="see what it said above, or give --start-timeout",
+                )  # fmt: skip
+            time.sleep(LOOK_S)
+        seconds = time.perf_counter() - begun
+        ended = _until_ended(process)
+        _gateway(
+            options, url, lambda at: on_ready(Started(at, url, tuple(list_models(url)), tuple(models), seconds)), ended
         )
+    finally:
+        process.terminate()
+        process.wait(options.drain_timeout + 10)
 
 
-async def _until_dead(triton: TritonServer, stop: asyncio.Event) -> None:
-    while triton.running:  # noqa: ASYNC110  a process that ends sets no event
-        await asyncio.sleep(WATCH_S)
-    stop.set()
+def _answers(url: str) -> bool:
+    try:
+        return all(row.state == "READY" for row in list_models(url))
+    except ServerError:
+        return False
+
+
+async def _until_ended(process: subprocess.Popen[bytes]) -> None:
+    while process.poll() is None:  # noqa: ASYNC110  a process that ends sets no event
+        await asyncio.sleep(LOOK_S)
+
+
+def _gateway(options: UpOptions, url: str, on_ready: Callable[[str], None], *beside: Coroutine[Any, Any, None]) -> None:
+    """Run the gateway, and what works beside it; it ends with the first of these, or with a signal."""
+    settings = Settings(
+        upstream=url, host=options.host, port=options.port, drain_timeout_s=max(1, round(options.drain_timeout))
+    )
+    uvloop.run(_serve(settings, on_ready, beside))
+
+
+async def _serve(
+    settings: Settings, on_ready: Callable[[str], None], beside: Sequence[Coroutine[Any, Any, None]]
+) -> None:
+    stop, force = asyncio.Event(), asyncio.Event()
+    with forwarding_signals(stop, force):
+        async with _working(beside, stop):
+            await serve_gateway(settings, stop=stop, on_ready=on_ready, force=force)
+
+
+@asynccontextmanager
+async def _working(beside: Sequence[Coroutine[Any, Any, None]], stop: asyncio.Event) -> AsyncIterator[None]:
+    tasks = [asyncio.ensure_future(each) for each in beside]
+    for task in tasks:
+        task.add_done_callback(lambda _: stop.set())
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                raise outcome

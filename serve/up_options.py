@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-__all__ = ["UpOptions"]
+from compress.errors import ServerError
+
+__all__ = ["UpOptions", "cpus_of"]
 
 
 @dataclass(frozen=True)
@@ -17,6 +21,9 @@ class UpOptions:
 
     port: int = 8080
     """Port of the gateway; here and below, 0 takes a free one."""
+
+    triton: str | None = None
+    """URL of a Triton that runs already, in place of a repository; only the gateway is started."""
 
     triton_http_port: int = 8000
     """Triton's HTTP endpoint."""
@@ -30,11 +37,52 @@ class UpOptions:
     model_control: bool = False
     """Let `serve models` load and unload through Triton's own port; then any process of this machine can."""
 
+    watch: bool = False
+    """Load what changes in the repository; implies --model-control."""
+
+    restarts: int = 5
+    """How often Triton is started again in a row when it dies, after 0.5 s, 1 s, 2 s and so on; 0 for never."""
+
+    cpus: str | None = None
+    """The cores that Triton and its models may run on, as in 0-3,6; all by default."""
+
+    cache_mb: int = 64
+    """Memory for answers, where a model was packed with --response-cache, in MiB."""
+
+    docker: Literal["print", "run"] | None = None
+    """Print the command that serves the repository in NVIDIA's container, or run it in place of the embedded Triton."""
+
+    image: str | None = None
+    """The container image for --docker."""
+
     log: Path | None = None
-    """Keep Triton's own log in this file; otherwise it is kept only when something fails."""
+    """Triton's own log; by default a file among the temporary ones, which stays."""
 
     start_timeout: float = 120.0
     """How long all models together may take to load and warm up, in seconds."""
 
     drain_timeout: float = 30.0
     """How long requests in flight may take to end when the server stops, in seconds."""
+
+    def __post_init__(self) -> None:
+        if self.restarts < 0 or self.cache_mb < 1:
+            name, value = ("restarts", self.restarts) if self.restarts < 0 else ("cache-mb", self.cache_mb)
+            raise ServerError(f"can't serve with --{name} {value}", why="it is too small", mend="give a larger number")
+        cpus_of(self.cpus)
+
+
+def cpus_of(text: str | None) -> tuple[int, ...]:
+    """The cores that "0-3,6" names; () for None.
+
+    Raises:
+        ServerError: it is no list of cores.
+    """
+    if text is None:
+        return ()
+    cores: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if match is None:
+            raise ServerError(f"can't run on the cores {text!r}", why="it is no list", mend="write it as in 0-3,6")
+        cores |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return tuple(sorted(cores))

@@ -7,6 +7,7 @@ import os
 import secrets
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +84,7 @@ class TritonServer:
         self._family: Family | None = None
         self._run_folder: tempfile.TemporaryDirectory[str] | None = None
         self._memory_prefix = f"{token}-"
+        self._given_up = threading.Event()
 
     @property
     def http_address(self) -> str:
@@ -148,6 +150,22 @@ class TritonServer:
             self._stop(keep_log=True)  # it is evidence now
             raise
         return self
+
+    def restart(self) -> Self:
+        """Start it again on the same ports after it has died; the log of before is kept as LOG.previous.
+
+        Raises:
+            ServerError: as `start` does.
+        """
+        if self.log.exists():
+            self.log.replace(self.log.with_name(f"{self.log.name}.previous"))
+        self._stop(keep_log=True)
+        self._wanted = self._ports
+        return self.start()
+
+    def give_up(self) -> None:
+        """End a start that is under way in another thread; it then fails, and none succeeds any more."""
+        self._given_up.set()
 
     def stop(self) -> None:
         """Let requests in flight end, stop the server, and kill what is left; a second call does nothing.
@@ -224,6 +242,8 @@ class TritonServer:
                 paths.pop(0)
             elif not self.running:
                 raise self._failed("tritonserver ended before it was ready")
+            elif self._given_up.is_set():
+                raise self._failed("the start was given up")
             elif time.monotonic() > deadline:
                 raise self._failed(f"not ready after {self._options.start_timeout_s:g} s")
             else:

@@ -8,6 +8,8 @@ backend of that name reads, so that one model repository is served by either:
     enable_mem_arena, enable_mem_pattern           "0" or "1"
     session.*                                      any session configuration entry of ONNX Runtime
     optimization { graph { level } }               -1 basic, 0 all, 1 extended, 2 none
+    optimization { cuda { graphs } }               CUDA graphs, for instances on GPUs
+    optimization { execution_accelerators }        gpu: "tensorrt" and "cuda", cpu: "openvino", with their parameters
 
 Threads don't spin while they wait unless session.intra_op.allow_spinning says "1": instances share their cores.
 """
@@ -53,11 +55,18 @@ class TritonPythonModel:
             raise RuntimeError("config.pbtxt says decoupled, and ONNX Runtime gives one answer to each request")
         self.batched = int(config["max_batch_size"]) > 0
         gpu = int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None
-        self.session = onnxruntime.InferenceSession(str(path), session_options(config), providers=providers(gpu))
+        self.session = onnxruntime.InferenceSession(
+            str(path), session_options(config), providers=providers(config, gpu)
+        )
         self.inputs = [tensor["name"] for tensor in config["input"]]
+        self.optional = {tensor["name"] for tensor in config["input"] if tensor.get("optional")}
         self.outputs = [tensor["name"] for tensor in config["output"]]
         self.strings = {tensor["name"] for tensor in config["input"] if tensor["data_type"] == "TYPE_STRING"}
-        check("input", config["input"], self.session.get_inputs(), batched=self.batched)
+        given = [*self.session.get_inputs(), *self.session.get_overridable_initializers()]
+        check("input", config["input"], given, batched=self.batched)
+        needed = {node.name for node in self.session.get_inputs()} & self.optional
+        if needed:
+            raise RuntimeError(f"config.pbtxt says optional of {sorted(needed)}, and model.onnx has no value for it")
         check("output", config["output"], self.session.get_outputs(), batched=self.batched)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
@@ -79,11 +88,13 @@ class TritonPythonModel:
 
     def _together(self, requests: Sequence[Any]) -> list[Any]:
         feeds = [self._feed(request) for request in requests]
+        if len({frozenset(feed) for feed in feeds}) > 1:
+            raise ValueError("some requests leave an optional input out")
         wanted = [self._wanted(request) for request in requests]
         every = [name for name in self.outputs if any(name in names for names in wanted)]
-        batch = {name: np.concatenate([feed[name] for feed in feeds]) for name in self.inputs}
+        batch = {name: np.concatenate([feed[name] for feed in feeds]) for name in feeds[0]}
         outputs = dict(zip(every, self.session.run(every, batch), strict=True))
-        sizes = [len(feed[self.inputs[0]]) for feed in feeds]
+        sizes = [len(next(iter(feed.values()))) for feed in feeds]
         if any(len(array) != sum(sizes) for array in outputs.values()):
             raise ValueError("an output does not have the batch's length")
         responses, start = [], 0
@@ -96,7 +107,10 @@ class TritonPythonModel:
     def _feed(self, request: Any) -> dict[str, Array]:
         feed = {}
         for name in self.inputs:
-            array = pb_utils.get_input_tensor_by_name(request, name).as_numpy()
+            tensor = pb_utils.get_input_tensor_by_name(request, name)
+            if tensor is None and name in self.optional:  # the initializer of that name holds
+                continue
+            array = tensor.as_numpy()
             if name in self.strings:  # Triton has bytes, ONNX Runtime wants text
                 texts = [value.decode("utf-8") if isinstance(value, bytes) else value for value in array.ravel()]
                 array = np.array(texts, np.object_).reshape(array.shape)
@@ -129,13 +143,49 @@ def session_options(config: Mapping[str, Any]) -> Any:
     return options
 
 
-def providers(gpu: int | None) -> list[Any]:
-    """ONNX Runtime's execution providers for an instance on that GPU, or on the CPU."""
-    if gpu is None:
-        return ["CPUExecutionProvider"]
-    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        raise RuntimeError("instance_group asks for KIND_GPU, and the installed ONNX Runtime has no CUDA: use KIND_CPU")
-    return [("CUDAExecutionProvider", {"device_id": gpu}), "CPUExecutionProvider"]
+def providers(config: Mapping[str, Any], gpu: int | None) -> list[Any]:
+    """ONNX Runtime's execution providers for an instance on that GPU, or on the CPU, the preferred one first.
+
+    Raises:
+        RuntimeError: one is asked for that the installed ONNX Runtime lacks; falling back would hide it.
+    """
+    optimization = config.get("optimization", {})
+    accelerators = optimization.get("execution_accelerators", {})
+    asked = accelerators.get("gpu_execution_accelerator" if gpu is not None else "cpu_execution_accelerator", [])
+    device = {"device_id": str(gpu)}
+    found: list[tuple[str, dict[str, str]]] = []
+    cuda: dict[str, str] = {}
+    for accelerator in asked:
+        name, parameters = accelerator["name"], dict(accelerator.get("parameters", {}))
+        if name == "tensorrt":
+            found.append(("TensorrtExecutionProvider", device | tensorrt_options(parameters)))
+        elif name == "cuda":
+            cuda = parameters
+        elif name == "openvino":
+            found.append(("OpenVINOExecutionProvider", parameters))
+        else:
+            raise RuntimeError(f"execution_accelerators names {name!r}; known are tensorrt, cuda and openvino")
+    if gpu is not None:
+        graphs = {"enable_cuda_graph": "1"} if optimization.get("cuda", {}).get("graphs") else {}
+        found.append(("CUDAExecutionProvider", device | graphs | cuda))
+    for name, _ in found:
+        if name not in onnxruntime.get_available_providers():
+            why = (
+                "instance_group asks for KIND_GPU" if name.startswith("CUDA") else "execution_accelerators asks for it"
+            )
+            raise RuntimeError(f"the installed ONNX Runtime has no {name}, and {why}")
+    return [*found, "CPUExecutionProvider"]
+
+
+def tensorrt_options(parameters: Mapping[str, str]) -> dict[str, str]:
+    """The C++ backend's parameters of the TensorRT provider as that provider's own options."""
+    options = {key: value for key, value in parameters.items() if key.startswith("trt_")}
+    if "max_workspace_size_bytes" in parameters:
+        options["trt_max_workspace_size"] = parameters["max_workspace_size_bytes"]
+    precision = parameters.get("precision_mode", "FP32")
+    if precision in ("FP16", "INT8"):
+        options[f"trt_{precision.lower()}_enable"] = "1"
+    return options
 
 
 def check(what: str, declared: Sequence[Mapping[str, Any]], nodes: Sequence[Any], *, batched: bool) -> None:

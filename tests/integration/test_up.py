@@ -1,0 +1,206 @@
+"""`serve up` as its user has it: a command that shows what it serves, keeps it alive, and follows the repository."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve.cli import main
+from serve.repository import PackOptions, pack
+from serve.triton.launch import Ports, TritonServer
+from tests.serve_models import HOOKS, hook_file, tiny_artifact
+
+pytestmark = pytest.mark.integration
+FREE = [word for flag in ("", "triton-http-", "triton-grpc-", "triton-metrics-") for word in (f"--{flag}port", "0")]
+ONE = PackOptions(instances=1)
+
+
+class Up:
+    """A running `serve up`, and what it has said so far."""
+
+    def __init__(self, *words: str, log: Path) -> None:
+        self.log = log
+        with log.open("wb") as file:
+            environ = os.environ | {"PYTHONUNBUFFERED": "1"}
+            command = [sys.executable, "-m", "serve", "up", *words]
+            self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environ)
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text(encoding="utf-8")
+
+    def until(self, what: Callable[[], Any], seconds: float = 60.0) -> Any:
+        """What the call gives, as soon as it is something."""
+        deadline = time.monotonic() + seconds
+        while not (found := what()):
+            assert self.process.poll() is None or time.monotonic() < deadline - seconds + 5, self.said
+            assert time.monotonic() < deadline, self.said
+            time.sleep(0.05)
+        return found
+
+    def url(self) -> str:
+        match = self.until(lambda: re.search(r"gateway +(http://\S+)", self.said))
+        return str(match[1])
+
+
+@contextmanager
+def up(folder: Path, *words: str) -> Iterator[Up]:
+    running = Up(*words, log=folder / "up.log")
+    try:
+        yield running
+    finally:
+        running.process.send_signal(signal.SIGINT)
+        running.process.wait(60)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    tiny_artifact(tmp_path / "tiny")
+    pack_letters(tmp_path, "abc")
+    return tmp_path / "models"
+
+
+def pack_letters(folder: Path, letters: str) -> None:
+    hooks = hook_file(folder, HOOKS.replace('"abc"', f'"{letters}"'))
+    pack(folder / "tiny", repository=folder / "models", name="tiny", hooks=hooks, options=ONE)
+
+
+def label(url: str, model: str = "tiny") -> str:
+    """The answer of the model, or the status that says why there is none."""
+    request = urllib.request.Request(f"{url}/predict/{model}", json.dumps({"text": "0,2,1,0"}).encode())
+    request.add_header("Content-Type", "application/json")
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return str(json.load(answer)["outputs"]["label"])
+    except urllib.error.HTTPError as err:
+        with err:
+            return str(err.code)
+
+
+def triton_of(process: subprocess.Popen[bytes]) -> int:
+    """The tritonserver that a `serve up` started; it may be another one later."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                name, _, rest = (folder / "stat").read_text().rpartition(")")
+            except OSError:
+                continue
+            state, parent = rest.split()[:2]
+            if int(parent) == process.pid and "tritonserver" in name and state != "Z":
+                return int(folder.name)
+    return 0
+
+
+def test_it_shows_what_it_serves_and_ends_in_order(tmp_path: Path, repository: Path) -> None:
+    log = tmp_path / "triton.log"
+    with up(tmp_path, str(repository), *FREE, "--log", str(log), "--cpus", "0", "--restarts", "0") as running:
+        url = running.url()
+        assert label(url) == "b"
+        assert os.sched_getaffinity(triton_of(running.process)) == {0}
+        said = running.said
+    for text in ("tiny_network", "onnxruntime", "READY", f"{url}/predict/tiny", "gRPC", "metrics", str(log)):
+        assert text in said
+    assert "Started" in log.read_text(encoding="utf-8")
+    assert running.process.returncode == 0
+    assert running.said.endswith("stopped\n")
+
+
+def test_a_triton_that_dies_is_started_again_behind_the_same_gateway(tmp_path: Path, repository: Path) -> None:
+    with up(tmp_path, str(repository), *FREE) as running:
+        url = running.url()
+        first = running.until(lambda: triton_of(running.process))
+        os.kill(first, signal.SIGKILL)
+        running.until(lambda: label(url) in ("502", "503"))
+        running.until(lambda: "ready again" in running.said)
+        assert label(url) == "b"
+        assert triton_of(running.process) not in (0, first)
+    assert "Triton has died; it is started again in 0.5 s" in running.said
+    assert running.process.returncode == 0
+
+
+def test_a_triton_that_dies_too_often_ends_it(tmp_path: Path, repository: Path) -> None:
+    with up(tmp_path, str(repository), *FREE, "--restarts", "0") as running:
+        running.url()
+        os.kill(running.until(lambda: triton_of(running.process)), signal.SIGKILL)
+        assert running.process.wait(30) != 0
+    assert "error: Triton has died" in running.said
+
+
+def test_what_changes_in_the_repository_is_loaded(tmp_path: Path, repository: Path) -> None:
+    with up(tmp_path, str(repository), *FREE, "--watch") as running:
+        url = running.url()
+        assert label(url) == "b"
+        pack_letters(tmp_path, "xyz")
+        running.until(lambda: label(url) == "y")
+        pack(tmp_path / "tiny", repository=repository, name="other", options=ONE)
+        running.until(lambda: "other is loaded" in running.said)
+        (repository / "tiny_network/2/model.onnx").write_bytes(b"damaged")
+        running.until(lambda: "what was loaded goes on" in running.said)
+        assert label(url) == "y"
+        (repository / "other").rename(tmp_path / "aside")
+        running.until(lambda: "other is no longer served" in running.said)
+
+
+def test_a_triton_elsewhere_gets_a_gateway(tmp_path: Path, repository: Path) -> None:
+    with TritonServer(repository, ports=Ports(0, 0, 0)) as triton:
+        with up(tmp_path, "--triton", f"http://{triton.http_address}", "--port", "0") as running:
+            assert label(running.url()) == "b"
+            assert "tiny_network" in running.said
+        assert triton.running
+
+
+def test_the_container_command_is_printed(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["up", str(repository), "--docker", "print", "--image", "triton:test", "--triton-http-port", "9000"])
+    assert ended.value.code in (0, None)
+    words = shlex.split(capsys.readouterr().out)
+    assert words[:3] == ["docker", "run", "--rm"]
+    assert "--publish=127.0.0.1:9000:8000" in words
+    assert f"--volume={repository.absolute()}:/models:ro" in words
+    assert words[words.index("triton:test") + 1] == "tritonserver"
+
+
+def test_a_container_that_ends_is_told(
+    tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    docker = tmp_path / "bin/docker"
+    docker.parent.mkdir()
+    docker.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\nexit 125\n')
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{docker.parent}:{os.environ['PATH']}")
+    with pytest.raises(SystemExit) as ended:
+        main(["up", str(repository), "--docker", "run", "--port", "0"])
+    assert ended.value.code == 2
+    assert "docker ended with code 125" in capsys.readouterr().err
+    assert (tmp_path / "asked").read_text().startswith("run --rm --shm-size=")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([], "neither a repository nor a Triton"),
+        (["models", "--triton", "http://127.0.0.1:1"], "both are given"),
+        (["--triton", "http://127.0.0.1:1"], "refused"),
+        (["models", "--cpus", "a-b"], "it is no list"),
+        (["models", "--restarts", "-1"], "it is too small"),
+    ],
+)
+def test_what_can_t_be_served_is_told(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["up", *words])
+    assert ended.value.code == 2
+    assert why in capsys.readouterr().err
