@@ -324,6 +324,59 @@ def infer(file: Path, *, model: str, url: str = "http://127.0.0.1:8080", timeout
     print(json.dumps(infer_file(url, model, file, timeout_s=timeout), indent=2, ensure_ascii=False))
 
 
+@app.command
+def verify(
+    name: str,
+    *,
+    eval_: Annotated[Path, Parameter(name="--eval")],
+    artifact: Path | None = None,
+    tolerance: float = 0.0,
+    output: str | None = None,
+    url: str = "http://127.0.0.1:8080",
+    timeout: float = 30.0,
+) -> None:
+    """Measure a model's accuracy through the server, hooks included; exit code 1 when it is not the artifact's own.
+
+    Parameters
+    ----------
+    name
+        Of the served model.
+    eval_
+        A .npz with an array for each input of the served model and one of labels (label or y), or a folder of files in
+        subfolders named by label, or with a labels.csv.
+    artifact
+        What was packed; the accuracy that `compress` measured of it is expected.
+    tolerance
+        How far the two may be apart, as a share: 0.002 is 0.2 points.
+    output
+        The output that holds the label or the scores; the first by default.
+    url
+        The gateway.
+    timeout
+        For each answer, in seconds.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    from serve.verify import verify as run
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("")
+        found = run(
+            url, name, eval_, artifact=artifact, tolerance=tolerance, output=output, timeout_s=timeout,
+            on_progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )  # fmt: skip
+    out.print(f"{name} through the server: {found.accuracy:.2%} of {found.count:,} samples")
+    if found.expected is not None:
+        word = "the same, within the tolerance" if found.holds else "[red]not the same[/]"
+        out.print(f"the artifact's own: {found.expected:.2%}; {word}")
+    if not found.holds:
+        for number, label, answer in found.wrong:
+            out.print(f"  sample {number} is {label}, the answer was {answer}", markup=False)
+        sys.exit(1)
+
+
 @app.command(name="load")
 def load_test(url: str = "http://127.0.0.1:8080", *, options: Annotated[LoadOptions, Flat]) -> None:
     """Send requests as fast as they are answered, and report throughput, latency and errors.

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from compress.errors import ServerError
 from serve.http_message import Address
 
-__all__ = ["infer_file"]
+__all__ = ["infer_content", "infer_file"]
 
 
 def infer_file(url: str, model: str, path: Path, *, timeout_s: float = 30.0) -> dict[str, Any]:
@@ -31,18 +31,26 @@ def infer_file(url: str, model: str, path: Path, *, timeout_s: float = 30.0) -> 
         ServerError: the file can't be read, the gateway can't be reached, or it refuses.
     """
     try:
-        address = Address.parse(url)
         content = path.read_bytes()
-    except ValueError as err:
-        raise ServerError("can't ask the gateway", why=str(err), mend="name it as http://host:port") from err
     except OSError as err:
         raise ServerError(f"can't read {path}", why=err.strerror or str(err), mend="name a file to send") from err
     media = mimetypes.guess_type(path.name)[0] or ""
     if media != "application/json" and not media.startswith("image/"):
         media = "application/octet-stream"
+    return infer_content(url, model, content, media, timeout_s=timeout_s)
+
+
+def infer_content(
+    url: str, model: str, content: bytes, content_type: str, *, timeout_s: float = 30.0
+) -> dict[str, Any]:
+    """Send bytes to a gateway's /predict/{model}; otherwise as `infer_file`."""
+    try:
+        address = Address.parse(url)
+    except ValueError as err:
+        raise ServerError("can't ask the gateway", why=str(err), mend="name it as http://host:port") from err
     connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
     try:
-        connection.request("POST", f"/predict/{quote(model, safe='')}", content, {"Content-Type": media})
+        connection.request("POST", f"/predict/{quote(model, safe='')}", content, {"Content-Type": content_type})
         answer = connection.getresponse()
         body = answer.read()
     except (OSError, http.client.HTTPException) as err:

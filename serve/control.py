@@ -97,6 +97,6 @@ def _post(url: str, path: str, body: dict[str, Any] | None = None) -> Any:
     if answer.status == 200:
         return found
     reason = found.get("error", "") if isinstance(found, dict) else ""
-    reason = reason.strip() or f"it answers {answer.status}"
+    reason = reason.partition("\n\nAt:\n")[0].strip().rstrip(";") or f"it answers {answer.status}"
     mend = "start it with `serve up --model-control`" if "explicit" in reason else "see `serve lint` of its repository"
     raise ServerError(f"Triton refuses {path}", why=reason, mend=mend)

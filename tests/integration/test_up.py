@@ -141,7 +141,7 @@ def test_a_triton_that_dies_too_often_ends_it(tmp_path: Path, repository: Path) 
 
 
 def test_what_changes_in_the_repository_is_loaded(tmp_path: Path, repository: Path) -> None:
-    with up(tmp_path, str(repository), *FREE, "--watch") as running:
+    with up(tmp_path, str(repository), *FREE, "--watch", "--drain-timeout", "3") as running:
         url = running.url()
         assert label(url) == "b"
         pack_letters(tmp_path, "xyz")

@@ -1,0 +1,120 @@
+"""`serve verify`: the accuracy through gateway, hooks and Triton against the artifact's own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compress.artifact import Artifact, Measured, StageReport
+from compress.errors import ArtifactError, RepositoryError, ServerError
+from serve.cli import main
+from serve.repository import PackOptions, pack
+from serve.triton.launch import Ports, TritonServer
+from serve.verify import samples_of, verify
+from tests.integration.test_up import up
+from tests.serve_models import WEIGHT, hook_file, tiny_artifact
+
+pytestmark = pytest.mark.integration
+COUNT = 60
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """Two models of one network, with and without hooks, and their evaluation data; 90% of the labels are right."""
+    folder = tmp_path_factory.mktemp("verify")
+    artifact = Artifact.load(tiny_artifact(folder / "tiny"))
+    x = np.random.default_rng(0).integers(0, 9, (COUNT, 4)).astype(np.float32)
+    best = (x @ WEIGHT).argmax(1)
+    labels = np.where(np.arange(COUNT) % 10 == 0, (best + 1) % 3, best)
+    stage = StageReport(
+        "quantize_onnx", "INT8", seconds=1.0, measured=Measured(accuracy=float((labels == best).mean()))
+    )
+    dataclasses.replace(artifact, stages=(stage,)).save()
+    np.savez(folder / "plain.npz", x=x, label=labels)
+    texts = np.array([",".join(f"{number:g}" for number in row) for row in x])
+    np.savez(folder / "hooked.npz", text=texts, y=np.array(list("abc"))[labels])
+    for number, (text, label) in enumerate(zip(texts, labels, strict=True)):
+        path = folder / "files" / "abc"[label] / f"{number}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(str(text))
+    options = PackOptions(instances=1)
+    pack(folder / "tiny", repository=folder / "models", name="plain", options=options)
+    pack(folder / "tiny", repository=folder / "models", name="hooked", hooks=hook_file(folder / "h"), options=options)
+    with ExitStack() as stack:
+        triton = stack.enter_context(TritonServer(folder / "models", ports=Ports(0, 0, 0)))
+        running = stack.enter_context(up(folder, "--triton", f"http://{triton.http_address}", "--port", "0"))
+        yield folder, running.url()
+
+
+@pytest.mark.parametrize(("model", "data"), [("plain", "plain.npz"), ("hooked", "hooked.npz"), ("hooked", "files")])
+def test_the_accuracy_through_the_server_is_the_artifacts(site: tuple[Path, str], model: str, data: str) -> None:
+    folder, url = site
+    found = verify(url, model, folder / data, artifact=folder / "tiny")
+    assert (found.count, found.right, found.expected) == (COUNT, 54, 0.9)
+    assert found.holds
+    assert len(found.wrong) == 5
+
+
+@pytest.mark.parametrize(("tolerance", "code"), [("0", 1), ("0.2", 0)])
+def test_another_accuracy_ends_with_exit_code_1(
+    site: tuple[Path, str], tmp_path: Path, tolerance: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, url = site
+    with np.load(folder / "plain.npz") as data:
+        np.savez(tmp_path / "shifted.npz", x=data["x"], label=np.where(np.arange(COUNT) % 5 == 0, 7, data["label"]))
+    words = ["--eval", str(tmp_path / "shifted.npz"), "--artifact", str(folder / "tiny"), "--tolerance", tolerance]
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", "plain", *words, "--url", url])
+    assert (ended.value.code or 0) == code
+    told = capsys.readouterr().out
+    assert f"plain through the server: 80.00% of {COUNT} samples" in told
+    assert ("the answer was" in told) == bool(code)
+
+
+def test_without_an_artifact_the_accuracy_is_told(site: tuple[Path, str], capsys: pytest.CaptureFixture[str]) -> None:
+    folder, url = site
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", "hooked", "--eval", str(folder / "hooked.npz"), "--output", "label", "--url", url])
+    assert ended.value.code in (0, None)
+    assert "90.00%" in capsys.readouterr().out
+
+
+def test_what_can_t_be_verified_is_told(site: tuple[Path, str], tmp_path: Path) -> None:
+    folder, url = site
+    with pytest.raises(ServerError, match="no output 'nothing'"):
+        verify(url, "plain", folder / "plain.npz", output="nothing")
+    with pytest.raises(ServerError):
+        verify(url, "plain", folder / "hooked.npz")
+    with pytest.raises(ArtifactError, match="can't verify against"):
+        verify(url, "plain", folder / "plain.npz", artifact=tiny_artifact(tmp_path / "unmeasured"))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "why"),
+    [
+        ({"x": np.zeros(3)}, "none of its arrays x is called label or y"),
+        ({"x": np.zeros(3), "y": np.zeros(2)}, "another number of rows"),
+        ({"y": np.zeros(2)}, "labels only"),
+        ({"x": np.zeros(0), "y": np.zeros(0)}, "no sample"),
+    ],
+)
+def test_data_that_can_t_be_used_is_refused(tmp_path: Path, arrays: dict[str, np.ndarray], why: str) -> None:  # type: ignore[type-arg]
+    np.savez(tmp_path / "data.npz", **arrays)
+    with pytest.raises(RepositoryError) as caught:
+        list(samples_of(tmp_path / "data.npz"))
+    assert why in caught.value.why
+
+
+def test_a_table_names_files_and_labels(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"1")
+    (tmp_path / "labels.csv").write_text("file,label\na.bin,cat\n")
+    (sample,) = samples_of(tmp_path)
+    assert (sample.content, sample.label) == (b"1", "cat")
+    (tmp_path / "labels.csv").write_text("file,label\nmissing.bin,cat\n")
+    with pytest.raises(RepositoryError, match=r"missing\.bin"):
+        list(samples_of(tmp_path))
