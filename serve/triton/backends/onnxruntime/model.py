@@ -40,6 +40,10 @@ LEVELS = {
 }
 
 
+class MissingInputError(ValueError):
+    """A request lacks an input; Triton notices it only where none is optional."""
+
+
 class TritonPythonModel:
     """One instance: a process with a session of its own."""
 
@@ -82,6 +86,8 @@ class TritonPythonModel:
         try:
             wanted = self._wanted(request)
             arrays = self.session.run(wanted, self._feed(request))
+        except MissingInputError as err:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(err), pb_utils.TritonError.INVALID_ARG))
         except Exception as err:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"ONNX Runtime: {err}"))
         return pb_utils.InferenceResponse([pb_utils.Tensor(*pair) for pair in zip(wanted, arrays, strict=True)])
@@ -108,8 +114,10 @@ class TritonPythonModel:
         feed = {}
         for name in self.inputs:
             tensor = pb_utils.get_input_tensor_by_name(request, name)
-            if tensor is None and name in self.optional:  # the initializer of that name holds
-                continue
+            if tensor is None:
+                if name in self.optional:  # the initializer of that name holds
+                    continue
+                raise MissingInputError(f"the request has no input {name!r}")
             array = tensor.as_numpy()
             if name in self.strings:  # Triton has bytes, ONNX Runtime wants text
                 texts = [value.decode("utf-8") if isinstance(value, bytes) else value for value in array.ravel()]
