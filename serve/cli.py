@@ -22,6 +22,7 @@ from serve.hand_edits import Edits
 from serve.load.options import LoadOptions
 from serve.pack_file import flags_of_file, read_tables
 from serve.pack_options import PackOptions
+from serve.tune.options import TuneOptions
 from serve.up_options import UpOptions
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ def pack(
     keep: int = 3,
     edits: Edits = "merge",
     config: Path | None = None,
+    input_: Annotated[tuple[str, ...], Parameter(name="--input")] = (),
+    output: Annotated[tuple[str, ...], Parameter(name="--output")] = (),
     options: Annotated[PackOptions | None, Flat] = None,
 ) -> None:
     """Write an artifact into a Triton model repository.
@@ -72,7 +75,7 @@ def pack(
     Parameters
     ----------
     artifact
-        The folder that `compress export` wrote, or any ONNX file.
+        The folder that `compress export` wrote, or a file: ONNX, TensorRT plan, TorchScript, AOTInductor package.
     repository
         The model repository; made if it isn't there.
     name
@@ -86,13 +89,30 @@ def pack(
     config
         A TOML file with a key for each flag here, which flags override, and with any field of Triton's own model
         configuration in the tables [network], [preprocess], [postprocess], [ensemble] and [pipeline].
+    input_
+        Of a TensorRT plan or TorchScript file, which don't tell: each tensor as in x:float32[batch,3,224,224].
+    output
+        The same for what it gives.
     """
+    from compress.artifact import Signature, TensorSpec
     from serve.repository import pack as run
 
+    signature = None
+    if input_ or output:
+        signature = Signature(tuple(map(TensorSpec.parse, input_)), tuple(map(TensorSpec.parse, output)))
     options = options or PackOptions()
     if config is not None:
         options = dataclasses.replace(options, models=read_tables(config)[1])
-    packed = run(artifact, repository=repository, name=name, hooks=hooks, options=options, keep=keep, edits=edits)
+    packed = run(
+        artifact,
+        repository=repository,
+        name=name,
+        hooks=hooks,
+        options=options,
+        keep=keep,
+        edits=edits,
+        signature=signature,
+    )
     out.print(f"wrote version {packed.version} of {', '.join(packed.models)} into {repository}")
     for text in packed.warnings:
         out.print(f"[yellow]![/] {escape(text)}")
@@ -211,7 +231,7 @@ def check(
         example().
     """
     from serve.hook_check import check_hooks
-    from serve.onnx_model import load_source
+    from serve.source import load_source
 
     for step in check_hooks(hooks, load_source(artifact), input_):
         out.print(f"{step.name:<12} {1000 * step.seconds:8.3f} ms", markup=False)
@@ -322,6 +342,57 @@ def infer(file: Path, *, model: str, url: str = "http://127.0.0.1:8080", timeout
     from serve.client import infer_file
 
     print(json.dumps(infer_file(url, model, file, timeout_s=timeout), indent=2, ensure_ascii=False))
+
+
+@app.command
+def tune(name: str, *, repository: Path, options: Annotated[TuneOptions, Flat]) -> None:
+    """Find the configuration that gives a packed model the most throughput within a latency, on this machine.
+
+    Instances, threads, batch size, queue delay and hook processes are searched by successive halving, each served by a
+    real Triton under a closed loop; the last ones take turns. Exit code 3 when none keeps the bound. An interrupted
+    search goes on where it stopped when the same command is given again.
+
+    Parameters
+    ----------
+    name
+        That the model was packed under.
+    repository
+        Where it stands; changed only with --apply.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from serve.tune.report import verdict, write_report
+    from serve.tune.run import apply
+    from serve.tune.run import tune as run
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    with Progress(
+        *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("")
+        told = ""
+
+        def show(what: str, done: int, total: int) -> None:
+            nonlocal told
+            bar.update(task, description=what, completed=done, total=total)
+            if not console.is_terminal and (stage := what.partition(":")[0]) != told:
+                told = stage
+                console.print(f"{stage}, {total} trials", highlight=False)
+
+        found = run(repository, name, options, on_progress=show)
+    out.print(verdict(found), markup=False)
+    for candidate, why in found.failures:
+        out.print(f"did not run: {candidate.label()}: {why}", markup=False)
+    out.print(f"report: {write_report(found, options.output)}")
+    if found.best is None:
+        sys.exit(3)
+    if options.apply:
+        out.print(
+            f"wrote it into {repository}; serve it again to use it" if apply(found) else "there is nothing to write"
+        )
+    elif found.best.candidate != found.present:
+        out.print("write it into the repository with --apply")
 
 
 @app.command

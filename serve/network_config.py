@@ -32,7 +32,13 @@ LABELS = "labels.txt"
 
 
 def network_config(
-    name: str, signature: Signature, *, options: PackOptions, parameters: dict[str, str], backend: str = "onnxruntime"
+    name: str,
+    signature: Signature,
+    *,
+    options: PackOptions,
+    parameters: dict[str, str],
+    backend: str = "onnxruntime",
+    platform: str = "",
 ) -> ModelConfig:
     """How Triton runs the network.
 
@@ -42,6 +48,7 @@ def network_config(
         options: what the user chose.
         parameters: go into the configuration as they are.
         backend: that opens the network's file.
+        platform: for a backend that has several.
 
     Raises:
         RepositoryError: Triton can't serve such a signature.
@@ -63,6 +70,7 @@ def network_config(
     largest = options.max_batch_size if batched else 1
     return ModelConfig(
         name=name,
+        platform=platform,
         backend=backend,
         version_policy=latest(options),
         max_batch_size=options.max_batch_size if batched else 0,

@@ -10,7 +10,7 @@ from compress.artifact import Artifact, Signature, TensorSpec, sha256_of
 from compress.errors import MissingExtraError, RepositoryError
 from serve.onnx_reader import OnnxTensor, read_onnx
 
-__all__ = ["DTYPES", "artifact_of_onnx", "load_source"]
+__all__ = ["DTYPES", "artifact_of_onnx"]
 
 DTYPES = {
     "bool": "bool", "uint8": "uint8", "uint16": "uint16", "uint32": "uint32", "uint64": "uint64", "int8": "int8",
@@ -49,16 +49,6 @@ def artifact_of_onnx(path: Path) -> Artifact:
         tuple(_spec(path, tensor, batched=free) for tensor in side) for side in (held.inputs, held.outputs)
     )
     return Artifact(path.parent, path.name, "onnx", sha256_of(path), Signature(inputs, outputs))
-
-
-def load_source(path: Path) -> Artifact:
-    """An artifact's folder, or an ONNX file as one.
-
-    Raises:
-        ArtifactError: no artifact, or a damaged one.
-        RepositoryError, MissingExtraError: as `artifact_of_onnx` does.
-    """
-    return artifact_of_onnx(path) if path.suffix == ".onnx" else Artifact.load(path)
 
 
 def _spec(path: Path, tensor: OnnxTensor, *, batched: bool) -> TensorSpec:

@@ -27,7 +27,13 @@ SUFFIXES = ("_preprocess", "_network", "_postprocess")
 
 
 def configs_for(
-    name: str, signature: Signature, sha256: str, hooks: Hooks | None, options: PackOptions, backend: str
+    name: str,
+    signature: Signature,
+    sha256: str,
+    hooks: Hooks | None,
+    options: PackOptions,
+    backend: str,
+    platform: str = "",
 ) -> dict[str, ModelConfig]:
     """The models that serve a network as `name`, that one first, by their roles.
 
@@ -42,13 +48,14 @@ def configs_for(
         hooks: that stand around it.
         options: what the user chose.
         backend: that opens the network's file.
+        platform: for a backend that has several.
 
     Raises:
         RepositoryError: Triton can't serve such a signature.
     """
     parameters = _marks(name) | {"model_sha256": sha256}
     own = name if hooks is None else f"{name}_network"
-    network = network_config(own, signature, options=options, parameters=parameters, backend=backend)
+    network = network_config(own, signature, options=options, parameters=parameters, backend=backend, platform=platform)
     if hooks is None:
         return {"network": network}
     if options.pipeline == "bls":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,13 @@ from serve.pbtxt import parse, text_of, to_message
 
 __all__ = ["BACKENDS", "Wanted", "keep_edits", "wanted_models", "write_model"]
 
-BACKENDS = {"onnx": ("onnxruntime", "model.onnx")}
-"""Triton's backend for each format of an artifact, and the name that it wants for the file."""
+BACKENDS = {
+    "onnx": ("onnxruntime", "", "model.onnx"),
+    "plan": ("tensorrt", "", "model.plan"),
+    "torchscript": ("pytorch", "", "model.pt"),
+    "aoti": ("pytorch", "torch_aoti", "model.pt2"),
+}
+"""Triton's backend and platform for each format of an artifact, and the name that it wants for the file."""
 HERE = Path(__file__).parent
 
 
@@ -51,7 +56,9 @@ def wanted_models(name: str, source: Artifact, hooks: Hooks | None, options: Pac
     Raises:
         RepositoryError: Triton can't serve it, a table names no model of this pack, or a field that there is not.
     """
-    configs = configs_for(name, source.signature, source.sha256, hooks, options, BACKENDS[source.format][0])
+    if source.format == "plan" and options.device == "cpu":  # an engine runs on GPUs only
+        options = replace(options, device="gpu")
+    configs = configs_for(name, source.signature, source.sha256, hooks, options, *BACKENDS[source.format][:2])
     unused = sorted(set(options.models) - set(configs))
     if unused:
         raise RepositoryError(
@@ -131,7 +138,7 @@ def write_model(folder: Path, version: int, wanted: Wanted, source: Artifact, ho
         shutil.copyfile(wanted.labels, folder / LABELS)
     (folder / "config.pbtxt").write_text(text_of(wanted.message), encoding="utf-8")
     if wanted.role == "network":
-        file = wanted.message.default_model_filename or BACKENDS[source.format][1]
+        file = wanted.message.default_model_filename or BACKENDS[source.format][2]
         shutil.copyfile(source.model_path, inside / file)
     elif wanted.role == "ensemble" or hooks is None:
         (inside / ".gitkeep").touch()  # an ensemble has an empty version folder, which git would drop

@@ -6,17 +6,17 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from compress.artifact import Artifact
+from compress.artifact import Artifact, Signature
 from compress.errors import RepositoryError
 from serve.hand_edits import Edits
 from serve.hooks import load_hooks
 from serve.lock import locked
 from serve.model_config import ModelConfig, ModelInput, ModelOutput
 from serve.model_folders import folders_of, replaceable, replacing, staging
-from serve.onnx_model import load_source
 from serve.pack_models import BACKENDS, keep_edits, wanted_models, write_model
 from serve.pack_options import PackOptions
 from serve.pbtxt import from_message, from_pbtxt
+from serve.source import load_source
 from serve.versions import add_version, fits, newest, versions_of
 
 __all__ = ["ModelInfo", "PackOptions", "Packed", "pack", "read_models"]
@@ -77,6 +77,7 @@ def pack(
     options: PackOptions = PackOptions(),  # noqa: B008 - frozen
     keep: int = KEEP,
     edits: Edits = "merge",
+    signature: Signature | None = None,
 ) -> Packed:
     """Write an artifact, with its hooks, into a model repository that any Triton serves as it is.
 
@@ -86,7 +87,8 @@ def pack(
     the repository is as it was.
 
     Args:
-        artifact: the folder that `compress` wrote, or any ONNX file.
+        artifact: the folder that `compress` wrote, or a file: ONNX (.onnx), a TensorRT plan (.plan, .engine),
+            TorchScript (.pt) or an AOTInductor package (.pt2).
         repository: the model repository; it is made when it isn't there.
         name: the model to ask for.
         hooks: a Python file with preprocess and/or postprocess, see serve.hooks.
@@ -94,6 +96,7 @@ def pack(
         keep: how many versions may stand beside each other; 1 replaces what was there.
         edits: what becomes of changes that were made by hand in config.pbtxt since the last pack: they are merged with
             what this one writes, preferred to it, or dropped.
+        signature: of a TensorRT plan or a TorchScript file, which don't tell it.
 
     Raises:
         ArtifactError: the artifact is missing or damaged.
@@ -104,7 +107,7 @@ def pack(
     _check_name(name)
     if keep < 1:
         raise RepositoryError(f"can't keep {keep} versions", why="the new one is one of them", mend="give 1 or more")
-    source = load_source(artifact)
+    source = load_source(artifact, signature)
     if source.format not in BACKENDS:
         raise RepositoryError(
             f"can't serve {artifact}", why=f"its format is {source.format!r}", mend="name an artifact that holds ONNX"

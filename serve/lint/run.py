@@ -26,7 +26,7 @@ from serve.onnx_reader import read_onnx
 
 __all__ = ["lint"]
 
-EMBEDDED = ("onnxruntime", "python")
+EMBEDDED = ("onnxruntime", "python", "pytorch")
 OWN_RULES = (
     backend_rules,
     tensor_rules,

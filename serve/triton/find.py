@@ -67,16 +67,18 @@ def find_triton(environ: Mapping[str, str] = os.environ) -> Triton:
 def build_backends(triton: Triton, folder: Path) -> Path:
     """The folder for --backend-directory; made in `folder` when the server has none of its own.
 
-    It holds `python` (the wheel's, with the stub of the running Python) and `onnxruntime` (ours).
+    It holds `python` (the wheel's, with the stub of the running Python) and `onnxruntime` and `pytorch` (ours).
     """
     if triton.backends is not None or triton.stub is None or triton.python_backend is None:
         return triton.backends or folder
-    python, onnxruntime = folder / "python", folder / "onnxruntime"
-    for path in (python, onnxruntime):
-        path.mkdir(parents=True, exist_ok=True)
+    python = folder / "python"
+    python.mkdir(parents=True, exist_ok=True)
     links = {python / path.name: path for path in triton.python_backend.iterdir() if path.is_file()}
     links[python / "triton_python_backend_stub"] = triton.stub
-    links[onnxruntime / "model.py"] = OWN_BACKENDS / "onnxruntime" / "model.py"
+    for own in sorted(OWN_BACKENDS.iterdir()):
+        if (own / "model.py").is_file():
+            (folder / own.name).mkdir(exist_ok=True)
+            links[folder / own.name / "model.py"] = own / "model.py"
     for link, target in links.items():
         link.unlink(missing_ok=True)
         try:  # no symbolic link: Triton refuses a library that stands outside of the backend's folder

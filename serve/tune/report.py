@@ -1,0 +1,242 @@
+"""What a search found, for people: plots and tables on one page that needs nothing else; and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import io
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from compress.errors import MissingExtraError
+from serve.tune.run import Final, Tuned
+from serve.tune.trial import Point, Trial
+
+__all__ = ["to_dict", "write_report"]
+
+INK = "#0a0b0c"  # stands for the page's text colour
+PRESENT, BEST, OTHER = "#d95f0e", "#2ca25f", "#3b8bc4"
+STYLE = """
+:root { color-scheme: light dark; --soft: #6b7280; --line: #d8dbe0; --card: #f6f7f9; --accent: #2ca25f; }
+@media (prefers-color-scheme: dark) {
+  :root { --soft: #9aa3af; --line: #3a3f47; --card: #1f2328; --accent: #56c48a; }
+}
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; margin-bottom: .2rem; } .soft { color: var(--soft); } .scroll { overflow-x: auto; }
+.verdict { background: var(--card); border-radius: .6rem; padding: .7rem 1.1rem; margin: 1.2rem 0; }
+.verdict b { color: var(--accent); }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } tr.best td { font-weight: 600; color: var(--accent); }
+figure { margin: 1.5rem 0; } figcaption { font-weight: 600; margin-bottom: .4rem; } svg { width: 100%; height: auto; }
+"""
+
+
+def to_dict(tuned: Tuned) -> dict[str, Any]:
+    """The result as plain values; the names are those of the dataclasses."""
+    return {
+        "model": tuned.subject.name,
+        "p99_ms_bound": tuned.bound_ms,
+        "present": tuned.present.to_dict(),
+        "best": tuned.best.candidate.to_dict() if tuned.best else None,
+        "finals": [
+            {"candidate": final.candidate.to_dict(), "per_s": final.per_s(), "p99_ms": final.p99_ms(),
+             "within": final.within(tuned.bound_ms), "rounds": [dataclasses.asdict(point) for point in final.points]}
+            for final in tuned.finals
+        ],
+        "rungs": [[dataclasses.asdict(trial) for trial in rung] for rung in tuned.trials],
+        "failures": [{"candidate": each.to_dict(), "why": why} for each, why in tuned.failures],
+    }  # fmt: skip
+
+
+def verdict(tuned: Tuned) -> str:
+    """One sentence."""
+    present = tuned.finals[0]
+    bound = f"{tuned.bound_ms:g} ms"
+    if tuned.best is None:
+        least = min((final.p99_ms() or float("inf") for final in tuned.finals), default=float("inf"))
+        return f"No configuration keeps p99 within {bound}; the nearest has {least:.3g} ms."
+    if tuned.best.candidate == tuned.present:
+        return f"The present configuration is the best found within {bound}: {present.per_s():,.0f} answers/s."
+    gain = tuned.best.per_s() / present.per_s()
+    there = "" if present.within(tuned.bound_ms) else ", which does not keep the bound"
+    return (
+        f"Best within {bound}: {tuned.best.candidate.label()}, {tuned.best.per_s():,.0f} answers/s, "
+        f"{gain:.2f} times the present {present.per_s():,.0f}{there}."
+    )
+
+
+def write_report(tuned: Tuned, folder: Path) -> Path:
+    """Write NAME.html and NAME.json; the page's path.
+
+    Raises:
+        MissingExtraError: there is no matplotlib.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    name = tuned.subject.name
+    (folder / f"{name}.json").write_text(json.dumps(to_dict(tuned), indent=1) + "\n", encoding="utf-8")
+    page = folder / f"{name}.html"
+    part = page.with_name(f".{page.name}.part")
+    part.write_text(_page(tuned), encoding="utf-8")
+    part.replace(page)
+    return page
+
+
+def _page(tuned: Tuned) -> str:
+    plots = [
+        (f"Throughput against latency; the line is the bound of {tuned.bound_ms:g} ms", _scatter(tuned)),
+        ("The final: medians, and each round as a dot", _bars(tuned)),
+        ("More requests in flight: throughput and latency", _curves(tuned)),
+    ]
+    figures = "".join(
+        f"<figure><figcaption>{html.escape(title)}</figcaption>{svg}</figure>" for title, svg in plots if svg
+    )
+    finals = [_final_row(final, tuned) for final in tuned.finals]
+    trials = [
+        (None, [trial.candidate.label(), str(number + 1), f"{trial.seconds:g} s", *_cells(trial.best(tuned.bound_ms))])
+        for number, rung in enumerate(tuned.trials)
+        for trial in sorted(rung, key=lambda trial: trial.score(tuned.bound_ms), reverse=True)
+    ]
+    count = sum(map(len, tuned.trials))
+    failed = "".join(f"<li>{html.escape(f'{each.label()}: {why}')}</li>" for each, why in tuned.failures)
+    title = html.escape(f"Tuning {tuned.subject.name}")
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head><body>'
+        f'<h1>{title}</h1><p class="soft">{count} trials in {len(tuned.trials)} rungs of successive halving, then a '
+        f"final in turns, all under a closed loop on this machine; p99 within {tuned.bound_ms:g} ms</p>"
+        f'<p class="verdict"><b>{html.escape(verdict(tuned))}</b></p>{figures}'
+        + _table(["final", "in flight", "answers/s", "p50 ms", "p99 ms", ""], finals)
+        + "<h2>All trials</h2>"
+        + _table(["configuration", "rung", "load", "in flight", "answers/s", "p50 ms", "p99 ms"], trials)
+        + (f"<h2>Did not run</h2><ul>{failed}</ul>" if failed else "")
+        + '<p class="soft">A dash: no load kept the bound, or there were too few answers for that percentile (ten must '
+        "lie beyond it); p90 then stands in for p99. The generator works on the same cores.</p></body></html>\n"
+    )
+
+
+def _table(columns: Sequence[str], rows: Iterable[tuple[str | None, Sequence[str]]]) -> str:
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+    body = "".join(
+        f"<tr{f' class={kind}' if kind else ''}>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"
+        for kind, cells in rows
+    )
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _cells(point: Point | None) -> list[str]:
+    if point is None:
+        return ["–"] * 4
+    return [str(point.concurrency), f"{point.per_s:,.0f}", _ms(point.p50_ms), _ms(point.p99_ms)]
+
+
+def _final_row(final: Final, tuned: Tuned) -> tuple[str | None, list[str]]:
+    best = tuned.best is not None and final.candidate == tuned.best.candidate
+    words = ["present"] if final.candidate == tuned.present else []
+    words += ["best"] if best else [] if final.within(tuned.bound_ms) else ["too slow"]
+    p50 = [point.p50_ms for point in final.points if point.p50_ms is not None]
+    cells = [
+        final.candidate.label(), str(final.points[0].concurrency), f"{final.per_s():,.0f}",
+        _ms(sorted(p50)[len(p50) // 2] if p50 else None), _ms(final.p99_ms()), ", ".join(words),
+    ]  # fmt: skip
+    return ("best" if best else None, cells)
+
+
+def _ms(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+def _figure(height: float, columns: int = 1) -> tuple[Any, Any]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as err:
+        raise MissingExtraError("can't draw the report", module="matplotlib", extra="tune") from err
+    figure = Figure(figsize=(8, height), layout="constrained")
+    axes = figure.subplots(1, columns)
+    for each in axes if columns > 1 else [axes]:
+        each.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _svg(figure: Any) -> str:
+    """As an SVG element in the page's own ink."""
+    import matplotlib as mpl
+
+    style: dict[Any, Any] = {
+        "svg.fonttype": "none",
+        "font.family": "sans-serif",
+        "font.size": 10,
+        "svg.hashsalt": "tune",
+    }
+    with mpl.rc_context(style):
+        for axes in figure.axes:
+            axes.tick_params(colors=INK, which="both")
+            for text in (axes.xaxis.label, axes.yaxis.label, *axes.texts):
+                text.set_color(INK)
+            for spine in axes.spines.values():
+                spine.set_color(INK)
+            legend = axes.get_legend()
+            for text in legend.get_texts() if legend else ():
+                text.set_color(INK)
+        file = io.StringIO()
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    svg = file.getvalue()
+    return svg[svg.index("<svg") :].replace(INK, "currentColor")
+
+
+def _colour(trial: Trial | Final, tuned: Tuned) -> tuple[str, str, int]:
+    """Colour, name for the legend, and order of drawing."""
+    if tuned.best is not None and trial.candidate == tuned.best.candidate:
+        return BEST, "best" if trial.candidate != tuned.present else "best, the present one", 3
+    return (PRESENT, "present", 2) if trial.candidate == tuned.present else (OTHER, "others", 1)
+
+
+def _scatter(tuned: Tuned) -> str:
+    figure, axes = _figure(3.6)
+    named: set[str] = set()
+    for trial in (trial for rung in tuned.trials for trial in rung):
+        colour, name, order = _colour(trial, tuned)
+        xs = [(p.p99_ms or p.p90_ms, p.per_s) for p in trial.points if p.p99_ms or p.p90_ms]
+        label = None if name in named or not xs else name
+        named.add(name)
+        axes.plot([x for x, _ in xs], [y for _, y in xs], "o", color=colour, ms=5 if order > 1 else 3.5,
+                  alpha=0.95 if order > 1 else 0.45, zorder=order, label=label)  # fmt: skip
+    axes.axvline(tuned.bound_ms, color=INK, lw=1, ls="--")
+    axes.set(xscale="log", xlabel="latency, p99 (or p90), ms", ylabel="answers/s", ylim=(0, None))
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    axes.xaxis.set_minor_formatter("")
+    axes.legend(frameon=False)
+    return _svg(figure)
+
+
+def _bars(tuned: Tuned) -> str:
+    figure, axes = _figure(0.5 * len(tuned.finals) + 0.9)
+    for row, final in enumerate(tuned.finals):
+        axes.barh(row, final.per_s(), color=_colour(final, tuned)[0], height=0.55)
+        axes.plot([point.per_s for point in final.points], [row] * len(final.points), "o", color=INK, ms=3)
+    labels = [final.candidate.label().replace(", batch", ",\nbatch", 1) for final in tuned.finals]
+    axes.set_yticks(range(len(tuned.finals)), labels)
+    axes.invert_yaxis()
+    axes.set_xlabel("answers/s")
+    return _svg(figure)
+
+
+def _curves(tuned: Tuned) -> str:
+    figure, both = _figure(3.2, 2)
+    wanted = [tuned.present, *([tuned.best.candidate] if tuned.best else [])]
+    for candidate in dict.fromkeys(wanted):
+        trial = next(trial for rung in reversed(tuned.trials) for trial in rung if trial.candidate == candidate)
+        colour, name, _ = _colour(trial, tuned)
+        at = [point.concurrency for point in trial.points]
+        both[0].plot(at, [point.per_s for point in trial.points], "o-", color=colour, ms=4, label=name)
+        known = [(p.concurrency, p.p99_ms or p.p90_ms) for p in trial.points if p.p99_ms or p.p90_ms]
+        both[1].plot([x for x, _ in known], [y for _, y in known], "o-", color=colour, ms=4, label=name)
+    both[1].axhline(tuned.bound_ms, color=INK, lw=1, ls="--")
+    for axes, title in zip(both, ("answers/s", "p99 (or p90), ms"), strict=True):
+        axes.set(xscale="log", xlabel="in flight", ylabel=title, ylim=(0, None))
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+        axes.xaxis.set_minor_formatter("")
+    both[0].legend(frameon=False)
+    return _svg(figure)

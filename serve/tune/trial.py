@@ -1,0 +1,177 @@
+"""One configuration under load: a Triton of its own on a copy of the model, and what the bound allows."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compress.errors import ServerError
+from serve.load.options import LoadOptions
+from serve.load.result import LoadResult
+from serve.load.run import run_load
+from serve.model_folders import parts_of
+from serve.pbtxt import parse, text_of
+from serve.triton.launch import Ports, TritonOptions, TritonServer
+from serve.tune.candidate import Candidate, write_into
+
+__all__ = ["Point", "Subject", "Trial", "load_subject", "measure", "serving"]
+
+WARMUP_S = 0.3
+CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128)
+FIRST = CONCURRENCIES.index(8)
+GAIN = 1.03
+"""More in flight is tried as long as it gives so much more."""
+ENOUGH = 1_100
+"""Answers for a p99, which wants ten beyond it."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The model that is tuned.
+
+    Attributes:
+        name: that clients ask.
+        repository: where it stands.
+        network: the part that runs the network.
+        texts: config.pbtxt of each part.
+    """
+
+    name: str
+    repository: Path
+    network: str
+    texts: Mapping[str, str]
+
+    def messages(self) -> dict[str, Any]:
+        """Fresh protobuf messages of all parts."""
+        return {name: parse(text) for name, text in self.texts.items()}
+
+
+@dataclass(frozen=True)
+class Point:
+    """A closed loop with so many in flight; p99 is None where there were too few answers."""
+
+    concurrency: int
+    per_s: float
+    p50_ms: float | None
+    p90_ms: float | None
+    p99_ms: float | None
+    errors: int
+
+    def within(self, bound_ms: float) -> bool:
+        """Whether the bound holds, as far as the answers tell: p90 stands in where p99 is not known."""
+        latency = self.p99_ms if self.p99_ms is not None else self.p90_ms
+        return not self.errors and latency is not None and latency <= bound_ms
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a configuration did.
+
+    Attributes:
+        candidate: it.
+        seconds: of each load.
+        points: by concurrency, ascending.
+    """
+
+    candidate: Candidate
+    seconds: float
+    points: tuple[Point, ...]
+
+    def best(self, bound_ms: float) -> Point | None:
+        """The most throughput within the bound."""
+        return max((point for point in self.points if point.within(bound_ms)), key=lambda p: p.per_s, default=None)
+
+    def score(self, bound_ms: float) -> tuple[float, float]:
+        """Greater is better: throughput within the bound; where none holds, the least latency."""
+        best = self.best(bound_ms)
+        if best is not None:
+            return (best.per_s, 0.0)
+        latencies = [p.p99_ms or p.p90_ms for p in self.points if p.p99_ms or p.p90_ms]
+        return (0.0, -min(filter(None, latencies), default=float("inf")))
+
+
+def load_subject(repository: Path, name: str) -> Subject:
+    """The packed model `name` of a repository.
+
+    Raises:
+        ServerError: it was not packed, or it has not exactly one ONNX network.
+    """
+    parts = parts_of(repository, name)
+    texts = {part: (repository / part / "config.pbtxt").read_text(encoding="utf-8") for part in parts}
+    networks = [part for part, text in texts.items() if parse(text).backend == "onnxruntime"]
+    if len(networks) != 1:
+        raise ServerError(
+            f"can't tune {name!r}",
+            why=f"`serve pack` wrote no such model with an ONNX network into {repository}",
+            mend="name a model that it wrote",
+        )
+    return Subject(name, repository, networks[0], texts)
+
+
+@contextmanager
+def serving(subject: Subject, candidate: Candidate, cpus: tuple[int, ...] = ()) -> Iterator[str]:
+    """The URL of a Triton that serves the subject as the candidate has it."""
+    messages = subject.messages()
+    write_into(messages, subject.network, candidate)
+    with tempfile.TemporaryDirectory(prefix="serve-tune-") as name:
+        folder = Path(name)
+        for part, message in messages.items():
+            shutil.copytree(subject.repository / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+            (folder / part / "config.pbtxt").write_text(text_of(message), encoding="utf-8")
+        with TritonServer(folder, ports=Ports(0, 0, 0), options=TritonOptions(cpus=cpus)) as triton:
+            yield f"http://{triton.http_address}"
+
+
+def measure(url: str, subject: Subject, candidate: Candidate, *, seconds: float, bound_ms: float, seed: int) -> Trial:
+    """Look for the number in flight that gives most within the bound: up as long as it pays, else down.
+
+    Args:
+        url: of the Triton that serves it.
+        subject, candidate: what runs there.
+        seconds: of each load.
+        bound_ms: on the p99 of latency.
+        seed: draws the input where the model has no example.
+    """
+    points: dict[int, Point] = {}
+
+    def at(index: int) -> Point:
+        count = CONCURRENCIES[index]
+        if count not in points:
+            points[count] = _point(run_load(_options(subject, url, count, seconds, seed)))
+        return points[count]
+
+    index = FIRST
+    if at(index).within(bound_ms):
+        while index + 1 < len(CONCURRENCIES):
+            here, more = at(index), at(index + 1)
+            if not more.within(bound_ms) or more.per_s < here.per_s * GAIN:
+                break
+            index += 1
+    else:
+        while index > 0 and not at(index).within(bound_ms):
+            index -= 1
+            at(index)
+    return Trial(candidate, seconds, tuple(points[count] for count in sorted(points)))
+
+
+def confirm(url: str, subject: Subject, concurrency: int, *, seconds: float, seed: int) -> Point:
+    """One long enough load for a p99."""
+    short = run_load(_options(subject, url, concurrency, seconds, seed))
+    if short.p99_ms is None and short.throughput > 0:
+        longer = min(ENOUGH / short.throughput, 20 * seconds)
+        short = run_load(_options(subject, url, concurrency, max(longer, seconds), seed))
+    return _point(short)
+
+
+def _options(subject: Subject, url: str, concurrency: int, seconds: float, seed: int) -> LoadOptions:
+    return LoadOptions(subject.name, url, concurrency=concurrency, duration=seconds, warmup=WARMUP_S, seed=seed)
+
+
+def _point(result: LoadResult) -> Point:
+    errors = sum(result.errors.values())
+    return Point(result.concurrency, result.throughput, result.p50_ms, result.p90_ms, result.p99_ms, errors)

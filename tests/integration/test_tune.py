@@ -1,0 +1,178 @@
+"""`serve tune` on a real Triton: it finds, reports, goes on, and writes back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from compress.errors import ServerError
+from serve.cli import main
+from serve.pbtxt import parse, text_of
+from serve.repository import PackOptions, pack
+from serve.tune.candidate import Candidate, candidate_of, candidates, write_into
+from serve.tune.options import TuneOptions
+from serve.tune.run import Final, Tuned, _winner, apply, tune
+from serve.tune.trial import Point, Trial, load_subject
+from tests.serve_models import HOOKS, hook_file, tiny_artifact
+
+pytestmark = pytest.mark.integration
+SLEEPY = HOOKS.replace("import numpy as np\n", "import time\n\nimport numpy as np\n", 1).replace(
+    "    return np.array([float(part)", "    time.sleep(0.004)\n    return np.array([float(part)"
+)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A model whose preprocess sleeps: more processes of it give more, whatever the machine."""
+    hooks = hook_file(tmp_path, SLEEPY)
+    options = PackOptions(instances=1)
+    pack(tiny_artifact(tmp_path / "tiny"), repository=tmp_path / "models", name="tiny", hooks=hooks, options=options)
+    return tmp_path / "models"
+
+
+def run(repository: Path, *words: str) -> int:
+    flags = ["--trials", "4", "--seconds", "0.4", "--rounds", "2", "--seed", "3"]
+    with pytest.raises(SystemExit) as ended:
+        main(
+            [
+                "tune",
+                "tiny",
+                "--repository",
+                str(repository),
+                "--output",
+                str(repository.parent / "tuned"),
+                *flags,
+                *words,
+            ]
+        )
+    return int(ended.value.code or 0)
+
+
+def test_it_finds_a_better_configuration_and_writes_it_back(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(repository, "--p99-ms", "1000", "--apply") == 0
+    told = capsys.readouterr().out
+    assert "Best within 1000 ms" in told
+    assert "wrote it into" in told
+    folder = repository.parent / "tuned"
+    found = json.loads((folder / "tiny.json").read_text())
+    assert found["best"]["hook_instances"] > 1
+    assert candidate_of(load_subject(repository, "tiny").messages(), "tiny_network") == Candidate(**found["best"])
+    page = (folder / "tiny.html").read_text()
+    assert page.count("<svg") == 3
+    assert "http" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
+        "http://creativecommons.org", ""
+    )
+    hooks = hook_file(repository.parent, SLEEPY)
+    again = pack(
+        repository.parent / "tiny", repository=repository, name="tiny", hooks=hooks, options=PackOptions(instances=1)
+    )
+    assert "tiny_preprocess.instance_group" in again.kept, "what was tuned is kept like an edit by hand"
+
+
+def test_what_was_measured_is_not_measured_again(repository: Path) -> None:
+    options = TuneOptions(p99_ms=1000, trials=3, seconds=0.3, rounds=1, output=repository.parent / "tuned")
+    stages: list[str] = []
+
+    def interrupt(stage: str, done: int, _total: int) -> None:
+        stages.append(stage)
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(repository, "tiny", options, on_progress=interrupt)
+    state = repository.parent / "tuned/tiny.state.json"
+    before = json.loads(state.read_text())["trials"]
+    assert len(before) == 2
+    found = tune(repository, "tiny", options)
+    after = json.loads(state.read_text())["trials"]
+    assert after[:2] == before
+    assert len(found.trials[0]) == 3
+
+
+def test_a_bound_that_nothing_keeps_ends_with_exit_code_3(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (repository / "tiny_network/config.pbtxt").read_text()
+    assert run(repository, "--p99-ms", "0.01", "--apply") == 3
+    assert "No configuration keeps p99 within 0.01 ms" in capsys.readouterr().out
+    assert (repository / "tiny_network/config.pbtxt").read_text() == before
+
+
+@pytest.mark.parametrize(
+    "words", [["--p99-ms", "0"], ["--p99-ms", "5", "--trials", "0"], ["--p99-ms", "5", "--cpus", "x"]]
+)
+def test_what_can_t_be_asked_is_told(repository: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(repository, *words) == 2
+    assert "why:" in capsys.readouterr().err
+
+
+def test_a_model_that_was_not_packed_can_t_be_tuned(repository: Path) -> None:
+    with pytest.raises(ServerError, match="can't tune 'other'"):
+        load_subject(repository, "other")
+
+
+def test_a_candidate_survives_being_written(repository: Path) -> None:
+    subject = load_subject(repository, "tiny")
+    present = candidate_of(subject.messages(), subject.network)
+    for candidate in candidates(present, 4):
+        assert candidate.instances * candidate.threads <= 4
+        messages = subject.messages()
+        write_into(messages, subject.network, candidate)
+        assert candidate_of(messages, subject.network) == candidate
+        assert len({message.max_batch_size for message in messages.values()}) == 1
+        largest = [warmup.batch_size for warmup in messages[subject.network].model_warmup]
+        assert largest == [1, candidate.max_batch_size]
+
+
+def test_what_a_candidate_does_not_speak_of_stays(repository: Path) -> None:
+    subject = load_subject(repository, "tiny")
+    messages = subject.messages()
+    messages[subject.network].metric_tags["team"] = "vision"
+    write_into(messages, subject.network, candidate_of(messages, subject.network))
+    text = text_of(messages[subject.network])
+    assert parse(text).metric_tags["team"] == "vision"
+
+
+def point(per_s: float, p99: float | None = 5.0, p90: float | None = 4.0, errors: int = 0) -> Point:
+    return Point(8, per_s, 3.0, p90, p99, errors)
+
+
+NOW, OTHER = Candidate(1, 1, 8, 0), Candidate(2, 1, 8, 0)
+
+
+@pytest.mark.parametrize(
+    ("present", "other", "bound", "winner"),
+    [
+        ([100.0, 110.0], [120.0, 130.0], 10.0, OTHER),
+        ([100.0, 125.0], [120.0, 120.0], 10.0, NOW),  # it did not win every round
+        ([100.0, 110.0], [90.0, 80.0], 10.0, NOW),
+        ([100.0, 110.0], [120.0, 130.0], 1.0, None),
+    ],
+)
+def test_another_must_win_every_round(
+    present: list[float], other: list[float], bound: float, winner: Candidate | None
+) -> None:
+    finals = (Final(NOW, tuple(map(point, present))), Final(OTHER, tuple(map(point, other))))
+    found = _winner(finals, bound)
+    assert (found and found.candidate) == winner
+
+
+def test_a_trial_is_judged_by_its_best_point_within_the_bound() -> None:
+    trial = Trial(NOW, 1.0, (point(100.0, 5.0), point(300.0, 50.0), point(200.0, None, 9.0), point(400.0, errors=1)))
+    best = trial.best(10.0)
+    assert best is not None
+    assert best.per_s == 200.0
+    assert trial.best(1.0) is None
+    assert trial.score(10.0) > trial.score(1.0)
+
+
+def test_nothing_is_written_over_a_change_of_somebody_else(repository: Path) -> None:
+    subject = load_subject(repository, "tiny")
+    final = Final(Candidate(2, 1, 8, 0, 1), (point(1.0),))
+    tuned = Tuned(subject, NOW, (), (final,), final, 10.0)
+    path = repository / "tiny/config.pbtxt"
+    path.write_text(path.read_text() + "\n")
+    with pytest.raises(ServerError, match="can't write the configuration of tiny"):
+        apply(tuned)
