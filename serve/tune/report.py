@@ -113,7 +113,8 @@ def _page(tuned: Tuned) -> str:
         + _table(["configuration", "rung", "load", "in flight", "answers/s", "p50 ms", "p99 ms"], trials)
         + (f"<h2>Did not run</h2><ul>{failed}</ul>" if failed else "")
         + '<p class="soft">A dash: no load kept the bound, or there were too few answers for that percentile (ten must '
-        "lie beyond it); p90 then stands in for p99. The generator works on the same cores.</p></body></html>\n"
+        "lie beyond it); a lower percentile then stands in for p99. The generator works on the same cores.</p>"
+        "</body></html>\n"
     )
 
 
@@ -198,16 +199,24 @@ def _scatter(tuned: Tuned) -> str:
     named: set[str] = set()
     for trial in (trial for rung in tuned.trials for trial in rung):
         colour, name, order = _colour(trial, tuned)
-        xs = [(p.p99_ms or p.p90_ms, p.per_s) for p in trial.points if p.p99_ms or p.p90_ms]
-        label = None if name in named or not xs else name
+        xs = [(point.latency_ms, point.per_s) for point in trial.points if point.latency_ms is not None]
+        if not xs:
+            continue
+        label = None if name in named else name
         named.add(name)
         axes.plot([x for x, _ in xs], [y for _, y in xs], "o", color=colour, ms=5 if order > 1 else 3.5,
                   alpha=0.95 if order > 1 else 0.45, zorder=order, label=label)  # fmt: skip
     axes.axvline(tuned.bound_ms, color=INK, lw=1, ls="--")
-    axes.set(xscale="log", xlabel="latency, p99 (or p90), ms", ylabel="answers/s", ylim=(0, None))
+    axes.set(
+        xscale="log" if named else "linear",
+        xlabel="latency, p99 (or less), ms",
+        ylabel="answers/s",
+        ylim=(0, None),
+    )
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     axes.xaxis.set_minor_formatter("")
-    axes.legend(frameon=False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False)
     return _svg(figure)
 
 
@@ -231,10 +240,10 @@ def _curves(tuned: Tuned) -> str:
         colour, name, _ = _colour(trial, tuned)
         at = [point.concurrency for point in trial.points]
         both[0].plot(at, [point.per_s for point in trial.points], "o-", color=colour, ms=4, label=name)
-        known = [(p.concurrency, p.p99_ms or p.p90_ms) for p in trial.points if p.p99_ms or p.p90_ms]
+        known = [(point.concurrency, point.latency_ms) for point in trial.points if point.latency_ms is not None]
         both[1].plot([x for x, _ in known], [y for _, y in known], "o-", color=colour, ms=4, label=name)
     both[1].axhline(tuned.bound_ms, color=INK, lw=1, ls="--")
-    for axes, title in zip(both, ("answers/s", "p99 (or p90), ms"), strict=True):
+    for axes, title in zip(both, ("answers/s", "p99 (or less), ms"), strict=True):
         axes.set(xscale="log", xlabel="in flight", ylabel=title, ylim=(0, None))
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
         axes.xaxis.set_minor_formatter("")

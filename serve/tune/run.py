@@ -16,7 +16,7 @@ from serve.pbtxt import text_of
 from serve.tune.candidate import Candidate, candidate_of, candidates, write_into
 from serve.tune.options import TuneOptions
 from serve.tune.state import State, key_of
-from serve.tune.trial import Point, Subject, Trial, confirm, load_subject, measure, serving
+from serve.tune.trial import Point, Stand, Subject, Trial, confirm, load_subject, measure
 from serve.up_options import cpus_of
 
 __all__ = ["Final", "Tuned", "apply", "tune"]
@@ -101,21 +101,24 @@ def tune(
     rungs: list[tuple[Trial, ...]] = []
     failures: list[tuple[Candidate, str]] = []
     seconds = options.seconds
-    while True:
-        done = _rung(len(rungs), field_, subject, options, seconds, cpus, state, failures, on_progress)
-        rungs.append(done)
-        ranked = sorted(done, key=lambda trial: trial.score(options.p99_ms), reverse=True)
-        field_ = [trial.candidate for trial in ranked[: max(2, -(-len(ranked) // KEEP))]]
-        if len(ranked) <= 2 or len(field_) <= 2:
-            break
-        seconds *= 2
-    if not any(trial.candidate == present for trial in rungs[0]):
-        raise ServerError(
-            f"can't tune {name!r}", why=dict(failures)[present], mend=f"mend it first; see `serve lint {repository}`"
-        )
-    last = {trial.candidate: trial for rung in rungs for trial in rung}
-    contenders = [last[present], *(last[each] for each in field_ if each != present)]
-    finals = _final(contenders, subject, options, seconds, cpus, on_progress)
+    with Stand(subject, cpus) as stand:
+        while True:
+            done = _rung(len(rungs), field_, stand, options, seconds, state, failures, on_progress)
+            rungs.append(done)
+            ranked = sorted(done, key=lambda trial: trial.score(options.p99_ms), reverse=True)
+            field_ = [trial.candidate for trial in ranked[: max(2, -(-len(ranked) // KEEP))]]
+            if len(field_) <= 2:
+                break
+            seconds *= 2
+        if not any(trial.candidate == present for trial in rungs[0]):
+            raise ServerError(
+                f"can't tune {name!r}",
+                why=dict(failures)[present],
+                mend=f"mend it first; see `serve lint {repository}`",
+            )
+        last = {trial.candidate: trial for rung in rungs for trial in rung}
+        contenders = [last[present], *(last[each] for each in field_ if each != present)]
+        finals = _final(contenders, stand, options, seconds, on_progress)
     best = _winner(finals, options.p99_ms)
     return Tuned(subject, present, tuple(rungs), finals, best, options.p99_ms, tuple(failures))
 
@@ -134,10 +137,9 @@ def _winner(finals: Sequence[Final], bound_ms: float) -> Final | None:
 def _rung(
     number: int,
     field_: Sequence[Candidate],
-    subject: Subject,
+    stand: Stand,
     options: TuneOptions,
     seconds: float,
-    cpus: tuple[int, ...],
     state: State,
     failures: list[tuple[Candidate, str]],
     on_progress: Callable[[str, int, int], None],
@@ -148,10 +150,10 @@ def _rung(
         trial = state.get(number, candidate)
         if trial is None:
             try:
-                with serving(subject, candidate, cpus) as url:
-                    trial = measure(
-                        url, subject, candidate, seconds=seconds, bound_ms=options.p99_ms, seed=options.seed
-                    )
+                url = stand.serve(candidate)
+                trial = measure(
+                    url, stand.subject, candidate, seconds=seconds, bound_ms=options.p99_ms, seed=options.seed
+                )
             except ToolkitError as err:  # such as too little shared memory for so many processes
                 failures.append((candidate, err.why))
                 continue
@@ -162,10 +164,9 @@ def _rung(
 
 def _final(
     contenders: Sequence[Trial],
-    subject: Subject,
+    stand: Stand,
     options: TuneOptions,
     seconds: float,
-    cpus: tuple[int, ...],
     on_progress: Callable[[str, int, int], None],
 ) -> tuple[Final, ...]:
     """The contenders in turns, so that the machine's moods hit all of them."""
@@ -176,8 +177,8 @@ def _final(
             on_progress(f"final: {trial.candidate.label()}", sum(map(len, points.values())), total)
             best = trial.best(options.p99_ms)
             concurrency = best.concurrency if best is not None else 1
-            with serving(subject, trial.candidate, cpus) as url:
-                found = confirm(url, subject, concurrency, seconds=seconds, seed=options.seed)
+            url = stand.serve(trial.candidate)
+            found = confirm(url, stand.subject, concurrency, seconds=seconds, seed=options.seed)
             points[trial.candidate].append(found)
     return tuple(Final(candidate, tuple(found)) for candidate, found in points.items())
 

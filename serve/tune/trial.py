@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from compress.errors import ServerError
+from serve.control import load_alone, unload_model
 from serve.load.options import LoadOptions
 from serve.load.result import LoadResult
 from serve.load.run import run_load
@@ -19,7 +20,7 @@ from serve.pbtxt import parse, text_of
 from serve.triton.launch import Ports, TritonOptions, TritonServer
 from serve.tune.candidate import Candidate, write_into
 
-__all__ = ["Point", "Subject", "Trial", "load_subject", "measure", "serving"]
+__all__ = ["Point", "Stand", "Subject", "Trial", "confirm", "load_subject", "measure"]
 
 WARMUP_S = 0.3
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -62,10 +63,14 @@ class Point:
     p99_ms: float | None
     errors: int
 
+    @property
+    def latency_ms(self) -> float | None:
+        """p99, or the highest percentile that the answers are enough for; None when they are too few for a median."""
+        return next((each for each in (self.p99_ms, self.p90_ms, self.p50_ms) if each is not None), None)
+
     def within(self, bound_ms: float) -> bool:
-        """Whether the bound holds, as far as the answers tell: p90 stands in where p99 is not known."""
-        latency = self.p99_ms if self.p99_ms is not None else self.p90_ms
-        return not self.errors and latency is not None and latency <= bound_ms
+        """Whether the bound holds, as far as the answers tell: a lower percentile beyond it breaks it, too."""
+        return not self.errors and self.latency_ms is not None and self.latency_ms <= bound_ms
 
 
 @dataclass(frozen=True)
@@ -91,8 +96,8 @@ class Trial:
         best = self.best(bound_ms)
         if best is not None:
             return (best.per_s, 0.0)
-        latencies = [p.p99_ms or p.p90_ms for p in self.points if p.p99_ms or p.p90_ms]
-        return (0.0, -min(filter(None, latencies), default=float("inf")))
+        latencies = [point.latency_ms for point in self.points if point.latency_ms is not None]
+        return (0.0, -min(latencies, default=float("inf")))
 
 
 def load_subject(repository: Path, name: str) -> Subject:
@@ -113,18 +118,69 @@ def load_subject(repository: Path, name: str) -> Subject:
     return Subject(name, repository, networks[0], texts)
 
 
-@contextmanager
-def serving(subject: Subject, candidate: Candidate, cpus: tuple[int, ...] = ()) -> Iterator[str]:
-    """The URL of a Triton that serves the subject as the candidate has it."""
-    messages = subject.messages()
-    write_into(messages, subject.network, candidate)
-    with tempfile.TemporaryDirectory(prefix="serve-tune-") as name:
-        folder = Path(name)
+class Stand:
+    """A Triton of its own that serves a copy of the subject, as one candidate after the other has it."""
+
+    def __init__(self, subject: Subject, cpus: tuple[int, ...] = ()) -> None:
+        """Nothing is started yet; use it as a context manager."""
+        self.subject = subject
+        self._stack = ExitStack()
+        self._cpus = cpus
+        self._triton: TritonServer | None = None
+        self._folder = Path()
+        self._serves: Candidate | None = None
+
+    def __enter__(self) -> Self:
+        self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="serve-tune-")))
+        for part in self.subject.texts:
+            source = self.subject.repository / part
+            shutil.copytree(source, self._folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            if self._triton is not None:
+                self._triton.stop()
+        finally:
+            self._stack.close()
+
+    def serve(self, candidate: Candidate) -> str:
+        """Serve the candidate in place of the one before; the URL.
+
+        Raises:
+            ServerError: it does not load.
+        """
+        if self._triton is not None and not self._triton.running:
+            self._triton.stop()
+            self._triton, self._serves = None, None
+        if self._triton is not None and self._serves == candidate:
+            return self._url()
+        if self._triton is not None and self._serves is not None:
+            for part in self._parts():
+                unload_model(self._url(), part)
+        self._serves = None
+        messages = self.subject.messages()
+        write_into(messages, self.subject.network, candidate)
         for part, message in messages.items():
-            shutil.copytree(subject.repository / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
-            (folder / part / "config.pbtxt").write_text(text_of(message), encoding="utf-8")
-        with TritonServer(folder, ports=Ports(0, 0, 0), options=TritonOptions(cpus=cpus)) as triton:
-            yield f"http://{triton.http_address}"
+            (self._folder / part / "config.pbtxt").write_text(text_of(message), encoding="utf-8")
+        if self._triton is None:
+            options = TritonOptions(cpus=self._cpus, explicit=True, stop_timeout_s=2.0)
+            triton = TritonServer(self._folder, ports=Ports(0, 0, 0), options=options)
+            triton.start()
+            self._triton = triton
+        else:
+            for part in reversed(self._parts()):
+                load_alone(self._url(), part)
+        self._serves = candidate
+        return self._url()
+
+    def _parts(self) -> list[str]:
+        """The model that clients ask first."""
+        return [self.subject.name, *(part for part in self.subject.texts if part != self.subject.name)]
+
+    def _url(self) -> str:
+        assert self._triton is not None  # noqa: S101
+        return f"http://{self._triton.http_address}"
 
 
 def measure(url: str, subject: Subject, candidate: Candidate, *, seconds: float, bound_ms: float, seed: int) -> Trial:
@@ -163,7 +219,7 @@ def confirm(url: str, subject: Subject, concurrency: int, *, seconds: float, see
     """One long enough load for a p99."""
     short = run_load(_options(subject, url, concurrency, seconds, seed))
     if short.p99_ms is None and short.throughput > 0:
-        longer = min(ENOUGH / short.throughput, 20 * seconds)
+        longer = min(ENOUGH / short.throughput, 12 * seconds)
         short = run_load(_options(subject, url, concurrency, max(longer, seconds), seed))
     return _point(short)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from tests.serve_models import HOOKS, hook_file, tiny_artifact
 
 pytestmark = pytest.mark.integration
 SLEEPY = HOOKS.replace("import numpy as np\n", "import time\n\nimport numpy as np\n", 1).replace(
-    "    return np.array([float(part)", "    time.sleep(0.004)\n    return np.array([float(part)"
+    "    return np.array([float(part)", "    time.sleep(0.002)\n    return np.array([float(part)"
 )
 
 
@@ -33,7 +34,9 @@ def repository(tmp_path: Path) -> Path:
 
 
 def run(repository: Path, *words: str) -> int:
-    flags = ["--trials", "4", "--seconds", "0.4", "--rounds", "2", "--seed", "3"]
+    flags = {"--trials": "4", "--seconds": "0.25", "--rounds": "2", "--seed": "3"}
+    given = dict(zip(words[::2], words[1::2], strict=False))
+    flags = {flag: value for flag, value in flags.items() if flag not in given}
     with pytest.raises(SystemExit) as ended:
         main(
             [
@@ -43,7 +46,7 @@ def run(repository: Path, *words: str) -> int:
                 str(repository),
                 "--output",
                 str(repository.parent / "tuned"),
-                *flags,
+                *(word for pair in flags.items() for word in pair),
                 *words,
             ]
         )
@@ -63,9 +66,7 @@ def test_it_finds_a_better_configuration_and_writes_it_back(
     assert candidate_of(load_subject(repository, "tiny").messages(), "tiny_network") == Candidate(**found["best"])
     page = (folder / "tiny.html").read_text()
     assert page.count("<svg") == 3
-    assert "http" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
-        "http://creativecommons.org", ""
-    )
+    assert not re.search(r"(src|href)=.http", page), "the page needs nothing from elsewhere"
     hooks = hook_file(repository.parent, SLEEPY)
     again = pack(
         repository.parent / "tiny", repository=repository, name="tiny", hooks=hooks, options=PackOptions(instances=1)
@@ -74,7 +75,7 @@ def test_it_finds_a_better_configuration_and_writes_it_back(
 
 
 def test_what_was_measured_is_not_measured_again(repository: Path) -> None:
-    options = TuneOptions(p99_ms=1000, trials=3, seconds=0.3, rounds=1, output=repository.parent / "tuned")
+    options = TuneOptions(p99_ms=1000, trials=3, seconds=0.2, rounds=1, output=repository.parent / "tuned")
     stages: list[str] = []
 
     def interrupt(stage: str, done: int, _total: int) -> None:
@@ -95,7 +96,7 @@ def test_what_was_measured_is_not_measured_again(repository: Path) -> None:
 
 def test_a_bound_that_nothing_keeps_ends_with_exit_code_3(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (repository / "tiny_network/config.pbtxt").read_text()
-    assert run(repository, "--p99-ms", "0.01", "--apply") == 3
+    assert run(repository, "--p99-ms", "0.01", "--trials", "2", "--rounds", "1", "--apply") == 3
     assert "No configuration keeps p99 within 0.01 ms" in capsys.readouterr().out
     assert (repository / "tiny_network/config.pbtxt").read_text() == before
 
