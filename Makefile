@@ -4,7 +4,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # These take a model or an environment of their own, or many minutes.
-LARGE := $(addprefix benchmarks/,compress_minilm.py compress_peers.py compress_fashion_mnist.py quantization_methods.py)
+LARGE := $(addprefix benchmarks/,compress_minilm.py compress_peers.py compress_fashion_mnist.py quantization_methods.py \
+  serving_peers.py serving_networks.py perf_analyzer.py)
 
 .PHONY: demo test lint bench clean
 

@@ -8,11 +8,11 @@
     python benchmarks/serving_peers.py [--rounds 3] [--seconds 2] [--only triton litserve]
 
 Each server runs two workers with one ONNX Runtime thread each and, where it can, batches of up to 32; the client is
-this project's load generator in a closed loop, on the same cores. Requests are in the leanest form that the server takes
-by itself: binary tensors for Triton, JSON for the others, with the image as base64 where the server leaves the decoding
-to the user's code, and as a list of numbers in the Open Inference Protocol for MLServer. A peer that is not installed is
-left out. Servers take turns, round by round; medians. CPU is the server's, user and system, all its processes. The last
-line of stdout is one JSON object.
+this project's load generator in a closed loop, on the same cores. Requests are in the leanest form that the server
+takes by itself: binary tensors for Triton, JSON for the others, with the image as base64 where the server leaves the
+decoding to the user's code, and as a list of numbers in the Open Inference Protocol for MLServer. A peer that is not
+installed is left out. Servers take turns, round by round; medians. CPU is the server's, user and system, all its
+processes. The last line of stdout is one JSON object.
 """
 
 from __future__ import annotations
