@@ -26,7 +26,7 @@ STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; margin-bottom: .2rem; } .soft { color: var(--soft); } .scroll { overflow-x: auto; }
 .verdict { background: var(--card); border-radius: .6rem; padding: .7rem 1.1rem; margin: 1.2rem 0; }
-.verdict b { color: var(--accent); }
+.verdict b { color: var(--accent); } .verdict b.missed { color: #d95f0e; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } tr.best td { font-weight: 600; color: var(--accent); }
@@ -101,13 +101,14 @@ def _page(tuned: Tuned) -> str:
     ]
     count = sum(map(len, tuned.trials))
     failed = "".join(f"<li>{html.escape(f'{each.label()}: {why}')}</li>" for each, why in tuned.failures)
+    missed = "" if tuned.best else ' class="missed"'
     title = html.escape(f"Tuning {tuned.subject.name}")
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head><body>'
         f'<h1>{title}</h1><p class="soft">{count} trials in {len(tuned.trials)} rungs of successive halving, then a '
         f"final in turns, all under a closed loop on this machine; p99 within {tuned.bound_ms:g} ms</p>"
-        f'<p class="verdict"><b>{html.escape(verdict(tuned))}</b></p>{figures}'
+        f'<p class="verdict"><b{missed}>{html.escape(verdict(tuned))}</b></p>{figures}'
         + _table(["final", "in flight", "answers/s", "p50 ms", "p99 ms", ""], finals)
         + "<h2>All trials</h2>"
         + _table(["configuration", "rung", "load", "in flight", "answers/s", "p50 ms", "p99 ms"], trials)
@@ -196,6 +197,8 @@ def _colour(trial: Trial | Final, tuned: Tuned) -> tuple[str, str, int]:
 
 def _scatter(tuned: Tuned) -> str:
     figure, axes = _figure(3.6)
+    from matplotlib.ticker import LogLocator
+
     named: set[str] = set()
     for trial in (trial for rung in tuned.trials for trial in rung):
         colour, name, order = _colour(trial, tuned)
@@ -213,10 +216,12 @@ def _scatter(tuned: Tuned) -> str:
         ylabel="answers/s",
         ylim=(0, None),
     )
+    if named:
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     axes.xaxis.set_minor_formatter("")
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False)
+    if named:
+        axes.legend(frameon=False, loc="upper left")
     return _svg(figure)
 
 
@@ -234,18 +239,20 @@ def _bars(tuned: Tuned) -> str:
 
 def _curves(tuned: Tuned) -> str:
     figure, both = _figure(3.2, 2)
+    ticks: set[int] = set()
     wanted = [tuned.present, *([tuned.best.candidate] if tuned.best else [])]
     for candidate in dict.fromkeys(wanted):
         trial = next(trial for rung in reversed(tuned.trials) for trial in rung if trial.candidate == candidate)
         colour, name, _ = _colour(trial, tuned)
         at = [point.concurrency for point in trial.points]
+        ticks |= set(at)
         both[0].plot(at, [point.per_s for point in trial.points], "o-", color=colour, ms=4, label=name)
         known = [(point.concurrency, point.latency_ms) for point in trial.points if point.latency_ms is not None]
         both[1].plot([x for x, _ in known], [y for _, y in known], "o-", color=colour, ms=4, label=name)
     both[1].axhline(tuned.bound_ms, color=INK, lw=1, ls="--")
     for axes, title in zip(both, ("answers/s", "p99 (or less), ms"), strict=True):
         axes.set(xscale="log", xlabel="in flight", ylabel=title, ylim=(0, None))
-        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-        axes.xaxis.set_minor_formatter("")
+        axes.set_xticks(sorted(ticks), [str(tick) for tick in sorted(ticks)])
+        axes.minorticks_off()
     both[0].legend(frameon=False)
     return _svg(figure)

@@ -16,13 +16,15 @@ from serve.pbtxt import text_of
 from serve.tune.candidate import Candidate, candidate_of, candidates, write_into
 from serve.tune.options import TuneOptions
 from serve.tune.state import State, key_of
-from serve.tune.trial import Point, Stand, Subject, Trial, confirm, load_subject, measure
+from serve.tune.trial import Point, Stand, Subject, Trial, confirm, load_subject, measure, settle
 from serve.up_options import cpus_of
 
 __all__ = ["Final", "Tuned", "apply", "tune"]
 
 KEEP = 3
 """One of so many goes on to the next rung."""
+MARGIN = 0.9
+"""The final's load is one that keeps so much of the bound once, so that the medians of the rounds keep all of it."""
 
 
 @dataclass(frozen=True)
@@ -169,16 +171,23 @@ def _final(
     seconds: float,
     on_progress: Callable[[str, int, int], None],
 ) -> tuple[Final, ...]:
-    """The contenders in turns, so that the machine's moods hit all of them."""
+    """The contenders in turns, so that the machine's moods hit all of them; each with the load that suits it."""
     points: dict[Candidate, list[Point]] = {trial.candidate: [] for trial in contenders}
     total = options.rounds * len(contenders)
+    loads = {}
+    for trial in contenders:
+        on_progress(f"final: {trial.candidate.label()}", 0, total)
+        best = trial.best(options.p99_ms)
+        most = best.concurrency if best is not None else 1
+        url = stand.serve(trial.candidate)
+        loads[trial.candidate] = settle(
+            url, stand.subject, most, seconds=seconds, bound_ms=MARGIN * options.p99_ms, seed=options.seed
+        )
     for number in range(options.rounds):
         for trial in contenders if number % 2 == 0 else reversed(contenders):
             on_progress(f"final: {trial.candidate.label()}", sum(map(len, points.values())), total)
-            best = trial.best(options.p99_ms)
-            concurrency = best.concurrency if best is not None else 1
             url = stand.serve(trial.candidate)
-            found = confirm(url, stand.subject, concurrency, seconds=seconds, seed=options.seed)
+            found = confirm(url, stand.subject, loads[trial.candidate], seconds=seconds, seed=options.seed)
             points[trial.candidate].append(found)
     return tuple(Final(candidate, tuple(found)) for candidate, found in points.items())
 

@@ -20,7 +20,7 @@ from serve.pbtxt import parse, text_of
 from serve.triton.launch import Ports, TritonOptions, TritonServer
 from serve.tune.candidate import Candidate, write_into
 
-__all__ = ["Point", "Stand", "Subject", "Trial", "confirm", "load_subject", "measure"]
+__all__ = ["Point", "Stand", "Subject", "Trial", "confirm", "load_subject", "measure", "settle"]
 
 WARMUP_S = 0.3
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -213,6 +213,14 @@ def measure(url: str, subject: Subject, candidate: Candidate, *, seconds: float,
             index -= 1
             at(index)
     return Trial(candidate, seconds, tuple(points[count] for count in sorted(points)))
+
+
+def settle(url: str, subject: Subject, most: int, *, seconds: float, bound_ms: float, seed: int) -> int:
+    """The largest number in flight, `most` or fewer, whose p99 keeps the bound; 1 when none does."""
+    for count in reversed(CONCURRENCIES[: CONCURRENCIES.index(most) + 1]):
+        if count == 1 or confirm(url, subject, count, seconds=seconds, seed=seed).within(bound_ms):
+            return count
+    return 1
 
 
 def confirm(url: str, subject: Subject, concurrency: int, *, seconds: float, seed: int) -> Point:
