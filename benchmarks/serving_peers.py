@@ -78,8 +78,8 @@ def main() -> None:
                         runs.setdefault((net, server, concurrency), []).append(found)
                         print(f"{number + 1} {net} {server} {concurrency}: {found}", file=sys.stderr, flush=True)
     figures: dict[str, Any] = {}
-    for (net, server, concurrency), found in runs.items():
-        middle = {key: median([run[key] for run in found]) for key in found[0]}
+    for (net, server, concurrency), rounds in runs.items():
+        middle = {key: median([run[key] for run in rounds]) for key in rounds[0]}
         figures.setdefault(net, {}).setdefault(server, {})[str(concurrency)] = middle
     for net, by_server in figures.items():
         show(net, by_server)

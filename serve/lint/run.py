@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from serve.onnx_reader import read_onnx
 
 __all__ = ["lint"]
 
-EMBEDDED = ("onnxruntime", "python", "pytorch")
+EMBEDDED = ("onnxruntime", "python", *(("pytorch",) if importlib.util.find_spec("torch") else ()))
 OWN_RULES = (
     backend_rules,
     tensor_rules,

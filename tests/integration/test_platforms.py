@@ -71,15 +71,15 @@ def test_torchscript_is_served_by_the_names_of_its_arguments(server: TritonServe
 
 def test_torchscript_is_served_by_positions(server: TritonServer) -> None:
     inputs = {"left__0": ("FP32", [1, 2], [5, 6]), "right__1": ("FP32", [1, 2], [1, 2])}
-    assert infer(server, "positions", **inputs) == {"out__0": [6.0, 8.0], "out__1": [4.0, 4.0]}  # type: ignore[arg-type]
+    assert infer(server, "positions", **inputs) == {"out__0": [6.0, 8.0], "out__1": [4.0, 4.0]}
 
 
 def test_a_request_that_fails_in_it_fails_alone(server: TritonServer) -> None:
     def ask(number: int) -> float | tuple[int, str]:
         one = {"a": ("FP32", [1, 2], [1.0, 1.0]), "b": ("FP32", [1, 2], [float(number), 0.0])}
         if number < 0:
-            return refusal(lambda: infer(server, "names", **one))  # type: ignore[arg-type]
-        return float(infer(server, "names", **one)["sum"][0])  # type: ignore[arg-type]
+            return refusal(lambda: infer(server, "names", **one))
+        return float(infer(server, "names", **one)["sum"][0])
 
     with ThreadPoolExecutor(5) as pool:
         *answers, (code, told) = list(pool.map(ask, [0, 1, 2, -1]))  # type: ignore[misc]
