@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from serve.lint.finding import Finding, Findings, error, warning
-from serve.lint.model import FILES, PLATFORMS, Model
+from serve.lint.model import AOTI, FILES, PLATFORMS, Model
 
 __all__ = ["backend_rules", "batch_tensor_rules", "instance_rules", "metric_rules", "newer_rules", "tensor_rules"]
 
@@ -38,6 +38,8 @@ def backend_rules(model: Model) -> Findings:
         known = ", ".join(sorted(BY_BACKEND))
         what = f"platform {config.platform!r} is unknown" if config.platform else "nothing says what runs the model"
         yield error(name, what, f'write backend: "onnxruntime" or another of {known}')
+    elif (config.backend, config.platform) == ("pytorch", AOTI):
+        pass
     elif config.backend and config.platform and config.platform != BY_BACKEND.get(config.backend, config.platform):
         yield error(
             name, f"backend {config.backend!r} and platform {config.platform!r} don't go together", "leave platform out"
@@ -164,6 +166,8 @@ def newer_rules(model: Model) -> Findings:
     """Fields that the embedded Triton, release 24.10, can't read: it then refuses the whole file."""
     message = "{}, which came with a later Triton than the one that `serve up` brings"
     mend = "leave it out, or serve it with a newer Triton, and lint it with --container"
+    if model.config.platform == AOTI:
+        yield error(model.name, message.format(f"its platform is {AOTI}"), mend)
     if model.config.HasField("model_metrics"):
         yield error(model.name, message.format("it has model_metrics"), mend)
     if model.config.ensemble_scheduling.max_inflight_requests:

@@ -8,10 +8,12 @@ from typing import Any
 
 from serve.pbtxt import parse
 
-__all__ = ["FILES", "Model", "read"]
+__all__ = ["AOTI", "FILES", "Model", "read"]
 
 FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan", "pytorch": "model.pt", "python": "model.py"}
 """The model's file, by backend."""
+AOTI = "torch_aoti"
+"""The platform of AOTInductor packages, which came with Triton 25.06; its backend is pytorch, too."""
 PLATFORMS = {
     "onnxruntime_onnx": "onnxruntime",
     "tensorrt_plan": "tensorrt",
@@ -48,7 +50,8 @@ class Model:
 
     def file(self, version: int) -> Path:
         """The model's file in a version."""
-        return self.folder / str(version) / (self.config.default_model_filename or FILES.get(self.backend, ""))
+        usual = "model.pt2" if self.config.platform == AOTI else FILES.get(self.backend, "")
+        return self.folder / str(version) / (self.config.default_model_filename or usual)
 
 
 def read(folder: Path) -> Model:
