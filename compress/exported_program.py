@@ -1,8 +1,9 @@
 """Load an exported program (`torch.export.save`), whose file names its own inputs.
 
 `torch.export.load` runs code from a file in several ways: tensors and custom objects may be pickles, expressions of
-sizes are evaluated as Python, operators are found by attribute names, and compiled libraries are opened. A file that
-holds more than plain tensors, plain expressions and torch's own operators is refused unless it is trusted.
+sizes are evaluated as Python, operators are found by attribute names, tree structures name modules to import, and
+compiled libraries are opened. A file that holds more than plain tensors, plain expressions and torch's own operators is
+refused unless it is trusted.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _OPERATOR = re.compile(
     r"torch\.ops(\.[A-Za-z_]\w*){2,3}|torch\._?sym_\w+|math\.[a-z]\w*"
     r"|_operator\.(?!call$|methodcaller|attrgetter|itemgetter)[a-z]\w*"
 )
+_IMPORTING = {"__enum__", "default_factory_module"}
 _SYMBOL = re.compile(r"'[a-z]+\d+'")
 # sympy's classes are capitalized; Python's own functions, which sympy would call, are not.
 _WORD = re.compile(r"[A-Z]\w*|[a-z]{1,3}\d+|floor|ceiling|oo|int_oo|positive|nonnegative|nonzero|integer|real|evaluate")
@@ -88,9 +90,12 @@ def _runs_code(path: Path) -> str | None:
                 except Exception:  # torch would read it again without the restriction
                     return f"{inner} is a pickle of more than tensors"
             if inner.endswith(".json"):
-                for key, value in _strings(json.loads(archive.read(name))):
+                content = json.loads(archive.read(name))
+                for key, value in _strings(content):
                     if reason := _refused(key, value):
                         return f"{inner} {reason}"
+                if importer := next(_importers(content), None):
+                    return f"{inner} imports a module of its choice, by {importer!r}"
         if not any("models/" in name for name in archive.namelist()):
             return "its format is one from before PyTorch 2.9, whose weights are a pickle"
     return None
@@ -107,6 +112,21 @@ def _refused(key: str, value: Any) -> str | None:
         if not re.fullmatch(r"[\w\s+\-*/%(),<>=&|~]*", bare) or not all(_WORD.fullmatch(word) for word in words):
             return f"holds the expression {value!r}"
     return None
+
+
+def _importers(value: Any) -> Iterator[str]:
+    """Keys by which torch's tree structures name a module to import; they are JSON in strings, and again in those."""
+    if isinstance(value, str) and value[:1] in ("{", "["):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return
+    if isinstance(value, dict):
+        yield from sorted(_IMPORTING & value.keys())
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _importers(item)
 
 
 def _strings(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
 import pickle
 import re
@@ -145,9 +146,27 @@ def pickled(target: Path) -> bytes:
     return file.getvalue()
 
 
+DEFAULTDICT = """[1, {"type": "collections.defaultdict", "children_spec": [], "context":
+{"default_factory_module": "owned_by_a_file", "default_factory_name": "x", "dict_context": []}}]"""
+ENUM = '[1, {"type": "builtins.tuple", "context": "{\\"__enum__\\": true, \\"fqn\\": \\"owned_by_a_file:x\\", \\"name\\": \\"y\\"}", "children_spec": []}]'
+
+
+def with_spec(data: bytes, spec: str) -> bytes:
+    """The graph's file with another tree structure of its inputs."""
+    content = json.loads(data)
+    signatures = [entry["signature"] for entry in content["graph_module"]["module_call_graph"] if entry["signature"]]
+    assert signatures
+    for signature in signatures:
+        signature["in_spec"] = spec
+    return json.dumps(content).encode()
+
+
 @pytest.mark.parametrize(
     ("entry", "change", "why"),
     [
+        ("models/model.json", lambda data, _: with_spec(data, DEFAULTDICT), "default_factory_module"),
+        ("models/model.json", lambda data, _: with_spec(data, DEFAULTDICT.replace("default_f", "default\\u005ff")), "default_factory_module"),
+        ("models/model.json", lambda data, _: with_spec(data, ENUM), "__enum__"),
         ("sample_inputs/model.pt", lambda _data, owned: pickled(owned), "more than tensors"),
         ("weights_config.json", lambda data, _: data.replace(b'"use_pickle": false', b'"use_pickle": true'), "pickled"),
         ("models/model.json", lambda data, _: data.replace(b"torch.ops.aten.relu.default", b"torch.hub.load"), "torch.hub.load"),
@@ -157,9 +176,11 @@ def pickled(target: Path) -> bytes:
     ],
 )  # fmt: skip
 def test_an_exported_program_that_would_run_code_is_refused(
-    tmp_path: Path, entry: str, change: Callable[[bytes, Path], bytes], why: str
+    tmp_path: Path, entry: str, change: Callable[[bytes, Path], bytes], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, owned = tmp_path / "model.pt2", tmp_path / "owned"
+    (tmp_path / "owned_by_a_file.py").write_text(f"open({str(owned)!r}, 'w')\n")
+    monkeypatch.syspath_prepend(tmp_path)
     exported(path)
     rewritten(path, lambda name, data: change(data, owned) if name.endswith(entry) else data)
     with pytest.raises(CheckpointError) as caught:
