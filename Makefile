@@ -21,8 +21,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 demo: $(VENV)/.installed
 	$(BIN)/python examples/digits/demo.py
 
+# The second half has servers and the machine's shared memory to itself.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n logical --maxprocesses 8
+	$(BIN)/python -m pytest tests/integration tests/e2e
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
