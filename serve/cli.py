@@ -176,14 +176,10 @@ def up(repository: Path | None = None, *, options: Annotated[UpOptions | None, F
 
     options = options or UpOptions()
     if options.docker == "print" and repository is not None:
-        from serve.container import IMAGE, container_command
+        from serve.container import container_command
         from serve.repository import read_models
-        from serve.triton.ports import Ports
 
-        ports = Ports(options.triton_http_port, options.triton_grpc_port, options.triton_metrics_port)
-        image, explicit = options.image or IMAGE, options.model_control
-        command = container_command(repository, read_models(repository), ports=ports, image=image, explicit=explicit)
-        print(shlex.join(command))
+        print(shlex.join(container_command(repository, read_models(repository), options)))
         return
     if options.triton is None and repository is not None:
         out.print(f"starting Triton on {repository} …")

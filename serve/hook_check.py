@@ -119,10 +119,7 @@ def _hook(source: Source, module: types.ModuleType, name: str, stage: Stage, ite
     hook = Hook(name, getattr(module, name), stage.spec(), str(source.path))
     with Guarded(source, name, "it failed"):
         start = time.perf_counter()
-        if stage.batchwise:
-            made = {key: array[0] for key, array in hook.many({key: item[key][None] for key in item}).items()}
-        else:
-            made = hook.one(item)
+        made = hook.sample(item)
         seconds = time.perf_counter() - start
     return Step(name, made, seconds)
 

@@ -174,6 +174,12 @@ class Hook:
         values = named(self.function(**arguments), list(self.results), self.returns)
         return {name: self._array(name, values[name]) for name in self.results}
 
+    def sample(self, item: Mapping[str, Array]) -> dict[str, Array]:
+        """As `one`; a batch-wise hook is given the item as a batch of one."""
+        if not self.batchwise:
+            return self.one(item)
+        return {name: array[0] for name, array in self.many({name: item[name][None] for name in item}).items()}
+
     def many(self, tensors: Mapping[str, Array]) -> dict[str, Array]:
         """The hook's results for a batch: called once when it is batch-wise, else for each item."""
         size = len(next(iter(tensors.values())))
@@ -226,9 +232,3 @@ class Hook:
     def at_fault(self, err: BaseException) -> bool:
         """Whether the client is: a ValueError of preprocess says that the input is bad (HTTP 400, not 500)."""
         return self.name == "preprocess" and isinstance(err, ValueError)
-
-
-def item_dims(tensor: Mapping[str, Any]) -> tuple[int, ...]:
-    """An item's shape as the hook has it: `reshape` where there is one, for a scalar for each item."""
-    dims = tensor["reshape"].get("shape", []) if tensor.get("reshape") is not None else tensor["dims"]
-    return tuple(int(dim) for dim in dims)

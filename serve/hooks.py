@@ -243,12 +243,9 @@ def _try_out(source: Source, module: types.ModuleType, stage: Stage, example: Ma
     hook = Hook("preprocess", module.preprocess, stage.spec(), str(source.path))
     with Guarded(source, "preprocess", "on what example() gives, it failed"):
         try:
-            if stage.batchwise:
-                hook.many({name: array[None] for name, array in example.items()})
-            else:
-                hook.one(example)
+            hook.sample(example)
         except TypeError as err:
-            if err.__traceback__ is None or _raised_inside(source, err):
+            if _raised_inside(source, err):
                 raise
             raise source.error(
                 "preprocess",

@@ -86,8 +86,6 @@ def _number(field: Any, value: Any, where: str) -> Any:
 
 
 def _try(where: str, shown: Any, setter: Any, value: Any) -> None:
-    if isinstance(value, bool) and not isinstance(shown, bool):
-        raise _wrong(where, shown, "another value")
     try:
         setter(value)
     except (TypeError, ValueError) as err:

@@ -75,16 +75,30 @@ def _hook(name: str, stage: str, what: Stage, hooks: Hooks, network: ModelConfig
         "stages": json.dumps({stage: what.spec() | {"tensors": {}}}),
         "requirements": json.dumps(hooks.requirements),
     }
+    inputs = tuple(input_of(tensor) for tensor in what.arguments)
+    outputs = tuple(output_of(tensor) for tensor in what.results)
+    return _python(f"{name}_{stage}", inputs, outputs, _marks(name) | parameters, network.max_batch_size, options)
+
+
+def _python(
+    name: str,
+    inputs: tuple[ModelInput, ...],
+    outputs: tuple[ModelOutput, ...],
+    parameters: dict[str, str],
+    max_batch_size: int,
+    options: PackOptions,
+) -> ModelConfig:
+    """A model that runs hooks."""
     return ModelConfig(
-        name=f"{name}_{stage}",
+        name=name,
         backend="python",
         version_policy=latest(options),
-        max_batch_size=network.max_batch_size,
-        input=tuple(input_of(tensor) for tensor in what.arguments),
-        output=tuple(output_of(tensor) for tensor in what.results),
+        max_batch_size=max_batch_size,
+        input=inputs,
+        output=outputs,
         instance_group=(ModelInstanceGroup(options.hook_instances, "KIND_CPU"),),
-        dynamic_batching=batching(options) if network.max_batch_size else None,
-        parameters=_marks(name) | parameters,
+        dynamic_batching=batching(options) if max_batch_size else None,
+        parameters=parameters,
     )
 
 
@@ -101,18 +115,9 @@ def _pipeline(name: str, hooks: Hooks, network: ModelConfig, options: PackOption
         "network_outputs": json.dumps(needed),
         "requirements": json.dumps(hooks.requirements),
     }
-    example = example_request(hooks, inputs, batched=network.max_batch_size > 0)
-    return ModelConfig(
-        name=name,
-        backend="python",
-        version_policy=latest(options),
-        max_batch_size=network.max_batch_size,
-        input=inputs,
-        output=tuple(replace(output, label_filename="") for output in outputs),
-        instance_group=(ModelInstanceGroup(options.hook_instances, "KIND_CPU"),),
-        dynamic_batching=batching(options) if network.max_batch_size else None,
-        parameters=_marks(name) | parameters | ({EXAMPLE_PARAMETER: example} if example else {}),
-    )
+    parameters |= _marks(name) | _example(hooks, inputs, network)
+    plain = tuple(replace(output, label_filename="") for output in outputs)
+    return _python(name, inputs, plain, parameters, network.max_batch_size, options)
 
 
 def _ensemble(
@@ -135,7 +140,6 @@ def _ensemble(
     # Triton reshapes for the step's own model: the ensemble itself has the outer shapes only.
     inputs = tuple(ModelInput(tensor.name, tensor.data_type, tensor.dims) for tensor in front.input)
     outputs = tuple(ModelOutput(tensor.name, tensor.data_type, tensor.dims) for tensor in back.output)
-    example = example_request(hooks, inputs, batched=network.max_batch_size > 0)
     return ModelConfig(
         name=name,
         platform="ensemble",
@@ -144,8 +148,14 @@ def _ensemble(
         input=inputs,
         output=outputs,
         ensemble_scheduling=ModelEnsembling(tuple(steps)),
-        parameters=_marks(name) | ({EXAMPLE_PARAMETER: example} if example else {}),
+        parameters=_marks(name) | _example(hooks, inputs, network),
     )
+
+
+def _example(hooks: Hooks, inputs: tuple[ModelInput, ...], network: ModelConfig) -> dict[str, str]:
+    """The parameter that holds a sample request, where the hooks have one."""
+    example = example_request(hooks, inputs, batched=network.max_batch_size > 0)
+    return {EXAMPLE_PARAMETER: example} if example else {}
 
 
 def _marks(part_of: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import Any
 import uvloop
 
 from compress.errors import ServerError
-from serve.container import IMAGE, container_command
+from serve.container import container_command
 from serve.control import Loaded, list_models
 from serve.gateway.server import check_port, forwarding_signals, serve_gateway
 from serve.gateway.settings import Settings
@@ -25,7 +25,7 @@ from serve.lint.advice import core_advice
 from serve.lint.model import read
 from serve.repository import ModelInfo, read_models
 from serve.supervisor import Backoff, supervise
-from serve.triton.launch import Ports, TritonOptions, TritonServer
+from serve.triton.launch import TritonOptions, TritonServer
 from serve.up_options import UpOptions, cpus_of
 from serve.watch import follow
 
@@ -106,7 +106,7 @@ def _embedded(
     cpus = cpus_of(options.cpus)
     triton = TritonServer(
         repository,
-        ports=Ports(options.triton_http_port, options.triton_grpc_port, options.triton_metrics_port),
+        ports=options.ports,
         options=TritonOptions(
             start_timeout_s=options.start_timeout,
             stop_timeout_s=options.drain_timeout,
@@ -149,11 +149,8 @@ def _container(
     repository: Path, options: UpOptions, on_ready: Callable[[Started], None], _on_event: Callable[[str], None]
 ) -> None:
     models = read_models(repository)
-    ports = Ports(options.triton_http_port, options.triton_grpc_port, options.triton_metrics_port)
-    command = container_command(
-        repository, models, ports=ports, image=options.image or IMAGE, explicit=options.model_control
-    )
-    url = f"http://127.0.0.1:{ports.http_port}"
+    command = container_command(repository, models, options)
+    url = f"http://127.0.0.1:{options.triton_http_port}"
     begun = time.perf_counter()
     try:
         process = subprocess.Popen(command, start_new_session=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from compress.errors import ServerError
+from serve.triton.ports import Ports
 
 __all__ = ["UpOptions", "cpus_of"]
 
@@ -63,6 +64,11 @@ class UpOptions:
 
     drain_timeout: float = 30.0
     """How long requests in flight may take to end when the server stops, in seconds."""
+
+    @property
+    def ports(self) -> Ports:
+        """Triton's."""
+        return Ports(self.triton_http_port, self.triton_grpc_port, self.triton_metrics_port)
 
     def __post_init__(self) -> None:
         if self.restarts < 0 or self.cache_mb < 1:

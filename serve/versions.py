@@ -12,7 +12,7 @@ from serve.model_config import ModelConfig
 from serve.model_folders import PACKED_FILE, parts_of
 from serve.pbtxt import from_pbtxt, parse, text_of
 
-__all__ = ["add_version", "fits", "newest", "roll_back", "served", "versions_of"]
+__all__ = ["add_version", "fits", "newest", "replace_file", "roll_back", "served", "versions_of"]
 
 SAME = ("stages", "network", "network_outputs", "part_of")  # parameters that hold for all versions
 
@@ -73,7 +73,7 @@ def add_version(repository: Path, staged: Path, names: Sequence[str], version: i
             shutil.rmtree(folder, ignore_errors=True)
         for target, content in old.items():
             if content is not None:
-                _replace(target, content)
+                replace_file(target, content)
         raise
     gone: set[int] = set()
     for name in names:
@@ -130,11 +130,12 @@ def roll_back(repository: Path, name: str) -> tuple[int, int]:
                     message = parse(file.read_text(encoding="utf-8"))
                     message.version_policy.Clear()
                     message.version_policy.specific.versions.append(before)
-                    _replace(file, text_of(message).encode())
+                    replace_file(file, text_of(message).encode())
         return now, before
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file beside, then rename it into place."""
     beside = path.with_name(f".{path.name}.new")
     beside.write_bytes(content)
     beside.replace(path)

@@ -43,7 +43,7 @@ def _opened(path: Path, file: str | bytes, options: ort.SessionOptions, threads:
 
 
 def is_half(path: Path, *kinds: int) -> bool:
-    """Whether a file has tensors in half precision; a file that can't be read is the session's to refuse.
+    """Whether a file has tensors in half precision; a file that can't be read is ONNX Runtime's to refuse.
 
     Args:
         path: of an ONNX file.

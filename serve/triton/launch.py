@@ -17,6 +17,7 @@ from typing import Self
 from compress.errors import ServerError
 from serve.repository import ModelInfo, read_models
 from serve.triton.find import Triton, build_backends, find_triton
+from serve.triton.flags import CACHE_BYTES, flags_for
 from serve.triton.log import failures
 from serve.triton.memory import check_room, region_bytes, remove_regions
 from serve.triton.ports import HOST, Ports, claim
@@ -45,7 +46,7 @@ class TritonOptions:
     log_verbose: int = 0
     explicit: bool = False
     load: bool = True
-    cache_bytes: int = 64 * 1024 * 1024
+    cache_bytes: int = CACHE_BYTES
     cpus: tuple[int, ...] = ()
 
 
@@ -221,17 +222,8 @@ class TritonServer:
             f"--backend-config=python,shm-default-byte-size={region_bytes(models)}",
             f"--backend-config=python,shm-region-prefix-name={self._memory_prefix}",
             f"--log-verbose={options.log_verbose}",
-            *self._asked_by(models, triton),
+            *flags_for(models, options.cache_bytes, triton.caches),
         ]
-
-    def _asked_by(self, models: list[ModelInfo], triton: Triton) -> list[str]:
-        """What the server has to be told for what the models' configurations say."""
-        flags = []
-        if any(model.config.response_cache and model.config.response_cache.enable for model in models):
-            flags += [f"--cache-config=local,size={self._options.cache_bytes}", f"--cache-directory={triton.caches}"]
-        if any(group.rate_limiter for model in models for group in model.config.instance_group):
-            flags.append("--rate-limit=execution_count")
-        return flags
 
     def _wait_until_ready(self, models: list[ModelInfo]) -> None:
         """Return when the server and each model say that they are ready, which is after their warm-up."""

@@ -11,7 +11,6 @@ __all__ = ["Candidate", "candidate_of", "candidates", "write_into"]
 
 BATCHES = (8, 32, 64)
 DELAYS = (0, 200, 1000, 5000)
-HOOKS = ("_preprocess", "_postprocess")
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from compress.errors import ServerError, ToolkitError
 from serve.lock import locked
-from serve.model_folders import PACKED_FILE
 from serve.pbtxt import text_of
 from serve.tune.candidate import Candidate, candidate_of, candidates, write_into
 from serve.tune.options import TuneOptions
 from serve.tune.state import State, key_of
 from serve.tune.trial import Point, Stand, Subject, Trial, confirm, load_subject, measure, settle
 from serve.up_options import cpus_of
+from serve.versions import replace_file
 
 __all__ = ["Final", "Tuned", "apply", "tune"]
 
@@ -215,7 +215,5 @@ def apply(tuned: Tuned) -> bool:
                 )
         for part, message in messages.items():
             path = subject.repository / part / "config.pbtxt"
-            beside = path.with_name(f"{PACKED_FILE}.tuned")
-            beside.write_text(text_of(message), encoding="utf-8")
-            beside.replace(path)
+            replace_file(path, text_of(message).encode())
     return True
