@@ -17,12 +17,12 @@ from rich.table import Table
 
 from compress.errors import MissingExtraError, ToolkitError
 from serve import __version__
+from serve.cli_measure import load_test, tune, verify
+from serve.cli_models import models
 from serve.gateway.settings import Settings
 from serve.hand_edits import Edits
-from serve.load.options import LoadOptions
 from serve.pack_file import flags_of_file, read_tables
 from serve.pack_options import PackOptions
-from serve.tune.options import TuneOptions
 from serve.up_options import UpOptions
 
 if TYPE_CHECKING:
@@ -37,12 +37,13 @@ app = App(
     version_flags=["--version"],
     suppress_keyboard_interrupt=False,
 )
-models = App(name="models", help="List, load and unload models of a running Triton; go back to an earlier version.")
 app.config = (flags_of_file,)
 app.command(models)
 hooks_app = App(name="hooks", help="Try hooks without a server.")
 app.command(hooks_app)
-TRITON = "http://127.0.0.1:8000"
+app.command(load_test, name="load")
+app.command(tune)
+app.command(verify)
 out = Console(highlight=False, soft_wrap=True)
 Flat = Parameter(name="*")
 OPTIONAL = (
@@ -238,80 +239,6 @@ def check(
                       markup=False)  # fmt: skip
 
 
-@models.command(name="list")
-def list_(*, url: str = TRITON) -> None:
-    """Say which models a running Triton knows, and which versions are ready.
-
-    Parameters
-    ----------
-    url
-        Triton's own HTTP endpoint.
-    """
-    from serve.control import list_models
-
-    table = Table("model", "version", "state", "why not")
-    for row in list_models(url):
-        table.add_row(row.name, row.version, row.state or "not loaded", escape(row.reason))
-    out.print(table)
-
-
-@models.command
-def load(name: str, *, url: str = TRITON) -> None:
-    """Load a model into a running Triton, or load it again with what its folder holds now.
-
-    Parameters
-    ----------
-    name
-        Of the model; the parts of a packed one are loaded first.
-    url
-        Triton's own HTTP endpoint.
-    """
-    from serve.control import list_models, load_model
-
-    load_model(url, name)
-    ready = [row.version for row in list_models(url) if row.name == name and row.state == "READY"]
-    out.print(f"{name} is served at version {', '.join(ready)}")
-
-
-@models.command
-def unload(name: str, *, url: str = TRITON) -> None:
-    """Take a model out of a running Triton; requests in flight are answered first.
-
-    Parameters
-    ----------
-    name
-        Of the model.
-    url
-        Triton's own HTTP endpoint.
-    """
-    from serve.control import unload_model
-
-    unload_model(url, name)
-    out.print(f"{name} is no longer served")
-
-
-@models.command
-def rollback(name: str, *, repository: Path, url: str | None = None) -> None:
-    """Go back to the version before the one that is served.
-
-    Parameters
-    ----------
-    name
-        That the model was packed under.
-    repository
-        Where it stands.
-    url
-        Triton's own HTTP endpoint, to load it at once.
-    """
-    from serve.control import load_model
-    from serve.versions import roll_back
-
-    now, before = roll_back(repository, name)
-    if url is not None:
-        load_model(url, name)
-    out.print(f"{name}: version {before} in place of {now}" + ("" if url else ", from the next load or start on"))
-
-
 @app.command
 def gateway(*, settings: Annotated[Settings | None, Flat] = None) -> None:
     """Start the gateway alone, in front of a Triton that already runs."""
@@ -338,127 +265,6 @@ def infer(file: Path, *, model: str, url: str = "http://127.0.0.1:8080", timeout
     from serve.client import infer_file
 
     print(json.dumps(infer_file(url, model, file, timeout_s=timeout), indent=2, ensure_ascii=False))
-
-
-@app.command
-def tune(name: str, *, repository: Path, options: Annotated[TuneOptions, Flat]) -> None:
-    """Find the configuration that gives a packed model the most throughput within a latency, on this machine.
-
-    Instances, threads, batch size, queue delay and hook processes are searched by successive halving, each served by a
-    real Triton under a closed loop; the last ones take turns. Exit code 3 when none keeps the bound. An interrupted
-    search goes on where it stopped when the same command is given again.
-
-    Parameters
-    ----------
-    name
-        That the model was packed under.
-    repository
-        Where it stands; changed only with --apply.
-    """
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from serve.tune.report import verdict, write_report
-    from serve.tune.run import apply
-    from serve.tune.run import tune as run
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(
-        *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("")
-        told = ""
-
-        def show(what: str, done: int, total: int) -> None:
-            nonlocal told
-            bar.update(task, description=what, completed=done, total=total)
-            if not console.is_terminal and (stage := what.partition(":")[0]) != told:
-                told = stage
-                console.print(f"{stage}, {total} trials", highlight=False)
-
-        found = run(repository, name, options, on_progress=show)
-    out.print(verdict(found), markup=False)
-    for candidate, why in found.failures:
-        out.print(f"did not run: {candidate.label()}: {why}", markup=False)
-    out.print(f"report: {write_report(found, options.output)}")
-    if found.best is None:
-        sys.exit(3)
-    if options.apply:
-        out.print(
-            f"wrote it into {repository}; serve it again to use it" if apply(found) else "there is nothing to write"
-        )
-    elif found.best.candidate != found.present:
-        out.print("write it into the repository with --apply")
-
-
-@app.command
-def verify(
-    name: str,
-    *,
-    eval_: Annotated[Path, Parameter(name="--eval")],
-    artifact: Path | None = None,
-    tolerance: float = 0.0,
-    output: str | None = None,
-    url: str = "http://127.0.0.1:8080",
-    timeout: float = 30.0,
-) -> None:
-    """Measure a model's accuracy through the server, hooks included; exit code 1 when it is not the artifact's own.
-
-    Parameters
-    ----------
-    name
-        Of the served model.
-    eval_
-        A .npz with an array for each input of the served model and one of labels (label or y), or a folder of files in
-        subfolders named by label, or with a labels.csv.
-    artifact
-        What was packed; the accuracy that `compress` measured of it is expected.
-    tolerance
-        How far the two may be apart, as a share: 0.002 is 0.2 points.
-    output
-        The output that holds the label or the scores; the first by default.
-    url
-        The gateway.
-    timeout
-        For each answer, in seconds.
-    """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    from serve.verify import verify as run
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("")
-        found = run(
-            url, name, eval_, artifact=artifact, tolerance=tolerance, output=output, timeout_s=timeout,
-            on_progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )  # fmt: skip
-    out.print(f"{name} through the server: {found.accuracy:.2%} of {found.count:,} samples")
-    if found.expected is not None:
-        word = "the same, within the tolerance" if found.holds else "[red]not the same[/]"
-        out.print(f"the artifact's own: {found.expected:.2%}; {word}")
-    if not found.holds:
-        for number, label, answer in found.wrong:
-            out.print(f"  sample {number} is {label}, the answer was {answer}", markup=False)
-        sys.exit(1)
-
-
-@app.command(name="load")
-def load_test(url: str = "http://127.0.0.1:8080", *, options: Annotated[LoadOptions, Flat]) -> None:
-    """Send requests as fast as they are answered, and report throughput, latency and errors.
-
-    Parameters
-    ----------
-    url
-        The gateway, or a Triton.
-    """
-    from serve.load.report import print_result, show_progress
-    from serve.load.run import run_load
-
-    with show_progress(Console(stderr=True)) as on_progress:
-        result = run_load(dataclasses.replace(options, url=url), on_progress=on_progress)
-    print_result(result, Console() if sys.stdout.isatty() else Console(width=100))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
