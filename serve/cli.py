@@ -133,7 +133,11 @@ def pack(
 
 @app.command
 def lint(
-    repository: Path, *, container: bool = False, json_: Annotated[bool, Parameter(name="--json")] = False
+    repository: Path,
+    *,
+    container: bool = False,
+    tensorrt: str | None = None,
+    json_: Annotated[bool, Parameter(name="--json")] = False,
 ) -> None:
     """Say what Triton would refuse or do badly in a repository, before it starts; exit code 1 when it would refuse.
 
@@ -143,12 +147,16 @@ def lint(
         A model repository; nothing in it is run or changed.
     container
         It is for a Triton elsewhere: this machine's backends, GPUs, cores and packages say nothing.
+    tensorrt
+        The TensorRT of that Triton, such as 10.5: plans that it can't load are found. Implies --container.
     json_
         Print a list of {model, severity, what, mend}.
     """
+    from serve.lint.plan_rules import version_of
     from serve.lint.run import lint as run
 
-    found = run(repository, container=container)
+    version = version_of(tensorrt) if tensorrt else None
+    found = run(repository, container=container or version is not None, tensorrt=version)
     if json_:
         print(json.dumps([finding.to_dict() for finding in found], indent=2))
     else:

@@ -118,3 +118,8 @@ def hook_file(folder: Path, text: str = HOOKS) -> Path:
     path = folder / "my_hooks.py"
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def plan_of(*version: int) -> bytes:
+    """The beginning of a TensorRT plan: mark, layout 0, and the version (four numbers) of the TensorRT that built it."""
+    return b"ftrt" + bytes(20) + bytes(version) + b"weights and layers"

@@ -13,8 +13,6 @@ from serve.onnx_reader import OnnxFile, OnnxTensor
 __all__ = ["file_rules", "onnx_files", "onnx_rules", "session_rules", "version_rules"]
 
 ANY = -1
-PLAN = b"ftrt"  # how a serialized engine begins
-PREFIX_BYTES = 1 << 20
 # Parameters of the ONNX Runtime backend, and the values of those that are no count.
 SETTINGS: Mapping[str, tuple[str, ...]] = {
     "intra_op_thread_count": (), "inter_op_thread_count": (), "execution_mode": ("0", "1"),
@@ -70,24 +68,6 @@ def file_rules(model: Model, backends: Sequence[str] | None) -> Findings:
             yield error(model.name, f"there is no {version}/{path.name}", "put it there, or set default_model_filename")
         elif path.is_file() and path.stat().st_size == 0:
             yield error(model.name, f"{version}/{path.name} is empty", "put the model there")
-        elif path.is_file() and model.backend == "tensorrt":
-            yield from _plan(model, version, path)
-
-
-def _plan(model: Model, version: int, path: Path) -> Findings:
-    """A TensorRT plan begins with its mark; which TensorRT and GPU it is for, only TensorRT itself reads."""
-    with path.open("rb") as file:
-        head = file.read(4)
-        length = int.from_bytes(head, "little")
-        wrapped = head != PLAN and 0 < length < PREFIX_BYTES and file.read(length)[:1] == b"{" and file.read(4) == PLAN
-    if wrapped:
-        yield error(
-            model.name,
-            f"{version}/{path.name} has {length} bytes of JSON before the plan, as some exporters write",
-            f"cut them off: tail -c +{length + 5} {path.name}",
-        )
-    elif head != PLAN:
-        yield error(model.name, f"{version}/{path.name} is no TensorRT plan", "build it with trtexec or TensorRT's API")
 
 
 def session_rules(model: Model) -> Findings:

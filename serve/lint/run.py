@@ -20,6 +20,7 @@ from serve.lint.ensemble_rules import ensemble_rules, step_rules
 from serve.lint.file_rules import file_rules, onnx_files, onnx_rules, session_rules, version_rules
 from serve.lint.finding import Finding, error, warning
 from serve.lint.model import Model, read
+from serve.lint.plan_rules import Version, plan_rules
 from serve.lint.python_rules import python_rules
 from serve.lint.warmup_rules import warmup_rules
 from serve.model_folders import folders_of
@@ -47,7 +48,7 @@ OWN_RULES = (
 )
 
 
-def lint(repository: Path, *, container: bool = False) -> list[Finding]:
+def lint(repository: Path, *, container: bool = False, tensorrt: Version | None = None) -> list[Finding]:
     """What Triton would refuse or do badly, by model, errors first.
 
     The rules are those of Triton's core (model_config_utils.cc and ensemble_utils.cc of triton-inference-server/core),
@@ -56,6 +57,7 @@ def lint(repository: Path, *, container: bool = False) -> list[Finding]:
     Args:
         repository: a model repository; nothing in it is changed or run, but ONNX Runtime opens the ONNX files.
         container: it is for a Triton elsewhere: backends, GPUs, cores and packages of this machine say nothing.
+        tensorrt: the TensorRT of that Triton, as far as it is known.
 
     Raises:
         RepositoryError: there is no such folder, or no model in it.
@@ -84,6 +86,7 @@ def lint(repository: Path, *, container: bool = False) -> list[Finding]:
         found += advice.batch_advice(model, files)
         if files is not None:
             found += onnx_rules(model, files)
+    found += plan_rules(models.values(), tensorrt)
     if not container:
         found += advice.core_advice(list(models.values()), len(os.sched_getaffinity(0)))
     _add_steps(models, found)

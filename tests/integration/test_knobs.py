@@ -58,6 +58,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     limited = {
         "instance_group": [{"count": 2, "rate_limiter": {"resources": [{"name": "R", "global": True, "count": 1}]}}]
     }
+    ordered = {"dynamic_batching": {"preserve_ordering": True}}
     options = {
         "delayed": PackOptions(instances=1, max_queue_delay_microseconds=300_000),
         "preferred": PackOptions(instances=1, max_queue_delay_microseconds=3_000_000, preferred_batch_size=(4,)),
@@ -68,6 +69,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
         "basic": PackOptions(instances=1, graph_level=-1, warmup=False),
         "sequence": PackOptions(instances=1, models={"network": {"sequence_batching": {}}}),
         "both": PackOptions(instances=1, serve_latest=2),
+        "small": PackOptions(instances=1, max_batch_size=2),
+        "threads1": PackOptions(instances=1, threads=1),
+        "threads4": PackOptions(instances=1, threads=4),
     }
     for name, option in options.items():
         pack(tiny, repository=repository, name=name, options=option)
@@ -78,6 +82,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
         "priority": PackOptions(instances=1, max_batch_size=1, priority_levels=2, default_priority_level=2),
         "limited": PackOptions(instances=1, max_batch_size=1, models={"preprocess": limited}),
         "parallel": PackOptions(instances=1, max_batch_size=1, hook_instances=2),
+        "ordered": PackOptions(instances=1, max_batch_size=1, hook_instances=2, models={"preprocess": ordered}),
     }
     for name, option in slow_options.items():
         pack(tiny, repository=repository, name=name, hooks=slow, options=option)
@@ -126,6 +131,23 @@ def slow(server: TritonServer, model: str, seconds: float, **parameters: int) ->
     except urllib.error.HTTPError as err:
         with err:
             return err.code
+
+
+def stub_threads(model: str) -> int:
+    """Threads of the process that holds a model's only instance."""
+    (stub,) = [
+        process
+        for process in Path("/proc").glob("[0-9]*")
+        if b"python_backend_stub" in (words := command_line(process)) and f"/{model}/".encode() in words
+    ]
+    return len(list((stub / "task").iterdir()))
+
+
+def command_line(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:  # it has ended
+        return b""
 
 
 def test_a_queue_delay_makes_batches(server: TritonServer) -> None:
@@ -196,6 +218,20 @@ def test_a_sequence_needs_its_id(server: TritonServer) -> None:
     assert "correlation ID" in told
 
 
+def test_a_request_beyond_max_batch_size_is_refused(server: TritonServer) -> None:
+    def ask(samples: int) -> Any:
+        return infer(server, "small", x=("FP32", [samples, 4], [1.0] * 4 * samples))["logits"]
+
+    assert len(ask(2)) == 6
+    code, told = refusal(lambda: ask(3))
+    assert code == 400
+    assert "batch-size must be <= 2" in told
+
+
+def test_a_network_has_the_threads_that_it_was_given(server: TritonServer) -> None:
+    assert stub_threads("threads4") - stub_threads("threads1") == 3  # the fourth is the caller's
+
+
 def test_a_full_queue_refuses(server: TritonServer) -> None:
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: slow(server, "queue", 0.3), range(8)))
@@ -240,6 +276,25 @@ def test_a_shared_resource_lets_one_instance_run_at_a_time(server: TritonServer)
         took[model] = time.perf_counter() - begun
     assert took["limited"] >= 1.0
     assert took["parallel"] < took["limited"]
+
+
+@pytest.mark.parametrize(("model", "order"), [("ordered", ["slow", "quick"]), ("parallel", ["quick", "slow"])])
+def test_answers_keep_the_order_of_their_requests_where_asked(
+    server: TritonServer, model: str, order: list[str]
+) -> None:
+    answered: list[str] = []
+
+    def ask(name: str, seconds: float) -> None:
+        assert slow(server, model, seconds) == 200
+        answered.append(name)
+
+    threads = [threading.Thread(target=ask, args=each) for each in (("slow", 1.0), ("quick", 0.0))]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.3)
+    for thread in threads:
+        thread.join()
+    assert answered == order
 
 
 def test_a_file_sets_flags_and_any_field_and_the_command_line_wins(server: TritonServer) -> None:

@@ -20,6 +20,7 @@ from serve.pbtxt import from_pbtxt
 from serve.repository import PackOptions, pack
 from serve.triton.launch import TritonServer
 from tests.integration.test_triton import FREE, infer, refusal
+from tests.serve_models import plan_of
 
 pytestmark = pytest.mark.integration
 
@@ -100,7 +101,7 @@ def test_a_plan_is_packed_for_gpus_and_lint_says_that_it_can_t_run_here(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = tmp_path / "model.engine"
-    plan.write_bytes(b"ftrt, an engine")
+    plan.write_bytes(plan_of(10, 5, 0, 18))
     words = ["--repository", str(tmp_path / "models"), "--name", "net", "--input", "x:float32[batch,3,8,8]"]
     with pytest.raises(SystemExit) as ended:
         main(["pack", str(plan), *words, "--output", "y:float32[batch,5]", "--preferred-batch-size", "8"])
@@ -110,24 +111,9 @@ def test_a_plan_is_packed_for_gpus_and_lint_says_that_it_can_t_run_here(
     assert (config.backend, config.instance_group[0].kind) == ("tensorrt", "KIND_GPU")
     assert "intra_op_thread_count" not in config.parameters
     assert [warmup.batch_size for warmup in config.model_warmup] == [1, 32]
-    assert (tmp_path / "models/net/1/model.plan").read_bytes() == b"ftrt, an engine"
+    assert (tmp_path / "models/net/1/model.plan").read_bytes() == plan_of(10, 5, 0, 18)
     assert any("no backend 'tensorrt'" in finding.what for finding in lint(tmp_path / "models"))
     assert not [finding for finding in lint(tmp_path / "models", container=True) if finding.severity == "error"]
-
-
-@pytest.mark.parametrize(
-    ("content", "what", "mend"),
-    [
-        (b"\x0e\x00\x00\x00" + b'{"imgsz": 640}' + b"ftrt", "14 bytes of JSON before the plan", "tail -c +19"),
-        (b"\x80\x02checkpoint", "is no TensorRT plan", "trtexec"),
-    ],
-)
-def test_lint_knows_a_plan_by_its_mark(tmp_path: Path, content: bytes, what: str, mend: str) -> None:
-    (tmp_path / "model.plan").write_bytes(content)
-    pack(tmp_path / "model.plan", repository=tmp_path / "models", name="net", signature=ONE)
-    (found,) = [each for each in lint(tmp_path / "models", container=True) if each.severity == "error"]
-    assert what in found.what
-    assert mend in found.mend
 
 
 def test_an_aotinductor_package_is_packed_for_a_newer_triton(tmp_path: Path) -> None:
