@@ -34,7 +34,7 @@ GATEWAY = """
 import sys
 from serve.gateway.server import run_gateway
 from serve.gateway.settings import Settings
-run_gateway(Settings(upstream=sys.argv[1], port=0), on_ready=lambda url: print(url, flush=True))
+run_gateway(Settings(upstream=(sys.argv[1],), port=0), on_ready=lambda url: print(url, flush=True))
 """
 WARMUP_S = 0.3
 

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from compress.errors import MissingExtraError, ToolkitError
 from serve import __version__
+from serve.cli_keys import keys
 from serve.cli_measure import load_test, tune, verify
 from serve.cli_models import models
 from serve.gateway.settings import Settings
@@ -38,6 +39,7 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 app.config = (flags_of_file,)
+app.command(keys)
 app.command(models)
 hooks_app = App(name="hooks", help="Try hooks without a server.")
 app.command(hooks_app)

@@ -42,6 +42,7 @@ class Pool:
         self._max_connections = max_connections
         self._max_response_bytes = max_response_bytes
         self._idle: list[Connection] = []
+        self._busy: set[Connection] = set()
         self._waiters: deque[asyncio.Future[Connection | None]] = deque()
         self._open = 0
         self._closed = False
@@ -71,14 +72,19 @@ class Pool:
             if connection is None or not connection.usable:
                 connection = await self._connect(deadline)
             elif connection.used:
+                self._busy.add(connection)
                 try:
                     return await connection.exchange(head, body, deadline)
                 except ExchangeError as err:
                     if not err.unanswered:
                         raise
+                self._busy.discard(connection)
                 connection = await self._connect(deadline)
+            self._busy.add(connection)
             return await connection.exchange(head, body, deadline)
         finally:
+            if connection is not None:
+                self._busy.discard(connection)
             self._release(connection)
 
     async def close(self) -> None:
@@ -88,6 +94,11 @@ class Pool:
             connection.close()
         self._open -= len(self._idle)
         self._idle.clear()
+
+    def abort(self) -> None:
+        """End every exchange that is under way, with an ExchangeError of kind "closed"."""
+        for connection in list(self._busy):
+            connection.abort()
 
     async def _acquire(self, deadline: float) -> Connection | None:
         """A slot, with an idle connection if there is one."""

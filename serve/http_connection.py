@@ -84,6 +84,10 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def abort(self) -> None:
+        """End the exchange that is under way, with an ExchangeError of kind "closed"."""
+        self._fail(ExchangeError("closed", "given up: the server does not answer"))
+
     def _expire(self) -> None:
         self._fail(ExchangeError("timeout", "no whole response in time"))
 

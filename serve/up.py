@@ -197,7 +197,7 @@ async def _until_ended(process: subprocess.Popen[bytes]) -> None:
 def _gateway(options: UpOptions, url: str, on_ready: Callable[[str], None], *beside: Coroutine[Any, Any, None]) -> None:
     """Run the gateway, and what works beside it; it ends with the first of these, or with a signal."""
     settings = Settings(
-        upstream=url, host=options.host, port=options.port, drain_timeout_s=max(1, round(options.drain_timeout))
+        upstream=(url,), host=options.host, port=options.port, drain_timeout_s=max(1, round(options.drain_timeout))
     )
     uvloop.run(_serve(settings, on_ready, beside))
 

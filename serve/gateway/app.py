@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,8 +13,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from serve import __version__
+from serve.gateway.admin import admin_router
 from serve.gateway.docs import add_docs
 from serve.gateway.errors import GatewayError, Refusal
+from serve.gateway.gate import Gate
+from serve.gateway.guard import GuardMiddleware
 from serve.gateway.infer import InferMiddleware
 from serve.gateway.predict import predict_router
 from serve.gateway.routes import health_router, protocol_router
@@ -36,10 +40,18 @@ def create_app(settings: Settings) -> FastAPI:
     """
     telemetry = Telemetry()
     upstream = Upstream(settings, telemetry)
+    gate = Gate(settings)
+    telemetry.follow(gate, upstream.balancer)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(gate.watch_keys())]
+        if len(settings.upstream) > 1:
+            tasks.append(asyncio.create_task(upstream.balancer.watch(settings.health_interval_s)))
         yield
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await upstream.close()
 
     app = FastAPI(
@@ -55,13 +67,15 @@ def create_app(settings: Settings) -> FastAPI:
     def draining() -> bool:
         return bool(app.state.draining)
 
-    app.include_router(predict_router(settings, upstream))
+    app.include_router(predict_router(settings, gate, upstream))
     app.include_router(protocol_router(upstream, draining))
     app.include_router(health_router(upstream, telemetry, draining))
+    app.include_router(admin_router(settings, upstream))
     add_docs(app)
     # The last one added stands outermost.
+    app.add_middleware(GuardMiddleware, gate=gate)
     app.add_middleware(TelemetryMiddleware, telemetry=telemetry)
-    app.add_middleware(InferMiddleware, settings=settings, upstream=upstream, telemetry=telemetry)
+    app.add_middleware(InferMiddleware, settings=settings, gate=gate, upstream=upstream, telemetry=telemetry)
     _answer_errors(app)
     return app
 

@@ -2,12 +2,18 @@
 
 GatewayError
 ├── BadRequestError         400
+├── UnauthorizedError       401
+├── ForbiddenError          403
 ├── UnknownModelError       404
+├── SlowClientError         408
 ├── BodyTooLargeError       413
+├── TooManyElementsError    413
 ├── UnsupportedMediaError   415
 ├── BadInputError           422
+├── RateLimitedError        429
 ├── UpstreamBrokenError     502
 ├── UpstreamDownError       503
+├── OverloadedError         503
 └── UpstreamTimeoutError    504
 
 ClientGoneError is none of them: nobody is left to answer.
@@ -17,6 +23,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+from collections.abc import Sequence
 
 import orjson
 from starlette.responses import Response
@@ -27,8 +35,14 @@ __all__ = [
     "BadRequestError",
     "BodyTooLargeError",
     "ClientGoneError",
+    "ForbiddenError",
     "GatewayError",
+    "OverloadedError",
+    "RateLimitedError",
     "Refusal",
+    "SlowClientError",
+    "TooManyElementsError",
+    "UnauthorizedError",
     "UnknownModelError",
     "UnsupportedMediaError",
     "UpstreamBrokenError",
@@ -51,12 +65,24 @@ class GatewayError(Exception):
         why: the cause.
         mend: what the caller can do about it.
         status: in place of the class's own.
+        headers: that go with the answer.
     """
 
     status = 500
+    closes = False
+    """Whether the connection ends with the answer, because the request was not read to its end."""
 
-    def __init__(self, error: str, *, why: str = "", mend: str = "", status: int | None = None) -> None:
+    def __init__(
+        self,
+        error: str,
+        *,
+        why: str = "",
+        mend: str = "",
+        status: int | None = None,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+    ) -> None:
         super().__init__(error)
+        self.headers = list(headers)
         self.error = error
         self.why = why
         self.mend = mend
@@ -75,16 +101,71 @@ class BadRequestError(GatewayError):
     status = 400
 
 
+class UnauthorizedError(GatewayError):
+    """No key, or none that is valid."""
+
+    status = 401
+
+    def __init__(self, error: str, *, mend: str) -> None:
+        super().__init__(error, mend=mend, headers=[(b"www-authenticate", b"Bearer")])
+
+
+class ForbiddenError(GatewayError):
+    """A valid key that may not do this."""
+
+    status = 403
+
+
 class UnknownModelError(GatewayError):
     """No such model, or not this version."""
 
     status = 404
 
 
+class SlowClientError(GatewayError):
+    """The client took too long to send its request."""
+
+    status = 408
+    closes = True
+
+
+class _LaterError(GatewayError):
+    """Not now: the answer says when.
+
+    Args:
+        retry_after_s: how long to wait, in seconds.
+    """
+
+    def __init__(
+        self,
+        error: str,
+        *,
+        why: str = "",
+        mend: str = "",
+        retry_after_s: float = 1.0,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+    ) -> None:
+        wait = b"%d" % max(1, math.ceil(retry_after_s))
+        super().__init__(error, why=why, mend=mend, headers=[*headers, (b"retry-after", wait)])
+
+
+class RateLimitedError(_LaterError):
+    """The client has used up what it may ask."""
+
+    status = 429
+
+
+class OverloadedError(_LaterError):
+    """More requests than can be answered in time: this one is turned away at once."""
+
+    status = 503
+
+
 class BodyTooLargeError(GatewayError):
     """A request body over the bound."""
 
     status = 413
+    closes = True
 
     def __init__(self, limit: int) -> None:
         super().__init__(
@@ -93,6 +174,19 @@ class BodyTooLargeError(GatewayError):
             mend="send less at a time, or raise the gateway's max_body_bytes",
         )
         self.limit = limit
+
+
+class TooManyElementsError(GatewayError):
+    """An input tensor over the bound."""
+
+    status = 413
+
+    def __init__(self, name: str, elements: int, most: int) -> None:
+        super().__init__(
+            f"the input {name!r} is too large",
+            why=f"it has {elements} elements, {most} are allowed",
+            mend="send less at a time, or raise the gateway's max_elements",
+        )
 
 
 class UnsupportedMediaError(GatewayError):
@@ -130,9 +224,11 @@ class Refusal(Response):
 
     def __init__(self, error: GatewayError) -> None:
         super().__init__(error.body, error.status, media_type="application/json")
+        self.raw_headers += error.headers
         self._discard_bytes = 0
-        if isinstance(error, BodyTooLargeError):
+        if error.closes:
             self.headers["connection"] = "close"
+        if isinstance(error, BodyTooLargeError):
             self._discard_bytes = error.limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

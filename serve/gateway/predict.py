@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
 import orjson
@@ -12,20 +13,26 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Message
 
+from serve.gateway.deadline import TIMEOUT_HEADER, patience_s
+from serve.gateway.encoding import unpacked
 from serve.gateway.errors import (
     BadRequestError,
     ClientGoneError,
     GatewayError,
+    TooManyElementsError,
     UnsupportedMediaError,
     UpstreamBrokenError,
 )
-from serve.gateway.infer import CLIENT_LEFT, read_body, unless_client_leaves
+from serve.gateway.gate import Gate
+from serve.gateway.identity import Identity
+from serve.gateway.infer import CLIENT_LEFT, ask_model, read_body
 from serve.gateway.metadata import ModelMetadata
 from serve.gateway.plain import from_file, from_values, to_values
 from serve.gateway.protocol import BINARY_HEADER, build_request, parse_response
 from serve.gateway.settings import Settings
 from serve.gateway.tensors import ProtocolError, Tensor
 from serve.gateway.upstream import Upstream, model_path, triton_error
+from serve.http_client import Response as UpstreamResponse
 
 __all__ = ["predict_router"]
 
@@ -73,17 +80,20 @@ _BODY = {
 }
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"model": Prediction, "description": "The model's outputs."},
+    401: {"model": Problem, "description": "No key, or none that is known, where the gateway asks for one."},
+    403: {"model": Problem, "description": "The key may not ask this model."},
     404: {"model": Problem, "description": "No such model."},
     413: {"model": Problem, "description": "The body is over the gateway's bound."},
     415: {"model": Problem, "description": "A content type that is not read, or a file for a model that takes none."},
     422: {"model": Problem, "description": "A value does not fit the model's input; the answer names it."},
+    429: {"model": Problem, "description": "The key has sent too many requests; Retry-After says when to go on."},
     502: {"model": Problem, "description": "The model server's answer broke off."},
-    503: {"model": Problem, "description": "The model server can't be reached."},
+    503: {"model": Problem, "description": "The model server can't be reached, or has too much to do."},
     504: {"model": Problem, "description": "The model server took too long."},
 }
 
 
-def predict_router(settings: Settings, upstream: Upstream) -> APIRouter:
+def predict_router(settings: Settings, gate: Gate, upstream: Upstream) -> APIRouter:
     """The route, bound to one upstream."""
     router = APIRouter(tags=["predict"])
 
@@ -98,11 +108,30 @@ def predict_router(settings: Settings, upstream: Upstream) -> APIRouter:
         one element is bare. BYTES are strings, or `{"base64": "..."}`. `GET /v2/models/{model}/example` shows a
         model's inputs.
         """
+        identity: Identity = request.state.identity
+        identity.take()
+        headers = request.scope["headers"]
+        patience = patience_s(dict(headers).get(TIMEOUT_HEADER), settings.timeout_s)
+        deadline = asyncio.get_running_loop().time() + patience
+        gate.places(model).check(identity.priority, patience)
         try:
-            body = await read_body(request.scope["headers"], request.receive, settings.max_body_bytes)
+            body = await read_body(headers, request.receive, settings.max_body_bytes, settings.body_timeout_s)
+            if encoding := dict(headers).get(b"content-encoding"):
+                body = unpacked(body, encoding, settings.max_body_bytes)
             metadata = await upstream.metadata(model)
             inputs, item = await _inputs(metadata, request, body)
-            return await unless_client_leaves(request.receive, _ask(upstream, metadata, inputs, item=item))
+            for tensor in inputs:
+                if settings.max_elements and tensor.data.size > settings.max_elements:
+                    raise TooManyElementsError(tensor.name, tensor.data.size, settings.max_elements)
+            message = build_request(inputs)
+            answer = await ask_model(
+                gate, upstream, identity, model, f"{model_path(model)}/infer", message.headers, message.body,
+                request.receive, deadline,
+            )  # fmt: skip
+            response = _plain(upstream, metadata, answer, item=item)
+            for name, value in identity.limits():
+                response.headers[name.decode()] = value.decode()
+            return response
         except ClientGoneError:
             return Response(status_code=CLIENT_LEFT)
 
@@ -149,9 +178,7 @@ async def _form_file(request: Request, body: bytes) -> bytes:
     raise BadRequestError("the form can't be read", why=why, mend="send a form with one file: curl -F file=@image.png")
 
 
-async def _ask(upstream: Upstream, metadata: ModelMetadata, inputs: tuple[Tensor, ...], *, item: bool) -> Response:
-    message = build_request(inputs)
-    answer = await upstream.post(f"{model_path(metadata.name)}/infer", message.headers, message.body)
+def _plain(upstream: Upstream, metadata: ModelMetadata, answer: UpstreamResponse, *, item: bool) -> Response:
     if answer.status != 200:
         upstream.forget(metadata.name)
         raise GatewayError(

@@ -1,6 +1,7 @@
-"""What of Triton's HTTP interface a client may see, besides inference: health, metadata and an example.
+"""What of Triton's HTTP interface a client may see, besides inference: health, metadata, configuration, statistics of
+its models, and an example.
 
-Everything else of it stays hidden: repository control, shared memory, logging, trace, statistics, configuration.
+The rest (repository control, shared memory, logging, trace) is an administrator's.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import re
 from collections.abc import Callable
 
 import orjson
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from serve.gateway.metadata import EXAMPLE_SOURCE, example_request
@@ -17,10 +18,10 @@ from serve.gateway.telemetry import Telemetry
 from serve.gateway.upstream import Upstream, model_path
 from serve.http_client import Response as UpstreamResponse
 
-__all__ = ["health_router", "protocol_router"]
+__all__ = ["as_it_came", "health_router", "protocol_router"]
 
-# Extensions of Triton's that this gateway does not offer: a client must not be told that it does.
-HIDDEN_EXTENSIONS = re.compile("model_repository|model_configuration|shared_memory|statistics|trace|logging")
+# Extensions of Triton's that only an administrator may use: another client must not be told that it can.
+HIDDEN_EXTENSIONS = re.compile("model_repository|shared_memory|trace|logging")
 
 
 def health_router(upstream: Upstream, telemetry: Telemetry, draining: Callable[[], bool]) -> APIRouter:
@@ -51,10 +52,10 @@ def protocol_router(upstream: Upstream, draining: Callable[[], bool]) -> APIRout
     router = APIRouter(tags=["Open Inference Protocol v2"])
 
     @router.get("/v2", summary="Server metadata")
-    async def server() -> Response:
+    async def server(request: Request) -> Response:
         answer = await upstream.get("/v2")
-        if answer.status != 200:
-            return _as_it_came(answer)
+        if answer.status != 200 or request.state.identity.admin:
+            return as_it_came(answer)
         data = orjson.loads(answer.body)
         offered = [name for name in data.get("extensions", ()) if not HIDDEN_EXTENSIONS.search(name)]
         data["extensions"] = offered
@@ -62,23 +63,38 @@ def protocol_router(upstream: Upstream, draining: Callable[[], bool]) -> APIRout
 
     @router.get("/v2/health/live", summary="Is the model server alive?")
     async def live() -> Response:
-        return _as_it_came(await upstream.get("/v2/health/live"))
+        return as_it_came(await upstream.get("/v2/health/live"))
 
     @router.get("/v2/health/ready", summary="Is the model server ready?")
     async def ready() -> Response:
         if draining():
             return JSONResponse({"error": "the gateway is stopping"}, 503)
-        return _as_it_came(await upstream.get("/v2/health/ready"))
+        return as_it_came(await upstream.get("/v2/health/ready"))
+
+    @router.get("/v2/models/stats", summary="Statistics of all models")
+    async def all_statistics() -> Response:
+        return as_it_came(await upstream.get("/v2/models/stats"))
 
     @router.get("/v2/models/{model}", summary="Model metadata")
     @router.get("/v2/models/{model}/versions/{version}", summary="Metadata of a version")
     async def metadata(model: str, version: str | None = None) -> Response:
-        return _as_it_came(await upstream.get(model_path(model, version)))
+        return as_it_came(await upstream.get(model_path(model, version)))
 
     @router.get("/v2/models/{model}/ready", summary="Is the model ready?")
     @router.get("/v2/models/{model}/versions/{version}/ready", summary="Is the version ready?")
     async def model_ready(model: str, version: str | None = None) -> Response:
-        return _as_it_came(await upstream.get(f"{model_path(model, version)}/ready"))
+        return as_it_came(await upstream.get(f"{model_path(model, version)}/ready"))
+
+    @router.get("/v2/models/{model}/config", summary="Configuration of the model")
+    @router.get("/v2/models/{model}/versions/{version}/config", summary="Configuration of the version")
+    async def config(model: str, version: str | None = None) -> Response:
+        return as_it_came(await upstream.get(f"{model_path(model, version)}/config"))
+
+    @router.get("/v2/models/{model}/stats", summary="Statistics of the model")
+    @router.get("/v2/models/{model}/versions/{version}/stats", summary="Statistics of the version")
+    async def statistics(model: str, version: str | None = None) -> Response:
+        """Triton's own; with several Tritons, those of one."""
+        return as_it_came(await upstream.get(f"{model_path(model, version)}/stats"))
 
     @router.get("/v2/models/{model}/example", summary="An infer request for the model")
     @router.get("/v2/models/{model}/versions/{version}/example", summary="An infer request for the version")
@@ -95,6 +111,7 @@ def protocol_router(upstream: Upstream, draining: Callable[[], bool]) -> APIRout
     return router
 
 
-def _as_it_came(answer: UpstreamResponse) -> Response:
+def as_it_came(answer: UpstreamResponse) -> Response:
+    """Triton's answer, status and body."""
     media = answer.header(b"content-type") or b"application/json"
     return Response(answer.body, answer.status, media_type=media.decode("latin-1"))

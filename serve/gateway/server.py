@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -14,10 +15,12 @@ import uvicorn
 
 from compress.errors import ServerError
 from serve.gateway.app import create_app
+from serve.gateway.connections import connection_class
 from serve.gateway.settings import Settings
 
 __all__ = ["check_port", "forwarding_signals", "run_gateway", "serve_gateway"]
 
+SPARE_FILES = 512
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -52,11 +55,13 @@ async def serve_gateway(
         ServerError: it can't listen.
     """
     listener = _listen(settings.host, settings.port)
+    _allow_files(settings.max_clients + SPARE_FILES)
     app = create_app(settings)
+    stopping = asyncio.Event()
     server = _Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=connection_class(settings.head_timeout_s, stopping),
             ws="none",
             lifespan="on",
             access_log=False,
@@ -65,15 +70,20 @@ async def serve_gateway(
             date_header=False,
             backlog=2048,
             timeout_graceful_shutdown=settings.drain_timeout_s,
+            timeout_keep_alive=settings.keep_alive_s,
+            limit_concurrency=settings.max_clients,
+            ssl_certfile=settings.tls_certificate,
+            ssl_keyfile=settings.tls_key,
         )
     )
     running = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
         await _first(running, server.listening)
         if server.started and on_ready is not None:
-            on_ready(_url(settings.host, listener))
+            on_ready(_url(settings, listener))
         await _first(running, stop)
         app.state.draining = True
+        stopping.set()
         if settings.drain_delay_s and not running.done():
             await _first(running, force or asyncio.Event(), timeout_s=settings.drain_delay_s)
         server.should_exit = True
@@ -145,9 +155,18 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _url(host: str, listener: socket.socket) -> str:
-    name = f"[{host}]" if ":" in host else host
-    return f"http://{name}:{listener.getsockname()[1]}"
+def _url(settings: Settings, listener: socket.socket) -> str:
+    name = f"[{settings.host}]" if ":" in settings.host else settings.host
+    scheme = "http" if settings.tls_certificate is None else "https"
+    return f"{scheme}://{name}:{listener.getsockname()[1]}"
+
+
+def _allow_files(files: int) -> None:
+    """As many open files as connections may need, as far as the system lets us."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = files if hard == resource.RLIM_INFINITY else min(files, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _first(running: asyncio.Future[None], event: asyncio.Event, *, timeout_s: float | None = None) -> None:

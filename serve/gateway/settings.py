@@ -2,24 +2,54 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from compress.errors import ServerError
 from serve.http_message import Address
 
-__all__ = ["Settings"]
+__all__ = ["ModelSettings", "Settings"]
+
+POSITIVE = (
+    "max_body_bytes", "timeout_s", "max_connections", "drain_timeout_s", "head_timeout_s", "body_timeout_s",
+    "keep_alive_s", "max_clients", "max_in_flight", "max_waiting", "health_interval_s",
+)  # fmt: skip
+NOT_NEGATIVE = ("drain_delay_s", "max_elements", "latency_target_s", "max_wait_s")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """One gateway in front of one Triton.
+class ModelSettings:
+    """What may be set for one model in place of what holds for all.
 
     Raises:
         ServerError: a value that can't work.
     """
 
-    upstream: str = "http://127.0.0.1:8000"
-    """Triton's HTTP endpoint, http://host:port."""
+    max_in_flight: int | None = None
+    latency_target_s: float | None = None
+    max_wait_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value is not None and value <= 0:
+                raise _unusable(f"{name} of a model is {value}", f"give {name} a value above 0")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One gateway in front of one or several Tritons.
+
+    Raises:
+        ServerError: a value that can't work.
+    """
+
+    upstream: tuple[str, ...] = ("http://127.0.0.1:8000",)
+    """Triton's HTTP endpoint, http://host:port; may be given again for more of them, which hold the same models."""
 
     host: str = "127.0.0.1"
     """Address to listen on; only this machine reaches the default."""
@@ -27,14 +57,57 @@ class Settings:
     port: int = 8080
     """Port to listen on; 0 takes a free one."""
 
+    keys: Path | None = None
+    """File of API keys (`serve keys add`); without it nobody is asked for one."""
+
+    anonymous: bool = False
+    """Let other machines ask without a key: without --keys, the gateway listens on loopback only unless this is set."""
+
+    tls_certificate: Path | None = None
+    """Certificate chain (PEM), for HTTPS."""
+
+    tls_key: Path | None = None
+    """Its private key (PEM)."""
+
     max_body_bytes: int = 64 * 1024 * 1024
     """Longest request body that is accepted, in bytes."""
 
+    max_elements: int = 0
+    """Most elements that an input tensor may have; 0 for any number. Each request's JSON is then read."""
+
     timeout_s: float = 30.0
-    """How long Triton may take for an answer, in seconds."""
+    """How long an answer may take in all, in seconds; a request's X-Request-Timeout-Ms can only shorten it."""
+
+    head_timeout_s: float = 10.0
+    """How long a client may take to send a request's head, in seconds."""
+
+    body_timeout_s: float = 30.0
+    """How long a client may take to send a request's body, in seconds."""
+
+    keep_alive_s: int = 75
+    """How long an idle connection of a client's stays open, in seconds."""
+
+    max_clients: int = 20000
+    """Most connections of clients at a time; further ones are answered with 503."""
 
     max_connections: int = 128
-    """Most connections to Triton at a time; further requests wait."""
+    """Most connections to each Triton at a time."""
+
+    max_in_flight: int = 128
+    """Most requests of one model with Triton at a time; adapted downwards when answers get slow."""
+
+    latency_target_s: float = 0.0
+    """Seconds that Triton may take under load before fewer requests are passed on; 0: 8 times its fastest answer, 50 ms
+    at least."""
+
+    max_wait_s: float = 0.0
+    """Seconds that a request may wait for its turn before it is refused; 0: as the latency target."""
+
+    max_waiting: int = 1024
+    """Most requests of one model that wait for their turn."""
+
+    health_interval_s: float = 1.0
+    """Seconds between probes of each Triton, where there are several."""
 
     drain_delay_s: float = 0.0
     """How long to go on accepting requests after readiness turned false, for load balancers to notice, in seconds."""
@@ -42,25 +115,49 @@ class Settings:
     drain_timeout_s: int = 30
     """How long requests in flight may take to end when the gateway stops, in seconds."""
 
+    models: Annotated[Mapping[str, ModelSettings], Parameter(parse=False)] = field(default_factory=dict)
+    """Settings of single models, by name; from a file only."""
+
     def __post_init__(self) -> None:
-        try:
-            Address.parse(self.upstream)
-        except ValueError as err:
-            raise ServerError(
-                "the gateway has no upstream to talk to",
-                why=str(err),
-                mend="name Triton's HTTP endpoint as in http://127.0.0.1:8000",
-            ) from err
-        for name in ("max_body_bytes", "timeout_s", "max_connections", "drain_timeout_s"):
-            if getattr(self, name) <= 0:
+        if not self.upstream:
+            raise _unusable("no upstream is named", "name Triton's HTTP endpoint as in http://127.0.0.1:8000")
+        for url in self.upstream:
+            try:
+                Address.parse(url)
+            except ValueError as err:
                 raise ServerError(
-                    "the gateway can't be set up",
-                    why=f"{name} is {getattr(self, name)}",
-                    mend=f"give {name} a value above 0",
-                )
-        if not 0 <= self.port <= 65535 or self.drain_delay_s < 0:
-            raise ServerError(
-                "the gateway can't be set up",
-                why=f"port is {self.port}, drain_delay_s is {self.drain_delay_s}",
-                mend="a port is 0 to 65535, a delay is 0 or more",
+                    "the gateway has no upstream to talk to",
+                    why=str(err),
+                    mend="name Triton's HTTP endpoint as in http://127.0.0.1:8000",
+                ) from err
+        if len(set(self.upstream)) < len(self.upstream):
+            raise _unusable("an upstream is named twice", "name each Triton once")
+        for name in POSITIVE:
+            if getattr(self, name) <= 0:
+                raise _unusable(f"{name} is {getattr(self, name)}", f"give {name} a value above 0")
+        for name in NOT_NEGATIVE:
+            if getattr(self, name) < 0:
+                raise _unusable(f"{name} is {getattr(self, name)}", f"give {name} a value of 0 or more")
+        if not 0 <= self.port <= 65535:
+            raise _unusable(f"port is {self.port}", "a port is 0 to 65535")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise _unusable("one of tls_certificate and tls_key is missing", "give both, or neither")
+        for path in (self.tls_certificate, self.tls_key):
+            if path is not None and not path.is_file():
+                raise _unusable(f"there is no file {path}", "name the PEM file")
+        if self.keys is None and not self.anonymous and not _loopback(self.host):
+            raise _unusable(
+                f"everybody who reaches {self.host} could use every model",
+                "make keys with `serve keys add` and give --keys, or allow it with --anonymous",
             )
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _unusable(why: str, mend: str) -> ServerError:
+    return ServerError("the gateway can't be set up", why=why, mend=mend)

@@ -7,9 +7,16 @@ count as "unknown", so that nobody can fill the memory with them.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve.gateway.admission import Admission
+from serve.gateway.balancer import Balancer, Node
+from serve.gateway.gate import Gate
 
 __all__ = ["INFER_ROUTE", "Telemetry", "TelemetryMiddleware"]
 
@@ -39,9 +46,11 @@ class Telemetry:
         self.upstream_errors = Counter(
             "gateway_upstream_errors", "Requests to Triton with no whole answer.", ("kind",), registry=self.registry
         )
+        self.retries = Counter("gateway_upstream_retries", "Requests asked of another Triton.", registry=self.registry)
+        self.by_key = Counter("gateway_key_requests", "Requests by key.", ("key", "code"), registry=self.registry)
         self._models: set[str] = set()
 
-    def observe(self, model: str | None, route: str, code: int, seconds: float) -> None:
+    def observe(self, model: str | None, route: str, code: int, seconds: float, key: str = "") -> None:
         """Count one answered request.
 
         Args:
@@ -49,11 +58,18 @@ class Telemetry:
             route: the route's template, never the path.
             code: the HTTP status; 499 for a client that left.
             seconds: its duration; kept for inference routes.
+            key: the name of the client's key; "" where none was found.
         """
         label = self._label(model, code)
         self.requests.labels(label, route, str(code)).inc()
+        if key:
+            self.by_key.labels(key, str(code)).inc()
         if route in (INFER_ROUTE, PREDICT_ROUTE):
             self.duration.labels(label).observe(seconds)
+
+    def follow(self, gate: Gate, balancer: Balancer) -> None:
+        """Show the state of these two with the metrics."""
+        self.registry.register(_State(gate, balancer))
 
     def page(self) -> bytes:
         """The metrics in Prometheus' text format."""
@@ -68,6 +84,42 @@ class Telemetry:
             self._models.add(model)
             return model
         return "unknown"
+
+
+class _State(Collector):
+    """Read when the page is asked for, so that it costs nothing otherwise."""
+
+    def __init__(self, gate: Gate, balancer: Balancer) -> None:
+        self._gate = gate
+        self._balancer = balancer
+
+    def collect(self) -> Iterator[Metric]:
+        by_model: dict[str, tuple[str, Callable[[Admission], float]]] = {
+            "gateway_model_in_flight": ("Requests of the model with Triton.", lambda places: places.in_flight),
+            "gateway_model_limit": ("Most of them at a time, now.", lambda places: int(places.limit)),
+            "gateway_model_waiting": ("Requests of the model that wait for their turn.", lambda places: places.waiting),
+        }
+        for name, (told, read) in by_model.items():
+            gauge = GaugeMetricFamily(name, told, labels=["model"])
+            for places in self._gate:
+                gauge.add_metric([places.model], read(places))
+            yield gauge
+        shed = CounterMetricFamily("gateway_model_shed", "Requests refused because of the load.", labels=["model"])
+        for places in self._gate:
+            shed.add_metric([places.model], places.shed)
+        yield shed
+        nodes: dict[str, tuple[str, Callable[[Node], float]]] = {
+            "gateway_upstream_up": (
+                "Whether this Triton is asked.",
+                lambda node: node.ready and not node.ejected_until,
+            ),
+            "gateway_upstream_in_flight": ("Requests with this Triton.", lambda node: node.in_flight),
+        }
+        for name, (told, look) in nodes.items():
+            gauge = GaugeMetricFamily(name, told, labels=["upstream"])
+            for node in self._balancer.nodes:
+                gauge.add_metric([str(node.address)], look(node))
+            yield gauge
 
 
 class TelemetryMiddleware:
@@ -97,4 +149,6 @@ class TelemetryMiddleware:
             self.telemetry.in_flight.dec()
             route = getattr(scope.get("route"), "path", "other")
             model = scope.get("path_params", {}).get("model")
-            self.telemetry.observe(model, route, code, time.perf_counter() - started)
+            identity = scope.get("state", {}).get("identity")
+            key = identity.name if identity is not None else ""
+            self.telemetry.observe(model, route, code, time.perf_counter() - started, key)

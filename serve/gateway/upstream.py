@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import orjson
 
+from serve.gateway.balancer import Balancer
 from serve.gateway.errors import (
     GatewayError,
     UnknownModelError,
@@ -20,7 +21,7 @@ from serve.gateway.metadata import ModelMetadata
 from serve.gateway.settings import Settings
 from serve.gateway.telemetry import Telemetry
 from serve.gateway.tensors import ProtocolError
-from serve.http_client import Address, ExchangeError, Pool, Response
+from serve.http_client import Address, ExchangeError, Response
 
 __all__ = ["MODEL_NAME", "VERSION", "Upstream", "model_path", "triton_error"]
 
@@ -29,7 +30,7 @@ __all__ = ["MODEL_NAME", "VERSION", "Upstream", "model_path", "triton_error"]
 MODEL_NAME = r"(?!(?:\.{1,2}|stats)(?:/|$))[A-Za-z0-9_.+:@=~-]{1,256}"
 VERSION = r"[0-9]{1,18}"
 
-READY_TIMEOUT_S = 2.0
+SEQUENCE = b'"sequence_id"'  # a request that changes what Triton remembers: no other may do it again
 CACHE_S = 5.0
 CACHE_MODELS = 256
 
@@ -50,14 +51,15 @@ def model_path(model: str, version: str | None = None) -> str:
 
 
 class Upstream:
-    """Requests to one Triton over a bounded set of connections."""
+    """Requests to the Tritons over bounded sets of connections."""
 
     def __init__(self, settings: Settings, telemetry: Telemetry) -> None:
-        self._telemetry = telemetry
-        self._pool = Pool(
-            Address.parse(settings.upstream),
+        self.balancer = Balancer(
+            [Address.parse(url) for url in settings.upstream],
             max_connections=settings.max_connections,
             timeout_s=settings.timeout_s,
+            on_error=lambda kind: telemetry.upstream_errors.labels(kind).inc(),
+            on_retry=telemetry.retries.inc,
         )
         self._known: dict[str, tuple[float, ModelMetadata]] = {}
 
@@ -65,16 +67,25 @@ class Upstream:
         """GET a path of Triton's; raises GatewayError (502, 503, 504)."""
         return await self._exchange(b"GET", path, (), b"", timeout_s)
 
-    async def post(self, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> Response:
+    async def post(
+        self, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes, *, timeout_s: float | None = None
+    ) -> Response:
         """POST a body to a path of Triton's; raises GatewayError (502, 503, 504)."""
-        return await self._exchange(b"POST", path, headers, body, None)
+        return await self._exchange(b"POST", path, headers, body, timeout_s)
+
+    async def post_all(self, path: str, body: bytes) -> Response:
+        """POST a body to every Triton; the first answer that is no 200, else the last. Raises GatewayError."""
+        answers = []
+        for node in self.balancer.nodes:
+            try:
+                answers.append(await node.pool.request(b"POST", path.encode("ascii"), (), body))
+            except ExchangeError as err:
+                raise _failure(err) from err
+        return next((answer for answer in answers if answer.status != 200), answers[-1])
 
     async def ready(self) -> bool:
-        """Whether Triton says that it and its models are ready."""
-        try:
-            return (await self.get("/v2/health/ready", timeout_s=READY_TIMEOUT_S)).status == 200
-        except GatewayError:
-            return False
+        """Whether a Triton says that it and its models are ready."""
+        return await self.balancer.any_ready()
 
     async def metadata(self, model: str, version: str | None = None) -> ModelMetadata:
         """A model's metadata, at most `CACHE_S` seconds old.
@@ -109,21 +120,31 @@ class Upstream:
         self._known.pop(model_path(model, version), None)
 
     async def close(self) -> None:
-        await self._pool.close()
+        await self.balancer.close()
 
     async def _exchange(
         self, method: bytes, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes, timeout_s: float | None
     ) -> Response:
         try:
-            return await self._pool.request(method, path.encode("ascii"), headers, body, timeout_s=timeout_s)
+            return await self.balancer.exchange(
+                method,
+                path.encode("ascii"),
+                headers,
+                body,
+                timeout_s=timeout_s,
+                repeatable=lambda: SEQUENCE not in body,
+            )
         except ExchangeError as err:
-            self._telemetry.upstream_errors.labels(err.kind).inc()
-            if err.kind == "timeout":
-                raise UpstreamTimeoutError("the model server took too long", why=str(err)) from err
-            if err.kind in ("refused", "busy"):
-                mend = "try again in a moment; if it stays so, look whether the model server runs"
-                raise UpstreamDownError("the model server can't be reached", why=_public(err), mend=mend) from err
-            raise UpstreamBrokenError("the model server's answer broke off", why=str(err)) from err
+            raise _failure(err) from err
+
+
+def _failure(err: ExchangeError) -> GatewayError:
+    if err.kind == "timeout":
+        return UpstreamTimeoutError("the model server took too long", why=str(err))
+    if err.kind in ("refused", "busy"):
+        mend = "try again in a moment; if it stays so, look whether the model server runs"
+        return UpstreamDownError("the model server can't be reached", why=_public(err), mend=mend)
+    return UpstreamBrokenError("the model server's answer broke off", why=str(err))
 
 
 def triton_error(response: Response) -> str:

@@ -29,7 +29,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def gateway(triton: str) -> Iterator[str]:
     """host:port of a gateway to it."""
-    with gateway_thread(Settings(upstream=f"http://{triton}", port=0, max_body_bytes=4_000_000)) as url:
+    with gateway_thread(Settings(upstream=(f"http://{triton}",), port=0, max_body_bytes=4_000_000)) as url:
         yield url.removeprefix("http://")
 
 
@@ -108,7 +108,7 @@ def test_a_batch_over_the_bound_is_tritons_refusal(gateway: str) -> None:
 
 
 def test_a_client_that_leaves_is_counted_and_frees_its_place(triton: str) -> None:
-    with gateway_thread(Settings(upstream=f"http://{triton}", port=0, max_connections=1)) as url:
+    with gateway_thread(Settings(upstream=(f"http://{triton}",), port=0, max_connections=1)) as url:
         host = url.removeprefix("http://")
         leaver = http.client.HTTPConnection(host)
         leaver.request("POST", "/predict/files", b"sleep", {"Content-Type": "image/png"})

@@ -32,7 +32,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def gateway(triton: str) -> Iterator[str]:
-    with gateway_thread(Settings(upstream=triton, port=0)) as url:
+    with gateway_thread(Settings(upstream=(triton,), port=0)) as url:
         yield url
 
 

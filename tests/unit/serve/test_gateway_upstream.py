@@ -48,7 +48,7 @@ async def metric(address: Address, name: str, **labels: str) -> float:
 
 def test_refused() -> None:
     async def main() -> None:
-        async with gateway(Settings(upstream=dead(), port=0)) as address:
+        async with gateway(Settings(upstream=(dead(),), port=0)) as address:
             for target, body in ((INFER, b"{}"), (b"/v2/models/m", None), (b"/predict/m", b"x"), (b"/v2", None)):
                 response = await ask(address, target, body, (b"content-type", b"image/png"))
                 assert response.status == 503
@@ -72,7 +72,7 @@ def test_broken_answers(broken: bytes) -> None:
         writer.close()
 
     async def main() -> None:
-        async with scripted_server(respond) as triton, gateway(Settings(upstream=triton.url, port=0)) as address:
+        async with scripted_server(respond) as triton, gateway(Settings(upstream=(triton.url,), port=0)) as address:
             response = await ask(address, INFER, b"{}")
             assert response.status == 502
             error(response)
@@ -87,7 +87,7 @@ def test_timeout() -> None:
     async def main() -> None:
         async with (
             scripted_server(never) as triton,
-            gateway(Settings(upstream=triton.url, port=0, timeout_s=0.1)) as address,
+            gateway(Settings(upstream=(triton.url,), port=0, timeout_s=0.1)) as address,
         ):
             response = await ask(address, INFER, b"{}")
             assert response.status == 504
@@ -103,7 +103,7 @@ async def echo(request: Received, writer: asyncio.StreamWriter) -> None:
 
 def test_bytes_in_bytes_out_and_only_the_headers_that_matter() -> None:
     async def main() -> None:
-        async with scripted_server(echo) as triton, gateway(Settings(upstream=triton.url, port=0)) as address:
+        async with scripted_server(echo) as triton, gateway(Settings(upstream=(triton.url,), port=0)) as address:
             body = bytes(range(256)) * 4000
             sent = {
                 b"content-type": b"application/octet-stream",
@@ -116,7 +116,7 @@ def test_bytes_in_bytes_out_and_only_the_headers_that_matter() -> None:
             response = await ask(address, INFER, body, *sent.items())
             assert response.body == body
             names = {name for name, _ in response.headers}
-            assert names == {b"content-type", b"content-length"}
+            assert names == {b"content-type", b"content-length", b"x-content-type-options", b"cache-control"}
             (request,) = triton.requests
             assert request.target == INFER.decode()
             assert request.headers == {
@@ -155,11 +155,7 @@ def test_bytes_in_bytes_out_and_only_the_headers_that_matter() -> None:
         b"/v2/trace/setting",
         b"/v2/models/a/trace/setting",
         b"/v2/models/a/generate",
-        b"/v2/models/stats",
-        b"/v2/models/%73tats",
         b"/v2/models/stats/infer",
-        b"/v2/models/a/stats",
-        b"/v2/models/a/config",
         b"/v2/models/%2e%2e",
         b"/v2/models/%2e%2e/ready",
         b"/metrics/x",
@@ -167,10 +163,10 @@ def test_bytes_in_bytes_out_and_only_the_headers_that_matter() -> None:
 )
 def test_nothing_else_reaches_triton(target: bytes) -> None:
     async def main() -> None:
-        async with scripted_server(echo) as triton, gateway(Settings(upstream=triton.url, port=0)) as address:
+        async with scripted_server(echo) as triton, gateway(Settings(upstream=(triton.url,), port=0)) as address:
             for body in (None, b"{}"):
                 response = await ask(address, target, body)
-                assert response.status in (404, 405)
+                assert response.status in (403, 404, 405)
                 error(response)
             assert not triton.requests
 
@@ -201,7 +197,7 @@ def test_a_body_over_the_bound_is_refused_without_reading_it_all() -> None:
 
 
 def with_upstream(settings: Settings, triton: Scripted) -> Settings:
-    return Settings(upstream=triton.url, port=0, max_body_bytes=settings.max_body_bytes)
+    return Settings(upstream=(triton.url,), port=0, max_body_bytes=settings.max_body_bytes)
 
 
 def test_a_client_that_leaves_frees_the_connection_to_triton() -> None:
@@ -213,7 +209,7 @@ def test_a_client_that_leaves_frees_the_connection_to_triton() -> None:
     async def main() -> None:
         async with (
             scripted_server(respond) as triton,
-            gateway(Settings(upstream=triton.url, port=0, max_connections=1)) as address,
+            gateway(Settings(upstream=(triton.url,), port=0, max_connections=1)) as address,
         ):
             leaver = asyncio.ensure_future(ask(address, INFER, b"never"))
             await asyncio.wait_for(triton.met.wait(), 5)
@@ -231,7 +227,7 @@ def test_names_that_clients_make_up_are_no_labels() -> None:
         writer.write(answer(b'{"error":"Request for unknown model"}', "404 Not Found"))
 
     async def main() -> None:
-        async with scripted_server(missing) as triton, gateway(Settings(upstream=triton.url, port=0)) as address:
+        async with scripted_server(missing) as triton, gateway(Settings(upstream=(triton.url,), port=0)) as address:
             for number in range(20):
                 assert (await ask(address, b"/v2/models/m%d/infer" % number, b"{}")).status == 404
                 assert (await ask(address, b"/v2/models/m%d" % number)).status == 404
@@ -243,6 +239,6 @@ def test_names_that_clients_make_up_are_no_labels() -> None:
 
 
 def test_settings_that_can_not_work() -> None:
-    for wrong in ({"upstream": "https://a"}, {"port": 70000}, {"timeout_s": 0}, {"max_connections": 0}):
+    for wrong in ({"upstream": ("https://a",)}, {"port": 70000}, {"timeout_s": 0}, {"max_connections": 0}):
         with pytest.raises(ServerError):
             Settings(**wrong)

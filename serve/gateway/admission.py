@@ -1,0 +1,239 @@
+"""How many requests of a model are with the model server at a time, and which of the others wait or are turned away.
+
+Triton's queues have no bound, so a load above what it can do would only make every answer late. The number in flight
+is kept where answers take `target` s: it grows by a little while they are faster, and shrinks by a part when they are
+slower (additive increase, multiplicative decrease: Chiu and Jain, "Analysis of the Increase and Decrease Algorithms
+for Congestion Avoidance in Computer Networks", 1989, applied to requests). Those beyond it wait, the better priority
+first; one whose wait would be too long is refused at once, while its client can still go elsewhere (Little's law
+gives the wait: requests ahead of it, over requests answered a second).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from serve.gateway.errors import OverloadedError
+
+__all__ = ["Admission", "Bounds"]
+
+WINDOW_S = 0.1
+WINDOW_ANSWERS = 8
+FASTEST_FOR_S = 30.0
+SPARE = 64
+LOWEST = 9
+SHRINK = 0.8
+SMOOTHING = 0.3
+FASTEST_FACTOR = 8
+SHORTEST_TARGET_S = 0.05
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What is set.
+
+    Attributes:
+        most: requests in flight at most.
+        least: the limit never falls below it.
+        target_s: seconds that the model server may take under load; None for eight times its fastest answer, at least
+            50 ms.
+        wait_s: longest wait for a place, in seconds; None for the same as the target.
+        waiting: requests that wait at most.
+    """
+
+    most: int = 128
+    least: int = 2
+    target_s: float | None = None
+    wait_s: float | None = None
+    waiting: int = 1024
+
+
+@dataclass(order=True)
+class _Waiter:
+    priority: int
+    number: int
+    place: asyncio.Future[None] = field(compare=False)
+
+
+class Admission:
+    """The places of one model.
+
+    Args:
+        model: its name, for messages.
+        bounds: what is set.
+        clock: seconds that never go back; the event loop's time.
+
+    Attributes:
+        limit: requests in flight at most, now.
+        in_flight: requests with the model server.
+        shed: requests refused so far.
+    """
+
+    def __init__(self, model: str, bounds: Bounds, clock: Callable[[], float]) -> None:
+        self.model = model
+        self.bounds = bounds
+        self.in_flight = 0
+        self.shed = 0
+        self.limit = float(min(bounds.most, max(bounds.least, 32)))
+        self._clock = clock
+        self._waiting: list[_Waiter] = []  # a heap; entries whose future is done have left
+        self._live = [0] * (LOWEST + 1)  # those that wait, by priority
+        self._count = 0
+        self._fastest = math.inf
+        self._fastest_from = clock()
+        self._latency = 0.0  # of answers, smoothed
+        self._begin_window(clock())
+
+    def _begin_window(self, now: float) -> None:
+        self._from = now
+        self._answers = 0
+        self._seconds = 0.0
+        self._shortest = math.inf
+        self._peak = self.in_flight
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a place."""
+        return sum(self._live)
+
+    @property
+    def target_s(self) -> float:
+        """What an answer may take."""
+        if self.bounds.target_s is not None:
+            return self.bounds.target_s
+        return max(SHORTEST_TARGET_S, FASTEST_FACTOR * self._fastest)  # infinite until something was answered
+
+    @property
+    def wait_s(self) -> float:
+        """How long a request may wait for a place."""
+        return self.target_s if self.bounds.wait_s is None else self.bounds.wait_s
+
+    def try_enter(self) -> bool:
+        """Take a place if one is free and nobody waits; each must be given back with `leave`."""
+        if self.in_flight < int(self.limit) and not self.waiting:
+            self._take()
+            return True
+        return False
+
+    def check(self, priority: int, patience_s: float) -> None:
+        """Raises OverloadedError where a request that came now would wait too long; for those not yet read.
+
+        Args:
+            priority: 1 is served first.
+            patience_s: how long the client would wait for a place at most, in seconds.
+        """
+        if self.in_flight < int(self.limit) and not self.waiting:
+            return
+        ahead = sum(self._live[: priority + 1])
+        expected = (ahead + 1) * self._latency / self.limit
+        if ahead >= self.bounds.waiting:
+            self._refuse(expected, f"{ahead} requests wait")
+        if expected > min(self.wait_s, patience_s):
+            self._refuse(expected, f"it would wait {1000 * expected:.0f} ms for its turn")
+
+    async def enter(self, priority: int, patience_s: float) -> None:
+        """Take a place, waiting for it if need be; each must be given back with `leave`.
+
+        Raises:
+            OverloadedError: the wait would be, or became, too long.
+        """
+        if self.try_enter():
+            return
+        self.check(priority, patience_s)
+        loop = asyncio.get_running_loop()
+        self._count += 1
+        waiter = _Waiter(priority, self._count, loop.create_future())
+        if self.waiting >= self.bounds.waiting:
+            self._displace()
+        if len(self._waiting) > 2 * self.waiting + SPARE:
+            self._waiting = [each for each in self._waiting if not each.place.done()]
+            heapq.heapify(self._waiting)
+        heapq.heappush(self._waiting, waiter)
+        self._live[priority] += 1
+        longest = min(2 * self.wait_s, patience_s)
+        timer = loop.call_later(longest, self._expire, waiter) if longest < math.inf else None
+        try:
+            await waiter.place
+        except asyncio.CancelledError:
+            if waiter.place.done() and not waiter.place.cancelled() and waiter.place.exception() is None:
+                self._pass_on()  # the place came too late for us
+            elif waiter.place.cancelled():
+                self._live[priority] -= 1
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def leave(self, seconds: float | None) -> None:
+        """Give a place back.
+
+        Args:
+            seconds: that the model server took for its answer (or until it was given up); None where that says
+                nothing of its load.
+        """
+        if seconds is not None:
+            self._learn(seconds)
+        self._pass_on()
+
+    def _take(self) -> None:
+        self.in_flight += 1
+        if self.in_flight > self._peak:
+            self._peak = self.in_flight
+
+    def _pass_on(self) -> None:
+        self.in_flight -= 1
+        while self._waiting and self.in_flight < int(self.limit):
+            waiter = heapq.heappop(self._waiting)
+            if not waiter.place.done():
+                self._live[waiter.priority] -= 1
+                self._take()
+                waiter.place.set_result(None)
+
+    def _expire(self, waiter: _Waiter) -> None:
+        if not waiter.place.done():
+            self._send_away(waiter, "its turn did not come in time")
+
+    def _displace(self) -> None:
+        """The last of the worst priority leaves for a better one."""
+        worst = max(waiter for waiter in self._waiting if not waiter.place.done())
+        self._send_away(worst, "requests of a better priority took its place")
+
+    def _send_away(self, waiter: _Waiter, why: str) -> None:
+        self._live[waiter.priority] -= 1
+        self.shed += 1
+        waiter.place.set_exception(self._error(self.wait_s, why))
+
+    def _refuse(self, retry_after_s: float, why: str) -> None:
+        self.shed += 1
+        raise self._error(retry_after_s, why)
+
+    def _error(self, retry_after_s: float, why: str) -> OverloadedError:
+        return OverloadedError(
+            f"the model {self.model!r} has more requests than it can answer in time",
+            why=why,
+            mend="wait as long as Retry-After says, then try again",
+            retry_after_s=min(retry_after_s, 60.0),
+        )
+
+    def _learn(self, seconds: float) -> None:
+        self._answers += 1
+        self._seconds += seconds
+        if seconds < self._shortest:
+            self._shortest = seconds
+        if self._answers < WINDOW_ANSWERS or (now := self._clock()) - self._from < WINDOW_S:
+            return
+        mean = self._seconds / self._answers
+        self._latency += (mean - self._latency) * (SMOOTHING if self._latency else 1.0)
+        bounds = self.bounds
+        # The fastest answer is an idle server's: under load it may only fall, or the target would follow the load.
+        idle = self._peak <= 2 * bounds.least and now - self._fastest_from > FASTEST_FOR_S
+        if self._shortest < self._fastest or idle:
+            self._fastest, self._fastest_from = self._shortest, now
+        if mean > self.target_s:
+            self.limit = max(float(bounds.least), self.limit * SHRINK)
+        elif self._peak >= int(self.limit):
+            self.limit = min(float(bounds.most), self.limit + max(1.0, 0.05 * self.limit))
+        self._begin_window(now)

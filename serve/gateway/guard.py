@@ -1,0 +1,70 @@
+"""Everything but inference passes here: who may see it, and the headers that keep an answer where it belongs."""
+
+from __future__ import annotations
+
+import re
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve.gateway.errors import GatewayError, Refusal
+from serve.gateway.gate import Gate
+
+__all__ = ["GuardMiddleware"]
+
+# Health for load balancers, and pages that hold nothing of the models'; what they ask for carries the key.
+FREE = re.compile(r"/(?:healthz|readyz|v2/health/(?:live|ready)|docs(?:/[a-z.-]+)?|openapi\.json)?")
+OF_MODEL = re.compile(r"/(?:v2/models|predict)/([^/]+)(?:/.*)?")
+ALL_STATISTICS = "/v2/models/stats"
+SAFE = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+)
+HTTPS_ONLY = (b"strict-transport-security", b"max-age=31536000")
+
+
+class GuardMiddleware:
+    """Puts who asks into `scope["state"]["identity"]`; answers 401 and 403 itself."""
+
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+        self.app = app
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def safe(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = list(message.get("headers", ()))
+                present = {name for name, _ in headers}
+                headers += [header for header in SAFE if header[0] not in present]
+                if scope["scheme"] == "https":
+                    headers.append(HTTPS_ONLY)
+                message = {**message, "headers": headers}
+            await send(message)
+
+        try:
+            self._check(scope)
+        except GatewayError as err:
+            await Refusal(err)(scope, receive, safe)
+            return
+        await self.app(scope, receive, safe)
+
+    def _check(self, scope: Scope) -> None:
+        path: str = scope["path"]
+        if FREE.fullmatch(path):
+            return
+        identity = self._gate.keys.identify(scope["headers"])
+        scope.setdefault("state", {})["identity"] = identity
+        if path == "/metrics":
+            if not self._gate.keys.open:
+                identity.check_metrics()
+        elif path == ALL_STATISTICS:
+            if not self._gate.keys.open:
+                identity.check_admin()
+        elif match := OF_MODEL.fullmatch(path):
+            identity.check_model(match[1])

@@ -1,0 +1,181 @@
+"""Who asks: the key of a request, and what it may do."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from serve.gateway.errors import ForbiddenError, RateLimitedError, UnauthorizedError
+from serve.gateway.keys import Key, digest_of, read_keys
+from serve.gateway.rate_limit import TokenBucket
+
+__all__ = ["ANONYMOUS", "Identity", "KeyRing"]
+
+REMEMBERED = 1000
+
+
+class Identity:
+    """A client.
+
+    Args:
+        key: what was stored of its key.
+        bucket: of its requests; None for no limit.
+    """
+
+    __slots__ = ("_allowed", "_models", "admin", "bucket", "id", "metrics", "name", "priority")
+
+    def __init__(self, key: Key, bucket: TokenBucket | None) -> None:
+        self.id = key.id
+        self.name = key.name
+        self.priority = key.priority
+        self.admin = key.admin
+        self.metrics = key.metrics or key.admin
+        self.bucket = bucket
+        everything = "*" in key.models
+        self._models = None if everything else re.compile("|".join(map(fnmatch.translate, key.models)))
+        self._allowed: set[str] = set()
+
+    def check_model(self, model: str) -> None:
+        """Raises ForbiddenError where the key may not ask the model."""
+        if self._models is None or model in self._allowed:
+            return
+        if not self._models.fullmatch(model):
+            raise ForbiddenError(
+                f"the key {self.name!r} may not ask the model {model!r}", mend="ask for a key that may"
+            )
+        if len(self._allowed) < REMEMBERED:
+            self._allowed.add(model)
+
+    def sees(self, model: str) -> bool:
+        """Whether the model is one of those that it may ask."""
+        return self._models is None or self._models.fullmatch(model) is not None
+
+    def check_admin(self) -> None:
+        """Raises ForbiddenError where the key is no administrator's."""
+        if not self.admin:
+            raise ForbiddenError("this needs a key with admin", mend="make one: serve keys add NAME --admin")
+
+    def check_metrics(self) -> None:
+        """Raises ForbiddenError where the key may not read metrics."""
+        if not self.metrics:
+            raise ForbiddenError("this needs a key with metrics", mend="make one: serve keys add NAME --metrics")
+
+    def take(self) -> None:
+        """Count a request; raises RateLimitedError."""
+        if self.bucket is not None and (wait := self.bucket.take(time.monotonic())):
+            raise RateLimitedError(
+                f"the key {self.name!r} has sent too many requests",
+                why=f"it may send {self.bucket.rate:g} a second, {self.bucket.burst} at once",
+                mend="wait as long as Retry-After says",
+                retry_after_s=wait,
+                headers=self.limits(),
+            )
+
+    def limits(self) -> list[tuple[bytes, bytes]]:
+        """The RateLimit fields of an answer."""
+        if self.bucket is None:
+            return []
+        return [(b"ratelimit-policy", self.bucket.policy), (b"ratelimit", self.bucket.state())]
+
+
+ANONYMOUS = Identity(Key("", "anonymous", "0" * 64), None)
+
+
+class KeyRing:
+    """The keys that are valid now.
+
+    Args:
+        path: of their file; None lets everybody in, as ANONYMOUS.
+
+    Raises:
+        ServerError: the file can't be used.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._by_digest: dict[bytes, Identity] = {}
+        self._seen: tuple[int, int, int] | None = None
+        if path is not None:
+            self.reload()
+
+    @property
+    def open(self) -> bool:
+        """Whether no key is asked for."""
+        return self._path is None
+
+    def __len__(self) -> int:
+        return len(self._by_digest)
+
+    def names(self) -> list[str]:
+        return sorted(identity.name for identity in self._by_digest.values())
+
+    def identify(self, headers: Iterable[tuple[bytes, bytes]]) -> Identity:
+        """Whose request this is, by `Authorization: Bearer KEY` or `X-API-Key: KEY`.
+
+        Raises:
+            UnauthorizedError: no key, several of them, or one that is not known.
+        """
+        if self._path is None:
+            return ANONYMOUS
+        found: bytes | None = None
+        for name, value in headers:
+            if name == b"authorization":
+                scheme, _, given = value.partition(b" ")
+                given = given.strip() if scheme.lower() == b"bearer" else b""
+            elif name == b"x-api-key":
+                given = value
+            else:
+                continue
+            if found is not None and found != given:
+                raise UnauthorizedError("the request carries two keys", mend="send one")
+            found = given
+        return self.identify_key(found)
+
+    def identify_key(self, key: bytes | None) -> Identity:
+        """Whose key this is.
+
+        Raises:
+            UnauthorizedError: None, or not known.
+        """
+        if self._path is None:
+            return ANONYMOUS
+        if not key:
+            raise UnauthorizedError("the request carries no key", mend="send the header Authorization: Bearer KEY")
+        identity = self._by_digest.get(digest_of(key))
+        if identity is None:
+            raise UnauthorizedError("the key is not known", mend="it may have been revoked: ask for a new one")
+        return identity
+
+    def changed(self) -> bool:
+        """Whether the file is another than when it was read."""
+        return self._path is not None and self._mark() != self._seen
+
+    def reload(self) -> None:
+        """Read the file again; keys whose limits are as before keep what they have used of them.
+
+        Raises:
+            ServerError: it can't be used; the keys stay as they were.
+        """
+        if self._path is None:
+            return
+        self._seen = self._mark()
+        now = time.monotonic()
+        before = {identity.id: identity for identity in self._by_digest.values()}
+        ring: dict[bytes, Identity] = {}
+        for key in read_keys(self._path):
+            bucket = None if key.rate is None else TokenBucket(key.rate, key.burst, now)
+            old = before[key.id].bucket if key.id in before else None
+            if bucket and old and (old.rate, old.burst) == (bucket.rate, bucket.burst):
+                bucket = old
+            ring[bytes.fromhex(key.digest)] = Identity(key, bucket)
+        self._by_digest = ring
+
+    def _mark(self) -> tuple[int, int, int] | None:
+        try:
+            stat = self._path.stat() if self._path is not None else None
+        except OSError:
+            return None
+        return (stat.st_ino, stat.st_mtime_ns, stat.st_size) if stat else None

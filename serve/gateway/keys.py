@@ -1,0 +1,219 @@
+"""API keys in a file: who may ask which models, how often, and with what priority.
+
+A key is 256 random bits behind its id, and only its SHA-256 is stored: with so much entropy there is nothing to guess,
+so a slow password hash would cost time and protect nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from compress.errors import ServerError
+
+__all__ = ["Key", "add_key", "digest_of", "read_keys", "revoke_key"]
+
+FORMAT = 1
+LOWEST = 9
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
+
+
+@dataclass(frozen=True)
+class Key:
+    """What is stored of a key.
+
+    Attributes:
+        id: its public part, which also begins the key itself.
+        name: whose it is; not secret, shown in metrics and logs.
+        digest: SHA-256 of the whole key, in hexadecimal.
+        models: the models it may ask, shell patterns.
+        rate: requests a second over any longer time; None for no limit.
+        burst: requests that may come at once; None takes a second's worth of `rate`, at least one.
+        priority: 1 (served first) to 9, where requests have to wait.
+        admin: whether it may control models and read what concerns all clients.
+        metrics: whether it may read the gateway's metrics, as Prometheus does; an admin may.
+        created: when, in UTC.
+    """
+
+    id: str
+    name: str
+    digest: str
+    models: tuple[str, ...] = ("*",)
+    rate: float | None = None
+    burst: int | None = None
+    priority: int = 5
+    admin: bool = False
+    metrics: bool = False
+    created: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
+            _refuse(f"its name is {self.name!r}", "take letters, digits and _ . @ -, 64 at most")
+        if not isinstance(self.digest, str) or not re.fullmatch("[0-9a-f]{64}", self.digest):
+            _refuse(f"the digest of {self.name} is no SHA-256", "add keys with `serve keys add`")
+        if not self.models or not all(isinstance(model, str) and model for model in self.models):
+            _refuse(f"{self.name} may ask no model", "name models or patterns, or * for all")
+        if self.rate is not None and not (_number(self.rate) and 0 < self.rate < 1e9):
+            _refuse(f"the rate of {self.name} is {self.rate!r}", "give requests a second, above 0")
+        if self.burst is not None and not (type(self.burst) is int and 1 <= self.burst < 1e9):
+            _refuse(f"the burst of {self.name} is {self.burst!r}", "give a whole number of requests, from 1")
+        if self.burst is not None and self.rate is None:
+            _refuse(f"{self.name} has a burst without a rate", "give a rate, too")
+        if type(self.priority) is not int or not 1 <= self.priority <= LOWEST:
+            _refuse(f"the priority of {self.name} is {self.priority!r}", f"give 1 (first) to {LOWEST}")
+        for right in ("admin", "metrics"):
+            if type(getattr(self, right)) is not bool:
+                _refuse(f"{right} of {self.name} is {getattr(self, right)!r}", "give true or false")
+
+
+def digest_of(key: bytes) -> bytes:
+    """What a key is looked up by."""
+    return hashlib.sha256(key).digest()
+
+
+def read_keys(path: Path) -> list[Key]:
+    """The keys of a file.
+
+    Raises:
+        ServerError: it is missing, no file of keys, or readable by other users.
+    """
+    try:
+        mode = path.stat().st_mode
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as err:
+        raise ServerError(
+            f"can't read the keys in {path}", why=err.strerror or str(err), mend="make one with `serve keys add`"
+        ) from err
+    except ValueError as err:
+        raise ServerError(f"can't read the keys in {path}", why=f"not JSON: {err}", mend="mend that line") from err
+    if stat.S_IMODE(mode) & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ServerError(
+            f"can't trust the keys in {path}", why="other users may write the file", mend=f"chmod go-w {path}"
+        )
+    return _parse(path, data)
+
+
+def add_key(path: Path, name: str, **given: Any) -> tuple[str, Key]:
+    """Make a key and store its digest.
+
+    Args:
+        path: the file; made, readable by its owner alone, where there is none.
+        name: whose it is; no other key may have it.
+        given: fields of `Key`: models, rate, burst, priority, admin, metrics.
+
+    Returns:
+        The key itself, which is nowhere else, and what was stored.
+
+    Raises:
+        ServerError: a value that can't work, a name that is taken, or a file that can't be written.
+    """
+    secret = f"sk-{secrets.token_hex(4)}-{secrets.token_urlsafe(32)}"
+    key = Key(
+        id=secret[:11],
+        name=name,
+        digest=digest_of(secret.encode()).hex(),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        **given,
+    )
+    with _locked(path):
+        keys = read_keys(path) if path.exists() else []
+        if any(other.name == name for other in keys):
+            raise ServerError(
+                f"can't add a key for {name}",
+                why="it has one",
+                mend=f"choose another name, or `serve keys revoke {name}`",
+            )
+        _write(path, [*keys, key])
+    return secret, key
+
+
+def revoke_key(path: Path, which: str) -> Key:
+    """Take a key away, by its id or name.
+
+    Raises:
+        ServerError: there is none, or the file can't be written.
+    """
+    with _locked(path):
+        keys = read_keys(path)
+        for key in keys:
+            if which in (key.id, key.name):
+                _write(path, [other for other in keys if other is not key])
+                return key
+    known = ", ".join(key.name for key in keys) or "none"
+    raise ServerError(f"can't revoke {which}", why=f"the file has these keys: {known}", mend="name one of them")
+
+
+def _parse(path: Path, data: Any) -> list[Key]:
+    names = {field.name for field in fields(Key)}
+    if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("keys"), list):
+        raise ServerError(
+            f"can't read the keys in {path}", why=f"it is no file of keys of format {FORMAT}",
+            mend="make one with `serve keys add`",
+        )  # fmt: skip
+    keys = []
+    for item in data["keys"]:
+        if not isinstance(item, dict) or not {"id", "name", "digest"} <= item.keys() <= names:
+            wrong = sorted(item.keys() - names) if isinstance(item, dict) else item
+            _refuse(f"an entry has unknown or missing fields: {wrong}", "add keys with `serve keys add`")
+        if not isinstance(item.get("models", []), list):
+            _refuse(f"the models of {item['name']} are no list", 'write them as ["digits"]')
+        keys.append(Key(**{**item, "models": tuple(item.get("models", ("*",)))}))
+    return keys
+
+
+def _write(path: Path, keys: list[Key]) -> None:
+    text = json.dumps({"format": FORMAT, "keys": [asdict(key) for key in keys]}, indent=2) + "\n"
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # 0600 from the start
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as err:
+        raise _unwritable(path, err) from err
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One writer at a time; the lock is the folder's, and ends with the process."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as err:
+        raise _unwritable(path, err) from err
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _unwritable(path: Path, err: OSError) -> ServerError:
+    return ServerError(
+        f"can't write the keys to {path}", why=err.strerror or str(err), mend="name a file in a folder of yours"
+    )
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _refuse(why: str, mend: str) -> None:
+    raise ServerError("can't use the key", why=why, mend=mend)

@@ -1,0 +1,44 @@
+"""A token bucket: so many requests a second over any longer time, and so many at once.
+
+Told to clients in the fields of the IETF's "RateLimit header fields for HTTP" (draft-ietf-httpapi-ratelimit-headers).
+"""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["TokenBucket"]
+
+
+class TokenBucket:
+    """Full at first; refilled continuously.
+
+    Args:
+        rate: tokens a second.
+        burst: tokens that it holds; None takes a second's worth, at least one.
+        now: the time, in seconds of a clock that never goes back.
+    """
+
+    __slots__ = ("_at", "_tokens", "burst", "policy", "rate")
+
+    def __init__(self, rate: float, burst: int | None, now: float) -> None:
+        self.rate = rate
+        self.burst = burst or max(1, math.ceil(rate))
+        self._tokens = float(self.burst)
+        self._at = now
+        self.policy = b'"key";q=%d;w=%d' % (self.burst, max(1, math.ceil(self.burst / rate)))
+
+    def take(self, now: float) -> float:
+        """Take a token; 0, or the seconds after which there will be one."""
+        tokens = min(self.burst, self._tokens + max(0.0, now - self._at) * self.rate)
+        self._at = now
+        if tokens < 1.0:
+            self._tokens = tokens
+            return (1.0 - tokens) / self.rate
+        self._tokens = tokens - 1.0
+        return 0.0
+
+    def state(self) -> bytes:
+        """The value of the field RateLimit: what is left, and the seconds until all of it is back."""
+        left = int(self._tokens)
+        return b'"key";r=%d;t=%d' % (left, math.ceil((self.burst - self._tokens) / self.rate))
