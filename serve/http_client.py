@@ -7,6 +7,7 @@ between two sockets is one exception, `ExchangeError`, told apart by its `kind`.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Iterable
 
@@ -66,10 +67,10 @@ class Pool:
 
     async def exchange(self, head: bytes, body: bytes = b"", timeout_s: float | None = None) -> Response:
         """Like `request`, with a head that was encoded before."""
-        deadline = asyncio.get_running_loop().time() + (self.timeout_s if timeout_s is None else timeout_s)
-        connection: Connection | None = await self._acquire(deadline)
+        deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)  # the clock of event loops
+        connection: Connection | None = self._idle.pop() if self._idle else await self._acquire(deadline)
         try:
-            if connection is None or not connection.usable:
+            if connection is None or not connection.usable:  # an idle one may have been closed meanwhile
                 connection = await self._connect(deadline)
             elif connection.used:
                 self._busy.add(connection)
@@ -101,14 +102,9 @@ class Pool:
             connection.abort()
 
     async def _acquire(self, deadline: float) -> Connection | None:
-        """A slot, with an idle connection if there is one."""
+        """A slot, when no connection is idle; with a connection that was given back meanwhile, where it had to wait."""
         if self._closed:
             raise ExchangeError("refused", "the pool is closed")
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.usable:
-                return connection
-            self._open -= 1
         if self._open < self._max_connections:
             self._open += 1
             return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable, Sequence
 
 from serve.http_client import Address, ExchangeError, Pool, Response
@@ -119,18 +120,17 @@ class Balancer:
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         if self._only is not None:
             return await self._one(self._only, method, target, headers, body, timeout_s)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
+        deadline = time.monotonic() + timeout_s
         self._budget = min(BUDGET_MOST, self._budget + BUDGET_SHARE)
         tried: list[Node] = []
         while True:
-            node = self._pick(loop.time(), tried)
+            node = self._pick(time.monotonic(), tried)
             tried.append(node)
             last = len(tried) == len(self.nodes)
             try:
-                answer = await self._one(node, method, target, headers, body, deadline - loop.time())
+                answer = await self._one(node, method, target, headers, body, deadline - time.monotonic())
             except ExchangeError as err:
-                if last or not self._worth_another(err, repeatable) or loop.time() >= deadline:
+                if last or not self._worth_another(err, repeatable) or time.monotonic() >= deadline:
                     raise
             else:
                 if last or not _is_leaving(answer) or not self._spend():
@@ -178,7 +178,7 @@ class Balancer:
         except ExchangeError as err:
             self._on_error(err.kind)
             if err.kind != "busy":
-                node.failed(asyncio.get_running_loop().time())
+                node.failed(time.monotonic())
             raise
         except asyncio.CancelledError:
             node.trial = False

@@ -1,75 +1,128 @@
-"""Clients' connections: uvicorn's protocol, which by itself would wait for ever for the rest of a request's head."""
+"""Clients' connections: uvicorn's protocol, with three things added.
+
+It waits for the rest of a request for so long only. An endpoint that holds its whole answer can give it in one piece
+(RESPOND): ASGI's two messages are checked and written one by one, which costs an eighth of the inference path. And an
+endpoint is told at once when its client leaves (LEAVING), without a task that waits for it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import orjson
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-__all__ = ["connection_class"]
+__all__ = ["LEAVING", "RESPOND", "connection_class"]
 
-SLOW = b'{"error":"the request\'s head did not come in time","mend":"send it at once"}'
-ANSWER = (
-    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-    % len(SLOW)
-) + SLOW
+RESPOND, LEAVING = "serve.respond", "serve.leaving"
 MAX_HEAD_BYTES = 64 * 1024
 
 
-def connection_class(head_timeout_s: float, stopping: asyncio.Event) -> type[HttpToolsProtocol]:
+def connection_class(head_timeout_s: float, body_timeout_s: float, stopping: asyncio.Event) -> type[HttpToolsProtocol]:
     """The class of a gateway's connections.
 
     Args:
-        head_timeout_s: for a request's head, and for the first byte of a fresh connection.
+        head_timeout_s: for a request's head, and for the first byte of a fresh connection, in seconds.
+        body_timeout_s: for a request's body, in seconds.
         stopping: once it is set, each answer is its connection's last: clients come back to whoever listens then.
     """
 
     class Connection(HttpToolsProtocol):
         _timer: asyncio.TimerHandle | None = None
-        _in_head = False
+        _timed = ""  # what the timer is for: "head", "body" or nothing
+        _part = ""  # the part of a request that is being read
         _head_bytes = 0
+        _leaving: Callable[[], None] | None = None
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self._timer = self.loop.call_later(head_timeout_s, self._slow)
+            self._time("head")
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_timer()
+            self._time("")
             super().connection_lost(exc)
+            if self._leaving is not None:
+                self._leaving()
 
+        # A request that comes in one piece, as nearly all do, sets no timer.
         def data_received(self, data: bytes) -> None:
             self._head_bytes += len(data)
             super().data_received(data)
-            if not self._in_head:
-                if self._timer is not None:
-                    self._stop_timer()
-            elif self._head_bytes > MAX_HEAD_BYTES:
+            if self._part != self._timed:
+                self._time(self._part)
+            if self._part == "head" and self._head_bytes > MAX_HEAD_BYTES:
                 self.send_400_response("The request's head is too long.")
-            elif self._timer is None:
-                self._timer = self.loop.call_later(head_timeout_s, self._slow)
 
         def on_message_begin(self) -> None:
-            self._in_head = True
+            self._part = "head"
             self._head_bytes = 0
             super().on_message_begin()
 
         def on_headers_complete(self) -> None:
-            self._in_head = False
+            self._part = "body"
             super().on_headers_complete()
-            if stopping.is_set() and self.cycle is not None:
+            if stopping.is_set():
                 self.cycle.keep_alive = False
+            # Its task has not begun yet.
+            extensions: dict[str, Any] = {RESPOND: partial(self._respond, self.cycle), LEAVING: self._on_leaving}
+            self.scope["extensions"] = extensions
 
-        def _stop_timer(self) -> None:
+        def on_message_complete(self) -> None:
+            self._part = ""
+            super().on_message_complete()
+
+        def _respond(self, cycle: RequestResponseCycle, status: int, head: bytes, body: bytes) -> bool:
+            """Answer a request; False where it has to be done by ASGI's messages.
+
+            Args:
+                status: of the answer.
+                head: lines of its headers without a length, each with its line break; nothing that a client chose.
+                body: whole.
+            """
+            if cycle.response_started or self.flow.write_paused:
+                return False
+            if not cycle.disconnected:
+                close = b"" if cycle.keep_alive else b"connection: close\r\n"
+                length = b"content-length: %d\r\n\r\n" % len(body)
+                self.transport.write(b"".join((STATUS_LINE[status], head, close, length, body)))
+            cycle.response_started = cycle.response_complete = True
+            cycle.message_event.set()
+            if not cycle.keep_alive:
+                self.transport.close()
+            cycle.on_response()
+            return True
+
+        def _on_leaving(self, call: Callable[[], None] | None) -> None:
+            """Have something called when the client leaves, or has left already; None for nothing more."""
+            self._leaving = call
+            if call is not None and self.transport.is_closing():
+                call()
+
+        def _time(self, part: str) -> None:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
+            self._timed = part
+            if part and not self.transport.is_closing():
+                seconds = head_timeout_s if part == "head" else body_timeout_s
+                self._timer = self.loop.call_later(seconds, self._slow)
 
         def _slow(self) -> None:
             self._timer = None
-            if not self.transport.is_closing():
-                if self._in_head:
-                    self.transport.write(ANSWER)
-                self.transport.close()
+            if self.transport.is_closing():
+                return
+            if self._part and (self.cycle is None or not self.cycle.response_started or self._part == "head"):
+                self.transport.write(_answer(self._part))
+            self.transport.close()
 
     return Connection
+
+
+def _answer(part: str) -> bytes:
+    told = {"error": f"the request's {part} did not come in time", "mend": "send it faster, or less of it"}
+    body = orjson.dumps(told)
+    head = b"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)

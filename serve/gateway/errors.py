@@ -5,7 +5,6 @@ GatewayError
 ├── UnauthorizedError       401
 ├── ForbiddenError          403
 ├── UnknownModelError       404
-├── SlowClientError         408
 ├── BodyTooLargeError       413
 ├── TooManyElementsError    413
 ├── UnsupportedMediaError   415
@@ -40,7 +39,6 @@ __all__ = [
     "OverloadedError",
     "RateLimitedError",
     "Refusal",
-    "SlowClientError",
     "TooManyElementsError",
     "UnauthorizedError",
     "UnknownModelError",
@@ -120,13 +118,6 @@ class UnknownModelError(GatewayError):
     """No such model, or not this version."""
 
     status = 404
-
-
-class SlowClientError(GatewayError):
-    """The client took too long to send its request."""
-
-    status = 408
-    closes = True
 
 
 class _LaterError(GatewayError):

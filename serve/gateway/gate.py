@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 
 from compress.errors import ServerError
 from serve.gateway.admission import Admission, Bounds
@@ -33,7 +34,7 @@ class Gate:
         self._places: dict[str, Admission] = {}
         self._others: Admission | None = None
 
-    def enter(self, headers: list[tuple[bytes, bytes]], model: str) -> Identity:
+    def enter(self, headers: Mapping[bytes, bytes], model: str) -> Identity:
         """Who asks a model; the request is counted.
 
         Raises:
@@ -91,4 +92,4 @@ class Gate:
             wait_s=own.max_wait_s or general.max_wait_s or None,
             waiting=general.max_waiting,
         )
-        return Admission(model, bounds, asyncio.get_running_loop().time)
+        return Admission(model, bounds, time.monotonic)

@@ -6,8 +6,9 @@ import re
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve.gateway.errors import GatewayError, Refusal
+from serve.gateway.errors import BadRequestError, GatewayError, Refusal
 from serve.gateway.gate import Gate
+from serve.gateway.identity import KEY_HEADERS
 
 __all__ = ["GuardMiddleware"]
 
@@ -58,7 +59,7 @@ class GuardMiddleware:
         path: str = scope["path"]
         if FREE.fullmatch(path):
             return
-        identity = self._gate.keys.identify(scope["headers"])
+        identity = self._gate.keys.identify(_key_headers(scope["headers"]))
         scope.setdefault("state", {})["identity"] = identity
         if path == "/metrics":
             if not self._gate.keys.open:
@@ -68,3 +69,11 @@ class GuardMiddleware:
                 identity.check_admin()
         elif match := OF_MODEL.fullmatch(path):
             identity.check_model(match[1])
+
+
+def _key_headers(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    found: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name in KEY_HEADERS and found.setdefault(name, value) != value:
+            raise BadRequestError(f"the header {name.decode()} comes twice, with different values")
+    return found

@@ -5,15 +5,16 @@ from __future__ import annotations
 import fnmatch
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
 from serve.gateway.errors import ForbiddenError, RateLimitedError, UnauthorizedError
 from serve.gateway.keys import Key, digest_of, read_keys
 from serve.gateway.rate_limit import TokenBucket
 
-__all__ = ["ANONYMOUS", "Identity", "KeyRing"]
+__all__ = ["ANONYMOUS", "KEY_HEADERS", "Identity", "KeyRing"]
 
+KEY_HEADERS = (b"authorization", b"x-api-key")
 REMEMBERED = 1000
 
 
@@ -112,27 +113,22 @@ class KeyRing:
     def names(self) -> list[str]:
         return sorted(identity.name for identity in self._by_digest.values())
 
-    def identify(self, headers: Iterable[tuple[bytes, bytes]]) -> Identity:
+    def identify(self, headers: Mapping[bytes, bytes]) -> Identity:
         """Whose request this is, by `Authorization: Bearer KEY` or `X-API-Key: KEY`.
 
         Raises:
-            UnauthorizedError: no key, several of them, or one that is not known.
+            UnauthorizedError: no key, two of them, or one that is not known.
         """
         if self._path is None:
             return ANONYMOUS
-        found: bytes | None = None
-        for name, value in headers:
-            if name == b"authorization":
-                scheme, _, given = value.partition(b" ")
-                given = given.strip() if scheme.lower() == b"bearer" else b""
-            elif name == b"x-api-key":
-                given = value
-            else:
-                continue
-            if found is not None and found != given:
+        key = headers.get(b"x-api-key")
+        if (given := headers.get(b"authorization")) is not None:
+            scheme, _, bearer = given.partition(b" ")
+            bearer = bearer.strip() if scheme.lower() == b"bearer" else b""
+            if key is not None and key != bearer:
                 raise UnauthorizedError("the request carries two keys", mend="send one")
-            found = given
-        return self.identify_key(found)
+            key = bearer
+        return self.identify_key(key)
 
     def identify_key(self, key: bytes | None) -> Identity:
         """Whose key this is.

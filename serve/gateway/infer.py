@@ -1,20 +1,23 @@
 """The inference path: a request's bytes go to Triton, the answer's bytes come back, and no tensor is parsed.
 
-It stands in front of the routes as plain ASGI, because their cost is several times that of the whole exchange. On its
-way a request passes, in this order: its key, the key's models and rate, a look at whether it would wait too long
-(before its body is read), its body, a place among those with Triton, and the exchange.
+It stands in front of the routes and their layers as plain ASGI: they cost several times as much as the whole exchange.
+On its way a request passes, in this order: its key, the key's models and rate, a look at whether it would wait too
+long (before its body is read), its body, a place among those with Triton, and the exchange.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TypeVar
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
+from serve.gateway.connections import LEAVING, RESPOND
 from serve.gateway.deadline import TIMEOUT_HEADER, patience_s, with_timeout
 from serve.gateway.elements import check_elements
 from serve.gateway.encoding import unpacked
@@ -24,89 +27,91 @@ from serve.gateway.errors import (
     ClientGoneError,
     GatewayError,
     Refusal,
-    SlowClientError,
     UpstreamTimeoutError,
 )
 from serve.gateway.gate import Gate
-from serve.gateway.identity import Identity
+from serve.gateway.identity import KEY_HEADERS, Identity
 from serve.gateway.protocol import BINARY_HEADER
 from serve.gateway.settings import Settings
 from serve.gateway.telemetry import INFER_ROUTE, Telemetry
 from serve.gateway.upstream import MODEL_NAME, VERSION, Upstream
 from serve.http_client import Response
+from serve.http_message import header_line
 
-__all__ = ["InferMiddleware", "ask_model", "read_body", "unless_client_leaves"]
+__all__ = ["InferEndpoint", "ask_model", "read_body", "unless_client_leaves"]
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 _PATH = re.compile(rf"/v2/models/({MODEL_NAME})(?:/versions/{VERSION})?/infer".encode())
 _FORWARDED = frozenset((b"content-type", b"accept-encoding", b"traceparent", b"tracestate", BINARY_HEADER))
+_READ = frozenset((b"content-length", b"content-encoding", TIMEOUT_HEADER, BINARY_HEADER, *KEY_HEADERS))
 _RETURNED = frozenset((b"content-type", b"content-encoding", BINARY_HEADER))
 _SAFE = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
+_SAFE_LINES = b"".join(header_line(*header) for header in _SAFE)
 CLIENT_LEFT = 499
-PATIENCE_S = 0.05  # an answer within this time is not worth a watch on the client
 
 
-class InferMiddleware:
-    """Answers POST /v2/models/{model}[/versions/{version}]/infer, and passes everything else on."""
+class InferEndpoint:
+    """POST /v2/models/{model}[/versions/{version}]/infer."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, gate: Gate, upstream: Upstream, telemetry: Telemetry) -> None:
-        self.app = app
+    def __init__(self, settings: Settings, gate: Gate, upstream: Upstream, telemetry: Telemetry) -> None:
         self._settings = settings
         self._gate = gate
         self._upstream = upstream
         self._telemetry = telemetry
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        match = None
-        if scope["type"] == "http" and scope["method"] == "POST":
-            match = _PATH.fullmatch(scope["raw_path"])
-        if match is None:
-            await self.app(scope, receive, send)
-            return
+    async def answered(self, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Answer the request if it is one for this endpoint."""
+        if scope["method"] != "POST" or (match := _PATH.fullmatch(scope["raw_path"])) is None:
+            return False
         code = 500
-        model = match[1].decode()
+        path, model = match[0], match[1].decode()
         started = time.perf_counter()
-        self._telemetry.in_flight.inc()
+        telemetry = self._telemetry
+        telemetry.in_flight += 1
         identity = None
         try:
-            identity = self._gate.enter(scope["headers"], model)
-            code = await self._infer(match[0].decode(), model, identity, scope, receive, send)
+            forwarded, read = _split(scope["headers"])
+            identity = self._gate.enter(read, model)
+            code = await self._infer(path, model, identity, forwarded, read, scope, receive, send)
         except GatewayError as err:
             code = err.status
             await Refusal(err)(scope, receive, send)
         except ClientGoneError:
             code = CLIENT_LEFT
+        except Exception as err:
+            logger.exception("an infer request failed inside the gateway")
+            await Refusal(GatewayError("the gateway failed", why=type(err).__name__))(scope, receive, send)
         finally:
-            self._telemetry.in_flight.dec()
+            telemetry.in_flight -= 1
             key = identity.name if identity is not None else ""
-            self._telemetry.observe(model, INFER_ROUTE, code, time.perf_counter() - started, key)
+            telemetry.observe(model, INFER_ROUTE, code, time.perf_counter() - started, key)
+        return True
 
     async def _infer(
-        self, path: str, model: str, identity: Identity, scope: Scope, receive: Receive, send: Send
+        self,
+        path: bytes,
+        model: str,
+        identity: Identity,
+        forwarded: list[tuple[bytes, bytes]],
+        read: Mapping[bytes, bytes],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> int:
         settings = self._settings
-        forwarded = []
-        timeout = encoding = length = None
-        for header in scope["headers"]:
-            name = header[0]
-            if name in _FORWARDED:
-                forwarded.append(header)
-                if name == BINARY_HEADER:
-                    length = header[1]
-            elif name == TIMEOUT_HEADER:
-                timeout = header[1]
-            elif name == b"content-encoding":
-                encoding = header[1]
+        length = read.get(BINARY_HEADER)
         if length is not None and not (length.isdigit() and len(length) < 20):
             raise BadRequestError("Inference-Header-Content-Length is not a number of bytes")
-        patience = patience_s(timeout, settings.timeout_s)
-        deadline = asyncio.get_running_loop().time() + patience
-        self._gate.places(model).check(identity.priority, patience)
-        body = await read_body(scope["headers"], receive, settings.max_body_bytes, settings.body_timeout_s)
-        if encoding is not None:
-            body = unpacked(body, encoding, settings.max_body_bytes)
         header_length = int(length) if length is not None else None
+        timeout = read.get(TIMEOUT_HEADER)
+        patience = patience_s(timeout, settings.timeout_s)
+        deadline = time.monotonic() + patience
+        self._gate.places(model).check(identity.priority, patience)
+        body = await read_body(read.get(b"content-length"), receive, settings.max_body_bytes)
+        if b"content-encoding" in read:
+            body = unpacked(body, read[b"content-encoding"], settings.max_body_bytes)
         if settings.max_elements:
             check_elements(body, header_length, settings.max_elements)
         if timeout is not None:
@@ -115,16 +120,52 @@ class InferMiddleware:
                 forwarded = [header for header in forwarded if header[0] != BINARY_HEADER]
                 forwarded.append((BINARY_HEADER, b"%d" % changed))
         response = await ask_model(
-            self._gate, self._upstream, identity, model, path, forwarded, body, receive, deadline
+            self._gate, self._upstream, identity, model, path, forwarded, body, scope, receive, deadline
         )
         returned = [header for header in response.headers if header[0] in _RETURNED]
-        returned += _SAFE
-        if identity.bucket is not None:
-            returned += identity.limits()
-        returned.append((b"content-length", b"%d" % len(response.body)))
-        await send({"type": "http.response.start", "status": response.status, "headers": returned})
-        await send({"type": "http.response.body", "body": response.body})
+        await _answer(scope, send, response.status, returned, identity.limits(), response.body)
         return response.status
+
+
+async def _answer(
+    scope: Scope,
+    send: Send,
+    status: int,
+    headers: list[tuple[bytes, bytes]],
+    limits: list[tuple[bytes, bytes]],
+    body: bytes,
+) -> None:
+    """In one piece where the server can, else by ASGI's messages."""
+    respond = scope.get("extensions", {}).get(RESPOND)
+    if respond is not None:
+        lines = [header_line(name, value) for name, value in headers]
+        lines += [b"%b: %b\r\n" % limit for limit in limits]  # our own, and never the same: nothing to remember
+        lines.append(_SAFE_LINES)
+        if respond(status, b"".join(lines), body):
+            return
+    headers = [*headers, *limits, *_SAFE, (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _split(headers: list[tuple[bytes, bytes]]) -> tuple[list[tuple[bytes, bytes]], dict[bytes, bytes]]:
+    """The headers that go on to Triton, and those that are read here.
+
+    Raises:
+        BadRequestError: one of the latter comes twice with different values.
+    """
+    forwarded: list[tuple[bytes, bytes]] = []
+    read: dict[bytes, bytes] = {}
+    for header in headers:
+        name, value = header
+        if name in _READ:
+            if read.setdefault(name, value) != value:
+                raise BadRequestError(f"the header {name.decode()} comes twice, with different values")
+            if name == BINARY_HEADER:
+                forwarded.append(header)
+        elif name in _FORWARDED:
+            forwarded.append(header)
+    return forwarded, read
 
 
 async def ask_model(
@@ -132,9 +173,10 @@ async def ask_model(
     upstream: Upstream,
     identity: Identity,
     model: str,
-    path: str,
+    path: bytes,
     headers: list[tuple[bytes, bytes]],
     body: bytes,
+    scope: Scope,
     receive: Receive,
     deadline: float,
 ) -> Response:
@@ -142,93 +184,77 @@ async def ask_model(
 
     Args:
         path: of the infer request.
-        deadline: on the event loop's clock.
+        deadline: on the monotonic clock.
 
     Raises:
         OverloadedError: there was no place in time.
         ClientGoneError: the client left.
         GatewayError: Triton gave no answer.
     """
-    loop = asyncio.get_running_loop()
     places = gate.places(model)
     if not places.try_enter():
-        await unless_client_leaves(receive, places.enter(identity.priority, deadline - loop.time()))
-    started = loop.time()
+        await unless_client_leaves(scope, receive, places.enter(identity.priority, deadline - time.monotonic()))
+    started = time.monotonic()
     seconds: float | None = None
     try:
-        asking = upstream.post(path, headers, body, timeout_s=deadline - started)
-        response = await unless_client_leaves(receive, asking)
+        asking = upstream.infer(path, headers, body, deadline - started)
+        response = await unless_client_leaves(scope, receive, asking)
         if response.status == 200:
-            seconds = loop.time() - started
+            seconds = time.monotonic() - started
             gate.known(model)
         return response
     except UpstreamTimeoutError:
-        seconds = loop.time() - started
+        seconds = time.monotonic() - started
         raise
     finally:
         places.leave(seconds)
 
 
-async def read_body(
-    headers: Iterable[tuple[bytes, bytes]], receive: Receive, limit: int, timeout_s: float = 30.0
-) -> bytes:
-    """A request's whole body.
+async def read_body(content_length: bytes | None, receive: Receive, limit: int) -> bytes:
+    """A request's whole body; a client that sends too slowly is cut off by its connection.
+
+    Args:
+        content_length: as the client said.
+        limit: bytes at most.
 
     Raises:
-        BodyTooLargeError: it is, or says that it is, over `limit` bytes; the rest was not read.
-        SlowClientError: it was not there in time.
+        BodyTooLargeError: it is, or is said to be, longer; the rest was not read.
         ClientGoneError: the client left before its end.
     """
-    for name, value in headers:
-        if name == b"content-length" and int(value) > limit:
-            raise BodyTooLargeError(limit)
+    if content_length is not None and int(content_length) > limit:
+        raise BodyTooLargeError(limit)
     chunks: list[bytes] = []
     size = 0
-    try:
-        async with asyncio.timeout(timeout_s):
-            while True:
-                message = await receive()
-                if message["type"] != "http.request":
-                    raise ClientGoneError
-                chunk = message.get("body", b"")
-                size += len(chunk)
-                if size > limit:
-                    raise BodyTooLargeError(limit)
-                chunks.append(chunk)
-                if not message.get("more_body"):
-                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-    except TimeoutError:
-        raise SlowClientError(
-            "the request's body did not come in time",
-            why=f"{size} bytes came within {timeout_s:g} s",
-            mend="send it faster, or less of it",
-        ) from None
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ClientGoneError
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise BodyTooLargeError(limit)
+        chunks.append(chunk)
+        if not message.get("more_body"):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-async def unless_client_leaves(receive: Receive, work: Awaitable[T]) -> T:
+async def unless_client_leaves(scope: Scope, receive: Receive, work: Awaitable[T]) -> T:
     """Await `work`, and cancel it when the client closes its connection meanwhile.
 
     Raises:
         ClientGoneError: the client left.
     """
-    loop = asyncio.get_running_loop()
     task = asyncio.current_task()
-    watcher: asyncio.Task[None] | None = None
     left = False
 
-    async def watch() -> None:
+    def leave() -> None:
         nonlocal left
-        while (await receive())["type"] != "http.disconnect":
-            pass
         left = True
         if task is not None:
             task.cancel()
 
-    def start() -> None:
-        nonlocal watcher
-        watcher = loop.create_task(watch())
-
-    timer = loop.call_later(PATIENCE_S, start)
+    watch = scope.get("extensions", {}).get(LEAVING) or partial(_watch, receive, [])
+    watch(leave)
     try:
         return await work
     except asyncio.CancelledError:
@@ -236,6 +262,19 @@ async def unless_client_leaves(receive: Receive, work: Awaitable[T]) -> T:
             raise ClientGoneError from None
         raise
     finally:
-        timer.cancel()
-        if watcher is not None:
-            watcher.cancel()
+        watch(None)
+
+
+def _watch(receive: Receive, watchers: list[asyncio.Task[None]], leave: Callable[[], None] | None) -> None:
+    """The client's leaving by ASGI's own means, where the server does not tell: a task that waits for it."""
+
+    async def wait(leave: Callable[[], None]) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        leave()
+
+    if leave is not None:
+        watchers.append(asyncio.get_running_loop().create_task(wait(leave)))
+        return
+    for watcher in watchers:
+        watcher.cancel()

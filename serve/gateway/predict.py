@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 from typing import Annotated, Any
 
 import orjson
@@ -110,13 +110,13 @@ def predict_router(settings: Settings, gate: Gate, upstream: Upstream) -> APIRou
         """
         identity: Identity = request.state.identity
         identity.take()
-        headers = request.scope["headers"]
-        patience = patience_s(dict(headers).get(TIMEOUT_HEADER), settings.timeout_s)
-        deadline = asyncio.get_running_loop().time() + patience
+        headers = dict(request.scope["headers"])
+        patience = patience_s(headers.get(TIMEOUT_HEADER), settings.timeout_s)
+        deadline = time.monotonic() + patience
         gate.places(model).check(identity.priority, patience)
         try:
-            body = await read_body(headers, request.receive, settings.max_body_bytes, settings.body_timeout_s)
-            if encoding := dict(headers).get(b"content-encoding"):
+            body = await read_body(headers.get(b"content-length"), request.receive, settings.max_body_bytes)
+            if encoding := headers.get(b"content-encoding"):
                 body = unpacked(body, encoding, settings.max_body_bytes)
             metadata = await upstream.metadata(model)
             inputs, item = await _inputs(metadata, request, body)
@@ -125,8 +125,8 @@ def predict_router(settings: Settings, gate: Gate, upstream: Upstream) -> APIRou
                     raise TooManyElementsError(tensor.name, tensor.data.size, settings.max_elements)
             message = build_request(inputs)
             answer = await ask_model(
-                gate, upstream, identity, model, f"{model_path(model)}/infer", message.headers, message.body,
-                request.receive, deadline,
+                gate, upstream, identity, model, f"{model_path(model)}/infer".encode(), message.headers, message.body,
+                request.scope, request.receive, deadline,
             )  # fmt: skip
             response = _plain(upstream, metadata, answer, item=item)
             for name, value in identity.limits():

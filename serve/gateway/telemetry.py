@@ -1,5 +1,8 @@
 """Prometheus metrics of the gateway.
 
+Requests are counted in plain numbers, which become metrics when the page is asked for: a counter of the Prometheus
+client costs some microseconds each time.
+
 A model's name becomes a label value only after Triton answered for it with 200: names that clients make up all
 count as "unknown", so that nobody can fill the memory with them.
 """
@@ -7,10 +10,13 @@ count as "unknown", so that nobody can fill the memory with them.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
+from collections import Counter as Count
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -26,29 +32,36 @@ MAX_MODELS = 1000
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
+class _Durations:
+    """A histogram: a count for each bucket and the one beyond them."""
+
+    __slots__ = ("counts", "seconds")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BUCKETS_S) + 1)
+        self.seconds = 0.0
+
+
 class Telemetry:
-    """One gateway's metrics, in a registry of their own."""
+    """One gateway's metrics, in a registry of their own.
+
+    Attributes:
+        in_flight: requests that are being answered.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody reads
-        self.requests = Counter(
-            "gateway_requests", "Requests answered.", ("model", "route", "code"), registry=self.registry
-        )
-        self.duration = Histogram(
-            "gateway_request_duration_seconds",
-            "From the request's head to the last byte of its answer, inference only.",
-            ("model",),
-            buckets=BUCKETS_S,
-            registry=self.registry,
-        )
-        self.in_flight = Gauge("gateway_requests_in_flight", "Requests being answered.", registry=self.registry)
         self.upstream_errors = Counter(
             "gateway_upstream_errors", "Requests to Triton with no whole answer.", ("kind",), registry=self.registry
         )
         self.retries = Counter("gateway_upstream_retries", "Requests asked of another Triton.", registry=self.registry)
-        self.by_key = Counter("gateway_key_requests", "Requests by key.", ("key", "code"), registry=self.registry)
+        self.in_flight = 0
+        self.requests: Count[tuple[str, str, int]] = Count()
+        self.by_key: Count[tuple[str, int]] = Count()
+        self.durations: dict[str, _Durations] = {}
         self._models: set[str] = set()
+        self.registry.register(_Requests(self))
 
     def observe(self, model: str | None, route: str, code: int, seconds: float, key: str = "") -> None:
         """Count one answered request.
@@ -60,12 +73,16 @@ class Telemetry:
             seconds: its duration; kept for inference routes.
             key: the name of the client's key; "" where none was found.
         """
-        label = self._label(model, code)
-        self.requests.labels(label, route, str(code)).inc()
+        label = model if model in self._models else self._label(model, code)
+        self.requests[label, route, code] += 1
         if key:
-            self.by_key.labels(key, str(code)).inc()
+            self.by_key[key, code] += 1
         if route in (INFER_ROUTE, PREDICT_ROUTE):
-            self.duration.labels(label).observe(seconds)
+            durations = self.durations.get(label)
+            if durations is None:
+                durations = self.durations[label] = _Durations()
+            durations.counts[bisect_left(BUCKETS_S, seconds)] += 1
+            durations.seconds += seconds
 
     def follow(self, gate: Gate, balancer: Balancer) -> None:
         """Show the state of these two with the metrics."""
@@ -78,16 +95,43 @@ class Telemetry:
     def _label(self, model: str | None, code: int) -> str:
         if model is None:
             return ""
-        if model in self._models:
-            return model
         if code == 200 and len(self._models) < MAX_MODELS:
             self._models.add(model)
             return model
         return "unknown"
 
 
+class _Requests(Collector):
+    """What was counted."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+
+    def collect(self) -> Iterator[Metric]:
+        telemetry = self._telemetry
+        yield GaugeMetricFamily("gateway_requests_in_flight", "Requests being answered.", telemetry.in_flight)
+        requests = CounterMetricFamily("gateway_requests", "Requests answered.", labels=["model", "route", "code"])
+        for (model, route, code), count in list(telemetry.requests.items()):
+            requests.add_metric([model, route, str(code)], count)
+        yield requests
+        by_key = CounterMetricFamily("gateway_key_requests", "Requests by key.", labels=["key", "code"])
+        for (key, code), count in list(telemetry.by_key.items()):
+            by_key.add_metric([key, str(code)], count)
+        yield by_key
+        histogram = HistogramMetricFamily(
+            "gateway_request_duration_seconds",
+            "From the request's head to the last byte of its answer, inference only.",
+            labels=["model"],
+        )
+        bounds = [*map(str, BUCKETS_S), "+Inf"]
+        for model, durations in list(telemetry.durations.items()):
+            buckets = list(zip(bounds, map(float, accumulate(durations.counts)), strict=True))
+            histogram.add_metric([model], buckets, durations.seconds)
+        yield histogram
+
+
 class _State(Collector):
-    """Read when the page is asked for, so that it costs nothing otherwise."""
+    """Places and servers as they are."""
 
     def __init__(self, gate: Gate, balancer: Balancer) -> None:
         self._gate = gate
@@ -142,11 +186,11 @@ class TelemetryMiddleware:
             await send(message)
 
         started = time.perf_counter()
-        self.telemetry.in_flight.inc()
+        self.telemetry.in_flight += 1
         try:
             await self.app(scope, receive, counted)
         finally:
-            self.telemetry.in_flight.dec()
+            self.telemetry.in_flight -= 1
             route = getattr(scope.get("route"), "path", "other")
             model = scope.get("path_params", {}).get("model")
             identity = scope.get("state", {}).get("identity")

@@ -65,13 +65,21 @@ class Upstream:
 
     async def get(self, path: str, *, timeout_s: float | None = None) -> Response:
         """GET a path of Triton's; raises GatewayError (502, 503, 504)."""
-        return await self._exchange(b"GET", path, (), b"", timeout_s)
+        try:
+            return await self.balancer.exchange(b"GET", path.encode("ascii"), timeout_s=timeout_s)
+        except ExchangeError as err:
+            raise _failure(err) from err
 
-    async def post(
-        self, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes, *, timeout_s: float | None = None
+    async def infer(
+        self, path: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes, timeout_s: float
     ) -> Response:
-        """POST a body to a path of Triton's; raises GatewayError (502, 503, 504)."""
-        return await self._exchange(b"POST", path, headers, body, timeout_s)
+        """POST an infer request; raises GatewayError (502, 503, 504)."""
+        try:
+            return await self.balancer.exchange(
+                b"POST", path, headers, body, timeout_s=timeout_s, repeatable=lambda: SEQUENCE not in body
+            )
+        except ExchangeError as err:
+            raise _failure(err) from err
 
     async def post_all(self, path: str, body: bytes) -> Response:
         """POST a body to every Triton; the first answer that is no 200, else the last. Raises GatewayError."""
@@ -121,21 +129,6 @@ class Upstream:
 
     async def close(self) -> None:
         await self.balancer.close()
-
-    async def _exchange(
-        self, method: bytes, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes, timeout_s: float | None
-    ) -> Response:
-        try:
-            return await self.balancer.exchange(
-                method,
-                path.encode("ascii"),
-                headers,
-                body,
-                timeout_s=timeout_s,
-                repeatable=lambda: SEQUENCE not in body,
-            )
-        except ExchangeError as err:
-            raise _failure(err) from err
 
 
 def _failure(err: ExchangeError) -> GatewayError:
