@@ -17,10 +17,10 @@ from rich.table import Table
 
 from compress.errors import MissingExtraError, ToolkitError
 from serve import __version__
+from serve.cli_gateway import gateway, settings_of_file
 from serve.cli_keys import keys
 from serve.cli_measure import load_test, tune, verify
 from serve.cli_models import models
-from serve.gateway.settings import Settings
 from serve.hand_edits import Edits
 from serve.pack_file import flags_of_file, read_tables
 from serve.pack_options import PackOptions
@@ -38,7 +38,8 @@ app = App(
     version_flags=["--version"],
     suppress_keyboard_interrupt=False,
 )
-app.config = (flags_of_file,)
+app.config = (flags_of_file, settings_of_file)
+app.command(gateway)
 app.command(keys)
 app.command(models)
 hooks_app = App(name="hooks", help="Try hooks without a server.")
@@ -247,14 +248,6 @@ def check(
             one = one.decode("utf-8", errors="backslashreplace") if isinstance(one, bytes) else one
             out.print(f"  gives {name} = {f'{value.dtype.name}{list(value.shape)}' if one is None else repr(one)}",
                       markup=False)  # fmt: skip
-
-
-@app.command
-def gateway(*, settings: Annotated[Settings | None, Flat] = None) -> None:
-    """Start the gateway alone, in front of a Triton that already runs."""
-    from serve.gateway.server import run_gateway
-
-    run_gateway(settings or Settings(), on_ready=lambda url: out.print(f"gateway  {url}   try it: {url}/docs"))
 
 
 @app.command

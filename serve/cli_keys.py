@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -86,7 +87,7 @@ def list_(*, file: File = DEFAULT, json_: Annotated[bool, Parameter(name="--json
         burst = "" if key.burst is None else str(key.burst)
         rights = " ".join(right for right in ("admin", "metrics") if getattr(key, right))
         table.add_row(key.name, key.id, " ".join(key.models), rate, burst, str(key.priority), rights, key.created)
-    out.print(table)
+    Console(highlight=False, width=None if sys.stdout.isatty() else 140).print(table)
 
 
 @keys.command

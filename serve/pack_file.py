@@ -7,9 +7,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from cyclopts import App, ArgumentCollection, Token
+from cyclopts import App, ArgumentCollection
 
 from compress.errors import RepositoryError
+from serve.flag_values import fill_flags
 
 __all__ = ["flags_of_file", "read_tables"]
 
@@ -46,7 +47,8 @@ def flags_of_file(_app: App, commands: tuple[str, ...], arguments: ArgumentColle
     if not config.tokens:
         return
     path = Path(config.tokens[0].value)
-    for key, value in read_tables(path)[0].items():
+    values = read_tables(path)[0]
+    for key in values:
         flag = f"--{key.replace('_', '-')}"
         if flag not in by_flag or flag == "--config":
             close = difflib.get_close_matches(flag, by_flag, 1)
@@ -55,14 +57,4 @@ def flags_of_file(_app: App, commands: tuple[str, ...], arguments: ArgumentColle
                 why=f"`serve pack` has no flag for {key!r}",
                 mend=f"did you mean {close[0][2:].replace('-', '_')!r}?" if close else "see `serve pack --help`",
             )
-        argument = by_flag[flag]
-        if argument.tokens or any(other.tokens for other in argument.children):
-            continue
-        items = value if isinstance(value, list) else [value]
-        keyed: list[tuple[tuple[str, ...], object]] = [((), item) for item in items]
-        if isinstance(value, dict):
-            keyed = [((name,), item) for name, item in value.items()]
-        for number, (keys, item) in enumerate(keyed):
-            text = str(item).lower() if isinstance(item, bool) else str(item)
-            index = number if isinstance(value, list) else 0
-            argument.append(Token(keyword=flag, value=text, source=str(path), index=index, keys=keys))
+    fill_flags(arguments, values, str(path))

@@ -19,8 +19,9 @@ import uvloop
 from compress.errors import ServerError
 from serve.container import container_command
 from serve.control import Loaded, list_models
-from serve.gateway.server import check_port, forwarding_signals, serve_gateway
+from serve.gateway.server import check_port, check_settings, forwarding_signals, serve_gateway
 from serve.gateway.settings import Settings
+from serve.gateway.settings_file import load_settings
 from serve.lint.advice import core_advice
 from serve.lint.model import read
 from serve.repository import ModelInfo, read_models
@@ -84,6 +85,7 @@ def up(
             why="there is neither a repository nor a Triton" if repository is None else "both are given",
             mend="name a model repository, or give --triton URL",
         )
+    check_settings(_settings(options, options.triton or "http://127.0.0.1"))
     # Until the event loop takes the signals over, SIGTERM ends the start as Ctrl-C does: Triton is stopped, not left.
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -196,10 +198,18 @@ async def _until_ended(process: subprocess.Popen[bytes]) -> None:
 
 def _gateway(options: UpOptions, url: str, on_ready: Callable[[str], None], *beside: Coroutine[Any, Any, None]) -> None:
     """Run the gateway, and what works beside it; it ends with the first of these, or with a signal."""
-    settings = Settings(
-        upstream=(url,), host=options.host, port=options.port, drain_timeout_s=max(1, round(options.drain_timeout))
+    uvloop.run(_serve(_settings(options, url), on_ready, beside))
+
+
+def _settings(options: UpOptions, url: str) -> Settings:
+    return load_settings(
+        options.gateway,
+        os.environ,
+        upstream=(url,),
+        host=options.host,
+        port=options.port,
+        drain_timeout_s=max(1, round(options.drain_timeout)),
     )
-    uvloop.run(_serve(settings, on_ready, beside))
 
 
 async def _serve(

@@ -23,6 +23,10 @@ class UpOptions:
     port: int = 8080
     """Port of the gateway; here and below, 0 takes a free one."""
 
+    gateway: Path | None = None
+    """TOML file with more settings of the gateway, as for `serve gateway --config`: keys, limits, TLS; those of the
+    environment (SERVE_GATEWAY_...) hold, too."""
+
     triton: str | None = None
     """URL of a Triton that runs already, in place of a repository; only the gateway is started."""
 

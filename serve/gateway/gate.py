@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from compress.errors import ServerError
 from serve.gateway.admission import Admission, Bounds
-from serve.gateway.identity import Identity, KeyRing
+from serve.gateway.identity import KeyRing
 from serve.gateway.settings import ModelSettings, Settings
 
 __all__ = ["Gate"]
@@ -33,19 +33,6 @@ class Gate:
         self._settings = settings
         self._places: dict[str, Admission] = {}
         self._others: Admission | None = None
-
-    def enter(self, headers: Mapping[bytes, bytes], model: str) -> Identity:
-        """Who asks a model; the request is counted.
-
-        Raises:
-            UnauthorizedError: nobody that is known.
-            ForbiddenError: not this model.
-            RateLimitedError: not now.
-        """
-        identity = self.keys.identify(headers)
-        identity.check_model(model)
-        identity.take()
-        return identity
 
     def places(self, model: str) -> Admission:
         """The places of a model; names that Triton has not answered for yet share theirs."""

@@ -73,7 +73,9 @@ class InferEndpoint:
         identity = None
         try:
             forwarded, read = _split(scope["headers"])
-            identity = self._gate.enter(read, model)
+            identity = self._gate.keys.identify(read)
+            identity.check_model(model)
+            identity.take()
             code = await self._infer(path, model, identity, forwarded, read, scope, receive, send)
         except GatewayError as err:
             code = err.status

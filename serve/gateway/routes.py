@@ -13,6 +13,7 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from serve.gateway.errors import UpstreamBrokenError
 from serve.gateway.metadata import EXAMPLE_SOURCE, example_request
 from serve.gateway.telemetry import Telemetry
 from serve.gateway.upstream import Upstream, model_path
@@ -56,9 +57,11 @@ def protocol_router(upstream: Upstream, draining: Callable[[], bool]) -> APIRout
         answer = await upstream.get("/v2")
         if answer.status != 200 or request.state.identity.admin:
             return as_it_came(answer)
-        data = orjson.loads(answer.body)
-        offered = [name for name in data.get("extensions", ()) if not HIDDEN_EXTENSIONS.search(name)]
-        data["extensions"] = offered
+        try:
+            data = orjson.loads(answer.body)
+            data["extensions"] = [name for name in data.get("extensions", ()) if not HIDDEN_EXTENSIONS.search(name)]
+        except (ValueError, TypeError, AttributeError) as err:
+            raise UpstreamBrokenError("Triton's answer can't be read", why=repr(err)) from err
         return Response(orjson.dumps(data), media_type="application/json")
 
     @router.get("/v2/health/live", summary="Is the model server alive?")

@@ -8,6 +8,7 @@ import gc
 import resource
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -17,9 +18,10 @@ import uvicorn
 from compress.errors import ServerError
 from serve.gateway.app import create_app
 from serve.gateway.connections import connection_class
+from serve.gateway.identity import KeyRing
 from serve.gateway.settings import Settings
 
-__all__ = ["check_port", "forwarding_signals", "run_gateway", "serve_gateway"]
+__all__ = ["check_port", "check_settings", "forwarding_signals", "run_gateway", "serve_gateway"]
 
 SPARE_FILES = 512
 COLLECTOR = (20_000, 20, 20)
@@ -56,6 +58,7 @@ async def serve_gateway(
     Raises:
         ServerError: it can't listen.
     """
+    check_settings(settings)
     listener = _listen(settings.host, settings.port)
     _allow_files(settings.max_clients + SPARE_FILES)
     app = create_app(settings)
@@ -99,6 +102,26 @@ async def serve_gateway(
         server.should_exit = server.force_exit = True
         await asyncio.gather(running, return_exceptions=True)
         listener.close()
+
+
+def check_settings(settings: Settings) -> int:
+    """Read keys and certificate as a gateway would, without listening; the number of keys.
+
+    Raises:
+        ServerError: one of them can't be used.
+    """
+    if settings.tls_certificate is not None:
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+                settings.tls_certificate, settings.tls_key
+            )
+        except (OSError, ssl.SSLError) as err:
+            raise ServerError(
+                f"can't use the certificate {settings.tls_certificate}",
+                why=str(err),
+                mend="name a PEM file with the chain, and one with its unencrypted private key",
+            ) from err
+    return len(KeyRing(settings.keys))
 
 
 def check_port(host: str, port: int) -> None:
