@@ -45,7 +45,7 @@ def gateway(
     if check:
         keys = check_settings(settings)
         for field in dataclasses.fields(settings):
-            out.print(f"{field.name:<18} {getattr(settings, field.name)}", markup=False)
+            print(f"{field.name:<18} {getattr(settings, field.name)}")
         out.print(f"the settings can be used; {keys} keys are known" if settings.keys else "the settings can be used")
         return
     run_gateway(settings, on_ready=lambda url: out.print(f"gateway  {url}   try it: {url}/docs"))

@@ -1,0 +1,223 @@
+"""Places with the model server: how many there are, who waits for one, and who is turned away."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from serve.gateway.admission import Admission, Bounds
+from serve.gateway.errors import OverloadedError
+
+
+class Server:
+    """A model server with so many workers, simulated: a request's answer comes after those before it."""
+
+    def __init__(self, workers: int, seconds: float, bounds: Bounds) -> None:
+        self.now = 0.0
+        self.places = Admission("m", bounds, lambda: self.now)
+        self.free_at = [0.0] * workers
+        self.seconds = seconds
+        self.under_way: list[tuple[float, float]] = []
+
+    def offer(self, requests: int) -> int:
+        """Requests at this moment; those that got a place."""
+        entered = 0
+        for _ in range(requests):
+            if self.places.try_enter():
+                worker = min(range(len(self.free_at)), key=self.free_at.__getitem__)
+                self.free_at[worker] = max(self.now, self.free_at[worker]) + self.seconds
+                self.under_way.append((self.free_at[worker], self.now))
+                entered += 1
+        return entered
+
+    def run(self, until: float, rate: float, step: float = 0.001) -> int:
+        """Offer so many requests a second, evenly; those answered."""
+        answered, owed = 0, 0.0
+        while self.now < until:
+            self.now += step
+            owed += rate * step
+            self.offer(int(owed))
+            owed -= int(owed)
+            for end, begun in sorted(each for each in self.under_way if each[0] <= self.now):
+                self.under_way.remove((end, begun))
+                self.places.leave(end - begun)
+                answered += 1
+        return answered
+
+
+@pytest.mark.parametrize(("workers", "seconds"), [(1, 0.01), (2, 0.04), (4, 0.1)])
+def test_under_three_times_the_load_the_server_stays_busy_and_answers_in_time(workers: int, seconds: float) -> None:
+    server = Server(workers, seconds, Bounds(target_s=8 * seconds))
+    capacity = workers / seconds
+    server.run(2.0, 0.2 * capacity)
+    server.run(6.0, 3 * capacity)
+    answered = server.run(10.0, 3 * capacity)
+    assert answered > 0.95 * 4 * capacity
+    assert max(end - begun for end, begun in server.under_way) < 2 * 8 * seconds
+    assert server.places.in_flight <= server.places.bounds.most
+
+
+def test_the_target_comes_from_an_idle_server_not_from_a_busy_one() -> None:
+    server = Server(2, 0.04, Bounds())
+    server.run(2.0, 10)
+    assert server.places.target_s == pytest.approx(0.32, rel=0.1)
+    server.run(100.0, 200, step=0.005)
+    assert server.places.target_s < 0.5
+
+
+def test_a_light_load_is_never_limited() -> None:
+    server = Server(2, 0.01, Bounds())
+    answered = server.run(10.0, 100)
+    assert answered >= 998
+    assert server.places.shed == 0
+
+
+def test_the_limit_grows_only_as_far_as_it_is_used() -> None:
+    server = Server(8, 0.01, Bounds(most=1000))
+    server.run(20.0, 50)
+    assert server.places.limit == 32
+
+
+def test_answers_that_are_slow_shrink_the_limit_to_no_less_than_the_least() -> None:
+    now = [0.0]
+    places = Admission("m", Bounds(target_s=0.1, least=3), lambda: now[0])
+    for _ in range(1000):
+        assert places.try_enter()
+        now[0] += 0.05
+        places.leave(5.0)
+    assert int(places.limit) == 3
+
+
+def test_what_says_nothing_of_the_load_is_not_learnt_from() -> None:
+    now = [0.0]
+    places = Admission("m", Bounds(), lambda: now[0])
+    for _ in range(100):
+        assert places.try_enter()
+        now[0] += 1.0
+        places.leave(None)
+    assert places.limit == 32
+    assert places.target_s == float("inf")
+
+
+def busy(limit: int = 1, **bounds: float) -> Admission:
+    """All places taken, and a server that takes a second."""
+    places = Admission("m", Bounds(most=limit, least=1, **bounds), asyncio.get_running_loop().time)  # type: ignore[arg-type]
+    for _ in range(limit):
+        assert places.try_enter()
+    return places
+
+
+def test_those_that_wait_are_served_by_priority_then_by_time() -> None:
+    async def main() -> None:
+        places = busy(wait_s=10)
+        order: list[str] = []
+
+        async def come(name: str, priority: int) -> None:
+            await places.enter(priority, 10)
+            order.append(name)
+            places.leave(None)
+
+        tasks = []
+        for name, priority in (("a5", 5), ("b9", 9), ("c5", 5), ("d1", 1), ("e9", 9)):
+            tasks.append(asyncio.create_task(come(name, priority)))
+            await asyncio.sleep(0)
+        assert places.waiting == 5
+        places.leave(None)
+        await asyncio.gather(*tasks)
+        assert order == ["d1", "a5", "c5", "b9", "e9"]
+        assert (places.in_flight, places.waiting) == (0, 0)
+
+    asyncio.run(main())
+
+
+def test_a_better_priority_takes_the_place_of_a_worse_one_when_too_many_wait() -> None:
+    async def main() -> None:
+        places = busy(wait_s=10, waiting=2)
+        low = [asyncio.create_task(places.enter(9, 10)) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError):
+            await places.enter(9, 10)
+        high = asyncio.create_task(places.enter(1, 10))
+        await asyncio.sleep(0)
+        assert not low[0].done()
+        with pytest.raises(OverloadedError, match="more requests"):
+            await low[1]
+        places.leave(None)
+        await high
+        places.leave(None)
+        await low[0]
+        assert places.shed == 2
+
+    asyncio.run(main())
+
+
+def test_who_waits_too_long_is_told_when_to_come_again() -> None:
+    async def main() -> None:
+        places = busy(wait_s=0.05)
+        begun = asyncio.get_running_loop().time()
+        with pytest.raises(OverloadedError) as caught:
+            await places.enter(5, 10)
+        assert asyncio.get_running_loop().time() - begun < 1
+        assert (b"retry-after", b"1") in caught.value.headers
+        assert places.waiting == 0
+        with pytest.raises(OverloadedError):
+            await places.enter(5, 0.01)
+
+    asyncio.run(main())
+
+
+def test_who_would_wait_too_long_is_refused_at_once() -> None:
+    async def main() -> None:
+        clock = [0.0]
+        places = Admission("m", Bounds(most=2, least=2, target_s=1.0), lambda: clock[0])
+        for _ in range(40):
+            assert places.try_enter()
+            clock[0] += 0.5
+            places.leave(0.9)
+        assert places.try_enter()
+        assert places.try_enter()
+        waiting = [asyncio.create_task(places.enter(5, 10)) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError, match="more requests"):
+            places.check(5, 10)
+        places.check(4, 10)  # the better priority would be the first
+        with pytest.raises(OverloadedError):
+            places.check(4, 0.1)  # but not within a tenth of a second
+        for task in waiting:
+            task.cancel()
+
+    asyncio.run(main())
+
+
+def test_places_are_never_lost_whatever_clients_do() -> None:
+    async def main() -> None:
+        chance = random.Random(0)
+        places = busy(3, wait_s=0.05)
+
+        async def client() -> None:
+            try:
+                await places.enter(chance.randint(1, 9), 10)
+            except OverloadedError:
+                return
+            try:
+                await asyncio.sleep(chance.random() * 0.01)
+            finally:
+                places.leave(0.001)
+
+        tasks = []
+        for number in range(600):
+            tasks.append(asyncio.create_task(client()))
+            if number == 20:
+                for _ in range(3):
+                    places.leave(0.001)
+            if number % 3 == 0:
+                chance.choice(tasks).cancel()
+            if number % 7 == 0:
+                await asyncio.sleep(0.002)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert (places.in_flight, places.waiting) == (0, 0)
+        assert places.try_enter()
+
+    asyncio.run(main())

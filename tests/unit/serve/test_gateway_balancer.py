@@ -1,0 +1,231 @@
+"""Several model servers: who is asked, who is left alone, and what is asked again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from serve.gateway.balancer import BUDGET_MOST, Balancer
+from serve.gateway.keys import add_key
+from serve.gateway.settings import Settings
+from serve.http_client import ExchangeError
+from tests.serve_http import Received, Respond, Scripted, answer, gateway, scripted_server
+from tests.unit.serve.test_gateway_upstream import INFER, ask, dead, metric
+
+
+async def fine(request: Received, writer: asyncio.StreamWriter) -> None:
+    writer.write(answer(b"ok"))
+
+
+async def silent(request: Received, writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(30)
+
+
+async def half(request: Received, writer: asyncio.StreamWriter) -> None:
+    writer.write(answer(b"x" * 100)[:-50])
+    writer.close()
+
+
+async def stopping(request: Received, writer: asyncio.StreamWriter) -> None:
+    writer.write(answer(b'{"error":"Server is not ready"}', "503 Service Unavailable"))
+
+
+async def emptied(request: Received, writer: asyncio.StreamWriter) -> None:
+    writer.write(answer(b'{"error":"Request for unknown model: \'m\' is not found"}', "400 Bad Request"))
+
+
+async def full(request: Received, writer: asyncio.StreamWriter) -> None:
+    writer.write(answer(b'{"error":"Exceeds maximum queue size"}', "503 Service Unavailable"))
+
+
+def between(responds: list[Respond], check: Callable[[Balancer, list[Scripted]], Awaitable[Any]]) -> None:
+    """Run `check` with a balancer of scripted servers."""
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            servers = [await stack.enter_async_context(scripted_server(respond)) for respond in responds]
+            balancer = Balancer([server.address for server in servers], max_connections=64, timeout_s=2.0)
+            try:
+                await check(balancer, servers)
+            finally:
+                await balancer.close()
+
+    uvloop.run(main())
+
+
+def inferences(server: Scripted) -> int:
+    return sum(request.method == "POST" for request in server.requests)
+
+
+def test_the_least_busy_is_asked() -> None:
+    async def slowly(request: Received, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.2)
+        writer.write(answer(b"ok"))
+
+    async def check(balancer: Balancer, servers: list[Scripted]) -> None:
+        async def client() -> None:
+            for _ in range(10):
+                await balancer.exchange(b"POST", INFER)
+
+        await asyncio.wait_for(asyncio.gather(client(), client()), 10)
+        assert inferences(servers[0]) < 0.4 * inferences(servers[1])
+
+    between([slowly, fine], check)
+
+
+def test_equals_are_asked_in_turn() -> None:
+    async def check(balancer: Balancer, servers: list[Scripted]) -> None:
+        for _ in range(30):
+            await balancer.exchange(b"POST", INFER)
+        assert [inferences(server) for server in servers] == [10, 10, 10]
+
+    between([fine, fine, fine], check)
+
+
+@pytest.mark.parametrize("lost", [half, stopping, emptied])
+def test_what_one_server_loses_is_asked_of_another(lost: Respond) -> None:
+    async def check(balancer: Balancer, servers: list[Scripted]) -> None:
+        answers = [await balancer.exchange(b"POST", INFER, body=b"{}") for _ in range(10)]
+        assert {each.body for each in answers} == {b"ok"}
+        assert inferences(servers[1]) == 10
+
+    between([lost, fine], check)
+
+
+@pytest.mark.parametrize("verdict", [full])
+def test_a_refusal_that_is_meant_goes_to_the_client(verdict: Respond) -> None:
+    async def check(balancer: Balancer, servers: list[Scripted]) -> None:
+        statuses = [(await balancer.exchange(b"POST", INFER)).status for _ in range(10)]
+        assert statuses.count(503) == 5
+
+    between([verdict, fine], check)
+
+
+def test_a_request_that_changes_what_a_server_remembers_is_not_done_twice() -> None:
+    async def check(balancer: Balancer, servers: list[Scripted]) -> None:
+        outcomes = []
+        for _ in range(4):
+            try:
+                outcomes.append((await balancer.exchange(b"POST", INFER, repeatable=lambda: False)).body)
+            except ExchangeError as err:
+                outcomes.append(err.kind.encode())
+        assert set(outcomes) == {b"ok", b"closed"}
+
+    between([half, fine], check)
+
+
+def test_a_request_that_ran_out_of_time_is_not_asked_again() -> None:
+    async def check(balancer: Balancer, servers: list[Scripted]) -> None:
+        with pytest.raises(ExchangeError, match="in time"):
+            await balancer.exchange(b"POST", INFER, timeout_s=0.1)
+        assert sum(map(inferences, servers)) == 1
+
+    between([silent, silent], check)
+
+
+def test_retries_end_with_their_budget() -> None:
+    async def check(balancer: Balancer, servers: list[Scripted]) -> None:
+        failed = 0
+        for _ in range(400):
+            try:
+                await balancer.exchange(b"POST", INFER)
+            except ExchangeError:
+                failed += 1
+        assert failed == 400
+        assert sum(map(inferences, servers)) < 400 * 1.2 + BUDGET_MOST
+
+    between([half, half], check)
+
+
+def test_a_server_that_fails_is_left_alone_then_tried_once_and_taken_back() -> None:
+    broken = True
+
+    async def sometimes(request: Received, writer: asyncio.StreamWriter) -> None:
+        await (half if broken else fine)(request, writer)
+
+    async def check(balancer: Balancer, servers: list[Scripted]) -> None:
+        nonlocal broken
+        for _ in range(40):
+            await balancer.exchange(b"POST", INFER)
+        assert inferences(servers[0]) == 3
+        await asyncio.sleep(1.05)
+        for _ in range(10):
+            await balancer.exchange(b"POST", INFER)
+        assert inferences(servers[0]) == 4  # on trial, and failed: two seconds more
+        broken = False
+        await asyncio.sleep(2.05)
+        for _ in range(20):
+            await balancer.exchange(b"POST", INFER)
+        assert inferences(servers[0]) == 4 + 10
+
+    between([sometimes, fine], check)
+
+
+def test_a_server_that_is_not_ready_is_not_asked() -> None:
+    ready = False
+
+    async def loading(request: Received, writer: asyncio.StreamWriter) -> None:
+        await (fine if ready or request.method == "POST" else full)(request, writer)
+
+    async def check(balancer: Balancer, servers: list[Scripted]) -> None:
+        nonlocal ready
+        watching = asyncio.create_task(balancer.watch(0.05))
+        await asyncio.sleep(0.1)
+        for _ in range(10):
+            await balancer.exchange(b"POST", INFER)
+        assert inferences(servers[0]) == 0
+        ready = True
+        await asyncio.sleep(0.2)
+        for _ in range(10):
+            await balancer.exchange(b"POST", INFER)
+        assert inferences(servers[0]) == 5
+        watching.cancel()
+
+    between([loading, fine], check)
+
+
+def test_what_a_frozen_server_holds_is_asked_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve.gateway.balancer.PROBE_TIMEOUT_S", 0.2)
+
+    async def check(balancer: Balancer, servers: list[Scripted]) -> None:
+        watching = asyncio.create_task(balancer.watch(0.05))
+        answers = await asyncio.gather(*(balancer.exchange(b"POST", INFER, timeout_s=5) for _ in range(10)))
+        assert {each.body for each in answers} == {b"ok"}
+        assert inferences(servers[0]) == 5
+        watching.cancel()
+
+    between([silent, fine], check)
+
+
+def test_a_gateway_answers_while_one_of_its_servers_is_gone() -> None:
+    async def main() -> None:
+        async with scripted_server(fine) as triton:
+            settings = Settings(upstream=(dead(), triton.url), port=0, health_interval_s=0.1)
+            async with gateway(settings) as address:
+                answers = await asyncio.gather(*(ask(address, INFER, b"{}") for _ in range(20)))
+                assert {each.status for each in answers} == {200}
+                assert (await ask(address, b"/readyz")).status == 200
+                assert await metric(address, "gateway_upstream_up", upstream=str(triton.address)) == 1
+                assert await metric(address, "gateway_upstream_up") == 1
+
+    uvloop.run(main())
+
+
+def test_all_servers_are_told_what_an_administrator_says(tmp_path: Path) -> None:
+    secret, _ = add_key(tmp_path / "keys.json", "admin", admin=True)
+
+    async def main() -> None:
+        async with scripted_server(fine) as one, scripted_server(fine) as two:
+            settings = Settings(upstream=(one.url, two.url), port=0, keys=tmp_path / "keys.json")
+            async with gateway(settings) as address:
+                key = (b"authorization", f"Bearer {secret}".encode())
+                assert (await ask(address, b"/v2/repository/models/m/load", b"{}", key)).status == 200
+                assert [inferences(server) for server in (one, two)] == [1, 1]
+
+    uvloop.run(main())
