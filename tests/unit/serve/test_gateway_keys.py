@@ -282,7 +282,7 @@ def test_no_other_machine_is_let_in_without_keys_unless_that_is_said(tmp_path: P
         {"host": "127.0.0.5"}, {"host": "::1"}, {"host": "localhost"}, {"host": "192.0.2.1", "anonymous": True},
         {"host": "192.0.2.1", "keys": tmp_path / "keys.json"},
     ):  # fmt: skip
-        Settings(**fine)  # type: ignore[arg-type]
+        Settings(**fine)
 
 
 def test_a_key_given_twice_with_other_values_is_refused(tmp_path: Path) -> None:
