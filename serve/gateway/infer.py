@@ -48,6 +48,7 @@ _FORWARDED = frozenset((b"content-type", b"accept-encoding", b"traceparent", b"t
 _READ = frozenset((b"content-length", b"content-encoding", TIMEOUT_HEADER, BINARY_HEADER, *KEY_HEADERS))
 _RETURNED = frozenset((b"content-type", b"content-encoding", BINARY_HEADER))
 _SAFE = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
+_JSON = (b"content-type", b"application/json")
 _SAFE_LINES = b"".join(header_line(*header) for header in _SAFE)
 CLIENT_LEFT = 499
 
@@ -79,7 +80,10 @@ class InferEndpoint:
             code = await self._infer(path, model, identity, forwarded, read, scope, receive, send)
         except GatewayError as err:
             code = err.status
-            await Refusal(err)(scope, receive, send)
+            if err.closes:
+                await Refusal(err)(scope, receive, send)
+            else:  # cheap, because under overload this is what most requests come to
+                await _answer(scope, send, code, [_JSON], err.headers, err.body)
         except ClientGoneError:
             code = CLIENT_LEFT
         except Exception as err:
@@ -134,18 +138,23 @@ async def _answer(
     send: Send,
     status: int,
     headers: list[tuple[bytes, bytes]],
-    limits: list[tuple[bytes, bytes]],
+    own: list[tuple[bytes, bytes]],
     body: bytes,
 ) -> None:
-    """In one piece where the server can, else by ASGI's messages."""
+    """Answer in one piece where the server can, else by ASGI's messages.
+
+    Args:
+        headers: that may come from elsewhere; they are checked.
+        own: headers of the gateway's making.
+    """
     respond = scope.get("extensions", {}).get(RESPOND)
     if respond is not None:
         lines = [header_line(name, value) for name, value in headers]
-        lines += [b"%b: %b\r\n" % limit for limit in limits]  # our own, and never the same: nothing to remember
+        lines += [b"%b: %b\r\n" % header for header in own]  # seldom the same twice: nothing to remember
         lines.append(_SAFE_LINES)
         if respond(status, b"".join(lines), body):
             return
-    headers = [*headers, *limits, *_SAFE, (b"content-length", b"%d" % len(body))]
+    headers = [*headers, *own, *_SAFE, (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

@@ -1,0 +1,219 @@
+"""What a server does when three times as much is asked of it as it can do: with the gateway's admission, and without.
+
+    python benchmarks/gateway_overload.py [--seconds 6] [--rounds 2]
+
+A convolutional network of some ten milliseconds, Poisson arrivals in an open loop (the same for each way, from a seed),
+latency from the moment at which a request was due. Goodput: answers within a second of that, a second. The peak is
+Triton's own throughput in a closed loop. Triton, gateway and clients share this machine's cores, so the network is a
+heavy one: of a light one, the clients of three times its peak would take the time. The last line of stdout is one JSON
+object; a plot goes to build/gateway_overload.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import onnx
+import uvloop
+from onnx import TensorProto, helper, numpy_helper
+
+from compress.artifact import Artifact, Signature, TensorSpec, sha256_of
+from serve.http_client import Address, ExchangeError, Pool
+from serve.load.options import LoadOptions
+from serve.load.run import run_load
+from serve.repository import pack
+from serve.triton.launch import Ports, TritonServer
+
+LOADS = (0.5, 0.9, 1.5, 3.0)
+USEFUL_S = 1.0
+GIVEN_UP_S = 20.0
+CHANNELS, SIDE, LAYERS = 64, 32, 16
+SETTINGS = {
+    "unbounded": ["--max-in-flight", "100000", "--max-connections", "4000", "--latency-target-s", "1000"],
+    "gateway": [],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=6.0, help="of arrivals in each run")
+    parser.add_argument("--rounds", type=int, default=2)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        pack(save_network(folder / "artifact"), repository=folder / "repository", name="convolutions")
+        with TritonServer(folder / "repository", ports=Ports(0, 0, 0)) as triton:
+            direct = f"http://{triton.http_address}"
+            with gateway(direct, "unbounded") as unbounded, gateway(direct, "gateway") as bounded:
+                ways = {"Triton alone": direct, "gateway, no admission": unbounded, "gateway": bounded}
+                figures = measure(ways, arguments.rounds, arguments.seconds)
+    draw(figures, Path("build/gateway_overload.svg"))
+    print(json.dumps(figures))
+
+
+def save_network(folder: Path) -> Path:
+    """x:float32[batch,16], spread over 64 channels of 32² and convolved again and again; its folder."""
+    generator = np.random.default_rng(0)
+    weights = {"spread": generator.normal(size=(16, CHANNELS * SIDE * SIDE)).astype(np.float32) / 4}
+    nodes = [
+        helper.make_node("MatMul", ["x", "spread"], ["flat"]),
+        helper.make_node("Reshape", ["flat", "shape"], ["c0"]),
+    ]
+    for layer in range(LAYERS):
+        weights[f"w{layer}"] = generator.normal(size=(CHANNELS, CHANNELS, 3, 3)).astype(np.float32) / 24
+        nodes.append(helper.make_node("Conv", [f"c{layer}", f"w{layer}"], [f"r{layer}"], pads=[1, 1, 1, 1]))
+        nodes.append(helper.make_node("Relu", [f"r{layer}"], [f"c{layer + 1}"]))
+    nodes.append(helper.make_node("ReduceMean", [f"c{LAYERS}", "axes"], ["logits"], keepdims=0))
+    constants = {
+        **weights,
+        "shape": np.array([-1, CHANNELS, SIDE, SIDE], np.int64),
+        "axes": np.array([2, 3], np.int64),
+    }
+    graph = helper.make_graph(
+        nodes,
+        "convolutions",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 16])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", CHANNELS])],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    folder.mkdir()
+    path = folder / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    outputs = (TensorSpec.parse(f"logits:float32[batch,{CHANNELS}]"),)
+    signature = Signature((TensorSpec.parse("x:float32[batch,16]"),), outputs)
+    Artifact(folder, path.name, "onnx", sha256_of(path), signature).save()
+    return folder
+
+
+@contextmanager
+def gateway(upstream: str, settings: str) -> Iterator[str]:
+    """The URL of a gateway in a process of its own."""
+    command = [str(Path(sys.executable).with_name("serve")), "gateway", "--upstream", upstream, "--port", "0"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        [*command, *SETTINGS[settings]], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            line = process.stdout.readline() if process.stdout else ""
+            if not line.startswith("gateway"):
+                raise SystemExit("the gateway did not start")
+            yield line.split()[1]
+        finally:
+            process.terminate()
+
+
+def measure(ways: dict[str, str], rounds: int, seconds: float) -> dict[str, object]:
+    """Medians over the rounds, by way and load."""
+    options = LoadOptions("convolutions", ways["Triton alone"], concurrency=16, duration=4.0, warmup=1.0)
+    peak = statistics.median(run_load(options).throughput for _ in range(3))
+    print(f"peak {peak:.0f} answers a second")
+    runs: dict[str, dict[str, list[dict[str, float]]]] = {way: {str(load): [] for load in LOADS} for way in ways}
+    for number in range(rounds):
+        for load in LOADS:
+            for way, url in ways.items():
+                run = uvloop.run(offer(url, load * peak, seconds, seed=number))
+                runs[way][str(load)].append(run)
+                print(
+                    f"round {number + 1}, {load:g}x, {way}: goodput {run['goodput']:.0f}/s "
+                    f"({run['goodput'] / peak:.2f} of the peak), p50 {run['p50_ms']:.0f}, p99 {run['p99_ms']:.0f} ms, "
+                    f"refused {run['refused']:.2f}, generator late by {run['late_ms']:.1f} ms (p99)",
+                    flush=True,
+                )
+    medians = {
+        way: {
+            load: {key: statistics.median(run[key] for run in found) for key in found[0]} for load, found in by.items()
+        }
+        for way, by in runs.items()
+    }
+    return {"cores": os.cpu_count() or 0, "rounds": rounds, "peak_per_s": round(peak, 1), "ways": medians}
+
+
+async def offer(url: str, rate: float, seconds: float, seed: int) -> dict[str, float]:
+    """Requests at Poisson times; what became of them."""
+    gaps = np.random.default_rng(seed).exponential(1 / rate, int(rate * seconds))
+    header = json.dumps(
+        {
+            "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 16], "parameters": {"binary_data_size": 64}}],
+            "parameters": {"binary_data_output": True},
+        }
+    ).encode()
+    body = header + np.zeros(16, np.float32).tobytes()
+    headers = [(b"inference-header-content-length", b"%d" % len(header))]
+    pool = Pool(Address.parse(url), max_connections=4000, timeout_s=GIVEN_UP_S)
+    begun = time.perf_counter() + 0.1
+    latencies: list[float] = []
+    late: list[float] = []
+    refused = lost = 0
+
+    async def one(due: float) -> None:
+        nonlocal refused, lost
+        late.append(time.perf_counter() - due)
+        try:
+            answer = await pool.request(b"POST", b"/v2/models/convolutions/infer", headers, body)
+        except ExchangeError:
+            lost += 1
+            return
+        if answer.status == 200:
+            latencies.append(time.perf_counter() - due)
+        elif answer.status == 503:
+            refused += 1
+        else:
+            raise SystemExit(f"status {answer.status} makes the figures worthless: {answer.body[:200]!r}")
+
+    tasks = []
+    for due in begun + np.cumsum(gaps):
+        if (wait := due - time.perf_counter()) > 0:
+            await asyncio.sleep(wait)
+        tasks.append(asyncio.create_task(one(float(due))))
+    await asyncio.gather(*tasks)
+    await pool.close()
+    useful = sum(latency <= USEFUL_S for latency in latencies)
+    p50, p99 = np.percentile(latencies or [float("nan")], [50, 99])
+    return {
+        "offered": len(tasks) / seconds,
+        "goodput": useful / seconds,
+        "p50_ms": 1000 * float(p50),
+        "p99_ms": 1000 * float(p99),
+        "refused": refused / len(tasks),
+        "lost": lost / len(tasks),
+        "late_ms": 1000 * float(np.percentile(late, 99)),
+    }
+
+
+def draw(figures: dict[str, object], path: Path) -> None:
+    """Goodput and latency over the load offered."""
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    peak, ways = float(str(figures["peak_per_s"])), figures["ways"]
+    if not isinstance(ways, dict):
+        raise TypeError
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for (way, by_load), marker in zip(ways.items(), "os^", strict=True):
+        loads = [float(load) for load in by_load]
+        left.plot(loads, [run["goodput"] / peak for run in by_load.values()], marker=marker, label=way)
+        right.plot(loads, [run["p99_ms"] for run in by_load.values()], marker=marker, label=way)
+    left.set(xlabel="load offered, of the peak", ylabel="goodput, of the peak", ylim=(0, 1.15))
+    right.set(xlabel="load offered, of the peak", ylabel="p99 of what was answered, ms", yscale="log")
+    right.axhline(1000 * USEFUL_S, color="grey", linestyle=":")
+    left.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    figure.savefig(path.with_suffix(".png"), dpi=110)
+
+
+if __name__ == "__main__":
+    main()
