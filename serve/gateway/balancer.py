@@ -66,7 +66,7 @@ class Node:
         self.failures += 1
         if self.trial or self.failures >= FAILURES:
             self.trial = False
-            self.ejected_until = now + min(EJECTED_S * 2**self.ejections, LONGEST_EJECTION_S)
+            self.ejected_until = now + min(EJECTED_S * 2 ** min(self.ejections, 10), LONGEST_EJECTION_S)
             self.ejections += 1
 
 

@@ -59,7 +59,7 @@ async def serve_gateway(
         ServerError: it can't listen.
     """
     check_settings(settings)
-    listener = _listen(settings.host, settings.port)
+    listener = _listen(settings.host, settings.port, reuse_port=settings.reuse_port)
     _allow_files(settings.max_clients + SPARE_FILES)
     app = create_app(settings)
     stopping = asyncio.Event()
@@ -161,10 +161,12 @@ class _Server(uvicorn.Server):
         return nullcontext()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if reuse_port:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((host, port))
     except OSError as err:

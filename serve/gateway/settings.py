@@ -109,8 +109,12 @@ class Settings:
     health_interval_s: float = 1.0
     """Seconds between probes of each Triton, where there are several."""
 
-    drain_delay_s: float = 0.0
-    """How long to go on accepting requests after readiness turned false, for load balancers to notice, in seconds."""
+    reuse_port: bool = False
+    """Share the port with another gateway of the same user: start the new one, then stop the old one."""
+
+    drain_delay_s: float = 0.25
+    """How long to go on accepting requests after readiness turned false, for load balancers to notice and for clients
+    to leave their connections, in seconds."""
 
     drain_timeout_s: int = 30
     """How long requests in flight may take to end when the gateway stops, in seconds."""

@@ -14,7 +14,7 @@ import uvloop
 from serve.gateway.balancer import BUDGET_MOST, Balancer
 from serve.gateway.keys import add_key
 from serve.gateway.settings import Settings
-from serve.http_client import ExchangeError
+from serve.http_client import Address, ExchangeError
 from tests.serve_http import Received, Respond, Scripted, answer, gateway, scripted_server
 from tests.unit.serve.test_gateway_upstream import INFER, ask, dead, metric
 
@@ -227,5 +227,16 @@ def test_all_servers_are_told_what_an_administrator_says(tmp_path: Path) -> None
                 key = (b"authorization", f"Bearer {secret}".encode())
                 assert (await ask(address, b"/v2/repository/models/m/load", b"{}", key)).status == 200
                 assert [inferences(server) for server in (one, two)] == [1, 1]
+
+    uvloop.run(main())
+
+
+def test_a_lone_server_that_is_gone_for_long_is_still_asked() -> None:
+    async def main() -> None:
+        balancer = Balancer([Address.parse(dead())], max_connections=4, timeout_s=1.0)
+        for _ in range(3200):  # ever longer ejections may not overflow
+            with pytest.raises(ExchangeError, match="no connection"):
+                await balancer.exchange(b"POST", INFER)
+        await balancer.close()
 
     uvloop.run(main())
