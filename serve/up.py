@@ -27,6 +27,7 @@ from serve.lint.model import read
 from serve.repository import ModelInfo, read_models
 from serve.supervisor import Backoff, supervise
 from serve.triton.launch import TritonOptions, TritonServer
+from serve.triton.ports import HOST
 from serve.up_options import UpOptions, cpus_of
 from serve.watch import follow
 
@@ -85,14 +86,14 @@ def up(
             why="there is neither a repository nor a Triton" if repository is None else "both are given",
             mend="name a model repository, or give --triton URL",
         )
-    check_settings(_settings(options, options.triton or "http://127.0.0.1"))
+    check_settings(_settings(options, options.triton or "http://127.0.0.1", "127.0.0.1:1"))
     # Until the event loop takes the signals over, SIGTERM ends the start as Ctrl-C does: Triton is stopped, not left.
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if options.triton is not None:
             loaded = tuple(list_models(options.triton))
             url = options.triton
-            _gateway(options, url, lambda at: on_ready(Started(at, url, loaded)))
+            _gateway(options, url, "", lambda at: on_ready(Started(at, url, loaded)))
         elif repository is not None:
             check_port(options.host, options.port)
             serve = _container if options.docker == "run" else _embedded
@@ -131,7 +132,7 @@ def _embedded(
             loaded = tuple(list_models(url))
             on_ready(Started(gateway, url, loaded, models, seconds, endpoints, triton.log, warnings))
 
-        _gateway(options, url, ready, *watching)
+        _gateway(options, url, triton.grpc_address, ready, *watching)
         if not triton.running:
             raise ServerError(
                 "Triton has died",
@@ -177,7 +178,11 @@ def _container(
         seconds = time.perf_counter() - begun
         ended = _until_ended(process)
         _gateway(
-            options, url, lambda at: on_ready(Started(at, url, tuple(list_models(url)), tuple(models), seconds)), ended
+            options,
+            url,
+            f"{HOST}:{options.triton_grpc_port}",
+            lambda at: on_ready(Started(at, url, tuple(list_models(url)), tuple(models), seconds)),
+            ended,
         )
     finally:
         process.terminate()
@@ -196,12 +201,15 @@ async def _until_ended(process: subprocess.Popen[bytes]) -> None:
         await asyncio.sleep(LOOK_S)
 
 
-def _gateway(options: UpOptions, url: str, on_ready: Callable[[str], None], *beside: Coroutine[Any, Any, None]) -> None:
+def _gateway(
+    options: UpOptions, url: str, grpc: str, on_ready: Callable[[str], None], *beside: Coroutine[Any, Any, None]
+) -> None:
     """Run the gateway, and what works beside it; it ends with the first of these, or with a signal."""
-    uvloop.run(_serve(_settings(options, url), on_ready, beside))
+    uvloop.run(_serve(_settings(options, url, grpc), on_ready, beside))
 
 
-def _settings(options: UpOptions, url: str) -> Settings:
+def _settings(options: UpOptions, url: str, grpc: str) -> Settings:
+    ours = {} if options.triton is not None else {"grpc_upstream": (grpc,)}
     return load_settings(
         options.gateway,
         os.environ,
@@ -209,6 +217,7 @@ def _settings(options: UpOptions, url: str) -> Settings:
         host=options.host,
         port=options.port,
         drain_timeout_s=max(1, round(options.drain_timeout)),
+        **ours,
     )
 
 

@@ -49,7 +49,14 @@ class TritonPythonModel:
 
 @contextmanager
 def triton_with_models(folder: Path) -> Iterator[str]:
-    """host:port of a Triton that serves "tiny", "hooked" (text in, label out) and "files" (any bytes in)."""
+    """host:port of the HTTP endpoint of `served_models`."""
+    with served_models(folder) as server:
+        yield server.http_address
+
+
+@contextmanager
+def served_models(folder: Path) -> Iterator[TritonServer]:
+    """A Triton that serves "tiny", "hooked" (text in, label out) and "files" (any bytes in)."""
     repository = folder / "repository"
     artifact = tiny_artifact(folder / "artifact")
     pack(artifact, repository=repository, name="tiny")
@@ -59,7 +66,7 @@ def triton_with_models(folder: Path) -> Iterator[str]:
     (version.parent / "config.pbtxt").write_text(FILES_CONFIG)
     (version / "model.py").write_text(FILES_MODEL)
     with TritonServer(repository, ports=Ports(0, 0, 0)) as server:
-        yield server.http_address
+        yield server
 
 
 def fetch(url: str, body: bytes | None = None, **headers: str) -> tuple[int, Any]:

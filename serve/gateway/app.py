@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -26,7 +27,7 @@ from serve.gateway.settings import Settings
 from serve.gateway.telemetry import Telemetry, TelemetryMiddleware
 from serve.gateway.upstream import Upstream
 
-__all__ = ["create_app"]
+__all__ = ["Parts", "create_app"]
 
 DESCRIPTION = (
     "Models behind Triton. `POST /predict/{model}` takes files and plain values; "
@@ -45,10 +46,20 @@ class _App(FastAPI):
         await super().__call__(scope, receive, send)
 
 
+@dataclass(frozen=True)
+class Parts:
+    """What another protocol's endpoint shares with this one."""
+
+    gate: Gate
+    upstream: Upstream
+    telemetry: Telemetry
+
+
 def create_app(settings: Settings) -> FastAPI:
     """A gateway to `settings.upstream`.
 
     `app.state.draining` (False) says that it is about to stop: set it to True, and readiness turns false.
+    `app.state.parts` are its `Parts`.
     """
     telemetry = Telemetry()
     upstream = Upstream(settings, telemetry)
@@ -75,6 +86,7 @@ def create_app(settings: Settings) -> FastAPI:
         redoc_url=None,
     )
     app.state.draining = False
+    app.state.parts = Parts(gate, upstream, telemetry)
 
     def draining() -> bool:
         return bool(app.state.draining)

@@ -124,7 +124,7 @@ class Balancer:
         self._budget = min(BUDGET_MOST, self._budget + BUDGET_SHARE)
         tried: list[Node] = []
         while True:
-            node = self._pick(time.monotonic(), tried)
+            node = self.pick(tried)
             tried.append(node)
             last = len(tried) == len(self.nodes)
             try:
@@ -133,7 +133,7 @@ class Balancer:
                 if last or not self._worth_another(err, repeatable) or time.monotonic() >= deadline:
                     raise
             else:
-                if last or not _is_leaving(answer) or not self._spend():
+                if last or not _is_leaving(answer) or not self.spend():
                     return answer
             self._on_retry()
 
@@ -153,8 +153,9 @@ class Balancer:
             await node.pool.close()
             await node.probes.close()
 
-    def _pick(self, now: float, tried: Sequence[Node]) -> Node:
+    def pick(self, tried: Sequence[Node]) -> Node:
         """The least busy of those that can be asked; where none can, of the others: an attempt beats a refusal."""
+        now = time.monotonic()
         left = [node for node in self.nodes if node not in tried]
         able = [node for node in left if node.usable(now)] or left
         first = next(self._turn) % len(able)
@@ -193,9 +194,10 @@ class Balancer:
         """Never after a time-out (the client has no time left, and the next server no more of it either)."""
         if err.kind == "timeout" or err.kind == "too_large":
             return False
-        return (err.kind in ("refused", "busy") or repeatable()) and self._spend()
+        return (err.kind in ("refused", "busy") or repeatable()) and self.spend()
 
-    def _spend(self) -> bool:
+    def spend(self) -> bool:
+        """Take one try from the budget; False when it is used up."""
         if self._budget < 1.0:
             return False
         self._budget -= 1.0

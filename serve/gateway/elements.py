@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import orjson
 
 from serve.gateway.errors import BadRequestError, TooManyElementsError
 
-__all__ = ["check_elements"]
+__all__ = ["check_elements", "check_shape"]
 
 
 def check_elements(body: bytes, header_length: int | None, most: int) -> None:
@@ -26,9 +27,14 @@ def check_elements(body: bytes, header_length: int | None, most: int) -> None:
     length = len(body) if header_length is None else header_length
     try:
         inputs = orjson.loads(memoryview(body)[:length])["inputs"]
-        shapes = [(item["name"], math.prod(item["shape"])) for item in inputs]
-        for name, elements in shapes:
-            if elements > most:
-                raise TooManyElementsError(str(name), elements, most)
+        for item in inputs:
+            check_shape(str(item["name"]), item["shape"], most)
     except (orjson.JSONDecodeError, KeyError, TypeError) as err:
         raise BadRequestError("the request's inputs can't be read", why=repr(err), mend="see GET .../example") from err
+
+
+def check_shape(name: str, shape: Iterable[int], most: int) -> None:
+    """Raises TooManyElementsError where an input of that shape has more elements."""
+    elements = math.prod(shape)
+    if elements > most:
+        raise TooManyElementsError(name, elements, most)

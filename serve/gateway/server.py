@@ -82,6 +82,17 @@ async def serve_gateway(
             ssl_keyfile=settings.tls_key,
         )
     )
+    proxy = None
+    if settings.grpc_port:
+        from serve.gateway.grpc_proxy import GrpcProxy  # grpcio takes a while to import
+
+        parts = app.state.parts
+        proxy = GrpcProxy(settings, parts.gate, parts.upstream.balancer, parts.telemetry)
+        try:
+            await proxy.start()
+        except ServerError:
+            listener.close()
+            raise
     spare_collector()
     running = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
@@ -94,6 +105,8 @@ async def serve_gateway(
         if settings.drain_delay_s and not running.done():
             await _first(running, force or asyncio.Event(), timeout_s=settings.drain_delay_s)
         server.should_exit = True
+        if proxy is not None and not (force and force.is_set()):
+            await proxy.stop(settings.drain_timeout_s)
         if force is not None:
             await _first(running, force)
             server.force_exit = force.is_set()

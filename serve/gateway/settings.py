@@ -57,6 +57,12 @@ class Settings:
     port: int = 8080
     """Port to listen on; 0 takes a free one."""
 
+    grpc_port: int = 0
+    """Port to listen on for gRPC, with the same keys and limits; 0 for none."""
+
+    grpc_upstream: tuple[str, ...] = ()
+    """Triton's gRPC endpoint, host:port; one for each upstream, in the same order."""
+
     keys: Path | None = None
     """File of API keys (`serve keys add`); without it nobody is asked for one."""
 
@@ -144,6 +150,13 @@ class Settings:
                 raise _unusable(f"{name} is {getattr(self, name)}", f"give {name} a value of 0 or more")
         if not 0 <= self.port <= 65535:
             raise _unusable(f"port is {self.port}", "a port is 0 to 65535")
+        if not 0 <= self.grpc_port <= 65535 or (self.grpc_port and self.grpc_port == self.port):
+            raise _unusable(f"grpc_port is {self.grpc_port}", "a port is 1 to 65535, and not that of HTTP")
+        if self.grpc_port and len(self.grpc_upstream) != len(self.upstream):
+            raise _unusable(
+                f"there are {len(self.upstream)} upstreams, and {len(self.grpc_upstream)} for gRPC",
+                "give --grpc-upstream host:port once for each --upstream, in the same order",
+            )
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise _unusable("one of tls_certificate and tls_key is missing", "give both, or neither")
         for path in (self.tls_certificate, self.tls_key):

@@ -20,7 +20,7 @@ __all__ = ["PREFIX", "load_settings", "read_settings"]
 
 PREFIX = "SERVE_GATEWAY_"
 FIELDS = tuple(field.name for field in dataclasses.fields(Settings))
-LISTS = ("upstream",)
+LISTS = ("upstream", "grpc_upstream")
 
 
 def load_settings(path: Path | None, environment: Mapping[str, str], **given: Any) -> Settings:
@@ -74,8 +74,9 @@ def _of_file(path: Path) -> dict[str, Any]:
     for key in ("keys", "tls_certificate", "tls_key"):
         if isinstance(values.get(key), str):
             values[key] = str(path.parent / values[key])  # beside the file, wherever the gateway is started
-    if isinstance(values.get("upstream"), str):
-        values["upstream"] = [values["upstream"]]
+    for key in LISTS:
+        if isinstance(values.get(key), str):
+            values[key] = [values[key]]
     return values
 
 

@@ -24,10 +24,11 @@ from serve.gateway.admission import Admission
 from serve.gateway.balancer import Balancer, Node
 from serve.gateway.gate import Gate
 
-__all__ = ["INFER_ROUTE", "Telemetry", "TelemetryMiddleware"]
+__all__ = ["GRPC_ROUTE", "INFER_ROUTE", "Telemetry", "TelemetryMiddleware"]
 
 INFER_ROUTE = "/v2/models/{model}/infer"
 PREDICT_ROUTE = "/predict/{model}"
+GRPC_ROUTE = "ModelInfer"
 MAX_MODELS = 1000
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -77,7 +78,7 @@ class Telemetry:
         self.requests[label, route, code] += 1
         if key:
             self.by_key[key, code] += 1
-        if route in (INFER_ROUTE, PREDICT_ROUTE):
+        if route in (INFER_ROUTE, PREDICT_ROUTE, GRPC_ROUTE):
             durations = self.durations.get(label)
             if durations is None:
                 durations = self.durations[label] = _Durations()

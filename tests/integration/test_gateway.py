@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import gzip
 import http.client
 import json
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +21,13 @@ import tritonclient.http
 import tritonclient.http.aio
 import tritonclient.utils
 
+from serve.gateway.keys import add_key
 from serve.gateway.settings import Settings
-from tests.gateway_models import fetch, triton_with_models
+from tests.gateway_models import fetch, served_models, triton_with_models
 from tests.serve_http import gateway_thread
 from tests.serve_models import WEIGHT
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +111,10 @@ def test_metadata_and_readiness(client: Any, triton: str) -> None:
     with tritonclient.http.InferenceServerClient(triton) as direct:
         assert client.get_model_metadata("tiny") == direct.get_model_metadata("tiny")
         assert client.get_model_metadata("tiny", "1") == direct.get_model_metadata("tiny", "1")
+        assert client.get_model_config("tiny") == direct.get_model_config("tiny")
+        assert client.get_model_config("tiny", "1") == direct.get_model_config("tiny", "1")
+        assert client.get_inference_statistics("tiny")["model_stats"][0]["name"] == "tiny"
+        assert len(client.get_inference_statistics()["model_stats"]) >= 3
         own, told = direct.get_server_metadata(), client.get_server_metadata()
         assert (told["name"], told["version"]) == (own["name"], own["version"])
         assert set(told["extensions"]) <= set(own["extensions"])
@@ -194,3 +206,28 @@ def test_gzip_without_tritonclient(server: str) -> None:
     assert (answer.status, answer.getheader("content-encoding")) == (200, "gzip")
     assert json.loads(gzip.decompress(answer.read()))["outputs"][0]["data"] == [5.0, 6.0, 7.0]
     connection.close()
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_perf_analyzer_runs_against_the_gateway_with_a_key(tmp_path: Path, protocol: str) -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    secret, _ = add_key(tmp_path / "keys.json", "perf")
+    with served_models(tmp_path) as triton:
+        settings = Settings(
+            upstream=(f"http://{triton.http_address}",), grpc_upstream=(triton.grpc_address,), port=0, grpc_port=port,
+            keys=tmp_path / "keys.json",
+        )  # fmt: skip
+        with gateway_thread(settings) as url:
+            address = url.removeprefix("http://") if protocol == "http" else f"127.0.0.1:{port}"
+            out = tmp_path / "perf.csv"
+            command = [sys.executable, str(ROOT / "benchmarks/perf_analyzer.py"), "-m", "tiny", "-u", address]
+            command += ["-i", protocol, "-H", f"x-api-key:{secret}", "--request-count", "50", "-f", str(out)]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    if "No matching distribution" in done.stderr:
+        pytest.skip("the wheel that carries perf_analyzer can't be fetched")
+    assert done.returncode == 0, done.stdout + done.stderr
+    with out.open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert float(row["Inferences/Second"]) > 0

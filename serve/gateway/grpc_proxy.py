@@ -1,0 +1,302 @@
+"""The Open Inference Protocol over gRPC: messages go to Triton and back as they are, with the identity, limits and
+admission of the HTTP side.
+
+Over gRPC Triton hears of deadlines and of clients that left: it drops what still waits in its queues. Messages of a
+stream (ModelStreamInfer) are each counted against the key, but wait for no place: a sequence may not be torn apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, NoReturn
+
+import grpc
+from tritonclient.grpc import service_pb2 as messages
+
+from compress.errors import ServerError
+from serve.gateway.balancer import Balancer, Node
+from serve.gateway.elements import check_shape
+from serve.gateway.errors import BadRequestError, GatewayError
+from serve.gateway.gate import Gate
+from serve.gateway.identity import KEY_HEADERS, Identity
+from serve.gateway.settings import Settings
+from serve.gateway.telemetry import GRPC_ROUTE, Telemetry
+
+__all__ = ["GrpcProxy"]
+
+SERVICE = "/inference.GRPCInferenceService/"
+FREE = frozenset(("ServerLive", "ServerReady"))
+ANYBODY = frozenset(("ServerMetadata",))
+OF_MODEL = frozenset(("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"))
+ADMIN = frozenset(
+    (
+        "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting", "LogSettings",
+        "SystemSharedMemoryStatus", "SystemSharedMemoryRegister", "SystemSharedMemoryUnregister",
+        "CudaSharedMemoryStatus", "CudaSharedMemoryRegister", "CudaSharedMemoryUnregister",
+    )
+)  # fmt: skip
+CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.INVALID_ARGUMENT,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+STATUSES = {code: status for status, code in CODES.items() if status != 413}
+Context = Any  # grpc.aio.ServicerContext, whose types are not published
+
+
+class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
+    """Answers the service's calls; those that it does not know are unimplemented.
+
+    Args:
+        settings: of the gateway; as many gRPC endpoints as HTTP ones.
+        gate: as for HTTP.
+        balancer: says which Triton is asked.
+        telemetry: counts.
+    """
+
+    def __init__(self, settings: Settings, gate: Gate, balancer: Balancer, telemetry: Telemetry) -> None:
+        self._settings = settings
+        self._gate = gate
+        self._balancer = balancer
+        self._telemetry = telemetry
+        options = _options(settings)
+        self._channels = {
+            node: grpc.aio.insecure_channel(address, options=[("grpc.max_receive_message_length", -1), *options[1:]])
+            for node, address in zip(balancer.nodes, settings.grpc_upstream, strict=True)
+        }
+        self._server = grpc.aio.server(handlers=[self], options=options)
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            ServerError: the port can't be had.
+        """
+        settings = self._settings
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        address = f"{host}:{settings.grpc_port}"
+        try:
+            if settings.tls_certificate is not None and settings.tls_key is not None:
+                pair = (settings.tls_key.read_bytes(), settings.tls_certificate.read_bytes())
+                self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+            else:
+                self._server.add_insecure_port(address)
+            await self._server.start()
+        except RuntimeError as err:
+            raise ServerError(
+                f"the gateway can't listen on {address} for gRPC", why=str(err), mend="choose another --grpc-port"
+            ) from err
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no new calls, and give those under way so many seconds."""
+        await self._server.stop(grace_s)
+        for channel in self._channels.values():
+            await channel.close()
+
+    def service(self, details: Any) -> Any:
+        """gRPC asks this for the handler of a call."""
+        name = details.method.removeprefix(SERVICE)
+        if not details.method.startswith(SERVICE):
+            return None
+        if name == "ModelStreamInfer":
+            return grpc.stream_stream_rpc_method_handler(self._stream)
+        if name == "ModelInfer":
+            return grpc.unary_unary_rpc_method_handler(self._counted)
+        if name in FREE | ANYBODY | OF_MODEL | ADMIN:
+
+            async def answer(body: bytes, context: Context) -> bytes:
+                return await self._plain(name, body, context)
+
+            return grpc.unary_unary_rpc_method_handler(answer)
+        return None
+
+    async def _plain(self, name: str, body: bytes, context: Context) -> bytes:
+        """Everything but inference."""
+        try:
+            if name not in FREE:
+                identity = self._gate.keys.identify(_keys(context))
+                if name in ADMIN:
+                    identity.check_admin()
+                elif name in OF_MODEL:
+                    model = _parsed(getattr(messages, f"{name}Request"), body).name
+                    if model:
+                        identity.check_model(model)
+                    elif not self._gate.keys.open:
+                        identity.check_admin()  # statistics of all
+            nodes = self._balancer.nodes if name in ADMIN else [self._balancer.pick(())]
+            answer = b""
+            for node in nodes:
+                answer = await self._call(node, name, body, self._patience(context))
+            return answer
+        except GatewayError as err:
+            await _refuse(context, err)
+        except grpc.aio.AioRpcError as err:
+            await _abort(context, err.code(), err.details() or "")
+
+    async def _counted(self, body: bytes, context: Context) -> bytes:
+        """An inference, counted whatever comes of it."""
+        telemetry = self._telemetry
+        seen = _Seen()
+        started = time.perf_counter()
+        telemetry.in_flight += 1
+        code = 500
+        try:
+            answer = await self._infer(body, context, seen)
+            code = 200
+            return answer
+        except GatewayError as err:
+            code = err.status
+            await _refuse(context, err)
+        except grpc.aio.AioRpcError as err:
+            code = STATUSES.get(err.code(), 500)
+            await _abort(context, err.code(), err.details() or "")
+        except asyncio.CancelledError:
+            code = 499
+            raise
+        finally:
+            telemetry.in_flight -= 1
+            telemetry.observe(seen.model, GRPC_ROUTE, code, time.perf_counter() - started, seen.key)
+
+    async def _infer(self, body: bytes, context: Context, seen: _Seen) -> bytes:
+        identity = self._gate.keys.identify(_keys(context))
+        seen.key = identity.name
+        seen.model = self._checked(identity, body)
+        deadline = time.monotonic() + self._patience(context)
+        places = self._gate.places(seen.model)
+        if not places.try_enter():
+            await places.enter(identity.priority, deadline - time.monotonic())
+        seconds: float | None = None
+        started = time.monotonic()
+        try:
+            answer = await self._anywhere(body, deadline)
+            seconds = time.monotonic() - started
+            self._gate.known(seen.model)
+            return answer
+        except grpc.aio.AioRpcError as err:
+            if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                seconds = time.monotonic() - started
+            raise
+        finally:
+            places.leave(seconds)
+
+    async def _anywhere(self, body: bytes, deadline: float) -> bytes:
+        """Ask one Triton, and others while they can't be reached."""
+        tried: list[Node] = []
+        while True:
+            node = self._balancer.pick(tried)
+            tried.append(node)
+            try:
+                return await self._call(node, "ModelInfer", body, deadline - time.monotonic())
+            except grpc.aio.AioRpcError as err:
+                gone = err.code() is grpc.StatusCode.UNAVAILABLE
+                if not gone or len(tried) == len(self._channels) or not self._balancer.spend():
+                    raise
+
+    async def _stream(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        try:
+            identity = self._gate.keys.identify(_keys(context))
+        except GatewayError as err:
+            await _refuse(context, err)
+        failed: list[GatewayError] = []
+
+        async def checked() -> AsyncIterator[bytes]:
+            async for body in requests:
+                try:
+                    self._checked(identity, body)
+                except GatewayError as err:
+                    failed.append(err)
+                    return
+                yield body
+
+        node = self._balancer.pick(())
+        call = self._channels[node].stream_stream(f"{SERVICE}ModelStreamInfer")(checked())
+        try:
+            async for answer in call:
+                yield answer
+        except grpc.aio.AioRpcError as err:
+            await _abort(context, err.code(), err.details() or "")
+        finally:
+            call.cancel()
+        if failed:
+            await _refuse(context, failed[0])
+
+    def _checked(self, identity: Identity, body: bytes) -> str:
+        """The model that an infer request is for, after the key's checks.
+
+        Raises:
+            GatewayError: it may not be asked, not now, or not this much.
+        """
+        request = _parsed(messages.ModelInferRequest, body)
+        model: str = request.model_name
+        identity.check_model(model)
+        identity.take()
+        if most := self._settings.max_elements:
+            for tensor in request.inputs:
+                check_shape(tensor.name, tensor.shape, most)
+        return model
+
+    async def _call(self, node: Node, name: str, body: bytes, timeout_s: float) -> bytes:
+        node.in_flight += 1
+        try:
+            answer: bytes = await self._channels[node].unary_unary(SERVICE + name)(body, timeout=timeout_s)
+            return answer
+        finally:
+            node.in_flight -= 1
+
+    def _patience(self, context: Context) -> float:
+        left = context.time_remaining()
+        return self._settings.timeout_s if left is None else min(self._settings.timeout_s, left)
+
+
+class _Seen:
+    """What is known of a request so far, for its count."""
+
+    model = ""
+    key = ""
+
+
+def _parsed(kind: Callable[[], Any], body: bytes) -> Any:
+    message = kind()
+    try:
+        message.ParseFromString(body)
+    except Exception as err:  # protobuf's DecodeError, whose class depends on its implementation
+        raise BadRequestError("the message can't be read", why=str(err)) from err
+    return message
+
+
+def _keys(context: Context) -> dict[bytes, bytes]:
+    """The headers that carry a key, from the call's metadata."""
+    found: dict[bytes, bytes] = {}
+    for name, value in context.invocation_metadata() or ():
+        header = name.encode()
+        if header in KEY_HEADERS and found.setdefault(header, value.encode()) != value.encode():
+            raise BadRequestError(f"the metadata {name} comes twice, with different values")
+    return found
+
+
+async def _refuse(context: Context, err: GatewayError) -> NoReturn:
+    parts = [err.error, err.why, err.mend]
+    metadata = tuple((name.decode(), value.decode()) for name, value in err.headers)
+    code = CODES.get(err.status, grpc.StatusCode.INTERNAL)
+    await _abort(context, code, "; ".join(part for part in parts if part), metadata)
+
+
+async def _abort(context: Context, code: Any, told: str, metadata: tuple[tuple[str, str], ...] = ()) -> NoReturn:
+    await context.abort(code, told, metadata)
+    raise AssertionError("abort raises")
+
+
+def _options(settings: Settings) -> Sequence[tuple[str, int]]:
+    return (
+        ("grpc.max_receive_message_length", settings.max_body_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", int(settings.reuse_port)),
+        ("grpc.max_metadata_size", 64 * 1024),
+    )
