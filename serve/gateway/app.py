@@ -84,6 +84,7 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        openapi_url=None,
     )
     app.state.draining = False
     app.state.parts = Parts(gate, upstream, telemetry)
@@ -95,7 +96,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(protocol_router(upstream, draining))
     app.include_router(health_router(upstream, telemetry, draining))
     app.include_router(admin_router(settings, upstream))
-    add_docs(app)
+    add_docs(app, gate, upstream)
     # The last one added stands outermost.
     app.add_middleware(GuardMiddleware, gate=gate)
     app.add_middleware(TelemetryMiddleware, telemetry=telemetry)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib.resources import as_file, files
 from pathlib import Path
 
+import orjson
 from fastapi import FastAPI
 from fastapi.openapi.docs import get_swagger_ui_html
-from starlette.responses import FileResponse, HTMLResponse
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, Response
+
+from serve.gateway.errors import GatewayError
+from serve.gateway.gate import Gate
+from serve.gateway.guard import key_headers
+from serve.gateway.metadata import ModelMetadata
+from serve.gateway.openapi import with_models
+from serve.gateway.upstream import Upstream
 
 __all__ = ["add_docs"]
 
@@ -23,8 +33,24 @@ POLICY = (
 )
 
 
-def add_docs(app: FastAPI) -> None:
-    """Add /docs and the files that it needs."""
+def add_docs(app: FastAPI, gate: Gate, upstream: Upstream) -> None:
+    """Add /docs and the files that it needs, and /openapi.json with the models that whoever asks may use."""
+    general = app.openapi()
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi(request: Request) -> Response:
+        shown: list[ModelMetadata] = []
+        with suppress(GatewayError):
+            identity = gate.keys.identify(key_headers(request.scope["headers"]))
+            for name in await upstream.loaded():
+                if identity.sees(name):
+                    with suppress(GatewayError):  # it has been unloaded meanwhile
+                        shown.append(await upstream.metadata(name))
+        shown = [model for model in shown if not model.part_of]
+        return Response(
+            orjson.dumps(with_models(general, shown, keys=not gate.keys.open)), media_type="application/json"
+        )
+
     with as_file(files("fastapi_offline") / "static") as folder:
         static = Path(folder)
 

@@ -10,7 +10,7 @@ from serve.gateway.errors import BadRequestError, GatewayError, Refusal
 from serve.gateway.gate import Gate
 from serve.gateway.identity import KEY_HEADERS
 
-__all__ = ["GuardMiddleware"]
+__all__ = ["GuardMiddleware", "key_headers"]
 
 # Health for load balancers, and pages that hold nothing of the models'; what they ask for carries the key.
 FREE = re.compile(r"/(?:healthz|readyz|v2/health/(?:live|ready)|docs(?:/[a-z.-]+)?|openapi\.json)?")
@@ -59,7 +59,7 @@ class GuardMiddleware:
         path: str = scope["path"]
         if FREE.fullmatch(path):
             return
-        identity = self._gate.keys.identify(_key_headers(scope["headers"]))
+        identity = self._gate.keys.identify(key_headers(scope["headers"]))
         scope.setdefault("state", {})["identity"] = identity
         if path == "/metrics":
             if not self._gate.keys.open:
@@ -71,7 +71,12 @@ class GuardMiddleware:
             identity.check_model(match[1])
 
 
-def _key_headers(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+def key_headers(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Those that carry a key.
+
+    Raises:
+        BadRequestError: one comes twice, with different values.
+    """
     found: dict[bytes, bytes] = {}
     for name, value in headers:
         if name in KEY_HEADERS and found.setdefault(name, value) != value:

@@ -37,6 +37,7 @@ class ModelMetadata:
         versions: the versions that Triton serves.
         batched: whether the first dimension of every tensor is the batch.
         example: an infer request that came with the model, or None.
+        part_of: the packed model that it is a step of; "" where it stands for itself.
     """
 
     name: str
@@ -45,6 +46,7 @@ class ModelMetadata:
     outputs: tuple[TensorMetadata, ...]
     batched: bool
     example: Mapping[str, Any] | None = None
+    part_of: str = ""
 
     @classmethod
     def parse(cls, metadata: bytes, config: bytes | None) -> Self:
@@ -67,7 +69,9 @@ class ModelMetadata:
             example = orjson.loads(text) if text else None
             if example is not None and not isinstance(example.get("inputs"), list):
                 raise ProtocolError("example_inputs has no list of inputs")
-            return cls(data["name"], tuple(data.get("versions", ())), inputs, outputs, batched, example)
+            whole = known.get("parameters", {}).get("part_of", {}).get("string_value", "")
+            part_of = "" if whole == data["name"] else whole
+            return cls(data["name"], tuple(data.get("versions", ())), inputs, outputs, batched, example, part_of)
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise ProtocolError(f"can't read the model's metadata: {err!r}") from err
 

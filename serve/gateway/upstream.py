@@ -123,6 +123,15 @@ class Upstream:
         self._known[path] = (now, metadata)
         return metadata
 
+    async def loaded(self) -> list[str]:
+        """Names of the models that are ready, sorted; none where Triton does not tell."""
+        try:
+            answer = await self.balancer.exchange(b"POST", b"/v2/repository/index", (), b'{"ready": true}')
+            rows = orjson.loads(answer.body) if answer.status == 200 else []
+            return sorted({row["name"] for row in rows if row.get("state") == "READY"})
+        except (ExchangeError, ValueError, KeyError, TypeError, AttributeError):
+            return []
+
     def forget(self, model: str, version: str | None = None) -> None:
         """Ask for a model's metadata anew next time."""
         self._known.pop(model_path(model, version), None)

@@ -1,0 +1,119 @@
+"""/openapi.json follows what is loaded: each model's own values, and an example that works."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from serve.control import load_model, unload_model
+from serve.gateway.keys import add_key
+from serve.gateway.settings import Settings
+from serve.repository import pack
+from serve.triton.launch import TritonOptions, TritonServer
+from tests.gateway_models import fetch
+from tests.integration.test_triton import FREE
+from tests.serve_http import gateway_thread
+from tests.serve_models import hook_file, sum_artifact, text_artifact, tiny_artifact, unbatched_artifact
+
+pytestmark = pytest.mark.integration
+MODELS = ["hooked", "sum", "text", "tiny", "unbatched"]
+
+
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    folder = tmp_path_factory.mktemp("openapi")
+    makers = {"tiny": tiny_artifact, "sum": sum_artifact, "text": text_artifact, "unbatched": unbatched_artifact}
+    for name, make in makers.items():
+        pack(make(folder / name), repository=folder / "models", name=name)
+    pack(folder / "tiny", repository=folder / "models", name="hooked", hooks=hook_file(folder))
+    with TritonServer(folder / "models", ports=FREE, options=TritonOptions(explicit=True)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def gateway(triton: TritonServer) -> Iterator[str]:
+    with gateway_thread(Settings(upstream=(f"http://{triton.http_address}",), port=0)) as url:
+        yield url
+
+
+def schema_of(url: str, **headers: str) -> dict[str, Any]:
+    status, schema = fetch(f"{url}/openapi.json", None, **headers)
+    assert status == 200
+    found: dict[str, Any] = schema
+    return found
+
+
+def models_in(schema: dict[str, Any]) -> list[str]:
+    paths = [path.removeprefix("/predict/") for path in schema["paths"] if path.startswith("/predict/")]
+    return sorted(path for path in paths if "{" not in path)
+
+
+def test_each_model_has_a_path_of_its_own_but_no_part_of_one(gateway: str) -> None:
+    assert models_in(schema_of(gateway)) == MODELS
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_example_fits_the_schema_and_is_answered_as_the_schema_says(gateway: str, model: str) -> None:
+    operation = schema_of(gateway)["paths"][f"/predict/{model}"]["post"]
+    body = operation["requestBody"]["content"]["application/json"]
+    jsonschema.validate(body["example"], body["schema"])
+    status, answer = fetch(
+        f"{gateway}/predict/{model}", json.dumps(body["example"]).encode(), content_type="application/json"
+    )
+    assert status == 200, answer
+    jsonschema.validate(answer, operation["responses"]["200"]["content"]["application/json"]["schema"])
+
+
+@pytest.mark.parametrize(
+    ("model", "values"),
+    [
+        ("tiny", {}),
+        ("tiny", {"x": [1, 2, 3]}),
+        ("tiny", {"x": [1, 2, 3, "4"]}),
+        ("tiny", {"x": [1, 2, 3, 4], "y": 1}),
+        ("text", {"words": ["a", "b", "c"]}),
+        ("text", {"words": ["a", 1]}),
+        ("unbatched", {"x": [[1, 2]]}),
+    ],
+)
+def test_what_the_schema_refuses_the_gateway_refuses(gateway: str, model: str, values: dict[str, Any]) -> None:
+    operation = schema_of(gateway)["paths"][f"/predict/{model}"]["post"]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(values, operation["requestBody"]["content"]["application/json"]["schema"])
+    status, answer = fetch(f"{gateway}/predict/{model}", json.dumps(values).encode(), content_type="application/json")
+    assert status == 422
+    assert answer["why"]
+
+
+@pytest.mark.parametrize(("model", "values"), [("tiny", {"x": [[1, 2, 3, 4]] * 3}), ("sum", {"a": [1], "b": [2]})])
+def test_a_batch_and_an_item_both_fit(gateway: str, model: str, values: dict[str, Any]) -> None:
+    operation = schema_of(gateway)["paths"][f"/predict/{model}"]["post"]
+    jsonschema.validate(values, operation["requestBody"]["content"]["application/json"]["schema"])
+    status, answer = fetch(f"{gateway}/predict/{model}", json.dumps(values).encode(), content_type="application/json")
+    assert status == 200
+    jsonschema.validate(answer, operation["responses"]["200"]["content"]["application/json"]["schema"])
+
+
+def test_it_follows_what_is_loaded(triton: TritonServer, gateway: str) -> None:
+    url = f"http://{triton.http_address}"
+    unload_model(url, "sum")
+    try:
+        assert models_in(schema_of(gateway)) == [name for name in MODELS if name != "sum"]
+    finally:
+        load_model(url, "sum")
+    assert models_in(schema_of(gateway)) == MODELS
+
+
+def test_with_keys_each_sees_its_own_models(triton: TritonServer, tmp_path: Path) -> None:
+    secret, _ = add_key(tmp_path / "keys.json", "k", models=("t*",))
+    settings = Settings(upstream=(f"http://{triton.http_address}",), port=0, keys=tmp_path / "keys.json")
+    with gateway_thread(settings) as url:
+        nobody = schema_of(url)
+        assert models_in(nobody) == []
+        assert nobody["security"] == [{"key": []}]
+        assert models_in(schema_of(url, x_api_key=secret)) == ["text", "tiny"]
