@@ -45,7 +45,8 @@ def gateway(
     if check:
         keys = check_settings(settings)
         for field in dataclasses.fields(settings):
-            print(f"{field.name:<18} {getattr(settings, field.name)}")
+            value = getattr(settings, field.name)
+            print(f"{field.name:<18} {value if value or value == 0 else 'none'}")
         out.print(f"the settings can be used; {keys} keys are known" if settings.keys else "the settings can be used")
         return
     run_gateway(settings, on_ready=lambda url: out.print(f"gateway  {url}   try it: {url}/docs"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -109,7 +110,9 @@ async def _read(reader: asyncio.StreamReader) -> Received | None:
 
 @asynccontextmanager
 async def gateway(settings: Settings) -> AsyncIterator[Address]:
-    """A gateway in this event loop; stopped in order at the end."""
+    """A gateway in this event loop; stopped in order at the end, and at once where a test says nothing else."""
+    if settings.drain_delay_s == Settings().drain_delay_s:
+        settings = dataclasses.replace(settings, drain_delay_s=0.0)
     stop = asyncio.Event()
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     running = asyncio.ensure_future(serve_gateway(settings, stop=stop, on_ready=ready.set_result))

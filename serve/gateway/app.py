@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from serve import __version__
+from serve.gateway.access_log import AccessLog
 from serve.gateway.admin import admin_router
 from serve.gateway.docs import add_docs
 from serve.gateway.errors import GatewayError, Refusal
@@ -25,6 +26,7 @@ from serve.gateway.predict import predict_router
 from serve.gateway.routes import health_router, protocol_router
 from serve.gateway.settings import Settings
 from serve.gateway.telemetry import Telemetry, TelemetryMiddleware
+from serve.gateway.tracing import Tracing
 from serve.gateway.upstream import Upstream
 
 __all__ = ["Parts", "create_app"]
@@ -61,7 +63,9 @@ def create_app(settings: Settings) -> FastAPI:
     `app.state.draining` (False) says that it is about to stop: set it to True, and readiness turns false.
     `app.state.parts` are its `Parts`.
     """
-    telemetry = Telemetry()
+    access = AccessLog(settings.access_log) if settings.access_log is not None else None
+    tracing = Tracing(settings.otlp_endpoint, settings.trace_ratio) if settings.otlp_endpoint else None
+    telemetry = Telemetry(access, tracing)
     upstream = Upstream(settings, telemetry)
     gate = Gate(settings)
     telemetry.follow(gate, upstream.balancer)
@@ -69,6 +73,8 @@ def create_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         tasks = [asyncio.create_task(gate.watch_keys())]
+        if access is not None:
+            tasks.append(asyncio.create_task(access.run()))
         if len(settings.upstream) > 1:
             tasks.append(asyncio.create_task(upstream.balancer.watch(settings.health_interval_s)))
         yield
@@ -76,6 +82,8 @@ def create_app(settings: Settings) -> FastAPI:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await upstream.close()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
 
     app = _App(
         title="Model gateway",

@@ -22,7 +22,7 @@ from serve.gateway.errors import BadRequestError, GatewayError
 from serve.gateway.gate import Gate
 from serve.gateway.identity import KEY_HEADERS, Identity
 from serve.gateway.settings import Settings
-from serve.gateway.telemetry import GRPC_ROUTE, Telemetry
+from serve.gateway.telemetry import GRPC_ROUTE, Observed, Telemetry
 
 __all__ = ["GrpcProxy"]
 
@@ -142,14 +142,13 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
 
     async def _counted(self, body: bytes, context: Context) -> bytes:
         """An inference, counted whatever comes of it."""
-        telemetry = self._telemetry
-        seen = _Seen()
-        started = time.perf_counter()
-        telemetry.in_flight += 1
+        parent = dict(context.invocation_metadata() or ()).get("traceparent", "")
+        seen = self._telemetry.begin(GRPC_ROUTE, "", context.peer(), parent.encode())
+        seen.received = len(body)
         code = 500
         try:
             answer = await self._infer(body, context, seen)
-            code = 200
+            code, seen.sent = 200, len(answer)
             return answer
         except GatewayError as err:
             code = err.status
@@ -161,23 +160,24 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
             code = 499
             raise
         finally:
-            telemetry.in_flight -= 1
-            telemetry.observe(seen.model, GRPC_ROUTE, code, time.perf_counter() - started, seen.key)
+            self._telemetry.observe(seen, code)
 
-    async def _infer(self, body: bytes, context: Context, seen: _Seen) -> bytes:
+    async def _infer(self, body: bytes, context: Context, seen: Observed) -> bytes:
         identity = self._gate.keys.identify(_keys(context))
         seen.key = identity.name
-        seen.model = self._checked(identity, body)
+        seen.model = model = self._checked(identity, body)
         deadline = time.monotonic() + self._patience(context)
-        places = self._gate.places(seen.model)
+        places = self._gate.places(model)
         if not places.try_enter():
             await places.enter(identity.priority, deadline - time.monotonic())
+        if seen.trace is not None:
+            seen.trace.done("queue")
         seconds: float | None = None
         started = time.monotonic()
         try:
             answer = await self._anywhere(body, deadline)
             seconds = time.monotonic() - started
-            self._gate.known(seen.model)
+            self._gate.known(model)
             return answer
         except grpc.aio.AioRpcError as err:
             if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -185,6 +185,8 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
             raise
         finally:
             places.leave(seconds)
+            if seen.trace is not None:
+                seen.trace.done("upstream")
 
     async def _anywhere(self, body: bytes, deadline: float) -> bytes:
         """Ask one Triton, and others while they can't be reached."""
@@ -253,13 +255,6 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
     def _patience(self, context: Context) -> float:
         left = context.time_remaining()
         return self._settings.timeout_s if left is None else min(self._settings.timeout_s, left)
-
-
-class _Seen:
-    """What is known of a request so far, for its count."""
-
-    model = ""
-    key = ""
 
 
 def _parsed(kind: Callable[[], Any], body: bytes) -> Any:

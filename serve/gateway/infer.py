@@ -33,7 +33,8 @@ from serve.gateway.gate import Gate
 from serve.gateway.identity import KEY_HEADERS, Identity
 from serve.gateway.protocol import BINARY_HEADER
 from serve.gateway.settings import Settings
-from serve.gateway.telemetry import INFER_ROUTE, Telemetry
+from serve.gateway.telemetry import INFER_ROUTE, Observed, Telemetry
+from serve.gateway.tracing import Trace
 from serve.gateway.upstream import MODEL_NAME, VERSION, Upstream
 from serve.http_client import Response
 from serve.http_message import header_line
@@ -68,16 +69,17 @@ class InferEndpoint:
             return False
         code = 500
         path, model = match[0], match[1].decode()
-        started = time.perf_counter()
-        telemetry = self._telemetry
-        telemetry.in_flight += 1
-        identity = None
+        client = scope.get("client")
+        observed = self._telemetry.begin(
+            INFER_ROUTE, model, client[0] if client else "", _parent(scope) if self._telemetry.tracing else None
+        )
         try:
             forwarded, read = _split(scope["headers"])
             identity = self._gate.keys.identify(read)
+            observed.key = identity.name
             identity.check_model(model)
             identity.take()
-            code = await self._infer(path, model, identity, forwarded, read, scope, receive, send)
+            code = await self._infer(path, model, identity, observed, forwarded, read, scope, receive, send)
         except GatewayError as err:
             code = err.status
             if err.closes:
@@ -90,9 +92,7 @@ class InferEndpoint:
             logger.exception("an infer request failed inside the gateway")
             await Refusal(GatewayError("the gateway failed", why=type(err).__name__))(scope, receive, send)
         finally:
-            telemetry.in_flight -= 1
-            key = identity.name if identity is not None else ""
-            telemetry.observe(model, INFER_ROUTE, code, time.perf_counter() - started, key)
+            self._telemetry.observe(observed, code)
         return True
 
     async def _infer(
@@ -100,6 +100,7 @@ class InferEndpoint:
         path: bytes,
         model: str,
         identity: Identity,
+        observed: Observed,
         forwarded: list[tuple[bytes, bytes]],
         read: Mapping[bytes, bytes],
         scope: Scope,
@@ -116,6 +117,12 @@ class InferEndpoint:
         deadline = time.monotonic() + patience
         self._gate.places(model).check(identity.priority, patience)
         body = await read_body(read.get(b"content-length"), receive, settings.max_body_bytes)
+        observed.received = len(body)
+        trace = observed.trace
+        if trace is not None:
+            forwarded = [header for header in forwarded if header[0] != b"traceparent"]
+            forwarded.append((b"traceparent", trace.header))
+            trace.done("receive")
         if b"content-encoding" in read:
             body = unpacked(body, read[b"content-encoding"], settings.max_body_bytes)
         if settings.max_elements:
@@ -126,9 +133,10 @@ class InferEndpoint:
                 forwarded = [header for header in forwarded if header[0] != BINARY_HEADER]
                 forwarded.append((BINARY_HEADER, b"%d" % changed))
         response = await ask_model(
-            self._gate, self._upstream, identity, model, path, forwarded, body, scope, receive, deadline
+            self._gate, self._upstream, identity, model, path, forwarded, body, scope, receive, deadline, trace
         )
         returned = [header for header in response.headers if header[0] in _RETURNED]
+        observed.sent = len(response.body)
         await _answer(scope, send, response.status, returned, identity.limits(), response.body)
         return response.status
 
@@ -157,6 +165,10 @@ async def _answer(
     headers = [*headers, *own, *_SAFE, (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def _parent(scope: Scope) -> bytes | None:
+    return next((value for name, value in scope["headers"] if name == b"traceparent"), None)
 
 
 def _split(headers: list[tuple[bytes, bytes]]) -> tuple[list[tuple[bytes, bytes]], dict[bytes, bytes]]:
@@ -190,12 +202,14 @@ async def ask_model(
     scope: Scope,
     receive: Receive,
     deadline: float,
+    trace: Trace | None = None,
 ) -> Response:
     """Wait for a place, ask Triton, and give the place back.
 
     Args:
         path: of the infer request.
         deadline: on the monotonic clock.
+        trace: gets the parts "queue" and "upstream".
 
     Raises:
         OverloadedError: there was no place in time.
@@ -205,6 +219,8 @@ async def ask_model(
     places = gate.places(model)
     if not places.try_enter():
         await unless_client_leaves(scope, receive, places.enter(identity.priority, deadline - time.monotonic()))
+    if trace is not None:
+        trace.done("queue")
     started = time.monotonic()
     seconds: float | None = None
     try:
@@ -219,6 +235,8 @@ async def ask_model(
         raise
     finally:
         places.leave(seconds)
+        if trace is not None:
+            trace.done("upstream")
 
 
 async def read_body(content_length: bytes | None, receive: Receive, limit: int) -> bytes:

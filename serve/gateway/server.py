@@ -59,9 +59,9 @@ async def serve_gateway(
         ServerError: it can't listen.
     """
     check_settings(settings)
+    app = create_app(settings)
     listener = _listen(settings.host, settings.port, reuse_port=settings.reuse_port)
     _allow_files(settings.max_clients + SPARE_FILES)
-    app = create_app(settings)
     stopping = asyncio.Event()
     server = _Server(
         uvicorn.Config(

@@ -125,6 +125,15 @@ class Settings:
     drain_timeout_s: int = 30
     """How long requests in flight may take to end when the gateway stops, in seconds."""
 
+    access_log: Path | None = None
+    """File for a line of JSON for each request, without payloads and keys; - for stdout."""
+
+    otlp_endpoint: str = ""
+    """Collector for OpenTelemetry traces, OTLP over HTTP, as http://127.0.0.1:4318; needs the extra [otel]."""
+
+    trace_ratio: float = 0.01
+    """Share of requests that are traced, of those whose caller has not decided."""
+
     models: Annotated[Mapping[str, ModelSettings], Parameter(parse=False)] = field(default_factory=dict)
     """Settings of single models, by name; from a file only."""
 
@@ -148,6 +157,10 @@ class Settings:
         for name in NOT_NEGATIVE:
             if getattr(self, name) < 0:
                 raise _unusable(f"{name} is {getattr(self, name)}", f"give {name} a value of 0 or more")
+        if not 0 <= self.trace_ratio <= 1:
+            raise _unusable(f"trace_ratio is {self.trace_ratio}", "give a share, 0 to 1")
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise _unusable(f"otlp_endpoint is {self.otlp_endpoint!r}", "name it as in http://127.0.0.1:4318")
         if not 0 <= self.port <= 65535:
             raise _unusable(f"port is {self.port}", "a port is 0 to 65535")
         if not 0 <= self.grpc_port <= 65535 or (self.grpc_port and self.grpc_port == self.port):

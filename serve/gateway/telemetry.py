@@ -20,11 +20,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serve.gateway.access_log import AccessLog
 from serve.gateway.admission import Admission
 from serve.gateway.balancer import Balancer, Node
 from serve.gateway.gate import Gate
+from serve.gateway.tracing import Trace, Tracing
 
-__all__ = ["GRPC_ROUTE", "INFER_ROUTE", "Telemetry", "TelemetryMiddleware"]
+__all__ = ["GRPC_ROUTE", "INFER_ROUTE", "Observed", "Telemetry", "TelemetryMiddleware"]
 
 INFER_ROUTE = "/v2/models/{model}/infer"
 PREDICT_ROUTE = "/predict/{model}"
@@ -43,14 +45,41 @@ class _Durations:
         self.seconds = 0.0
 
 
+class Observed:
+    """A request on its way.
+
+    Attributes:
+        key: the name of the client's key; "" while none was found.
+        received, sent: bytes of the bodies.
+        trace: None unless it is sampled.
+    """
+
+    __slots__ = ("client", "key", "model", "received", "route", "sent", "started", "trace")
+
+    def __init__(self, route: str, model: str | None, client: str, trace: Trace | None) -> None:
+        self.route = route
+        self.model = model
+        self.client = client
+        self.trace = trace
+        self.key = ""
+        self.received = self.sent = 0
+        self.started = time.perf_counter()
+
+
 class Telemetry:
     """One gateway's metrics, in a registry of their own.
+
+    Args:
+        access: where each request is noted; None for nowhere.
+        tracing: where traces go; None for nowhere.
 
     Attributes:
         in_flight: requests that are being answered.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, access: AccessLog | None = None, tracing: Tracing | None = None) -> None:
+        self.access = access
+        self.tracing = tracing
         self.registry = CollectorRegistry()
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody reads
         self.upstream_errors = Counter(
@@ -64,16 +93,16 @@ class Telemetry:
         self._models: set[str] = set()
         self.registry.register(_Requests(self))
 
-    def observe(self, model: str | None, route: str, code: int, seconds: float, key: str = "") -> None:
-        """Count one answered request.
+    def observe(self, request: Observed, code: int) -> None:
+        """Count one answered request, and note it where that is wanted.
 
         Args:
-            model: the name that the client gave, None on routes without one.
-            route: the route's template, never the path.
+            request: what is known of it.
             code: the HTTP status; 499 for a client that left.
-            seconds: its duration; kept for inference routes.
-            key: the name of the client's key; "" where none was found.
         """
+        self.in_flight -= 1
+        seconds = time.perf_counter() - request.started
+        model, route, key = request.model, request.route, request.key
         label = model if model in self._models else self._label(model, code)
         self.requests[label, route, code] += 1
         if key:
@@ -84,6 +113,28 @@ class Telemetry:
                 durations = self.durations[label] = _Durations()
             durations.counts[bisect_left(BUCKETS_S, seconds)] += 1
             durations.seconds += seconds
+        if self.access is not None:
+            self.access.add(
+                route=route, model=model, key=key, status=code, ms=round(1000 * seconds, 3), client=request.client,
+                bytes_in=request.received, bytes_out=request.sent,
+                trace=f"{request.trace.trace_id:032x}" if request.trace else None,
+            )  # fmt: skip
+        if request.trace is not None and self.tracing is not None:
+            attributes = {"http.route": route, "serve.model": model or "", "serve.key": key}
+            self.tracing.end(request.trace, f"{route} {model or ''}".strip(), code, attributes)
+
+    def begin(self, route: str, model: str | None, client: str, parent: bytes | None = None) -> Observed:
+        """A request has come; `observe` must be told how it ends.
+
+        Args:
+            route: its template, never the path.
+            model: the name that the client gave, None on routes without one.
+            client: its address.
+            parent: its `traceparent`.
+        """
+        self.in_flight += 1
+        trace = self.tracing.begin(parent) if self.tracing is not None else None
+        return Observed(route, model, client, trace)
 
     def follow(self, gate: Gate, balancer: Balancer) -> None:
         """Show the state of these two with the metrics."""
@@ -179,21 +230,21 @@ class TelemetryMiddleware:
             await self.app(scope, receive, send)
             return
         code = 500
+        client = scope.get("client") or ("",)
+        observed = self.telemetry.begin("other", None, client[0])
 
         async def counted(message: Message) -> None:
             nonlocal code
             if message["type"] == "http.response.start":
                 code = message["status"]
+            observed.sent += len(message.get("body", b""))
             await send(message)
 
-        started = time.perf_counter()
-        self.telemetry.in_flight += 1
         try:
             await self.app(scope, receive, counted)
         finally:
-            self.telemetry.in_flight -= 1
-            route = getattr(scope.get("route"), "path", "other")
-            model = scope.get("path_params", {}).get("model")
+            observed.route = getattr(scope.get("route"), "path", "other")
+            observed.model = scope.get("path_params", {}).get("model")
             identity = scope.get("state", {}).get("identity")
-            key = identity.name if identity is not None else ""
-            self.telemetry.observe(model, route, code, time.perf_counter() - started, key)
+            observed.key = identity.name if identity is not None else ""
+            self.telemetry.observe(observed, code)

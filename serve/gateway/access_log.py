@@ -1,0 +1,103 @@
+"""The access log: a line of JSON for each request, without payloads and without keys."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+
+from compress.errors import ServerError
+
+__all__ = ["AccessLog"]
+
+FLUSH_S = 0.5
+MOST_LINES = 10_000
+
+logger = logging.getLogger(__name__)
+
+
+class AccessLog:
+    """Lines are written together, twice a second; what can't be written is counted and dropped, never waited for.
+
+    Args:
+        path: of the file, opened anew when it has been moved away; "-" for stdout.
+
+    Raises:
+        ServerError: the file can't be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lines: list[bytes] = []
+        self._failed = False
+        self.dropped = 0
+        try:
+            self._file = self._opened()
+        except OSError as err:
+            raise ServerError(
+                f"can't write the access log {path}",
+                why=err.strerror or str(err),
+                mend="name a file that can be written",
+            ) from err
+
+    def add(self, **values: Any) -> None:
+        """One request."""
+        if len(self._lines) >= MOST_LINES:
+            self.dropped += 1
+            return
+        at = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")
+        self._lines.append(orjson.dumps({"time": at, **values}, option=orjson.OPT_APPEND_NEWLINE))
+
+    async def run(self) -> None:
+        """Write until cancelled, then the rest."""
+        try:
+            while True:
+                await asyncio.sleep(FLUSH_S)
+                await asyncio.to_thread(self.flush)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Write the rest, and close the file."""
+        self.flush()
+        if str(self._path) != "-":
+            self._file.close()
+
+    def flush(self) -> None:
+        """Write what there is."""
+        lines, self._lines = self._lines, []
+        if not lines:
+            return
+        try:
+            if self._moved():
+                self._file.close()
+                self._file = self._opened()
+            self._file.write(b"".join(lines))
+            self._file.flush()
+            self._failed = False
+        except (OSError, ValueError) as err:
+            self.dropped += len(lines)
+            if not self._failed:
+                logger.error("the access log can't be written: %s", err)
+            self._failed = True
+
+    def _opened(self) -> BinaryIO:
+        if str(self._path) == "-":
+            return sys.stdout.buffer
+        handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
+        return os.fdopen(handle, "ab", buffering=0)
+
+    def _moved(self) -> bool:
+        if str(self._path) == "-":
+            return False
+        try:
+            return self._path.stat().st_ino != os.fstat(self._file.fileno()).st_ino
+        except FileNotFoundError:
+            return True
