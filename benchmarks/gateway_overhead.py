@@ -2,8 +2,10 @@
 
     python benchmarks/gateway_overhead.py [--rounds 5] [--seconds 2]
 
-A 64→256→10 network, binary tensors, closed loop; Triton, gateway and client share this machine's cores. Medians
-over the rounds; the last line of stdout is one JSON object.
+The gateway asks for a key, keeps its rate, and counts. Three networks: a tiny one (64→256→10), one that takes an image
+tensor of 588 KB and does little with it, and convolutions that take all of both cores. Binary tensors, closed loop;
+Triton, gateway and client share this machine's cores. Medians over the rounds. Then the CPU time of each process for a
+request, and of the gateway's own parts. The last line of stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -15,15 +17,23 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+import timeit
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import onnx
+import psutil
 from onnx import TensorProto, helper, numpy_helper
 
 from compress.artifact import Artifact, Signature, TensorSpec, sha256_of
+from serve.gateway.admission import Admission, Bounds
+from serve.gateway.identity import KeyRing
+from serve.gateway.keys import add_key
+from serve.gateway.telemetry import INFER_ROUTE, Telemetry
+from serve.http_message import Address, encode_head
 from serve.load.options import LoadOptions
 from serve.load.result import LoadResult
 from serve.load.run import run_load
@@ -32,26 +42,36 @@ from serve.triton.launch import Ports, TritonServer
 
 GATEWAY = """
 import sys
+from pathlib import Path
 from serve.gateway.server import run_gateway
 from serve.gateway.settings import Settings
-run_gateway(Settings(upstream=(sys.argv[1],), port=0), on_ready=lambda url: print(url, flush=True))
+settings = Settings(upstream=(sys.argv[1],), port=0, keys=Path(sys.argv[2]))
+run_gateway(settings, on_ready=lambda url: print(url, flush=True))
 """
 WARMUP_S = 0.3
+CASES = (("mlp", 1), ("mlp", 32), ("image", 1), ("convolutions", 8))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="measured time of each of a round's four runs")
+    parser.add_argument("--seconds", type=float, default=2.0, help="measured time of each of a round's eight runs")
     arguments = parser.parse_args()
+    from gateway_overload import save_network as save_convolutions
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        pack(save_network(folder / "artifact"), repository=folder / "repository", name="mlp")
+        secret, _ = add_key(folder / "keys.json", "load", rate=1e6, burst=10**6)
+        for model, save in (("mlp", save_network), ("image", save_image), ("convolutions", save_convolutions)):
+            pack(save(folder / model), repository=folder / "repository", name=model)
         with (
             TritonServer(folder / "repository", ports=Ports(0, 0, 0)) as triton,
-            running_gateway(f"http://{triton.http_address}") as gateway,
+            running_gateway(f"http://{triton.http_address}", folder / "keys.json") as (gateway, process),
         ):
-            figures = measure(f"http://{triton.http_address}", gateway, arguments.rounds, arguments.seconds)
+            ways = {"direct": f"http://{triton.http_address}", "gateway": gateway}
+            figures = measure(ways, secret, arguments.rounds, arguments.seconds)
+            figures["cpu_us"] = cpu(ways["gateway"], secret, process, psutil.Process(triton.pid), arguments.seconds)
+        figures["parts_us"] = parts(folder / "keys.json", secret)
     print(json.dumps(figures))
 
 
@@ -82,48 +102,72 @@ def save_network(folder: Path) -> Path:
     return folder
 
 
+def save_image(folder: Path) -> Path:
+    """The mean of each channel of x:float32[batch,3,224,224]; its folder."""
+    graph = helper.make_graph(
+        [helper.make_node("ReduceMean", ["x", "axes"], ["means"], keepdims=0)],
+        "image",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 224, 224])],
+        [helper.make_tensor_value_info("means", TensorProto.FLOAT, ["batch", 3])],
+        [numpy_helper.from_array(np.array([2, 3], np.int64), "axes")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    folder.mkdir()
+    path = folder / "model.onnx"
+    onnx.save(model, path)
+    inputs, outputs = (TensorSpec.parse("x:float32[batch,3,224,224]"),), (TensorSpec.parse("means:float32[batch,3]"),)
+    Artifact(folder, path.name, "onnx", sha256_of(path), Signature(inputs, outputs)).save()
+    return folder
+
+
 @contextmanager
-def running_gateway(upstream: str) -> Iterator[str]:
-    """The URL of a gateway in a process of its own."""
-    command = [sys.executable, "-c", GATEWAY, upstream]
+def running_gateway(upstream: str, keys: Path) -> Iterator[tuple[str, psutil.Process]]:
+    """URL and process of a gateway."""
+    command = [sys.executable, "-c", GATEWAY, upstream, str(keys)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             if process.stdout is None or not (url := process.stdout.readline().strip()):
                 raise SystemExit("the gateway did not start")
-            yield url
+            yield url, psutil.Process(process.pid)
         finally:
             process.terminate()
 
 
-def measure(direct: str, gateway: str, rounds: int, seconds: float) -> dict[str, float | int]:
+def measure(ways: dict[str, str], key: str, rounds: int, seconds: float) -> dict[str, object]:
     """Medians over the rounds; ratios are the gateway's figure over the direct one of the same round."""
-    ways = {"direct": direct, "gateway": gateway}
-    p50_ms: dict[str, list[float]] = {way: [] for way in ways}
-    rates: dict[str, list[float]] = {way: [] for way in ways}
+    names = [f"{model}_c{clients}" for model, clients in CASES]
+    p50_ms: dict[str, dict[str, list[float]]] = {name: {way: [] for way in ways} for name in names}
+    rates: dict[str, dict[str, list[float]]] = {name: {way: [] for way in ways} for name in names}
     for number in range(rounds):
         order = list(ways) if number % 2 == 0 else list(reversed(ways))
-        for way in order:
-            p50_ms[way].append(one(ways[way], 1, seconds).p50_ms or float("nan"))
-        for way in order:
-            rates[way].append(one(ways[way], 32, seconds).throughput)
-        print(
-            f"round {number + 1}: p50 at 1 {p50_ms['direct'][-1]:.3f} and {p50_ms['gateway'][-1]:.3f} ms, "
-            f"throughput at 32 {rates['direct'][-1]:,.0f} and {rates['gateway'][-1]:,.0f}/s (direct and gateway)"
-        )
-    return {
-        "cores": os.cpu_count() or 0,
-        "rounds": rounds,
-        "direct_c1_p50_ms": round(statistics.median(p50_ms["direct"]), 4),
-        "gateway_c1_p50_ms": round(statistics.median(p50_ms["gateway"]), 4),
-        "c1_p50_ratio": round(ratio(p50_ms), 3),
-        "direct_c32_per_s": round(statistics.median(rates["direct"]), 1),
-        "gateway_c32_per_s": round(statistics.median(rates["gateway"]), 1),
-        "c32_throughput_ratio": round(ratio(rates), 3),
-    }
+        for (model, clients), name in zip(CASES, names, strict=True):
+            for way in order:
+                result = one(ways[way], model, clients, seconds, key)
+                p50_ms[name][way].append(result.p50_ms or float("nan"))
+                rates[name][way].append(result.throughput)
+            print(
+                f"round {number + 1}, {model}, {clients} at a time: p50 {p50_ms[name]['direct'][-1]:.3f} and "
+                f"{p50_ms[name]['gateway'][-1]:.3f} ms, throughput {rates[name]['direct'][-1]:,.0f} and "
+                f"{rates[name]['gateway'][-1]:,.0f}/s (direct and gateway)",
+                flush=True,
+            )
+    figures: dict[str, object] = {"cores": os.cpu_count() or 0, "rounds": rounds}
+    for name in names:
+        added = [g - d for g, d in zip(p50_ms[name]["gateway"], p50_ms[name]["direct"], strict=True)]
+        figures[name] = {
+            "direct_p50_ms": round(statistics.median(p50_ms[name]["direct"]), 4),
+            "gateway_p50_ms": round(statistics.median(p50_ms[name]["gateway"]), 4),
+            "added_p50_ms": round(statistics.median(added), 4),
+            "p50_ratio": round(ratio(p50_ms[name]), 3),
+            "direct_per_s": round(statistics.median(rates[name]["direct"]), 1),
+            "gateway_per_s": round(statistics.median(rates[name]["gateway"]), 1),
+            "throughput_ratio": round(ratio(rates[name]), 3),
+        }
+    return figures
 
 
-def one(url: str, concurrency: int, seconds: float) -> LoadResult:
-    result = run_load(LoadOptions("mlp", url, concurrency=concurrency, duration=seconds, warmup=WARMUP_S))
+def one(url: str, model: str, clients: int, seconds: float, key: str) -> LoadResult:
+    result = run_load(LoadOptions(model, url, concurrency=clients, duration=seconds, warmup=WARMUP_S, key=key))
     if result.errors:
         raise SystemExit(f"errors make the figures worthless: {dict(result.errors)}")
     return result
@@ -131,6 +175,65 @@ def one(url: str, concurrency: int, seconds: float) -> LoadResult:
 
 def ratio(figures: dict[str, list[float]]) -> float:
     return statistics.median(g / d for g, d in zip(figures["gateway"], figures["direct"], strict=True))
+
+
+def cpu(url: str, key: str, gateway: psutil.Process, triton: psutil.Process, seconds: float) -> dict[str, float]:
+    """CPU microseconds of each process for a request of the tiny network, 32 at a time."""
+    client = psutil.Process()
+    groups = {"triton": [triton, *triton.children(recursive=True)], "gateway": [gateway], "client": [client]}
+    before = {name: spent(group) for name, group in groups.items()}
+    begun = time.perf_counter()
+    result = run_load(LoadOptions("mlp", url, concurrency=32, duration=seconds, warmup=0.0, key=key))
+    answers = result.throughput * (time.perf_counter() - begun)
+    figures = {}
+    for name, group in groups.items():
+        user, system = (after - was for after, was in zip(spent(group), before[name], strict=True))
+        figures[f"{name}_user"], figures[f"{name}_system"] = 1e6 * user / answers, 1e6 * system / answers
+    rounded = {name: round(value, 1) for name, value in figures.items()}
+    print("CPU microseconds a request: " + ", ".join(f"{name} {value}" for name, value in rounded.items()))
+    return rounded
+
+
+def spent(processes: list[psutil.Process]) -> tuple[float, float]:
+    times = [process.cpu_times() for process in processes]
+    return sum(each.user for each in times), sum(each.system for each in times)
+
+
+def parts(keys: Path, key: str) -> dict[str, float]:
+    """Microseconds of the gateway's own parts; the rest of its time is uvicorn's, asyncio's and the kernel's."""
+    ring = KeyRing(keys)
+    headers = {b"authorization": f"Bearer {key}".encode()}
+    identity = ring.identify(headers)
+    places = Admission("mlp", Bounds(), time.monotonic)
+    telemetry = Telemetry()
+    address = Address("127.0.0.1", 8000)
+    sent = [(b"content-type", b"application/octet-stream"), (b"inference-header-content-length", b"120")]
+
+    def rate() -> None:
+        identity.take()
+        identity.limits()
+
+    def place() -> None:
+        places.try_enter()
+        places.leave(0.001)
+
+    def count() -> None:
+        observed = telemetry.begin(INFER_ROUTE, "mlp", "127.0.0.1")
+        observed.key = "load"
+        telemetry.observe(observed, 200)
+
+    found: dict[str, Callable[[], object]] = {
+        "key": lambda: ring.identify(headers),
+        "rate": rate,
+        "place": place,
+        "head": lambda: encode_head(b"POST", b"/v2/models/mlp/infer", address, sent, 300),
+        "count": count,
+    }
+    figures = {}
+    for name, part in found.items():
+        figures[name] = round(min(timeit.repeat(part, number=20_000, repeat=5)) / 20_000 * 1e6, 2)
+    print("microseconds of the gateway's parts: " + ", ".join(f"{name} {value}" for name, value in figures.items()))
+    return figures
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -261,13 +262,14 @@ def infer(file: Path, *, model: str, url: str = "http://127.0.0.1:8080", timeout
     model
         Which model to ask.
     url
-        The gateway.
+        The gateway. A key for it is taken from the environment's SERVE_API_KEY.
     timeout
         For the answer, in seconds.
     """
     from serve.client import infer_file
 
-    print(json.dumps(infer_file(url, model, file, timeout_s=timeout), indent=2, ensure_ascii=False))
+    answer = infer_file(url, model, file, timeout_s=timeout, key=os.environ.get("SERVE_API_KEY", ""))
+    print(json.dumps(answer, indent=2, ensure_ascii=False))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

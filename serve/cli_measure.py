@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -25,13 +26,15 @@ def load_test(url: str = "http://127.0.0.1:8080", *, options: Annotated[LoadOpti
     Parameters
     ----------
     url
-        The gateway, or a Triton.
+        The gateway, or a Triton. A key for it is taken from the environment's SERVE_API_KEY.
     """
     from serve.load.report import print_result, show_progress
     from serve.load.run import run_load
 
     with show_progress(Console(stderr=True)) as on_progress:
-        result = run_load(dataclasses.replace(options, url=url), on_progress=on_progress)
+        result = run_load(
+            dataclasses.replace(options, url=url, key=os.environ.get("SERVE_API_KEY", "")), on_progress=on_progress
+        )
     print_result(result, Console() if sys.stdout.isatty() else Console(width=100))
 
 

@@ -15,7 +15,7 @@ from serve.http_message import Address
 __all__ = ["infer_content", "infer_file"]
 
 
-def infer_file(url: str, model: str, path: Path, *, timeout_s: float = 30.0) -> dict[str, Any]:
+def infer_file(url: str, model: str, path: Path, *, timeout_s: float = 30.0, key: str = "") -> dict[str, Any]:
     """Send a file to a gateway's /predict/{model}.
 
     A .json file holds values by input name; any other is the content of the model's one BYTES input.
@@ -23,6 +23,7 @@ def infer_file(url: str, model: str, path: Path, *, timeout_s: float = 30.0) -> 
     Args:
         url: the gateway, http://host:port.
         timeout_s: for each step of the exchange, in seconds.
+        key: where the gateway asks for one.
 
     Returns:
         The answer: "model", "version" and "outputs".
@@ -37,11 +38,11 @@ def infer_file(url: str, model: str, path: Path, *, timeout_s: float = 30.0) -> 
     media = mimetypes.guess_type(path.name)[0] or ""
     if media != "application/json" and not media.startswith("image/"):
         media = "application/octet-stream"
-    return infer_content(url, model, content, media, timeout_s=timeout_s)
+    return infer_content(url, model, content, media, timeout_s=timeout_s, key=key)
 
 
 def infer_content(
-    url: str, model: str, content: bytes, content_type: str, *, timeout_s: float = 30.0
+    url: str, model: str, content: bytes, content_type: str, *, timeout_s: float = 30.0, key: str = ""
 ) -> dict[str, Any]:
     """Send bytes to a gateway's /predict/{model}; otherwise as `infer_file`."""
     try:
@@ -50,7 +51,8 @@ def infer_content(
         raise ServerError("can't ask the gateway", why=str(err), mend="name it as http://host:port") from err
     connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
     try:
-        connection.request("POST", f"/predict/{quote(model, safe='')}", content, {"Content-Type": content_type})
+        headers = {"Content-Type": content_type} | ({"Authorization": f"Bearer {key}"} if key else {})
+        connection.request("POST", f"/predict/{quote(model, safe='')}", content, headers)
         answer = connection.getresponse()
         body = answer.read()
     except (OSError, http.client.HTTPException) as err:

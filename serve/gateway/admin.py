@@ -43,7 +43,7 @@ def admin_router(settings: Settings, upstream: Upstream) -> APIRouter:
         if not WRITE.fullmatch(path):
             raise HTTPException(404)
         request.state.identity.check_admin()
-        body = await read_body(None, request.receive, settings.max_body_bytes)
+        body = await read_body(request.scope, None, request.receive, settings.max_body_bytes)
         return as_it_came(await upstream.post_all(f"/v2/{path}", body))
 
     return router

@@ -1,8 +1,9 @@
-"""Clients' connections: uvicorn's protocol, with three things added.
+"""Clients' connections: uvicorn's protocol, with four things added.
 
 It waits for the rest of a request for so long only. An endpoint that holds its whole answer can give it in one piece
-(RESPOND): ASGI's two messages are checked and written one by one, which costs an eighth of the inference path. And an
-endpoint is told at once when its client leaves (LEAVING), without a task that waits for it.
+(RESPOND): ASGI's two messages are checked and written one by one, which costs an eighth of the inference path. It is
+told at once when its client leaves (LEAVING), without a task that waits for it. And it gets a body in one piece (BODY):
+by ASGI's messages, each 64 KiB of it would be copied twice and stop the socket.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from typing import Any
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-__all__ = ["LEAVING", "RESPOND", "connection_class"]
+from serve.gateway.errors import BodyTooLargeError, ClientGoneError
 
-RESPOND, LEAVING = "serve.respond", "serve.leaving"
+__all__ = ["BODY", "LEAVING", "RESPOND", "connection_class"]
+
+RESPOND, LEAVING, BODY = "serve.respond", "serve.leaving", "serve.body"
 MAX_HEAD_BYTES = 64 * 1024
 
 
@@ -36,6 +39,7 @@ def connection_class(head_timeout_s: float, body_timeout_s: float, stopping: asy
         _part = ""  # the part of a request that is being read
         _head_bytes = 0
         _leaving: Callable[[], None] | None = None
+        _body: _Body | None = None
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -46,6 +50,8 @@ def connection_class(head_timeout_s: float, body_timeout_s: float, stopping: asy
             super().connection_lost(exc)
             if self._leaving is not None:
                 self._leaving()
+            if self._body is not None:
+                self._body.lost()
 
         # A request that comes in one piece, as nearly all do, sets no timer.
         def data_received(self, data: bytes) -> None:
@@ -67,11 +73,23 @@ def connection_class(head_timeout_s: float, body_timeout_s: float, stopping: asy
             if stopping.is_set():
                 self.cycle.keep_alive = False
             # Its task has not begun yet.
-            extensions: dict[str, Any] = {RESPOND: partial(self._respond, self.cycle), LEAVING: self._on_leaving}
+            cycle = self.cycle
+            self._body = _Body(cycle)
+            extensions: dict[str, Any] = {
+                RESPOND: partial(self._respond, cycle),
+                LEAVING: self._on_leaving,
+                BODY: self._body.whole,
+            }
             self.scope["extensions"] = extensions
+
+        def on_body(self, body: bytes) -> None:
+            if self._body is None or not self._body.took(body):
+                super().on_body(body)
 
         def on_message_complete(self) -> None:
             self._part = ""
+            if self._body is not None:
+                self._body.complete()
             super().on_message_complete()
 
         def _respond(self, cycle: RequestResponseCycle, status: int, head: bytes, body: bytes) -> bool:
@@ -90,6 +108,7 @@ def connection_class(head_timeout_s: float, body_timeout_s: float, stopping: asy
                 self.transport.write(b"".join((STATUS_LINE[status], head, close, length, body)))
             cycle.response_started = cycle.response_complete = True
             cycle.message_event.set()
+            cycle.scope["extensions"].clear()  # they hold the cycle, and the cycle them
             if not cycle.keep_alive:
                 self.transport.close()
             cycle.on_response()
@@ -119,6 +138,76 @@ def connection_class(head_timeout_s: float, body_timeout_s: float, stopping: asy
             self.transport.close()
 
     return Connection
+
+
+class _Body:
+    """The body of one request, kept for an endpoint that has asked for all of it.
+
+    Args:
+        cycle: uvicorn's of this request; it has what came before the endpoint asked.
+    """
+
+    __slots__ = ("_chunks", "_cycle", "_limit", "_size", "_whole")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._limit = 0
+        self._whole: asyncio.Future[bytes] | None = None
+
+    async def whole(self, limit: int) -> bytes:
+        """All of it.
+
+        Args:
+            limit: bytes at most.
+
+        Raises:
+            BodyTooLargeError: it is longer; the rest was not read.
+            ClientGoneError: the client left before its end.
+        """
+        cycle = self._cycle
+        if cycle.disconnected:
+            raise ClientGoneError
+        first = bytes(cycle.body)
+        cycle.body = bytearray()
+        if len(first) > limit:
+            raise BodyTooLargeError(limit)
+        if not cycle.more_body:
+            return first
+        if cycle.waiting_for_100_continue:
+            cycle.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            cycle.waiting_for_100_continue = False
+        self._limit = limit
+        self._chunks.append(first)
+        self._size = len(first)
+        self._whole = asyncio.get_running_loop().create_future()
+        cycle.flow.resume_reading()
+        try:
+            return await self._whole
+        finally:
+            self._whole = None  # it holds the body, and would hold it until the garbage collector comes
+
+    def took(self, body: bytes) -> bool:
+        """Keep a part; False where nobody has asked for the whole."""
+        if self._whole is None:
+            return False
+        if not self._whole.done():
+            self._chunks.append(body)
+            self._size += len(body)
+            if self._size > self._limit:
+                self._chunks.clear()
+                self._whole.set_exception(BodyTooLargeError(self._limit))
+        return True
+
+    def complete(self) -> None:
+        if self._whole is not None and not self._whole.done():
+            self._whole.set_result(b"".join(self._chunks))
+            self._chunks.clear()
+
+    def lost(self) -> None:
+        if self._whole is not None and not self._whole.done():
+            self._whole.set_exception(ClientGoneError())
 
 
 def _answer(part: str) -> bytes:

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from serve.gateway.connections import LEAVING, RESPOND
+from serve.gateway.connections import BODY, LEAVING, RESPOND
 from serve.gateway.deadline import TIMEOUT_HEADER, patience_s, with_timeout
 from serve.gateway.elements import check_elements
 from serve.gateway.encoding import unpacked
@@ -116,7 +116,7 @@ class InferEndpoint:
         patience = patience_s(timeout, settings.timeout_s)
         deadline = time.monotonic() + patience
         self._gate.places(model).check(identity.priority, patience)
-        body = await read_body(read.get(b"content-length"), receive, settings.max_body_bytes)
+        body = await read_body(scope, read.get(b"content-length"), receive, settings.max_body_bytes)
         observed.received = len(body)
         trace = observed.trace
         if trace is not None:
@@ -239,7 +239,7 @@ async def ask_model(
             trace.done("upstream")
 
 
-async def read_body(content_length: bytes | None, receive: Receive, limit: int) -> bytes:
+async def read_body(scope: Scope, content_length: bytes | None, receive: Receive, limit: int) -> bytes:
     """A request's whole body; a client that sends too slowly is cut off by its connection.
 
     Args:
@@ -252,6 +252,9 @@ async def read_body(content_length: bytes | None, receive: Receive, limit: int) 
     """
     if content_length is not None and int(content_length) > limit:
         raise BodyTooLargeError(limit)
+    if (whole := scope.get("extensions", {}).get(BODY)) is not None:
+        body: bytes = await whole(limit)
+        return body
     chunks: list[bytes] = []
     size = 0
     while True:

@@ -115,7 +115,9 @@ def predict_router(settings: Settings, gate: Gate, upstream: Upstream) -> APIRou
         deadline = time.monotonic() + patience
         gate.places(model).check(identity.priority, patience)
         try:
-            body = await read_body(headers.get(b"content-length"), request.receive, settings.max_body_bytes)
+            body = await read_body(
+                request.scope, headers.get(b"content-length"), request.receive, settings.max_body_bytes
+            )
             if encoding := headers.get(b"content-encoding"):
                 body = unpacked(body, encoding, settings.max_body_bytes)
             metadata = await upstream.metadata(model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -42,6 +42,9 @@ class LoadOptions:
     timeout: float = 30.0
     """How long to wait for one answer, in seconds."""
 
+    key: Annotated[str, Parameter(parse=False)] = field(default="", repr=False)
+    """API key of the gateway; the command takes it from SERVE_API_KEY."""
+
     seed: int = 0
     """Draws the input where the model has no example of its own."""
 
@@ -56,6 +59,11 @@ class LoadOptions:
             self._at_least(name, getattr(self, name) > 0, "more than 0")
         self._at_least("warmup", self.warmup >= 0, "0 or more")
         self._at_least("max_requests", self.max_requests is None or self.max_requests > 0, "more than 0")
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Those that carry the key."""
+        return [(b"authorization", f"Bearer {self.key}".encode())] if self.key else []
 
     def _at_least(self, name: str, holds: bool, bound: str) -> None:
         if not holds:

@@ -63,7 +63,9 @@ async def find_target(options: LoadOptions) -> Target:
     try:
         path = model_path(options.model)
         message = build_request(parse_request(await _example(pool, path, options)))
-        head = encode_head(b"POST", f"{path}/infer".encode(), address, message.headers, len(message.body))
+        head = encode_head(
+            b"POST", f"{path}/infer".encode(), address, [*message.headers, *options.headers], len(message.body)
+        )
     except UnknownModelError as err:
         raise ServerError(
             f"there is no model {options.model!r}",
@@ -100,7 +102,7 @@ async def _example(pool: Pool, path: str, options: LoadOptions) -> bytes:
 
 async def _get(pool: Pool, path: str, options: LoadOptions) -> Response:
     try:
-        return await pool.request(b"GET", path.encode())
+        return await pool.request(b"GET", path.encode(), options.headers)
     except ExchangeError as err:
         raise ServerError(
             f"can't reach {options.url}",
