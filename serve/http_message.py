@@ -16,6 +16,7 @@ Kind = Literal["refused", "busy", "closed", "timeout", "malformed", "too_large"]
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TARGET = re.compile(rb"/[\x21-\x7e]*")
 _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+LONGEST_REMEMBERED = 48  # shorter than a traceparent, which never comes twice
 _OWN_HEADERS = frozenset((b"host", b"connection", b"content-length", b"transfer-encoding"))
 
 
@@ -112,13 +113,19 @@ def _first_lines(method: bytes, target: bytes, address: Address) -> bytes:
     return b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method, target, str(address).encode("ascii"))
 
 
-@lru_cache(maxsize=1024)
 def header_line(name: bytes, value: bytes) -> bytes:
     """A header as it goes over the wire.
 
     Raises:
         ValueError: a byte that HTTP forbids in its place, or one of the headers that frame a message.
     """
+    return _known_line(name, value) if len(value) <= LONGEST_REMEMBERED else _line(name, value)
+
+
+def _line(name: bytes, value: bytes) -> bytes:
     if not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value) or name.lower() in _OWN_HEADERS:
         raise ValueError(f"not a header to send: {name!r}")
     return b"%b: %b\r\n" % (name, value)
+
+
+_known_line = lru_cache(maxsize=1024)(_line)

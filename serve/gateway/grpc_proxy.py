@@ -71,7 +71,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
             node: grpc.aio.insecure_channel(address, options=[("grpc.max_receive_message_length", -1), *options[1:]])
             for node, address in zip(balancer.nodes, settings.grpc_upstream, strict=True)
         }
-        self._server = grpc.aio.server(handlers=[self], options=options)
+        self._server = grpc.aio.server(handlers=[self], options=options, maximum_concurrent_rpcs=settings.max_clients)
 
     async def start(self) -> None:
         """Listen.
