@@ -1,0 +1,286 @@
+"""What clients see while something goes wrong, and whether the others are unharmed.
+
+    python benchmarks/gateway_faults.py [--seconds 4] [--soak 0]
+
+Two Tritons with a tiny network behind one gateway in a process of its own. Sixteen bystanders ask in closed loops,
+first in peace, then while the fault happens; their outcomes and p99 of both are shown, the longest answer, and the
+gateway's memory. `--soak 600` then goes on for so many seconds, and prints the memory each minute. The last line of
+stdout is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+
+import numpy as np
+import psutil
+import uvloop
+from gateway_overhead import save_network
+
+from serve.http_client import Address, ExchangeError, Pool
+from serve.repository import pack
+from serve.triton.launch import Ports, TritonServer
+
+INFER = b"/v2/models/mlp/infer"
+HEADER = json.dumps(
+    {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 64], "parameters": {"binary_data_size": 256}}]}
+).encode()
+BODY = HEADER + bytes(256)
+HEADERS = [(b"inference-header-content-length", b"%d" % len(HEADER))]
+BYSTANDERS = 16
+MIB = 1 << 20
+Fault = Callable[[Address], Coroutine[None, None, str]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each half: in peace, and under the fault")
+    parser.add_argument("--soak", type=float, default=0.0, help="seconds of load afterwards")
+    arguments = parser.parse_args()
+    figures: dict[str, object] = {"cores": os.cpu_count() or 0}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        pack(save_network(folder / "artifact"), repository=folder / "repository", name="mlp")
+        for label, fault in CLIENTS.items():
+            figures[label] = with_servers(folder, lambda _: fault, arguments.seconds)  # noqa: B023  called at once
+            show(label, figures[label])
+        for label, number in (("one of two Tritons is killed", signal.SIGKILL), ("one stops", signal.SIGTERM),
+                              ("one freezes", signal.SIGSTOP)):  # fmt: skip
+            figures[label] = with_servers(folder, lambda triton: strike(triton, number), 2 * arguments.seconds)  # noqa: B023
+            show(label, figures[label])
+        if arguments.soak:
+            figures["soak"] = with_servers(folder, lambda _: nothing, arguments.soak / 2, each_minute=True)
+            show("soak", figures["soak"])
+    print(json.dumps(figures))
+
+
+def show(label: str, figures: object) -> None:
+    print(f"{label}: {figures}", flush=True)
+
+
+def with_servers(
+    folder: Path, fault_for: Callable[[TritonServer], Fault], seconds: float, *, each_minute: bool = False
+) -> dict[str, object]:
+    """The figures of one fault, with servers of its own."""
+    ports = Ports(0, 0, 0)
+    with (
+        TritonServer(folder / "repository", ports=ports) as one,
+        TritonServer(folder / "repository", ports=ports) as two,
+    ):
+        command = [str(Path(sys.executable).with_name("serve")), "gateway", "--port", "0", "--head-timeout-s", "2"]
+        command += ["--body-timeout-s", "2", "--max-body-bytes", str(MIB)]
+        for server in (one, two):
+            command += ["--upstream", f"http://{server.http_address}"]
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+            try:
+                line = process.stdout.readline() if process.stdout else ""
+                if not line.startswith("gateway"):
+                    raise SystemExit("the gateway did not start")
+                address = Address.parse(line.split()[1])
+                gateway = psutil.Process(process.pid)
+                return uvloop.run(measure(address, fault_for(one), gateway, seconds, each_minute=each_minute))
+            finally:
+                process.terminate()
+                with contextlib.suppress(ProcessLookupError):
+                    if one.pid is not None:
+                        os.kill(one.pid, signal.SIGCONT)
+
+
+async def measure(
+    address: Address, fault: Fault, gateway: psutil.Process, seconds: float, *, each_minute: bool
+) -> dict[str, object]:
+    await bystand(address, 1.0)
+    before = gateway.memory_info().rss
+    _, peace = await bystand(address, seconds)
+    happening = asyncio.create_task(fault(address))
+    memory = asyncio.create_task(watch(gateway, 60.0 if each_minute else 0.2))
+    outcomes, latencies = await bystand(address, seconds)
+    told = await happening
+    memory.cancel()
+    found = await memory
+    figures: dict[str, object] = {
+        "bystanders": dict(outcomes),
+        "p99_ms": [round(float(np.percentile(each, 99)) * 1000, 1) for each in (peace, latencies)],
+        "longest_ms": round(max(latencies) * 1000),
+        "per_s": [round(len(each) / seconds) for each in (peace, latencies)],
+        "memory_mib": [round(before / MIB), round(max(found) / MIB), round(gateway.memory_info().rss / MIB)],
+    }
+    if told:
+        figures["offenders"] = told
+    if each_minute:
+        figures["memory_each_minute_mib"] = [round(each / MIB, 1) for each in found]
+    return figures
+
+
+async def watch(gateway: psutil.Process, every_s: float) -> list[int]:
+    found = [gateway.memory_info().rss]
+    with contextlib.suppress(asyncio.CancelledError):
+        while True:
+            await asyncio.sleep(every_s)
+            found.append(gateway.memory_info().rss)
+    return found
+
+
+async def bystand(address: Address, seconds: float) -> tuple[Counter[str], list[float]]:
+    """Well-behaved clients; what became of their requests, and the latencies of those answered."""
+    outcomes: Counter[str] = Counter()
+    latencies: list[float] = []
+    end = time.perf_counter() + seconds
+
+    async def client() -> None:
+        pool = Pool(address, timeout_s=30)
+        while (begun := time.perf_counter()) < end:
+            try:
+                outcomes[str((await pool.request(b"POST", INFER, HEADERS, BODY)).status)] += 1
+                latencies.append(time.perf_counter() - begun)
+            except ExchangeError as err:
+                outcomes[err.kind] += 1
+        await pool.close()
+
+    await asyncio.gather(*(client() for _ in range(BYSTANDERS)))
+    return outcomes, latencies
+
+
+def strike(triton: TritonServer, number: int) -> Fault:
+    async def fault(_: Address) -> str:
+        await asyncio.sleep(0.5)
+        if triton.pid is not None:
+            os.kill(triton.pid, number)
+        return ""
+
+    return fault
+
+
+async def nothing(_: Address) -> str:
+    return ""
+
+
+async def open_raw(address: Address, first: bytes) -> AsyncIterator[bytes]:
+    """Send, then what comes back until the connection ends."""
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    try:
+        writer.write(first)
+        while part := await reader.read(65536):
+            yield part
+    except ConnectionError:
+        return
+    finally:
+        writer.close()
+
+
+async def answers(address: Address, texts: list[bytes]) -> str:
+    """The status lines that raw requests get, counted."""
+    counted: Counter[str] = Counter()
+
+    async def one(text: bytes) -> None:
+        came = b""
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(10):
+                async for part in open_raw(address, text):
+                    came += part
+                    if b"\r\n" in came:
+                        break
+        counted[came.split(b"\r\n")[0][9:12].decode() or "closed"] += 1
+
+    await asyncio.gather(*(one(text) for text in texts))
+    return str(dict(counted))
+
+
+def head(*lines: bytes) -> bytes:
+    return b"\r\n".join((b"POST /v2/models/mlp/infer HTTP/1.1", b"host: a", *lines, b"", b""))
+
+
+async def idle(address: Address) -> str:
+    """Ten thousand connections that were used once and do nothing since."""
+    opened = []
+    for _ in range(100):
+        opened += await asyncio.gather(*(asyncio.open_connection(address.host, address.port) for _ in range(100)))
+        for _, writer in opened[-100:]:
+            writer.write(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n")
+        for reader, _ in opened[-100:]:
+            await reader.readuntil(b"}")
+    count = len(opened)
+    await asyncio.sleep(1.0)
+    for _, writer in opened:
+        writer.close()
+    return f"{count} connections"
+
+
+async def drip(address: Address) -> str:
+    """A byte of a head each tenth of a second, two hundred times over."""
+
+    async def one() -> str:
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        try:
+            for byte in head(b"content-length: 9"):
+                writer.write(bytes([byte]))
+                if reader.at_eof() or writer.is_closing():
+                    break
+                await asyncio.sleep(0.1)
+            return (await reader.read(100))[9:12].decode()
+        except ConnectionError:
+            return "closed"
+        finally:
+            writer.close()
+
+    return str(dict(Counter(await asyncio.gather(*(one() for _ in range(200))))))
+
+
+async def leave(address: Address) -> str:
+    """Two thousand clients that hang up before their answer."""
+    for _ in range(100):
+        pairs = await asyncio.gather(*(asyncio.open_connection(address.host, address.port) for _ in range(20)))
+        for _, writer in pairs:
+            length = b"inference-header-content-length: %d" % len(HEADER)
+            writer.write(head(b"content-length: %d" % len(BODY), length) + BODY)
+        for _, writer in pairs:
+            writer.close()
+        await asyncio.sleep(0.01)
+    return "2000 hung up"
+
+
+async def huge(address: Address) -> str:
+    """Bodies of 10 GB: said, and sent in chunks without a length."""
+    said = [head(b"content-length: 10000000000") + bytes(100_000)] * 50
+    chunk = b"100000\r\n" + bytes(MIB) + b"\r\n"
+    return await answers(address, [*said, *[head(b"transfer-encoding: chunked") + chunk * 3] * 20])
+
+
+async def rubbish(address: Address) -> str:
+    """Requests that are none, or contradict themselves."""
+    kinds = [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"rubbish\r\n\r\n",
+        head(b"content-length: 5", b"content-length: 6") + b"12345",
+        head(b"content-length: 5", b"transfer-encoding: chunked") + b"0\r\n\r\n",
+        head(b"content-length: 2", b"inference-header-content-length: 900") + b"{}",
+        head(b"content-length: 2", b"inference-header-content-length: x") + b"{}",
+        head(b"content-length: 9") + b"{broken}}",
+    ]
+    return await answers(address, kinds * 50)
+
+
+CLIENTS: dict[str, Fault] = {
+    "10,000 idle connections": idle,
+    "200 clients drip their heads": drip,
+    "2,000 clients hang up": leave,
+    "bodies of 10 GB": huge,
+    "rubbish": rubbish,
+}
+
+
+if __name__ == "__main__":
+    main()
