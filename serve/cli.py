@@ -51,8 +51,8 @@ app.command(verify)
 out = Console(highlight=False, soft_wrap=True)
 Flat = Parameter(name="*")
 OPTIONAL = (
-    "fastapi", "fastapi_offline", "httptools", "orjson", "prometheus_client", "psutil", "tritonclient", "uvicorn",
-    "uvloop",
+    "fastapi", "fastapi_offline", "grpc", "httptools", "orjson", "prometheus_client", "psutil", "tritonclient",
+    "uvicorn", "uvloop",
 )  # fmt: skip
 
 

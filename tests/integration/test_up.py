@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,10 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tritonclient.grpc
 
 from serve.cli import main
+from serve.gateway.keys import add_key
 from serve.repository import PackOptions, pack
 from serve.triton.launch import Ports, TritonServer
+from tests.gateway_models import fetch
 from tests.serve_models import HOOKS, hook_file, tiny_artifact
 
 pytestmark = pytest.mark.integration
@@ -161,6 +165,35 @@ def test_a_triton_elsewhere_gets_a_gateway(tmp_path: Path, repository: Path) -> 
             assert label(running.url()) == "b"
             assert "tiny_network" in running.said
         assert triton.running
+
+
+def test_the_gateways_own_settings_hold(tmp_path: Path, repository: Path) -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    secret, _ = add_key(tmp_path / "keys.json", "me", models=("tiny",))
+    (tmp_path / "gateway.toml").write_text(f'keys = "keys.json"\ngrpc_port = {port}\nmax_body_bytes = 1000\n')
+    with up(tmp_path, str(repository), "--gateway", str(tmp_path / "gateway.toml"), *FREE) as running:
+        url = running.url()
+        assert fetch(f"{url}/v2/models/tiny")[0] == 401
+        assert fetch(f"{url}/v2/models/tiny", None, x_api_key=secret)[0] == 200
+        assert fetch(f"{url}/predict/tiny", bytes(2000), x_api_key=secret)[0] == 413
+        with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            assert client.get_model_metadata("tiny", headers={"x-api-key": secret}).name == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("keys = 'none.json'", "can't read the keys"), ("prot = 1", "did you mean"), ("timeout_s = 0", "timeout_s is 0")],
+)
+def test_settings_of_the_gateway_that_can_t_work_are_told_before_triton_starts(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str], text: str, why: str
+) -> None:
+    (tmp_path / "gateway.toml").write_text(text)
+    with pytest.raises(SystemExit) as ended:
+        main(["up", str(repository), "--gateway", str(tmp_path / "gateway.toml"), *FREE])
+    assert ended.value.code == 2
+    assert why in capsys.readouterr().err
 
 
 def test_the_container_command_is_printed(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
