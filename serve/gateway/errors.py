@@ -220,7 +220,7 @@ class Refusal(Response):
         if error.closes:
             self.headers["connection"] = "close"
         if isinstance(error, BodyTooLargeError):
-            self._discard_bytes = error.limit
+            self._discard_bytes = 2 * error.limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._discard_bytes:

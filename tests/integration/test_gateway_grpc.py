@@ -181,8 +181,9 @@ def test_a_request_without_a_place_is_refused_and_one_that_was_given_up_frees_it
         assert "more requests than it can answer" in told
         call.cancel()
         assert "CANCELLED" in str(done.get(timeout=5)).upper()
-        page = metrics(addresses[2])
-        assert 'gateway_model_in_flight{model="files"} 0.0' in page
+        deadline = time.monotonic() + 5
+        while 'gateway_model_in_flight{model="files"} 0.0' not in (page := metrics(addresses[2])):
+            assert time.monotonic() < deadline, page
         assert 'route="ModelInfer"' in page
 
 
