@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import errno
 import gc
+import logging
 import resource
 import signal
 import socket
@@ -61,6 +62,7 @@ async def serve_gateway(
         ServerError: it can't listen.
     """
     check_settings(settings)
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # not a line for each client that sends rubbish
     app = create_app(settings)
     listener = _listen(settings.host, settings.port, reuse_port=settings.reuse_port)
     _allow_files(settings.max_clients + SPARE_FILES)
