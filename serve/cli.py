@@ -22,6 +22,7 @@ from serve.cli_gateway import gateway, settings_of_file
 from serve.cli_keys import keys
 from serve.cli_measure import load_test, tune, verify
 from serve.cli_models import models
+from serve.cli_rollout import rollout
 from serve.hand_edits import Edits
 from serve.pack_file import flags_of_file, read_tables
 from serve.pack_options import PackOptions
@@ -43,6 +44,7 @@ app.config = (flags_of_file, settings_of_file)
 app.command(gateway)
 app.command(keys)
 app.command(models)
+app.command(rollout)
 hooks_app = App(name="hooks", help="Try hooks without a server.")
 app.command(hooks_app)
 app.command(load_test, name="load")

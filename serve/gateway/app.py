@@ -23,6 +23,9 @@ from serve.gateway.gate import Gate
 from serve.gateway.guard import GuardMiddleware
 from serve.gateway.infer import InferEndpoint
 from serve.gateway.predict import predict_router
+from serve.gateway.released import Released
+from serve.gateway.releases import Releases
+from serve.gateway.rollouts_route import rollouts_router
 from serve.gateway.routes import health_router, protocol_router
 from serve.gateway.settings import Settings
 from serve.gateway.telemetry import Telemetry, TelemetryMiddleware
@@ -67,12 +70,15 @@ def create_app(settings: Settings) -> FastAPI:
     tracing = Tracing(settings.otlp_endpoint, settings.trace_ratio) if settings.otlp_endpoint else None
     telemetry = Telemetry(access, tracing)
     upstream = Upstream(settings, telemetry)
-    gate = Gate(settings)
+    releases = Releases(settings.state, upstream)
+    gate = Gate(settings, releases)
+    released = Released(gate, upstream, settings.timeout_s)
     telemetry.follow(gate, upstream.balancer)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(gate.watch_keys())]
+        await releases.look()  # before the first request: a restart must not change who answers
+        tasks = [asyncio.create_task(gate.watch_keys()), asyncio.create_task(releases.watch())]
         if access is not None:
             tasks.append(asyncio.create_task(access.run()))
         if len(settings.upstream) > 1:
@@ -81,6 +87,8 @@ def create_app(settings: Settings) -> FastAPI:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await released.close()
+        await releases.close()
         await upstream.close()
         if tracing is not None:
             await asyncio.to_thread(tracing.close)
@@ -100,15 +108,16 @@ def create_app(settings: Settings) -> FastAPI:
     def draining() -> bool:
         return bool(app.state.draining)
 
-    app.include_router(predict_router(settings, gate, upstream))
+    app.include_router(predict_router(settings, gate, upstream, released))
     app.include_router(protocol_router(upstream, draining))
     app.include_router(health_router(upstream, telemetry, draining))
+    app.include_router(rollouts_router(releases))
     app.include_router(admin_router(settings, upstream))
     add_docs(app, gate, upstream)
     # The last one added stands outermost.
     app.add_middleware(GuardMiddleware, gate=gate)
     app.add_middleware(TelemetryMiddleware, telemetry=telemetry)
-    app.infer = InferEndpoint(settings, gate, upstream, telemetry)
+    app.infer = InferEndpoint(settings, gate, upstream, released, telemetry)
     _answer_errors(app)
     return app
 

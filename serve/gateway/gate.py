@@ -6,11 +6,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from compress.errors import ServerError
 from serve.gateway.admission import Admission, Bounds
 from serve.gateway.identity import KeyRing
 from serve.gateway.settings import ModelSettings, Settings
+
+if TYPE_CHECKING:
+    from serve.gateway.releases import Releases
 
 __all__ = ["Gate"]
 
@@ -24,11 +28,16 @@ logger = logging.getLogger(__name__)
 class Gate:
     """The gate of one gateway.
 
+    Args:
+        settings: of the gateway.
+        releases: that decide who answers for a model.
+
     Raises:
         ServerError: the file of keys can't be used.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, releases: Releases) -> None:
+        self.releases = releases
         self.keys = KeyRing(settings.keys)
         self._settings = settings
         self._places: dict[str, Admission] = {}

@@ -21,8 +21,11 @@ from serve.gateway.elements import check_shape
 from serve.gateway.errors import BadRequestError, GatewayError
 from serve.gateway.gate import Gate
 from serve.gateway.identity import KEY_HEADERS, Identity
+from serve.gateway.release import Grade, Release
+from serve.gateway.released import grade_status, sticky_value
 from serve.gateway.settings import Settings
 from serve.gateway.telemetry import GRPC_ROUTE, Observed, Telemetry
+from serve.rollout.plan import Target
 
 __all__ = ["GrpcProxy"]
 
@@ -165,7 +168,8 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
     async def _infer(self, body: bytes, context: Context, seen: Observed) -> bytes:
         identity = self._gate.keys.identify(_keys(context))
         seen.key = identity.name
-        seen.model = model = self._checked(identity, body)
+        request = self._checked(identity, body)
+        seen.model = model = request.model_name
         deadline = time.monotonic() + self._patience(context)
         places = self._gate.places(model)
         if not places.try_enter():
@@ -175,7 +179,11 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         seconds: float | None = None
         started = time.monotonic()
         try:
-            answer = await self._anywhere(body, deadline)
+            release = self._gate.releases.get(model) if not request.model_version else None
+            if release is None:
+                answer = await self._anywhere(body, deadline)
+            else:
+                answer = await self._released(release, identity, request, context, deadline)
             seconds = time.monotonic() - started
             self._gate.known(model)
             return answer
@@ -187,6 +195,27 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
             places.leave(seconds)
             if seen.trace is not None:
                 seen.trace.done("upstream")
+
+    async def _released(
+        self, release: Release, identity: Identity, request: Any, context: Context, deadline: float
+    ) -> bytes:
+        """Ask one of the two models under release."""
+
+        async def ask(target: Target) -> tuple[Grade, bytes | grpc.aio.AioRpcError]:
+            request.model_name, request.model_version = target.model, target.version or ""
+            try:
+                return Grade.GOOD, await self._anywhere(request.SerializeToString(), deadline)
+            except grpc.aio.AioRpcError as err:
+                late = err.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                return Grade.LATE if late else grade_status(STATUSES.get(err.code(), 500)), err
+
+        came = [(name.encode(), str(value).encode()) for name, value in context.invocation_metadata() or ()]
+        movable = "sequence_id" not in request.parameters
+        answered = await release.ask(sticky_value(release, identity, came), ask, movable=movable)
+        if isinstance(answered.answer, grpc.aio.AioRpcError):
+            raise answered.answer
+        answer: bytes = answered.answer
+        return answer
 
     async def _anywhere(self, body: bytes, deadline: float) -> bytes:
         """Ask one Triton, and others while they can't be reached."""
@@ -211,7 +240,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         async def checked() -> AsyncIterator[bytes]:
             async for body in requests:
                 try:
-                    self._checked(identity, body)
+                    self._checked(identity, body)  # a stream stays with what Triton serves by itself
                 except GatewayError as err:
                     failed.append(err)
                     return
@@ -229,8 +258,8 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         if failed:
             await _refuse(context, failed[0])
 
-    def _checked(self, identity: Identity, body: bytes) -> str:
-        """The model that an infer request is for, after the key's checks.
+    def _checked(self, identity: Identity, body: bytes) -> Any:
+        """An infer request, after the key's checks.
 
         Raises:
             GatewayError: it may not be asked, not now, or not this much.
@@ -242,7 +271,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         if most := self._settings.max_elements:
             for tensor in request.inputs:
                 check_shape(tensor.name, tensor.shape, most)
-        return model
+        return request
 
     async def _call(self, node: Node, name: str, body: bytes, timeout_s: float) -> bytes:
         node.in_flight += 1

@@ -32,6 +32,7 @@ from serve.gateway.errors import (
 from serve.gateway.gate import Gate
 from serve.gateway.identity import KEY_HEADERS, Identity
 from serve.gateway.protocol import BINARY_HEADER
+from serve.gateway.released import SERVED_BY, Released
 from serve.gateway.settings import Settings
 from serve.gateway.telemetry import INFER_ROUTE, Observed, Telemetry
 from serve.gateway.tracing import Trace
@@ -44,10 +45,10 @@ __all__ = ["InferEndpoint", "ask_model", "read_body", "unless_client_leaves"]
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-_PATH = re.compile(rf"/v2/models/({MODEL_NAME})(?:/versions/{VERSION})?/infer".encode())
+_PATH = re.compile(rf"/v2/models/({MODEL_NAME})(/versions/{VERSION})?/infer".encode())
 _FORWARDED = frozenset((b"content-type", b"accept-encoding", b"traceparent", b"tracestate", BINARY_HEADER))
 _READ = frozenset((b"content-length", b"content-encoding", TIMEOUT_HEADER, BINARY_HEADER, *KEY_HEADERS))
-_RETURNED = frozenset((b"content-type", b"content-encoding", BINARY_HEADER))
+_RETURNED = frozenset((b"content-type", b"content-encoding", BINARY_HEADER, SERVED_BY))
 _SAFE = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
 _JSON = (b"content-type", b"application/json")
 _SAFE_LINES = b"".join(header_line(*header) for header in _SAFE)
@@ -57,10 +58,13 @@ CLIENT_LEFT = 499
 class InferEndpoint:
     """POST /v2/models/{model}[/versions/{version}]/infer."""
 
-    def __init__(self, settings: Settings, gate: Gate, upstream: Upstream, telemetry: Telemetry) -> None:
+    def __init__(
+        self, settings: Settings, gate: Gate, upstream: Upstream, released: Released, telemetry: Telemetry
+    ) -> None:
         self._settings = settings
         self._gate = gate
         self._upstream = upstream
+        self._released = released
         self._telemetry = telemetry
 
     async def answered(self, scope: Scope, receive: Receive, send: Send) -> bool:
@@ -79,7 +83,9 @@ class InferEndpoint:
             observed.key = identity.name
             identity.check_model(model)
             identity.take()
-            code = await self._infer(path, model, identity, observed, forwarded, read, scope, receive, send)
+            code = await self._infer(
+                path, model, match[2] is None, identity, observed, forwarded, read, scope, receive, send
+            )
         except GatewayError as err:
             code = err.status
             if err.closes:
@@ -99,6 +105,7 @@ class InferEndpoint:
         self,
         path: bytes,
         model: str,
+        any_version: bool,
         identity: Identity,
         observed: Observed,
         forwarded: list[tuple[bytes, bytes]],
@@ -132,9 +139,15 @@ class InferEndpoint:
             if changed is not None:
                 forwarded = [header for header in forwarded if header[0] != BINARY_HEADER]
                 forwarded.append((BINARY_HEADER, b"%d" % changed))
-        response = await ask_model(
-            self._gate, self._upstream, identity, model, path, forwarded, body, scope, receive, deadline, trace
-        )
+
+        async def ask() -> Response:
+            left = deadline - time.monotonic()
+            release = self._gate.releases.get(model) if any_version else None
+            if release is None:
+                return await self._upstream.infer(path, forwarded, body, left)
+            return await self._released.infer(release, identity, scope["headers"], forwarded, body, left)
+
+        response = await ask_model(self._gate, identity, model, ask, scope, receive, deadline, trace)
         returned = [header for header in response.headers if header[0] in _RETURNED]
         observed.sent = len(response.body)
         await _answer(scope, send, response.status, returned, identity.limits(), response.body)
@@ -193,12 +206,9 @@ def _split(headers: list[tuple[bytes, bytes]]) -> tuple[list[tuple[bytes, bytes]
 
 async def ask_model(
     gate: Gate,
-    upstream: Upstream,
     identity: Identity,
     model: str,
-    path: bytes,
-    headers: list[tuple[bytes, bytes]],
-    body: bytes,
+    ask: Callable[[], Awaitable[Response]],
     scope: Scope,
     receive: Receive,
     deadline: float,
@@ -207,7 +217,7 @@ async def ask_model(
     """Wait for a place, ask Triton, and give the place back.
 
     Args:
-        path: of the infer request.
+        ask: sends the request.
         deadline: on the monotonic clock.
         trace: gets the parts "queue" and "upstream".
 
@@ -224,8 +234,7 @@ async def ask_model(
     started = time.monotonic()
     seconds: float | None = None
     try:
-        asking = upstream.infer(path, headers, body, deadline - started)
-        response = await unless_client_leaves(scope, receive, asking)
+        response = await unless_client_leaves(scope, receive, ask())
         if response.status == 200:
             seconds = time.monotonic() - started
             gate.known(model)

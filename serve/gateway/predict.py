@@ -29,6 +29,7 @@ from serve.gateway.infer import CLIENT_LEFT, ask_model, read_body
 from serve.gateway.metadata import ModelMetadata
 from serve.gateway.plain import from_file, from_values, to_values
 from serve.gateway.protocol import BINARY_HEADER, build_request, parse_response
+from serve.gateway.released import SERVED_BY, Released
 from serve.gateway.settings import Settings
 from serve.gateway.tensors import ProtocolError, Tensor
 from serve.gateway.upstream import Upstream, model_path, triton_error
@@ -93,7 +94,7 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def predict_router(settings: Settings, gate: Gate, upstream: Upstream) -> APIRouter:
+def predict_router(settings: Settings, gate: Gate, upstream: Upstream, released: Released) -> APIRouter:
     """The route, bound to one upstream."""
     router = APIRouter(tags=["predict"])
 
@@ -126,13 +127,22 @@ def predict_router(settings: Settings, gate: Gate, upstream: Upstream) -> APIRou
                 if settings.max_elements and tensor.data.size > settings.max_elements:
                     raise TooManyElementsError(tensor.name, tensor.data.size, settings.max_elements)
             message = build_request(inputs)
-            answer = await ask_model(
-                gate, upstream, identity, model, f"{model_path(model)}/infer".encode(), message.headers, message.body,
-                request.scope, request.receive, deadline,
-            )  # fmt: skip
+
+            async def ask() -> UpstreamResponse:
+                left = deadline - time.monotonic()
+                release = gate.releases.get(model)
+                if release is None:
+                    path = f"{model_path(model)}/infer".encode()
+                    return await upstream.infer(path, message.headers, message.body, left)
+                came = request.scope["headers"]
+                return await released.infer(release, identity, came, message.headers, message.body, left)
+
+            answer = await ask_model(gate, identity, model, ask, request.scope, request.receive, deadline)
             response = _plain(upstream, metadata, answer, item=item)
             for name, value in identity.limits():
                 response.headers[name.decode()] = value.decode()
+            if (served_by := answer.header(SERVED_BY)) is not None:
+                response.headers[SERVED_BY.decode()] = served_by.decode()
             return response
         except ClientGoneError:
             return Response(status_code=CLIENT_LEFT)

@@ -66,6 +66,9 @@ class Settings:
     keys: Path | None = None
     """File of API keys (`serve keys add`); without it nobody is asked for one."""
 
+    state: Path = Path("rollouts.db")
+    """State file of rollouts (`serve rollout`), which need not exist; the gateway follows it."""
+
     anonymous: bool = False
     """Let other machines ask without a key: without --keys, the gateway listens on loopback only unless this is set."""
 

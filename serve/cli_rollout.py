@@ -1,0 +1,290 @@
+"""`serve rollout`: release a model step by step, judged by the gateway on live traffic."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from serve.rollout.plan import Plan, Target
+
+if TYPE_CHECKING:
+    from serve.rollout.store import Row, Store, Wish
+
+__all__ = ["rollout"]
+
+rollout = App(name="rollout", help="Release a model step by step; the gateway judges it on live traffic.")
+out = Console(highlight=False, soft_wrap=True)
+
+State = Annotated[Path, Parameter(name=["--state", "-s"])]
+Flat = Parameter(name="*")
+DEFAULT = Path("rollouts.db")
+LOOK_S = 0.25
+TAKEN_UP_S = 3.0
+
+
+@rollout.command
+def start(
+    model: str,
+    *,
+    candidate: str,
+    baseline: str | None = None,
+    state: State = DEFAULT,
+    wait: bool = False,
+    plan: Annotated[Plan | None, Flat] = None,
+) -> None:
+    """Begin to release a candidate for a model; until it is proven, the baseline keeps answering.
+
+    Start it before the candidate is loaded, and no request meets the new one unproven: the gateway keeps what is
+    served, and begins when the candidate is ready.
+
+    Parameters
+    ----------
+    model
+        The name that clients ask for.
+    candidate
+        A version of it (2), another model (digits-int8), or both (digits-int8/2).
+    baseline
+        The same for what answers now; by default what the last rollout ended with, or what Triton serves.
+    state
+        The gateway's state file.
+    wait
+        Follow it to its end; exit code 1 where the candidate was taken back.
+    """
+    store = _store(state)
+    old = None if baseline is None else Target.parse(baseline, model)
+    row = store.start(model, Target.parse(candidate, model), plan or Plan(), old)
+    out.print(f"rollout {row.id} of {model} to {row.candidate} is asked for", markup=False)
+    _taken_up(store, row)
+    if wait:
+        sys.exit(_followed(store, row))
+    out.print(f"see how it goes: serve rollout status {model}{_flag(state)}", markup=False)
+
+
+@rollout.command
+def status(
+    model: str | None = None,
+    *,
+    state: State = DEFAULT,
+    wait: bool = False,
+    json_: Annotated[bool, Parameter(name="--json")] = False,
+) -> None:
+    """Show how far rollouts are, and the evidence so far.
+
+    Parameters
+    ----------
+    model
+        Only this one.
+    state
+        The gateway's state file.
+    wait
+        Follow the model's rollout to its end; exit code 1 where the candidate was taken back.
+    json_
+        Print a list of what is known.
+    """
+    store = _store(state)
+    rows = [row for row in store.current() if model in (None, row.model)]
+    if wait and model is not None and rows:
+        sys.exit(_followed(store, rows[0]))
+    if json_:
+        print(json.dumps([row.to_dict() for row in rows], indent=2))
+        return
+    if not rows:
+        out.print("no rollout decides what is served")
+    for row in rows:
+        _show(row)
+
+
+@rollout.command
+def promote(model: str, *, step: bool = False, state: State = DEFAULT) -> None:
+    """Let the candidate take over now, whatever the evidence.
+
+    Parameters
+    ----------
+    model
+        The name that clients ask for.
+    step
+        Only go on to the next step.
+    state
+        The gateway's state file.
+    """
+    _wish(state, model, "step" if step else "promote")
+
+
+@rollout.command
+def abort(model: str, *, state: State = DEFAULT) -> None:
+    """Give everything back to the baseline now.
+
+    Parameters
+    ----------
+    model
+        The name that clients ask for.
+    state
+        The gateway's state file.
+    """
+    _wish(state, model, "abort")
+
+
+@rollout.command
+def clear(model: str, *, state: State = DEFAULT) -> None:
+    """Forget the outcome of a rollout that has ended: the name is again whatever Triton serves under it.
+
+    Parameters
+    ----------
+    model
+        The name that clients ask for.
+    state
+        The gateway's state file.
+    """
+    row = _store(state).clear(model)
+    served = row.candidate if row.state == "promoted" else row.baseline
+    out.print(f"{model} is no longer kept at {served}", markup=False)
+
+
+@rollout.command
+def history(
+    model: str | None = None, *, state: State = DEFAULT, json_: Annotated[bool, Parameter(name="--json")] = False
+) -> None:
+    """Show every rollout there was, and what happened to it.
+
+    Parameters
+    ----------
+    model
+        Only this one's.
+    state
+        The gateway's state file.
+    json_
+        Print a list, the newest first, each with its events.
+    """
+    store = _store(state)
+    rows = store.all(model)
+    if json_:
+        told = [{**row.to_dict(), "events": [vars(event) for event in store.events(row.id)]} for row in rows]
+        print(json.dumps(told, indent=2))
+        return
+    if not rows:
+        out.print("there was no rollout")
+    for row in rows:
+        out.print(f"[bold]rollout {row.id}[/] of {escape(row.model)}: {_path(row)} · {row.state}")
+        for event in store.events(row.id):
+            out.print(f"  {_time(event.at)}  {event.kind:<9} {event.why}", markup=False)
+
+
+def _store(path: Path) -> Store:
+    from serve.rollout.store import Store
+
+    return Store(path)
+
+
+def _wish(path: Path, model: str, wish: Wish) -> None:
+    store = _store(path)
+    before = store.wish(model, wish)
+    until = time.monotonic() + TAKEN_UP_S
+    while time.monotonic() < until:
+        row = _again(store, before)
+        if row.wish is None:
+            out.print(f"{model}: {row.state}, {row.weight:.0%} of the requests go to {row.candidate}", markup=False)
+            return
+        time.sleep(LOOK_S)
+    out.print(f"[yellow]![/] no gateway has taken it up yet; one that starts with --state {escape(str(path))} will")
+
+
+def _taken_up(store: Store, row: Row) -> None:
+    """Wait until a gateway says what it makes of it."""
+    until = time.monotonic() + TAKEN_UP_S
+    while time.monotonic() < until:
+        now = _again(store, row)
+        if now.baseline is not None and now.owner is not None:
+            out.print(f"{now.baseline} goes on answering; {now.why or now.state}", markup=False)
+            return
+        time.sleep(LOOK_S)
+    out.print(f"[yellow]![/] no gateway has taken it up yet: is one running with --state {escape(str(store.path))}?")
+
+
+def _again(store: Store, row: Row) -> Row:
+    return next(each for each in store.all(row.model) if each.id == row.id)
+
+
+def _followed(store: Store, row: Row) -> int:
+    """Print each thing that happens until it ends; the exit code."""
+    told = 0
+    while True:
+        row = _again(store, row)
+        events = store.events(row.id)
+        for event in events[told:]:
+            out.print(f"{_time(event.at)}  {event.kind:<9} {event.why}", markup=False)
+        told = len(events)
+        if not row.active:
+            _show(row)
+            return 0 if row.state == "promoted" else 1
+        if sys.stdout.isatty():
+            print(f"\r{_line(row)}\x1b[K", end="", flush=True)
+        time.sleep(LOOK_S)
+        if sys.stdout.isatty():
+            print("\r\x1b[K", end="")
+
+
+def _line(row: Row) -> str:
+    """Where it is, in a line."""
+    proofs = [seen["proof"] for seen in row.evidence.values() if seen["required"]]
+    least = f", proof {min(1.0, *proofs, 1.0):.0%}" if proofs else ""
+    return f"{row.state}: step {row.step + 1} of {len(row.plan.weights)}, {row.weight:.0%}, {row.seconds:.0f} s{least}"
+
+
+def _show(row: Row) -> None:
+    out.print(f"[bold]{escape(row.model)}[/]  {_path(row)} · {row.state}{f': {escape(row.why)}' if row.why else ''}")
+    marks = [
+        f"[reverse]{_share(weight)}[/]" if row.state == "running" and index == row.step else _share(weight)
+        for index, weight in enumerate(row.plan.weights)
+    ]
+    took = "promoted" if row.state != "promoted" else "[reverse]promoted[/]"
+    out.print(f"  steps {' → '.join([*marks, took])}; {row.weight:.0%} of the requests now go to the candidate")
+    if not row.evidence:
+        return
+    table = Table("question", "observed", "candidate", "baseline", "allowed", "it is fine", "it is worse")
+    for name, seen in row.evidence.items():
+        table.add_row(
+            name,
+            str(seen["count"]),
+            _value(name, seen["candidate"]),
+            _value(name, seen["baseline"]),
+            f"+{seen['bound']:.3g}" if name == "errors" else f"{seen['bound']:.0%} {'' if 'dis' in name else 'more'}",
+            _bar(seen["proof"]) if seen["required"] else "not asked",
+            _bar(seen["alarm"]),
+        )
+    Console(highlight=False, width=None if sys.stdout.isatty() else 140).print(table)
+
+
+def _path(row: Row) -> str:
+    return f"{row.baseline or 'what is served'} → {row.candidate}"
+
+
+def _share(weight: float) -> str:
+    return f"{weight:.0%}" if weight else "copies"
+
+
+def _value(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{1000 * value:.3g} ms" if name in ("latency", "slowest") else f"{value:.3%}"
+
+
+def _bar(share: float) -> str:
+    filled = round(10 * min(1.0, share))
+    return f"{'█' * filled}{'░' * (10 - filled)} {min(1.0, share):.0%}"
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _flag(state: Path) -> str:
+    return "" if state == DEFAULT else f" --state {state}"

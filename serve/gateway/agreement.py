@@ -1,0 +1,108 @@
+"""Do two models give the same answer to a request?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from serve.gateway.metadata import ModelMetadata
+from serve.gateway.protocol import InferResponse
+from serve.gateway.tensors import Tensor
+
+__all__ = ["Agreement", "agreement", "unlike"]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How alike two answers are.
+
+    Attributes:
+        items: of the request.
+        disagreed: items for which an output is another.
+        difference: mean absolute difference of all numbers.
+        largest: the largest of them.
+    """
+
+    items: int
+    disagreed: int
+    difference: float
+    largest: float
+
+
+def agreement(
+    candidate: InferResponse, baseline: InferResponse, *, batched: bool, tolerance: float | None
+) -> Agreement:
+    """Compare two answers, item by item.
+
+    Whole numbers, booleans and BYTES must be equal. Floating-point numbers must differ by at most `tolerance`; without
+    one, the largest along the last axis must stand at the same place (the class), and a number that stands alone is not
+    judged. NaN is like NaN only. Outputs that one of the two does not give, or in another shape, are others.
+
+    Args:
+        batched: whether the first dimension of each output is the batch.
+        tolerance: absolute.
+    """
+    theirs = {tensor.name: tensor for tensor in baseline.outputs}
+    mine = {tensor.name: tensor for tensor in candidate.outputs}
+    sizes = {tensor.shape[0] for tensor in theirs.values() if batched and tensor.shape}
+    items = sizes.pop() if len(sizes) == 1 else 1
+    others = np.zeros(max(items, 1), dtype=bool)
+    total, count, largest = 0.0, 0, 0.0
+    for name in theirs.keys() | mine.keys():
+        a, b = mine.get(name), theirs.get(name)
+        if a is None or b is None or a.shape != b.shape or a.datatype != b.datatype:
+            others[:] = True
+            continue
+        if a.data.size == 0:
+            continue
+        others |= _others(a, b, len(others), tolerance)
+        if a.data.dtype.kind != "O":
+            difference = np.abs(a.data.astype(np.float64) - b.data.astype(np.float64))
+            difference = difference[np.isfinite(difference)]
+            total += float(difference.sum())
+            count += difference.size
+            largest = max(largest, float(difference.max(initial=0.0)))
+    return Agreement(len(others), int(others.sum()), total / count if count else 0.0, largest)
+
+
+def _others(a: Tensor, b: Tensor, items: int, tolerance: float | None) -> np.ndarray[Any, Any]:
+    """For each item, whether the tensors differ; a shape of another batch is taken as one item."""
+    x, y = a.data, b.data
+    if x.dtype.kind != "f":
+        return _any(x != y, items)
+    strange = (np.isfinite(x) != np.isfinite(y)) | (np.isnan(x) != np.isnan(y))
+    if tolerance is not None:
+        with np.errstate(invalid="ignore"):
+            return _any(strange | (np.abs(x.astype(np.float64) - y.astype(np.float64)) > tolerance), items)
+    wrong = _any(strange, items)
+    # The axis of the batch is no row of scores.
+    if x.ndim > (1 if items > 1 else 0) and x.shape[-1] > 1:
+        wrong = wrong | _any(np.argmax(x, axis=-1) != np.argmax(y, axis=-1), items)
+    return wrong
+
+
+def _any(different: np.ndarray[Any, Any] | np.bool_, items: int) -> np.ndarray[Any, Any]:
+    each = np.asarray(different, dtype=bool)
+    if items == 1:
+        return np.array([each.any()])
+    found: np.ndarray[Any, Any] = each.reshape(items, -1).any(axis=1)
+    return found
+
+
+def unlike(candidate: ModelMetadata, baseline: ModelMetadata) -> str:
+    """Why the candidate can't take the baseline's requests; "" where it can."""
+    for kind in ("inputs", "outputs"):
+        mine = {tensor.name: tensor for tensor in getattr(candidate, kind)}
+        theirs = {tensor.name: tensor for tensor in getattr(baseline, kind)}
+        if mine.keys() != theirs.keys():
+            return f"its {kind} are {', '.join(sorted(mine))}, the baseline's {', '.join(sorted(theirs))}"
+        for name, tensor in mine.items():
+            other = theirs[name]
+            fits = len(tensor.shape) == len(other.shape) and all(
+                a == b or -1 in (a, b) for a, b in zip(tensor.shape, other.shape, strict=True)
+            )
+            if tensor.datatype != other.datatype or not fits:
+                return f"it has {tensor}, the baseline {other}"
+    return ""

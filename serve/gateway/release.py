@@ -1,0 +1,194 @@
+"""One model's release: which of two models answers a request, and what is learnt from the answer."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Generic, Literal, TypeVar
+
+from serve.gateway.agreement import Agreement
+from serve.rollout.analysis import Outcome
+from serve.rollout.course import Course, Event
+from serve.rollout.plan import Plan, Target
+
+__all__ = ["Answered", "Ask", "Grade", "Release"]
+
+T = TypeVar("T")
+MOST_COPIES = 16
+Variant = Literal["candidate", "baseline"]
+
+
+class Grade(Enum):
+    """What an answer says of the model that gave it."""
+
+    GOOD = "good"
+    CLIENT = "client"
+    """The request can't be answered, whoever is asked."""
+    FAILED = "failed"
+    LATE = "late"
+    """There is no time left to ask another."""
+
+
+@dataclass(frozen=True)
+class Answered(Generic[T]):
+    """An answer.
+
+    Attributes:
+        by: who gave it.
+        seconds: that it took.
+    """
+
+    answer: T
+    grade: Grade
+    by: Target
+    seconds: float
+
+    @property
+    def outcome(self) -> Outcome:
+        good = self.grade is Grade.GOOD
+        return Outcome(not good, self.seconds if good else None)
+
+
+Ask = Callable[[Target], Awaitable[tuple[Grade, T]]]
+
+
+class Release:
+    """A model name for which one of two models answers.
+
+    Args:
+        id_: of the rollout; decides, with what is sticky, who meets the candidate first.
+        model: the name that clients ask for.
+        baseline, candidate: who answers.
+        plan: what was asked for.
+        course: where it is; None where another gateway follows the rollout, or it has ended.
+        weight: the candidate's share where there is no course, 0 to 1.
+
+    Attributes:
+        asked: number of requests by variant and grade.
+        events: what happened and has not been written down yet.
+        copies: that are under way.
+        fallbacks: requests that the baseline answered after the candidate had failed.
+        batched: whether the models' tensors have a batch dimension.
+        dropped: copies that were not made, because the candidate or the gateway had enough to do.
+    """
+
+    def __init__(
+        self,
+        id_: int,
+        model: str,
+        baseline: Target,
+        candidate: Target,
+        plan: Plan,
+        course: Course | None = None,
+        weight: float = 0.0,
+    ) -> None:
+        self.id = id_
+        self.model = model
+        self.baseline = baseline
+        self.candidate = candidate
+        self.plan = plan
+        self.course = course
+        self.asked: Counter[tuple[Variant, Grade]] = Counter()
+        self.events: list[Event] = []
+        self.batched = True
+        self.fallbacks = 0
+        self.copies = 0
+        self.dropped = 0
+        self._weight = weight
+        self._salt = f"{id_}:{model}:".encode()
+
+    @property
+    def weight(self) -> float:
+        """The candidate's share of the requests, 0 to 1."""
+        return self._weight if self.course is None else self.course.weight
+
+    @property
+    def running(self) -> bool:
+        """Whether this gateway judges it now."""
+        return self.course is not None and self.course.state == "running"
+
+    def place(self, sticky: bytes | None) -> float:
+        """Where a client stands in the line to the candidate, 0 to 1; without something sticky, anywhere."""
+        if not sticky:
+            return random.random()  # noqa: S311  no secret
+        return int.from_bytes(hashlib.blake2b(self._salt + sticky, digest_size=8).digest()) / 2**64
+
+    async def ask(self, sticky: bytes | None, ask: Ask[T], *, movable: bool) -> Answered[T]:
+        """Have a request answered by one of the two.
+
+        Args:
+            sticky: what keeps the client with the same one; None for nothing.
+            ask: asks a model and grades its answer; an exception means that nobody waits for it any more.
+            movable: whether any model may be asked, and a second one after the first; sequences stay with the baseline.
+        """
+        weight = self.weight
+        if weight and (weight >= 1 or (movable and self.place(sticky) < weight)):
+            return await self._ask_candidate(ask, movable=movable)
+        answered = await _timed(ask, self.baseline)
+        self._note("baseline", answered)
+        return answered
+
+    async def _ask_candidate(self, ask: Ask[T], *, movable: bool) -> Answered[T]:
+        first = await _timed(ask, self.candidate)
+        blamed = first.grade in (Grade.CLIENT, Grade.FAILED)
+        if not (self.running and self.plan.fallback and movable and blamed):
+            self._note("candidate", first)
+            return first
+        # Also where the candidate blames the client: it may be the candidate that does not understand.
+        second = await _timed(ask, self.baseline)
+        self.fallbacks += 1
+        if second.grade is not Grade.CLIENT:
+            self._note("candidate", replace(first, grade=Grade.FAILED))
+        if second.grade is not Grade.GOOD:
+            self._note("baseline", second)
+        return second
+
+    def _note(self, variant: Variant, answered: Answered[T]) -> None:
+        grade = answered.grade
+        self.asked[variant, grade] += 1
+        course = self.course
+        if course is None or course.state != "running" or grade is Grade.CLIENT or not course.weight:
+            return
+        if variant == "baseline":
+            course.analysis.baseline(answered.outcome)
+        else:
+            course.analysis.candidate(answered.outcome)
+        self.look()
+
+    def look(self) -> None:
+        """Act on the evidence."""
+        if self.course is not None and (event := self.course.look(time.monotonic())) is not None:
+            self.events.append(event)
+
+    def copied(self, candidate: Outcome, baseline: Outcome) -> None:
+        """A copied request was answered by both."""
+        if self.course is not None and self.running:
+            self.course.analysis.copied(candidate, baseline)
+            self.look()
+
+    def compared(self, found: Agreement) -> None:
+        """Both answers to a copied request were good, and have been compared."""
+        if self.course is not None and self.running and "disagreement" in self.course.analysis.measures:
+            self.course.analysis.compared(found.items, found.disagreed, found.difference, found.largest)
+            self.look()
+
+    def wants_copy(self) -> bool:
+        """Whether the request that the baseline has just answered is one to copy."""
+        course = self.course
+        if course is None or not course.copies or random.random() >= course.copies:  # noqa: S311  no secret
+            return False
+        if self.copies >= MOST_COPIES:
+            self.dropped += 1
+            return False
+        return True
+
+
+async def _timed(ask: Ask[T], target: Target) -> Answered[T]:
+    started = time.monotonic()
+    grade, answer = await ask(target)
+    return Answered(answer, grade, target, time.monotonic() - started)

@@ -1,0 +1,169 @@
+"""Inference over HTTP for a model under release: one of two answers, and some requests are copied and compared."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from serve.gateway.agreement import Agreement, agreement
+from serve.gateway.encoding import unpacked
+from serve.gateway.errors import GatewayError, UpstreamTimeoutError
+from serve.gateway.identity import Identity
+from serve.gateway.protocol import BINARY_HEADER, InferResponse, parse_response
+from serve.gateway.release import Answered, Grade, Release
+from serve.gateway.upstream import SEQUENCE, Upstream
+from serve.http_client import Response
+from serve.rollout.analysis import Outcome
+from serve.rollout.plan import Target
+
+if TYPE_CHECKING:
+    from serve.gateway.gate import Gate
+
+__all__ = ["SERVED_BY", "Released", "grade_status", "sticky_value"]
+
+SERVED_BY = b"served-by"
+LARGE_BYTES = 64 * 1024
+MOST_UNPACKED = 256 * 1024 * 1024
+
+Headers = Sequence[tuple[bytes, bytes]]
+logger = logging.getLogger(__name__)
+
+
+class Released:
+    """Requests for models under release.
+
+    Args:
+        gate: has the places, which copies take only when they are free.
+        upstream: is asked.
+        timeout_s: for a copy.
+    """
+
+    def __init__(self, gate: Gate, upstream: Upstream, timeout_s: float) -> None:
+        self._gate = gate
+        self._upstream = upstream
+        self._timeout_s = timeout_s
+        self._copies: set[asyncio.Task[None]] = set()
+
+    async def infer(
+        self, release: Release, who: Identity, came: Headers, headers: Headers, body: bytes, timeout_s: float
+    ) -> Response:
+        """An answer by one of the two models; its header Served-By says which.
+
+        Args:
+            came: headers of the client's request.
+            headers: those that go on to Triton.
+            timeout_s: for all tries together.
+
+        Raises:
+            GatewayError: there was no answer.
+        """
+        deadline = time.monotonic() + timeout_s
+
+        async def ask(target: Target) -> tuple[Grade, Response | GatewayError]:
+            return await self._ask(target, headers, body, deadline - time.monotonic())
+
+        movable = release.weight >= 1 or SEQUENCE not in body
+        answered = await release.ask(sticky_value(release, who, came), ask, movable=movable)
+        answer = answered.answer
+        if isinstance(answer, GatewayError):
+            raise answer
+        if movable and answered.by == release.baseline and answered.grade is Grade.GOOD and release.wants_copy():
+            self._copy(release, headers, body, answered, answer)
+        answer.headers.append((SERVED_BY, str(answered.by).encode()))
+        return answer
+
+    async def close(self) -> None:
+        """Give up copies that are under way."""
+        for task in self._copies:
+            task.cancel()
+        await asyncio.gather(*self._copies, return_exceptions=True)
+
+    async def _ask(
+        self, target: Target, headers: Headers, body: bytes, timeout_s: float
+    ) -> tuple[Grade, Response | GatewayError]:
+        try:
+            answer = await self._upstream.infer(target.path.encode(), headers, body, timeout_s)
+        except UpstreamTimeoutError as err:
+            return Grade.LATE, err
+        except GatewayError as err:
+            return Grade.FAILED, err
+        return grade_status(answer.status), answer
+
+    def _copy(
+        self,
+        release: Release,
+        headers: Headers,
+        body: bytes,
+        answered: Answered[Response | GatewayError],
+        answer: Response,
+    ) -> None:
+        if not self._gate.places(release.candidate.model).try_enter():
+            release.dropped += 1
+            return
+        release.copies += 1
+        task = asyncio.create_task(self._copied(release, headers, body, answered, answer))
+        self._copies.add(task)
+        task.add_done_callback(self._copies.discard)
+
+    async def _copied(
+        self,
+        release: Release,
+        headers: Headers,
+        body: bytes,
+        answered: Answered[Response | GatewayError],
+        answer: Response,
+    ) -> None:
+        """Ask the candidate, too, and compare."""
+        places = self._gate.places(release.candidate.model)
+        try:
+            headers = [header for header in headers if header[0] not in (b"accept-encoding", b"traceparent")]
+            started = time.monotonic()
+            grade, copy = await self._ask(release.candidate, headers, body, self._timeout_s)
+            seconds = time.monotonic() - started
+        finally:
+            places.leave(None)
+            release.copies -= 1
+        good = grade is Grade.GOOD
+        release.copied(Outcome(not good, seconds if good else None), answered.outcome)
+        if good and isinstance(copy, Response):
+            await self._compare(release, copy, answer)
+
+    async def _compare(self, release: Release, copy: Response, answer: Response) -> None:
+        def compare() -> Agreement:
+            return agreement(_read(copy), _read(answer), batched=release.batched, tolerance=release.plan.tolerance)
+
+        try:
+            large = len(copy.body) + len(answer.body) > LARGE_BYTES
+            found = await asyncio.to_thread(compare) if large else compare()
+        except (ValueError, GatewayError) as err:
+            logger.error("answers of %s and %s can't be compared: %s", release.candidate, release.baseline, err)
+            return
+        release.compared(found)
+
+
+def grade_status(status: int) -> Grade:
+    """What Triton's status says of a model: other errors than "not found" below 500 are its client's."""
+    if status == 200:
+        return Grade.GOOD
+    return Grade.CLIENT if 400 <= status < 500 and status not in (404, 408, 429) else Grade.FAILED
+
+
+def sticky_value(release: Release, who: Identity, came: Headers) -> bytes | None:
+    """What keeps this client with the same model."""
+    name = release.plan.sticky.lower()
+    if not name:
+        return None
+    if name == "key":
+        return who.id.encode()
+    return next((value for header, value in came if header == name.encode()), None)
+
+
+def _read(response: Response) -> InferResponse:
+    body = response.body
+    if encoding := response.header(b"content-encoding"):
+        body = unpacked(body, encoding, MOST_UNPACKED)
+    length = response.header(BINARY_HEADER)
+    return parse_response(body, int(length) if length is not None else None)

@@ -1,0 +1,264 @@
+"""Is the candidate worse than the baseline? Judged after every answer, with error rates that hold all the same.
+
+Every question is about pairs of answers of about the same time, one of each model: what hits both (a busy machine, a
+client that sends rubbish) cancels out. Each has two gamblers: one bets that the candidate is worse than allowed, the
+other that it is not. The first to become rich decides; while neither is, the step goes on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from serve.rollout.evidence import Bet
+from serve.rollout.plan import Plan
+
+__all__ = ["Analysis", "Measure", "Outcome", "Verdict"]
+
+WINDOW = 100
+PAIRED = 64
+KEPT = 500
+TAIL = 0.95
+TAIL_MARGIN = 0.05
+LOOK_AGAIN = 25
+
+Question = Literal["errors", "latency", "slowest", "disagreement"]
+QUESTIONS: tuple[Question, ...] = ("errors", "latency", "slowest", "disagreement")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a model answered a request.
+
+    Attributes:
+        failed: whether it gave no good answer, through no fault of the client's.
+        seconds: that the answer took; None where it failed.
+    """
+
+    failed: bool
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A decision: whether the step is passed, and why."""
+
+    passed: bool
+    why: str
+
+
+class Measure:
+    """One question with its two gamblers; bound, low and high of its values."""
+
+    def __init__(self, bound: float, low: float, high: float) -> None:
+        self.worse = Bet(bound, low=low, high=high, window=WINDOW)
+        self.fine = Bet(-bound, low=-high, high=-low)
+
+    def add(self, value: float) -> None:
+        """Take an observation: how much worse the candidate is."""
+        self.worse.add(value)
+        self.fine.add(-value)
+
+    @property
+    def count(self) -> int:
+        """Of observations."""
+        return self.worse.count
+
+
+class Analysis:
+    """The evidence of one step.
+
+    Args:
+        plan: says what is allowed.
+        weight: the candidate's share of the requests; at 0 there are copies only, and latency is not judged: copies
+            meet another load.
+    """
+
+    def __init__(self, plan: Plan, weight: float) -> None:
+        self._plan = plan
+        self._slower = 1.0 + plan.max_latency_increase
+        self.measures: dict[Question, Measure] = {"errors": Measure(plan.max_error_increase, -1.0, 1.0)}
+        if weight:
+            self.measures["latency"] = Measure(0.5, 0.0, 1.0)
+            self.measures["slowest"] = Measure(TAIL_MARGIN, -1.0, 1.0)
+        if plan.shadow:
+            self.measures["disagreement"] = Measure(plan.max_disagreement, 0.0, 1.0)
+        self._required = [name for name in self.measures if name != "disagreement" or not weight]
+        alarms = len(plan.weights) * len(self.measures)
+        self._alarm = math.log(alarms / plan.error_rate)
+        self._proof = math.log(1.0 / plan.error_rate)
+        self._unpaired: tuple[deque[bool], deque[bool]] = (deque(maxlen=PAIRED), deque(maxlen=PAIRED))
+        self._untimed: tuple[deque[float], deque[float]] = (deque(maxlen=PAIRED), deque(maxlen=PAIRED))
+        self._seconds: tuple[deque[float], deque[float]] = (deque(maxlen=KEPT), deque(maxlen=KEPT))
+        self._counts = [[0, 0], [0, 0]]  # of the candidate, of the baseline: answers and failures
+        self._tail = math.inf
+        self._until_look = LOOK_AGAIN
+        self.items = 0
+        self.disagreed = 0
+        self.difference = 0.0
+        self.largest = 0.0
+
+    def candidate(self, outcome: Outcome) -> None:
+        """The candidate has answered a client."""
+        self._take(0, outcome)
+
+    def baseline(self, outcome: Outcome) -> None:
+        """The baseline has answered a client."""
+        self._take(1, outcome)
+
+    def copied(self, candidate: Outcome, baseline: Outcome) -> None:
+        """Both have answered the same request."""
+        for who, outcome in enumerate((candidate, baseline)):
+            self._count(who, outcome)
+        self.measures["errors"].add(float(candidate.failed) - float(baseline.failed))
+
+    def compared(self, items: int, disagreed: int, difference: float, largest: float) -> None:
+        """The answers to a copied request have been compared.
+
+        Args:
+            items: that the request held.
+            disagreed: for how many of them the answers are others.
+            difference: mean absolute difference of their numbers.
+            largest: the largest one.
+        """
+        self.items += items
+        self.disagreed += disagreed
+        self.difference += items * difference
+        self.largest = max(self.largest, largest)
+        self.measures["disagreement"].add(disagreed / items)
+
+    def verdict(self) -> Verdict | None:
+        """What the evidence says by now; None where it says nothing yet."""
+        for name, measure in self.measures.items():
+            if measure.worse.log_wealth >= self._alarm:
+                return Verdict(False, self._told(name))
+        if all(self.measures[name].fine.log_wealth >= self._proof for name in self._required):
+            return Verdict(True, "; ".join(map(self._told, self._required)))
+        return None
+
+    def _take(self, who: Literal[0, 1], outcome: Outcome) -> None:
+        self._count(who, outcome)
+        self._unpaired[who].append(outcome.failed)
+        candidate, baseline = self._unpaired
+        if candidate and baseline:
+            self.measures["errors"].add(_mean(candidate) - _mean(baseline))
+            candidate.clear()
+            baseline.clear()
+        if outcome.seconds is not None and "latency" in self.measures:
+            self._time(who, outcome.seconds)
+
+    def _count(self, who: int, outcome: Outcome) -> None:
+        self._counts[who][0] += 1
+        self._counts[who][1] += outcome.failed
+        if outcome.seconds is not None:
+            self._seconds[who].append(outcome.seconds)
+
+    def _time(self, who: Literal[0, 1], seconds: float) -> None:
+        self._untimed[who].append(seconds if who == 0 else self._slower * seconds)
+        candidate, baseline = self._untimed
+        if not candidate or not baseline:
+            return
+        slower = [_later(mine, theirs) for mine in candidate for theirs in baseline]
+        self.measures["latency"].add(_mean(slower))
+        if math.isfinite(self._tail):
+            late = [[taken > self._tail for taken in each] for each in (candidate, baseline)]
+            self.measures["slowest"].add(_mean(late[0]) - _mean(late[1]))
+        self._until_look -= 1
+        if self._until_look <= 0:  # the bound between slow and usual, from answers before those it is used on
+            self._until_look = LOOK_AGAIN
+            self._tail = self._slower * _quantile(self._seconds[1], TAIL)
+        candidate.clear()
+        baseline.clear()
+
+    def evidence(self) -> dict[str, dict[str, Any]]:
+        """By question: what was seen, the bound, and how far each gambler is from deciding (1.0)."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, measure in self.measures.items():
+            candidate, baseline = self._seen(name)
+            found[name] = {
+                "count": measure.count,
+                "candidate": candidate,
+                "baseline": baseline,
+                "bound": self._bound(name),
+                "proof": round(max(0.0, measure.fine.log_wealth) / self._proof, 3),
+                "alarm": round(max(0.0, measure.worse.log_wealth) / self._alarm, 3),
+                "required": name in self._required,
+            }
+        if self.items:
+            found["disagreement"]["difference"] = self.difference / self.items
+            found["disagreement"]["largest"] = self.largest
+        return found
+
+    def snapshot(self) -> dict[str, Any]:
+        """What a later process needs to go on (see `restore`)."""
+        return {
+            "wealth": {
+                name: [measure.worse.log_wealth, measure.fine.log_wealth, measure.count]
+                for name, measure in self.measures.items()
+            },
+            "counts": self._counts,
+            "seconds": [list(each) for each in self._seconds],
+            "compared": [self.items, self.disagreed, self.difference, self.largest],
+        }
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Go on from a snapshot: the wealth stays, the stakes begin small again."""
+        for name, (worse, fine, count) in snapshot.get("wealth", {}).items():
+            if (measure := self.measures.get(name)) is not None:
+                measure.worse.resume(worse, count)
+                measure.fine.resume(fine, count)
+        self._counts = [list(each) for each in snapshot.get("counts", self._counts)]
+        for kept, seconds in zip(self._seconds, snapshot.get("seconds", ()), strict=False):
+            kept.extend(seconds)
+        self.items, self.disagreed, self.difference, self.largest = snapshot.get("compared", (0, 0, 0.0, 0.0))
+
+    def _bound(self, name: Question) -> float:
+        return {
+            "errors": self._plan.max_error_increase,
+            "latency": self._plan.max_latency_increase,
+            "slowest": self._plan.max_latency_increase,
+            "disagreement": self._plan.max_disagreement,
+        }[name]
+
+    def _seen(self, name: Question) -> tuple[float | None, float | None]:
+        """The candidate's and the baseline's value."""
+        if name == "errors":
+            return tuple(failed / count if count else None for count, failed in self._counts)  # type: ignore[return-value]
+        if name == "disagreement":
+            return (self.disagreed / self.items if self.items else None), None
+        q = 0.5 if name == "latency" else TAIL
+        return tuple(_quantile(each, q) if each else None for each in self._seconds)  # type: ignore[return-value]
+
+    def _told(self, name: Question) -> str:
+        candidate, baseline = self._seen(name)
+        if name == "errors":
+            return f"{_percent(candidate)} of its requests fail, {_percent(baseline)} of the baseline's"
+        if name == "disagreement":
+            return f"it disagrees with the baseline on {_percent(candidate)} of {self.items} items"
+        which = "median" if name == "latency" else "95th percentile"
+        return f"its {which} is {_ms(candidate)}, the baseline's {_ms(baseline)}"
+
+
+def _later(mine: float, theirs: float) -> float:
+    return 0.5 if mine == theirs else float(mine > theirs)
+
+
+def _mean(values: Sequence[float] | Iterable[float]) -> float:
+    each = list(values)
+    return sum(each) / len(each)
+
+
+def _quantile(values: Iterable[float], q: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+
+
+def _percent(share: float | None) -> str:
+    return "none" if share is None else f"{100 * share:.3g}%"
+
+
+def _ms(seconds: float | None) -> str:
+    return "unknown" if seconds is None else f"{1000 * seconds:.3g} ms"

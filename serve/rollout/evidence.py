@@ -1,0 +1,92 @@
+"""Evidence that grows with each observation and may be looked at after every one of them.
+
+A gambler bets against a claim, "the mean is at most m", with stakes that are fair or worse for him while the claim is
+true. His wealth then exceeds 1/a with a probability of at most a, *at any time, however often it is looked at*
+(Ville's inequality): wealth is evidence. Tests that are made for one look, repeated every few seconds, raise a false
+alarm sooner or later. (Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting", JRSS B 2024:
+the stakes are those of section 4, "approximate GRAPA". With a window they follow the last observations only, so that a
+fault which begins late is seen as fast as an early one.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+__all__ = ["Bet"]
+
+MOST = 0.75  # of the stake at which one observation could lose everything
+PRIOR_VARIANCE = 0.05
+
+
+class Bet:
+    """Wealth gained by betting against "the mean of these values is at most `bound`".
+
+    Values may depend on each other and drift: what is tested is each one's mean given those before it.
+
+    Args:
+        bound: the mean that is claimed at most.
+        low, high: no value lies outside.
+        window: how many of the last observations the next stake follows; None for all.
+
+    Attributes:
+        log_wealth: natural logarithm; 0 at the start.
+        count: of observations.
+    """
+
+    __slots__ = (
+        "_bound",
+        "_low",
+        "_recent",
+        "_scale",
+        "_seen",
+        "_squares",
+        "_stake",
+        "_sum",
+        "_window",
+        "count",
+        "log_wealth",
+    )
+
+    def __init__(self, bound: float, *, low: float, high: float, window: int | None = None) -> None:
+        if not low < bound < high:
+            raise ValueError(f"the bound {bound} is not between {low} and {high}")
+        self._low = low
+        self._scale = 1.0 / (high - low)
+        self._bound = (bound - low) * self._scale
+        self._window = window
+        self._recent: deque[float] = deque()
+        self._seen = 0
+        self._sum = 0.0
+        self._squares = 0.0
+        self._stake = 0.0
+        self.count = 0
+        self.log_wealth = 0.0
+
+    def add(self, value: float) -> None:
+        """Take one more observation."""
+        x = min(1.0, max(0.0, (value - self._low) * self._scale))
+        self.log_wealth += math.log1p(self._stake * (x - self._bound))
+        self.count += 1
+        self._sum += x
+        self._squares += x * x
+        self._seen += 1
+        seen = self._seen
+        if self._window is not None:
+            self._recent.append(x)
+            seen = len(self._recent)
+            if seen > self._window:
+                gone = self._recent.popleft()
+                self._sum -= gone
+                self._squares -= gone * gone
+                seen -= 1
+        # One made-up observation at the bound keeps the first stakes small.
+        mean = (self._sum + self._bound) / (seen + 1)
+        variance = (max(0.0, self._squares - self._sum * self._sum / seen) + PRIOR_VARIANCE) / (seen + 1)
+        excess = mean - self._bound
+        self._stake = min(MOST / self._bound, max(0.0, excess / (variance + excess * excess)))
+
+    def resume(self, log_wealth: float, count: int) -> None:
+        """Go on with the wealth of an earlier gambler; stakes begin small again."""
+        self.log_wealth = log_wealth
+        self.count = count

@@ -1,0 +1,328 @@
+"""The state file of rollouts: what was asked for, how far it got, and what happened, in SQLite.
+
+The command line writes wishes, the gateway that follows a rollout writes everything else. Of several gateways with one
+file, one follows ("owner"); the others route by what it writes, and take over when it has been silent for a while.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from compress.errors import ServerError
+from serve.rollout.plan import Plan, Target
+
+__all__ = ["ACTIVE", "Happened", "Row", "State", "Store", "Wish"]
+
+State = Literal["waiting", "running", "promoted", "aborted"]
+Wish = Literal["step", "promote", "abort"]
+ACTIVE = ("waiting", "running")
+SILENT_S = 10.0
+LOCKED_S = 5.0
+SCHEMA_VERSION = 1
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS rollouts (
+  id INTEGER PRIMARY KEY, model TEXT NOT NULL, baseline TEXT, candidate TEXT NOT NULL, plan TEXT NOT NULL,
+  state TEXT NOT NULL, step INTEGER NOT NULL DEFAULT 0, seconds REAL NOT NULL DEFAULT 0, why TEXT NOT NULL DEFAULT '',
+  wish TEXT, owner TEXT, created REAL NOT NULL, updated REAL NOT NULL, cleared INTEGER NOT NULL DEFAULT 0,
+  snapshot TEXT NOT NULL DEFAULT '{}', evidence TEXT NOT NULL DEFAULT '{}'
+);
+CREATE INDEX IF NOT EXISTS rollouts_model ON rollouts (model);
+CREATE TABLE IF NOT EXISTS events (
+  rollout INTEGER NOT NULL REFERENCES rollouts, at REAL NOT NULL, kind TEXT NOT NULL, why TEXT NOT NULL
+);
+"""
+COLUMNS = (
+    "id, model, baseline, candidate, plan, state, step, seconds, why, wish, owner, created, updated, cleared, "
+    "snapshot, evidence"
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A rollout as the file has it; times are seconds since the epoch.
+
+    Attributes:
+        baseline: None until a gateway has found what is served.
+        seconds: that the present step had lasted.
+        cleared: whether its outcome no longer decides what is served.
+        evidence: of the present step, for show.
+        snapshot: of the present step, to go on from.
+    """
+
+    id: int
+    model: str
+    baseline: Target | None
+    candidate: Target
+    plan: Plan
+    state: State
+    step: int
+    seconds: float
+    why: str
+    wish: Wish | None
+    owner: str | None
+    created: float
+    updated: float
+    cleared: bool
+    snapshot: Mapping[str, Any]
+    evidence: Mapping[str, Any]
+
+    @property
+    def active(self) -> bool:
+        return self.state in ACTIVE
+
+    @property
+    def weight(self) -> float:
+        """The candidate's share of the requests, 0 to 1."""
+        if self.state == "running":
+            return self.plan.weights[min(self.step, len(self.plan.weights) - 1)]
+        return float(self.state == "promoted")
+
+    def to_dict(self) -> dict[str, Any]:
+        """For whoever shows it."""
+        return {
+            "id": self.id,
+            "model": self.model,
+            "baseline": None if self.baseline is None else str(self.baseline),
+            "candidate": str(self.candidate),
+            "state": self.state,
+            "why": self.why,
+            "step": self.step,
+            "steps": [round(100 * weight, 3) for weight in self.plan.weights],
+            "weight": round(100 * self.weight, 3),
+            "seconds": round(self.seconds, 1),
+            "created": self.created,
+            "updated": self.updated,
+            "cleared": self.cleared,
+            "plan": self.plan.to_dict(),
+            "evidence": self.evidence,
+        }
+
+    @classmethod
+    def read(cls, values: tuple[Any, ...]) -> Self:
+        """From the columns."""
+        (
+            id_, model, baseline, candidate, plan, state, step, seconds, why, wish, owner, created, updated, cleared,
+            snapshot, evidence,
+        ) = values  # fmt: skip
+        return cls(
+            id_, model, None if baseline is None else Target.parse(baseline, model), Target.parse(candidate, model),
+            Plan.from_dict(json.loads(plan)), state, step, seconds, why, wish, owner, created, updated, bool(cleared),
+            json.loads(snapshot), json.loads(evidence),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Happened:
+    """Something that happened to a rollout, at a time since the epoch."""
+
+    at: float
+    kind: str
+    why: str
+
+
+class Store:
+    """One state file; nothing is made before the first rollout starts.
+
+    Every method raises ServerError where the file can't be used.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def start(self, model: str, candidate: Target, plan: Plan, baseline: Target | None = None) -> Row:
+        """Ask for a rollout.
+
+        Raises:
+            ServerError: one of the model is under way, or the two are the same.
+        """
+        Target.parse(f"{model}/1", model)
+        if baseline == candidate or (candidate.model == model and candidate.version is None):
+            raise ServerError(
+                f"can't release {candidate} for {model}", why="it would change nothing",
+                mend="name a version of it, as in --candidate 2, or another model",
+            )  # fmt: skip
+        now = time.time()
+        with self._writing() as file:
+            last = self._last(file, model)
+            if last is not None and last.active:
+                raise ServerError(
+                    f"can't start a rollout of {model}", why=f"one to {last.candidate} is {last.state}",
+                    mend=f"wait for its end, or: serve rollout abort {model}",
+                )  # fmt: skip
+            if baseline is None and last is not None and not last.cleared:
+                baseline = last.candidate if last.state == "promoted" else last.baseline
+            if baseline == candidate:
+                raise ServerError(
+                    f"can't release {candidate} for {model}", why="it is what is served already",
+                    mend="name another version or model",
+                )  # fmt: skip
+            id_ = file.execute(
+                "INSERT INTO rollouts (model, baseline, candidate, plan, state, created, updated)"
+                " VALUES (?, ?, ?, ?, 'waiting', ?, ?)",
+                (model, baseline and str(baseline), str(candidate), json.dumps(plan.to_dict()), now, now),
+            ).lastrowid
+            self._happened(file, id_, "started", f"from {baseline or 'what is served'} to {candidate}")
+            row = self._last(file, model)
+        assert row is not None  # noqa: S101  just inserted
+        return row
+
+    def wish(self, model: str, wish: Wish) -> Row:
+        """Ask the gateway for something.
+
+        Raises:
+            ServerError: no rollout of the model is under way.
+        """
+        with self._writing(create=False) as file:
+            row = self._last(file, model)
+            if row is None or not row.active:
+                raise ServerError(
+                    f"can't {wish} the rollout of {model}",
+                    why="there is none" if row is None else f"it is {row.state} already",
+                    mend="see: serve rollout history",
+                )
+            file.execute("UPDATE rollouts SET wish = ? WHERE id = ?", (wish, row.id))
+        return row
+
+    def clear(self, model: str) -> Row:
+        """Let a rollout that ended no longer decide what is served.
+
+        Raises:
+            ServerError: there is none, or it is under way.
+        """
+        with self._writing(create=False) as file:
+            row = self._last(file, model)
+            if row is None or row.active:
+                raise ServerError(
+                    f"can't clear the rollout of {model}", why="there is none" if row is None else "it is under way",
+                    mend="see: serve rollout status" if row is None else f"end it first: serve rollout abort {model}",
+                )  # fmt: skip
+            file.execute("UPDATE rollouts SET cleared = 1 WHERE id = ?", (row.id,))
+            self._happened(file, row.id, "cleared", f"{model} is again whatever Triton serves under that name")
+        return row
+
+    def current(self) -> list[Row]:
+        """The last rollout of each model, by name; those that were cleared left out."""
+        return [row for row in self.all(latest=True) if not row.cleared]
+
+    def all(self, model: str | None = None, *, latest: bool = False) -> list[Row]:
+        """Every rollout, or those of a model, the newest first; with `latest` the last one of each model, by name."""
+        if not self.path.exists():
+            return []
+        which = "id IN (SELECT max(id) FROM rollouts GROUP BY model)" if latest else "model = ? OR ? IS NULL"
+        order = "model" if latest else "id DESC"
+        with self._reading() as file:
+            # Only the two texts above go into the statement.
+            rows = file.execute(
+                f"SELECT {COLUMNS} FROM rollouts WHERE {which} ORDER BY {order}",  # noqa: S608
+                () if latest else (model, model),
+            ).fetchall()
+        return [Row.read(row) for row in rows]
+
+    def events(self, id_: int) -> list[Happened]:
+        """What happened to a rollout, in order."""
+        with self._reading() as file:
+            rows = file.execute("SELECT at, kind, why FROM events WHERE rollout = ? ORDER BY rowid", (id_,)).fetchall()
+        return [Happened(*row) for row in rows]
+
+    def claim(self, row: Row, owner: str) -> bool:
+        """Become a rollout's owner, where it has none, or one that has been silent for a while."""
+        with self._writing(create=False) as file:
+            taken = file.execute(
+                "UPDATE rollouts SET owner = ?, updated = ?"
+                " WHERE id = ? AND (owner IS NULL OR owner = ? OR updated < ?)",
+                (owner, time.time(), row.id, owner, time.time() - SILENT_S),
+            )
+            return taken.rowcount == 1
+
+    def take_over(self, owner: str) -> None:
+        """Become the owner of every rollout under way: a gateway that has just started follows what it sees itself."""
+        with self._writing(create=False) as file:
+            file.execute("UPDATE rollouts SET owner = ? WHERE state IN ('waiting', 'running')", (owner,))
+
+    def save(
+        self,
+        id_: int,
+        owner: str,
+        *,
+        state: State,
+        step: int,
+        seconds: float,
+        why: str,
+        baseline: Target | None,
+        snapshot: Mapping[str, Any],
+        evidence: Mapping[str, Any],
+        events: list[tuple[str, str]],
+        wish_done: Wish | None = None,
+    ) -> bool:
+        """Write how far a rollout is; False where another gateway owns it now."""
+        with self._writing(create=False) as file:
+            done = file.execute(
+                "UPDATE rollouts SET state = ?, step = ?, seconds = ?, why = ?, baseline = ?, snapshot = ?,"
+                " evidence = ?, updated = ?, wish = CASE WHEN wish = ? THEN NULL ELSE wish END"
+                " WHERE id = ? AND owner = ?",
+                (
+                    state, step, seconds, why, baseline and str(baseline), json.dumps(snapshot), json.dumps(evidence),
+                    time.time(), wish_done, id_, owner,
+                ),
+            )  # fmt: skip
+            if done.rowcount != 1:
+                return False
+            for kind, told in events:
+                self._happened(file, id_, kind, told)
+            return True
+
+    def _last(self, file: sqlite3.Connection, model: str) -> Row | None:
+        found = file.execute(
+            f"SELECT {COLUMNS} FROM rollouts WHERE model = ? ORDER BY id DESC LIMIT 1",  # noqa: S608  a constant
+            (model,),
+        ).fetchone()
+        return None if found is None else Row.read(found)
+
+    def _happened(self, file: sqlite3.Connection, id_: int | None, kind: str, why: str) -> None:
+        file.execute("INSERT INTO events VALUES (?, ?, ?, ?)", (id_, time.time(), kind, why))
+
+    @contextmanager
+    def _writing(self, *, create: bool = True) -> Iterator[sqlite3.Connection]:
+        if not create and not self.path.exists():
+            raise ServerError(
+                f"there are no rollouts in {self.path}", why="no such file",
+                mend="start one, or name the gateway's state file with --state",
+            )  # fmt: skip
+        with self._opened() as file:
+            file.execute("BEGIN IMMEDIATE")
+            yield file
+            file.commit()
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with self._opened() as file:
+            yield file
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        try:
+            if not self.path.exists():
+                os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600))
+            with closing(sqlite3.connect(self.path, timeout=LOCKED_S, isolation_level=None)) as file:
+                (version,) = file.execute("PRAGMA user_version").fetchone()
+                if version == 0:
+                    file.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+                elif version != SCHEMA_VERSION:
+                    raise ServerError(
+                        f"can't use the state file {self.path}", why=f"it has version {version} of its tables",
+                        mend="name another file, or use the release that wrote it",
+                    )  # fmt: skip
+                yield file
+        except (OSError, sqlite3.Error, ValueError) as err:
+            raise ServerError(
+                f"can't use the state file {self.path}", why=str(err),
+                mend="name a file of `serve rollout` in a folder that can be written",
+            ) from err  # fmt: skip
