@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from typing import Any, ParamSpec
 
 import uvloop
 
@@ -24,6 +26,19 @@ class Received:
     target: str
     headers: dict[str, str]
     body: bytes
+
+
+P = ParamSpec("P")
+
+
+def in_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """A test that is a coroutine, run in an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        uvloop.run(test(*args, **kwargs))
+
+    return run
 
 
 Respond = Callable[[Received, asyncio.StreamWriter], Awaitable[None]]

@@ -59,7 +59,8 @@ def agreement(
             continue
         others |= _others(a, b, len(others), tolerance)
         if a.data.dtype.kind != "O":
-            difference = np.abs(a.data.astype(np.float64) - b.data.astype(np.float64))
+            with np.errstate(invalid="ignore"):
+                difference = np.abs(a.data.astype(np.float64) - b.data.astype(np.float64))
             difference = difference[np.isfinite(difference)]
             total += float(difference.sum())
             count += difference.size

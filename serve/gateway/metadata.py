@@ -38,6 +38,7 @@ class ModelMetadata:
         batched: whether the first dimension of every tensor is the batch.
         example: an infer request that came with the model, or None.
         part_of: the packed model that it is a step of; "" where it stands for itself.
+        shares_steps: whether it asks other models, at whatever version is their newest, for all versions of its own.
     """
 
     name: str
@@ -47,6 +48,7 @@ class ModelMetadata:
     batched: bool
     example: Mapping[str, Any] | None = None
     part_of: str = ""
+    shares_steps: bool = False
 
     @classmethod
     def parse(cls, metadata: bytes, config: bytes | None) -> Self:
@@ -69,9 +71,12 @@ class ModelMetadata:
             example = orjson.loads(text) if text else None
             if example is not None and not isinstance(example.get("inputs"), list):
                 raise ProtocolError("example_inputs has no list of inputs")
-            whole = known.get("parameters", {}).get("part_of", {}).get("string_value", "")
+            parameters = known.get("parameters", {})
+            whole = parameters.get("part_of", {}).get("string_value", "")
             part_of = "" if whole == data["name"] else whole
-            return cls(data["name"], tuple(data.get("versions", ())), inputs, outputs, batched, example, part_of)
+            shares = "ensemble_scheduling" in known or "network" in parameters  # the latter is pack's own
+            versions = tuple(data.get("versions", ()))
+            return cls(data["name"], versions, inputs, outputs, batched, example, part_of, shares)
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise ProtocolError(f"can't read the model's metadata: {err!r}") from err
 

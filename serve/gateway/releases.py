@@ -213,6 +213,9 @@ class Releases:
         except GatewayError as err:
             return f"waiting: {err.error}", False
         release.batched = known[1].batched
+        if release.candidate.model == release.baseline.model and known[0].shares_steps:
+            why = "the versions of a model with hooks run the same steps: pack the candidate under a name of its own"
+            return why, True
         return unlike(*known), True
 
     async def _metadata(self, target: Target) -> ModelMetadata:

@@ -1,0 +1,93 @@
+"""When two answers are the same answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from serve.gateway.agreement import agreement, unlike
+from serve.gateway.metadata import ModelMetadata, TensorMetadata
+from serve.gateway.protocol import InferResponse
+from serve.gateway.tensors import DATATYPES, Tensor
+
+NAN, INF = float("nan"), float("inf")
+
+
+def answer(*outputs: tuple[str, Any]) -> InferResponse:
+    tensors = []
+    for number, (datatype, values) in enumerate(outputs):
+        data = np.array(values, dtype=object) if datatype == "BYTES" else np.array(values, DATATYPES[datatype])
+        tensors.append(Tensor(f"y{number}", datatype, data))
+    return InferResponse("m", "1", tuple(tensors))
+
+
+SCORES = ("FP32", [[0.1, 0.9], [0.8, 0.2]])
+
+
+@pytest.mark.parametrize(
+    ("candidate", "baseline", "tolerance", "disagreed", "items"),
+    [
+        ([SCORES], [SCORES], None, 0, 2),
+        ([("FP32", [[0.2, 0.7], [0.6, 0.5]])], [SCORES], None, 0, 2),
+        ([("FP32", [[0.9, 0.1], [0.8, 0.2]])], [SCORES], None, 1, 2),
+        ([("FP32", [[0.1, 0.9], [0.8, 0.21]])], [SCORES], 0.001, 1, 2),
+        ([("FP32", [[0.1, 0.9], [0.8, 0.21]])], [SCORES], 0.1, 0, 2),
+        ([("FP32", [[NAN, 0.9], [0.8, 0.2]])], [SCORES], None, 1, 2),
+        ([("FP32", [[NAN, 0.9]])], [("FP32", [[NAN, 0.9]])], 0.0, 0, 1),
+        ([("FP32", [[INF, 0.9]])], [("FP32", [[INF, 0.9]])], 0.0, 0, 1),
+        ([("FP32", [[0.3], [0.4]])], [("FP32", [[0.5], [0.9]])], None, 0, 2),
+        ([("FP32", [[0.3], [0.4]])], [("FP32", [[0.3], [0.9]])], 0.1, 1, 2),
+        ([("INT64", [1, 2, 3])], [("INT64", [1, 5, 3])], None, 1, 3),
+        ([("BYTES", [[b"cat"], [b"dog"]])], [("BYTES", [[b"cat"], [b"cow"]])], None, 1, 2),
+        ([("BYTES", [[b"cat"]]), ("FP32", [[0.7]])], [("BYTES", [[b"cat"]]), ("FP32", [[0.8]])], None, 0, 1),
+        ([("BOOL", [[True]])], [("BOOL", [[False]])], None, 1, 1),
+        ([("FP32", [[0.1, 0.9]])], [SCORES], None, 2, 2),
+        ([("FP64", [[0.1, 0.9], [0.8, 0.2]])], [SCORES], None, 2, 2),
+        ([SCORES, SCORES], [SCORES], None, 2, 2),
+        ([("FP32", np.zeros((2, 0)))], [("FP32", np.zeros((2, 0)))], None, 0, 2),
+        ([("UINT64", [[2**63 + 1]])], [("UINT64", [[2**63]])], None, 1, 1),
+    ],
+)
+def test_items_that_disagree(
+    candidate: Any, baseline: Any, tolerance: float | None, disagreed: int, items: int
+) -> None:
+    found = agreement(answer(*candidate), answer(*baseline), batched=True, tolerance=tolerance)
+    assert (found.disagreed, found.items) == (disagreed, items)
+
+
+def test_without_a_batch_a_request_is_one_item() -> None:
+    scores = answer(("FP32", [0.1, 0.2, 0.9]))
+    other = answer(("FP32", [0.9, 0.2, 0.1]))
+    found = agreement(other, scores, batched=False, tolerance=None)
+    assert (found.items, found.disagreed) == (1, 1)
+
+
+def test_differences_are_of_all_numbers() -> None:
+    found = agreement(answer(("FP32", [[1.0, 2.0]])), answer(("FP32", [[1.0, 2.5]])), batched=True, tolerance=None)
+    assert (found.difference, found.largest) == (0.25, 0.5)
+
+
+def metadata(inputs: list[tuple[str, str, tuple[int, ...]]]) -> ModelMetadata:
+    tensors = tuple(TensorMetadata(*each) for each in inputs)
+    return ModelMetadata("m", ("1",), tensors, (TensorMetadata("y", "FP32", (-1, 3)),), batched=True)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "told"),
+    [
+        ([("x", "FP32", (-1, 4))], ""),
+        ([("x", "FP32", (8, 4))], ""),
+        ([("z", "FP32", (-1, 4))], "its inputs are z, the baseline's x"),
+        ([("x", "FP16", (-1, 4))], "it has x:FP16[-1,4], the baseline x:FP32[-1,4]"),
+        ([("x", "FP32", (-1, 5))], "it has x:FP32[-1,5]"),
+        ([("x", "FP32", (-1, 4, 1))], "it has x:FP32[-1,4,1]"),
+    ],
+)
+def test_a_candidate_must_take_what_the_baseline_takes(
+    inputs: list[tuple[str, str, tuple[int, ...]]], told: str
+) -> None:
+    found = unlike(metadata(inputs), metadata([("x", "FP32", (-1, 4))]))
+    assert found.startswith(told)
+    assert bool(found) == bool(told)

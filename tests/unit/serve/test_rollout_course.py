@@ -1,0 +1,168 @@
+"""A rollout goes on with proof, ends with evidence against, and waits while there is neither."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+
+import pytest
+
+from compress.errors import ServerError
+from serve.rollout.analysis import Outcome
+from serve.rollout.course import Course
+from serve.rollout.plan import Plan, Target
+
+GOOD = Outcome(False, 0.01)
+BAD = Outcome(True, None)
+SLOW = Outcome(False, 0.02)
+PLAN = Plan(steps=(10.0, 50.0), shadow=0.0, step_s=0.0)
+
+
+def follow(
+    course: Course, candidate: Callable[[], Outcome], baseline: Callable[[], Outcome], pairs: int = 20_000
+) -> int:
+    """Pairs of answers until it ends."""
+    for number in range(pairs):
+        course.analysis.baseline(baseline())
+        course.analysis.candidate(candidate())
+        course.look(now=float(number))
+        if course.state != "running":
+            return number + 1
+    return pairs
+
+
+def noisy(seconds: float, seed: int) -> Callable[[], Outcome]:
+    draw = random.Random(seed)
+    return lambda: Outcome(False, seconds * draw.lognormvariate(0, 0.3))
+
+
+def test_a_candidate_like_the_baseline_is_promoted_step_by_step() -> None:
+    course = Course(PLAN, 0.0)
+    assert course.weight == 0.1
+    follow(course, noisy(0.01, 1), noisy(0.01, 2))
+    assert course.state == "promoted"
+    assert course.weight == 1
+
+
+@pytest.mark.parametrize(
+    ("candidate", "most", "told"),
+    [
+        (lambda: BAD, 20, "100% of its requests fail, 0% of the baseline's"),
+        (noisy(0.02, 1), 300, "its median is"),
+        (noisy(0.1, 1), 60, "the baseline's"),
+    ],
+    ids=["fails", "twice as slow", "ten times as slow"],
+)
+def test_a_worse_candidate_is_taken_back(candidate: Callable[[], Outcome], most: int, told: str) -> None:
+    course = Course(PLAN, 0.0)
+    assert follow(course, candidate, noisy(0.01, 2)) <= most
+    assert course.state == "aborted"
+    assert course.weight == 0
+    event = course.end("aborted", course.analysis.verdict().why)  # type: ignore[union-attr]
+    assert told in event.why
+
+
+def test_slow_ones_among_fast_ones_are_seen_too() -> None:
+    draw = random.Random(0)
+    usual = noisy(0.01, 1)
+    course = Course(PLAN, 0.0)
+    follow(course, lambda: Outcome(False, 0.05) if draw.random() < 0.25 else usual(), noisy(0.01, 2))
+    assert course.state == "aborted"
+
+
+def test_what_hits_both_is_held_against_neither() -> None:
+    draw = random.Random(0)
+    course = Course(Plan(steps=(50.0,), shadow=0.0, step_s=0.0), 0.0)
+    follow(course, lambda: BAD if draw.random() < 0.3 else GOOD, lambda: BAD if draw.random() < 0.3 else GOOD, 2000)
+    assert course.state == "running", "with so many failures a difference of 1% needs more than this"
+
+
+def test_a_step_lasts_its_time_whatever_the_proof() -> None:
+    course = Course(Plan(steps=(50.0,), shadow=0.0, step_s=100_000.0), 0.0)
+    follow(course, noisy(0.01, 1), noisy(0.01, 2), 3000)
+    assert course.state == "running"
+    event = course.look(now=200_000.0)
+    assert event is not None
+    assert event.kind == "promoted"
+
+
+def test_a_step_without_a_decision_ends_in_time() -> None:
+    course = Course(Plan(give_up_s=60.0), 0.0)
+    assert course.look(now=59.0) is None
+    event = course.look(now=61.0)
+    assert event is not None
+    assert (event.kind, event.why) == ("aborted", "no decision within 60 s")
+
+
+@pytest.mark.parametrize(("disagreed", "state"), [(0.0, "promoted"), (0.2, "aborted")])
+def test_copies_come_first_and_are_judged_by_their_answers(disagreed: float, state: str) -> None:
+    draw = random.Random(0)
+    course = Course(Plan(steps=(), shadow=100.0, step_s=0.0), 0.0)
+    assert course.weight == 0
+    for number in range(3000):
+        course.analysis.copied(GOOD, GOOD)
+        course.analysis.compared(1, int(draw.random() < disagreed), 0.001, 0.01)
+        course.look(float(number))
+    assert course.state == state
+    seen = course.analysis.evidence()["disagreement"]
+    assert seen["candidate"] == pytest.approx(disagreed, abs=0.2)
+    assert seen["difference"] == pytest.approx(0.001)
+
+
+def test_a_later_process_goes_on_with_the_evidence() -> None:
+    course = Course(PLAN, 0.0)
+    follow(course, noisy(0.01, 1), noisy(0.01, 2), 300)
+    kept = json.loads(json.dumps(course.analysis.snapshot()))
+    later = Course(PLAN, 1000.0, course.step)
+    later.restore(course.seconds(300.0), kept)
+    assert later.analysis.evidence() == course.analysis.evidence()
+    assert later.seconds(1000.0) == course.seconds(300.0)
+    assert follow(later, lambda: BAD, noisy(0.01, 2)) < 30
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "path"),
+    [
+        ("2", Target("digits", "2"), "/v2/models/digits/versions/2/infer"),
+        ("other", Target("other"), "/v2/models/other/infer"),
+        ("other/3", Target("other", "3"), "/v2/models/other/versions/3/infer"),
+    ],
+)
+def test_targets(text: str, target: Target, path: str) -> None:
+    found = Target.parse(text, "digits")
+    assert (found, found.path) == (target, path)
+    assert Target.parse(str(found), "digits") == found
+
+
+@pytest.mark.parametrize("text", ["", "a/b", "a/", "a b", "../x", "a/1/2", "x" * 300])
+def test_what_names_no_model_is_refused(text: str) -> None:
+    with pytest.raises(ServerError, match="can't release"):
+        Target.parse(text, "digits")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"steps": (), "shadow": 0.0},
+        {"steps": (50.0, 5.0)},
+        {"steps": (0.0,)},
+        {"steps": (100.0,)},
+        {"shadow": 101.0},
+        {"step_s": -1.0},
+        {"step_s": float("nan")},
+        {"max_error_increase": 0.0},
+        {"max_disagreement": 1.0},
+        {"error_rate": 1.5},
+        {"tolerance": -1.0},
+        {"sticky": "a b"},
+    ],
+)
+def test_a_plan_that_can_not_work_is_refused(values: dict[str, object]) -> None:
+    with pytest.raises(ServerError, match="can't be started"):
+        Plan(**values)  # type: ignore[arg-type]
+
+
+def test_a_plan_survives_the_state_file() -> None:
+    plan = Plan(steps=(1.0, 2.0), sticky="key", tolerance=0.1)
+    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict())) | {"unknown": 1}) == plan
