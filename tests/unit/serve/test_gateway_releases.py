@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from compress.errors import ServerError
 from serve.gateway.settings import Settings
 from serve.http_client import Address, Pool, Response
 from serve.rollout.plan import Plan, Target
@@ -330,3 +332,24 @@ async def test_progress_is_among_the_metrics(tmp_path: Path) -> None:
         assert 'gateway_rollout_weight{model="m"} 0.5' in metrics
         assert 'gateway_rollout_requests_total{model="m",outcome="good",variant="candidate"}' in metrics
         assert 'gateway_rollout_evidence{model="m",of="fine",question="errors"}' in metrics
+
+
+@in_loop
+async def test_on_a_full_disk_a_bad_candidate_is_taken_back_and_written_down_later(tmp_path: Path) -> None:
+    async with world(tmp_path, FakeTriton()) as w:
+        w.store.start("m", Target("m", "2"), FAST)
+        await w.until(lambda row: row.state == "running")
+        w.triton.fails.add("m/2")
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # every write to a file fails
+        try:
+            assert await w.served(150) == {"m/1": 150}
+            await asyncio.sleep(1.2)
+            assert (await w.shown())["state"] == "aborted"
+            with pytest.raises(ServerError, match="can't use the state file"):
+                w.store.wish("m", "promote")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        row = await w.until(ended)
+        assert row.state == "aborted"
+        assert [event.kind for event in w.store.events(row.id)] == ["started", "step", "aborted"]

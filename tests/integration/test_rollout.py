@@ -1,0 +1,196 @@
+"""Releases in front of a real Triton, started and followed as a user does."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import tritonclient.grpc
+from onnx import numpy_helper
+
+from serve.gateway.settings import Settings
+from serve.pack_options import PackOptions
+from serve.repository import pack
+from serve.triton.launch import Ports, TritonServer
+from tests.gateway_models import fetch
+from tests.serve_http import gateway_thread
+from tests.serve_models import WEIGHT, hook_file, tiny_artifact
+
+X = [[0.0, 2.0, 1.0, 0.0]]
+INFER = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": X}]}).encode()
+
+
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    """ "tiny" with two versions, "worse" that confuses two classes, and "hooked" with two versions."""
+    folder = tmp_path_factory.mktemp("rollout")
+    repository = folder / "repository"
+    artifact = tiny_artifact(folder / "artifact")
+    both = PackOptions(serve_latest=2)
+    for _ in range(2):
+        pack(artifact, repository=repository, name="tiny", options=both)
+        pack(artifact, repository=repository, name="hooked", hooks=hook_file(folder), options=both)
+    pack(confused(folder, artifact), repository=repository, name="worse")
+    with TritonServer(repository, ports=Ports(0, 0, 0)) as server:
+        yield server
+
+
+def confused(folder: Path, artifact: Path) -> Path:
+    """The network of a tiny artifact with two classes swapped."""
+    model = onnx.load(next(artifact.glob("*.onnx")))
+    for tensor in model.graph.initializer:
+        if tensor.dims == list(WEIGHT.shape):
+            tensor.CopyFrom(numpy_helper.from_array(WEIGHT[:, [0, 2, 1]].copy(), tensor.name))
+    onnx.save(model, folder / "worse.onnx")
+    return folder / "worse.onnx"
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "rollouts.db"
+
+
+@pytest.fixture
+def url(triton: TritonServer, state: Path) -> Iterator[str]:
+    with gateway_thread(Settings(upstream=(f"http://{triton.http_address}",), port=0, state=state)) as url:
+        yield url
+
+
+@contextmanager
+def traffic(url: str, path: str = "/v2/models/tiny/infer") -> Iterator[Counter[int]]:
+    """Two clients that ask all the time; statuses of their answers."""
+    seen: Counter[int] = Counter()
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            seen[fetch(url + path, INFER)[0]] += 1
+
+    clients = [threading.Thread(target=ask) for _ in range(2)]
+    for client in clients:
+        client.start()
+    try:
+        yield seen
+    finally:
+        stop.set()
+        for client in clients:
+            client.join()
+
+
+def rollout(state: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "serve", "rollout", *arguments, "--state", str(state)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def version_served(url: str) -> str:
+    return str(fetch(f"{url}/v2/models/tiny/infer", INFER)[1]["model_version"])
+
+
+QUICK = (
+    "--shadow",
+    "50",
+    "--steps",
+    "50",
+    "--step-s",
+    "0",
+    "--max-error-increase",
+    "0.05",
+    "--max-disagreement",
+    "0.05",
+)
+
+
+def test_a_version_is_proven_on_live_traffic_and_takes_over(url: str, state: Path) -> None:
+    assert version_served(url) == "2", "Triton's own choice is the latest"
+    with traffic(url) as seen:
+        done = rollout(state, "start", "tiny", "--candidate", "2", "--wait", *QUICK, "--max-latency-increase", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "tiny/1 goes on answering" in done.stdout
+    assert "it disagrees with the baseline on 0%" in done.stdout
+    assert set(seen) == {200}
+    assert version_served(url) == "2"
+    told = rollout(state, "history", "tiny").stdout
+    assert "tiny/1 → tiny/2 · promoted" in told
+    assert rollout(state, "clear", "tiny").returncode == 0
+
+
+def test_a_model_that_answers_otherwise_is_taken_back_before_it_answers_anybody(url: str, state: Path) -> None:
+    with traffic(url) as seen:
+        done = rollout(state, "start", "tiny", "--candidate", "worse", "--wait", *QUICK)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "it disagrees with the baseline on 100%" in done.stdout
+    assert set(seen) == {200}
+    answered = fetch(f"{url}/v2/models/tiny/infer", INFER)[1]
+    assert answered["outputs"][0]["data"] == (np.array(X) @ WEIGHT).ravel().tolist()
+    status = json.loads(rollout(state, "status", "--json").stdout)[0]
+    assert (status["state"], status["weight"], status["baseline"]) == ("aborted", 0.0, "tiny")
+
+
+def test_the_friendly_route_and_grpc_go_the_same_way(triton: TritonServer, state: Path) -> None:
+    settings = Settings(
+        upstream=(f"http://{triton.http_address}",),
+        port=0,
+        grpc_port=free_port(),
+        grpc_upstream=(triton.grpc_address,),
+        state=state,
+    )
+    with gateway_thread(settings) as url:
+        assert rollout(state, "start", "tiny", "--candidate", "worse").returncode == 0
+        assert rollout(state, "promote", "tiny").returncode == 0
+        wrong = (np.array(X) @ WEIGHT[:, [0, 2, 1]])[0].tolist()
+        plain = fetch(f"{url}/predict/tiny", json.dumps({"x": X[0]}).encode(), content_type="application/json")
+        assert plain[1]["outputs"]["logits"] == wrong
+        with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{settings.grpc_port}") as client:
+            given = tritonclient.grpc.InferInput("x", [1, 4], "FP32")
+            given.set_data_from_numpy(np.array(X, np.float32))
+            assert client.infer("tiny", [given]).as_numpy("logits")[0].tolist() == wrong
+            fixed = client.infer("tiny", [given], model_version="1").as_numpy("logits")[0].tolist()
+            assert fixed == (np.array(X) @ WEIGHT)[0].tolist(), "whoever names a version gets it"
+
+
+def test_versions_that_share_their_steps_are_no_release(url: str, state: Path) -> None:
+    done = rollout(state, "start", "hooked", "--candidate", "2", "--wait")
+    assert done.returncode == 1
+    assert "pack the candidate under a name of its own" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("start", "tiny", "--candidate", "a/b"), "names no model"),
+        (("start", "tiny", "--candidate", "2", "--steps", "50", "--steps", "5"), "percentages that grow"),
+        (("abort", "tiny"), "no such file"),
+        (("clear", "tiny"), "no such file"),
+    ],
+)
+def test_mistakes_are_told_in_three_lines(state: Path, arguments: tuple[str, ...], told: str) -> None:
+    done = rollout(state, *arguments)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 3
+
+
+def test_without_a_gateway_a_rollout_waits_and_says_so(state: Path) -> None:
+    begun = time.monotonic()
+    done = rollout(state, "start", "tiny", "--candidate", "2")
+    assert done.returncode == 0
+    assert "no gateway has taken it up yet" in done.stdout
+    assert time.monotonic() - begun < 30
+    assert "waiting" in rollout(state, "status").stdout
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
