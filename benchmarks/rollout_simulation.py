@@ -64,8 +64,8 @@ WORLDS = {
     "fails always": World(errors=1, bad=True),
     "fails at 10%": World(errors=0.1, bad=True),
     "fails at 3%": World(errors=0.03, bad=True),
-    "fails always, from 90 s on": World(errors=1, from_s=90, bad=True),
-    "fails at 10% from 90 s on": World(errors=0.1, from_s=90, bad=True),
+    "fails always, from 45 s on": World(errors=1, from_s=45, bad=True),
+    "fails at 10% from 45 s on": World(errors=0.1, from_s=45, bad=True),
     "twice as slow": World(slower=2, bad=True),
     "50% slower": World(slower=1.5, bad=True),
     "every fifth answer five times slower": World(tail=0.2, bad=True),
@@ -198,7 +198,10 @@ def one(task: tuple[str, str, float, int]) -> tuple[str, float]:
     way, world, rate, seed = task
     traffic = Traffic(WORLDS[world], rate, seed)
     state, seconds = WAYS[way](traffic, Plan())
-    return state, seconds - WORLDS[world].from_s if state == "aborted" else seconds
+    from_s = WORLDS[world].from_s
+    if state == "aborted" and seconds < from_s:
+        return "too early", seconds
+    return state, seconds - from_s if state == "aborted" else seconds
 
 
 def main() -> None:
@@ -217,7 +220,7 @@ def main() -> None:
                 found = pool.map(one, tasks, chunksize=4)
                 shares = {
                     state: sum(each == state for each, _ in found) / len(found)
-                    for state in ("aborted", "promoted", "running")
+                    for state in ("aborted", "promoted", "running", "too early")
                 }
                 right = "aborted" if WORLDS[world].bad else "promoted"
                 times = sorted(seconds for state, seconds in found if state == right)
@@ -226,11 +229,50 @@ def main() -> None:
                 result.setdefault(world, {})[way] = {**shares, "median_s": median, "p95_s": late}
                 shown = "".join(f"{each:>11.1f}" if each is not None else f"{'':>11}" for each in (median, late))
                 print(
-                    f"{world:38} {way:15} {shares['aborted']:>9.1%} {shares['promoted']:>9.1%}"
+                    f"{world:38} {way:15} {shares['aborted'] + shares['too early']:>9.1%} {shares['promoted']:>9.1%}"
                     f" {shares['running']:>9.1%} {shown}",
                     flush=True,
                 )
+    if arguments.plot:
+        draw(result, arguments.plot)
     print(json.dumps({"runs": arguments.runs, "rate": arguments.rate, "worlds": result}))
+
+
+def draw(result: dict[str, dict[str, dict[str, float | None]]], path: Path) -> None:
+    """Wrong decisions by world, and how long right ones took."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    import matplotlib.pyplot as plt
+
+    colours = {"this rollout": "#0b6e4f", "thresholds": "#e0a030", "repeated tests": "#b0455a"}
+    worlds = list(result)[::-1]
+    figure, (wrong, times) = plt.subplots(1, 2, figsize=(11, 0.34 * len(worlds) + 1.4), sharey=True)
+    for offset, way in zip((0.27, 0.0, -0.27), WAYS, strict=True):
+        at = [index + offset for index in range(len(worlds))]
+        mistaken = [
+            (result[world][way]["promoted" if WORLDS[world].bad else "aborted"] or 0.0)
+            + (result[world][way]["too early"] or 0.0)
+            for world in worlds
+        ]
+        wrong.barh(at, [100 * share for share in mistaken], 0.25, color=colours[way], label=way)
+        found = [(y, result[world][way]) for y, world in zip(at, worlds, strict=True)]
+        shown = [(y, each["median_s"], each["p95_s"]) for y, each in found if each["median_s"] is not None]
+        times.hlines(
+            [y for y, *_ in shown], [low or 0 for _, low, _ in shown], [high or 0 for *_, high in shown],
+            color=colours[way], lw=2,
+        )  # fmt: skip
+        times.plot([low or 0 for _, low, _ in shown], [y for y, *_ in shown], "o", color=colours[way], ms=4)
+    wrong.set_yticks(range(len(worlds)), worlds)
+    wrong.set_xlabel("wrong decisions, % of runs\n(a good one taken back, a bad one promoted)")
+    times.set_xscale("log")
+    times.set_xlabel("seconds until the right decision, median and 95%")
+    wrong.legend(loc="lower right", fontsize=8, frameon=False)
+    for axes in (wrong, times):
+        axes.grid(axis="x", alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path)
 
 
 if __name__ == "__main__":

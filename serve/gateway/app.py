@@ -21,7 +21,9 @@ from serve.gateway.docs import add_docs
 from serve.gateway.errors import GatewayError, Refusal
 from serve.gateway.gate import Gate
 from serve.gateway.guard import GuardMiddleware
+from serve.gateway.history import History
 from serve.gateway.infer import InferEndpoint
+from serve.gateway.page import add_page
 from serve.gateway.predict import predict_router
 from serve.gateway.released import Released
 from serve.gateway.releases import Releases
@@ -73,12 +75,14 @@ def create_app(settings: Settings) -> FastAPI:
     releases = Releases(settings.state, upstream)
     gate = Gate(settings, releases)
     released = Released(gate, upstream, settings.timeout_s)
+    history = History(telemetry, gate)
     telemetry.follow(gate, upstream.balancer)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await releases.look()  # before the first request: a restart must not change who answers
         tasks = [asyncio.create_task(gate.watch_keys()), asyncio.create_task(releases.watch())]
+        tasks.append(asyncio.create_task(history.watch()))
         if access is not None:
             tasks.append(asyncio.create_task(access.run()))
         if len(settings.upstream) > 1:
@@ -114,6 +118,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(rollouts_router(releases))
     app.include_router(admin_router(settings, upstream))
     add_docs(app, gate, upstream)
+    add_page(app, upstream, history)
     # The last one added stands outermost.
     app.add_middleware(GuardMiddleware, gate=gate)
     app.add_middleware(TelemetryMiddleware, telemetry=telemetry)

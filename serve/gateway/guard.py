@@ -13,7 +13,9 @@ from serve.gateway.identity import KEY_HEADERS
 __all__ = ["GuardMiddleware", "key_headers"]
 
 # Health for load balancers, and pages that hold nothing of the models'; what they ask for carries the key.
-FREE = re.compile(r"/(?:healthz|readyz|v2/health/(?:live|ready)|docs(?:/[a-z.-]+)?|openapi\.json)?")
+FREE = re.compile(
+    r"/(?:healthz|readyz|v2/health/(?:live|ready)|docs(?:/[a-z.-]+)?|ui/[a-z]+\.(?:js|css)|openapi\.json)?"
+)
 OF_MODEL = re.compile(r"/(?:v2/models|predict)/([^/]+)(?:/.*)?")
 ALL_STATISTICS = "/v2/models/stats"
 SAFE = (

@@ -11,7 +11,7 @@ import numpy as np
 from serve.gateway.metadata import ModelMetadata, TensorMetadata, example_request
 from serve.gateway.tensors import DATATYPES
 
-__all__ = ["with_models"]
+__all__ = ["example_values", "with_models"]
 
 LARGEST_EXAMPLE = 256
 BASE64 = {"type": "object", "required": ["base64"], "properties": {"base64": {"type": "string", "format": "byte"}}}
@@ -47,7 +47,7 @@ def _operation(model: ModelMetadata) -> dict[str, Any]:
             "additionalProperties": False,
         }
     }
-    if (example := _example(model)) is not None:
+    if (example := example_values(model)) is not None:
         values["example"] = example
     content = {"application/json": values}
     if len(model.inputs) == 1 and model.inputs[0].datatype == "BYTES":
@@ -117,7 +117,7 @@ def _element(datatype: str) -> dict[str, Any]:
     return {"type": "number"} | ({"format": form} if form else {})
 
 
-def _example(model: ModelMetadata) -> dict[str, Any] | None:
+def example_values(model: ModelMetadata) -> dict[str, Any] | None:
     """Values that the model takes, in this route's form; None where they would be long."""
     values: dict[str, Any] = {}
     for tensor in example_request(model)["inputs"]:

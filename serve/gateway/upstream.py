@@ -125,10 +125,14 @@ class Upstream:
 
     async def loaded(self) -> list[str]:
         """Names of the models that are ready, sorted; none where Triton does not tell."""
+        return sorted({name for name, state in await self.index() if state == "READY"})
+
+    async def index(self) -> list[tuple[str, str]]:
+        """Name and state of each model (and version); none where Triton does not tell."""
         try:
-            answer = await self.balancer.exchange(b"POST", b"/v2/repository/index", (), b'{"ready": true}')
+            answer = await self.balancer.exchange(b"POST", b"/v2/repository/index", (), b"{}")
             rows = orjson.loads(answer.body) if answer.status == 200 else []
-            return sorted({row["name"] for row in rows if row.get("state") == "READY"})
+            return [(row["name"], row.get("state", "")) for row in rows]
         except (ExchangeError, ValueError, KeyError, TypeError, AttributeError):
             return []
 

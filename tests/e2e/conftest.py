@@ -49,10 +49,17 @@ def running(command: list[str], url: str, folder: Path) -> Iterator[subprocess.P
 
 
 @pytest.fixture(scope="session")
-def shipped() -> Iterator[str]:
+def shipped_triton() -> str:
+    """The URL of the Triton behind `shipped`."""
+    return f"http://127.0.0.1:{free_port()}"
+
+
+@pytest.fixture(scope="session")
+def shipped(shipped_triton: str) -> Iterator[str]:
     """`serve up model_repository` on the repository that comes with the project; the gateway's URL."""
     url = f"http://127.0.0.1:{free_port()}"
-    ports = ["--triton-http-port", "0", "--triton-grpc-port", "0", "--triton-metrics-port", "0"]
+    port = shipped_triton.rpartition(":")[2]
+    ports = ["--triton-http-port", port, "--triton-grpc-port", "0", "--triton-metrics-port", "0"]
     command = [sys.executable, "-m", "serve", "up", "model_repository", "--port", url.rpartition(":")[2], *ports]
     with running(command, url, ROOT):
         yield url
