@@ -203,7 +203,8 @@ def _taken_up(store: Store, row: Row) -> None:
     while time.monotonic() < until:
         now = _again(store, row)
         if now.baseline is not None and now.owner is not None:
-            out.print(f"{now.baseline} goes on answering; {now.why or now.state}", markup=False)
+            told = f"{now.state}: {now.why}" if now.why else now.state
+            out.print(f"{now.baseline} goes on answering; {told}", markup=False)
             return
         time.sleep(LOOK_S)
     out.print(f"[yellow]![/] no gateway has taken it up yet: is one running with --state {escape(str(store.path))}?")

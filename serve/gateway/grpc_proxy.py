@@ -207,7 +207,8 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
                 return Grade.GOOD, await self._anywhere(request.SerializeToString(), deadline)
             except grpc.aio.AioRpcError as err:
                 late = err.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-                return Grade.LATE if late else grade_status(STATUSES.get(err.code(), 500)), err
+                told = (err.details() or "").encode()
+                return Grade.LATE if late else grade_status(STATUSES.get(err.code(), 500), told), err
 
         came = [(name.encode(), str(value).encode()) for name, value in context.invocation_metadata() or ()]
         movable = "sequence_id" not in request.parameters

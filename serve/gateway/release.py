@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import random
 import time
 from collections import Counter
@@ -20,6 +21,7 @@ __all__ = ["Answered", "Ask", "Grade", "Release"]
 
 T = TypeVar("T")
 MOST_COPIES = 16
+logger = logging.getLogger(__name__)
 Variant = Literal["candidate", "baseline"]
 
 
@@ -30,6 +32,8 @@ class Grade(Enum):
     CLIENT = "client"
     """The request can't be answered, whoever is asked."""
     FAILED = "failed"
+    GONE = "gone"
+    """Triton does not serve what was asked for."""
     LATE = "late"
     """There is no time left to ask another."""
 
@@ -73,6 +77,7 @@ class Release:
         events: what happened and has not been written down yet.
         copies: that are under way.
         fallbacks: requests that the baseline answered after the candidate had failed.
+        lost: whether the version that answers for the name was found to be served no longer.
         batched: whether the models' tensors have a batch dimension.
         dropped: copies that were not made, because the candidate or the gateway had enough to do.
     """
@@ -95,6 +100,7 @@ class Release:
         self.course = course
         self.asked: Counter[tuple[Variant, Grade]] = Counter()
         self.events: list[Event] = []
+        self.lost = False
         self.batched = True
         self.fallbacks = 0
         self.copies = 0
@@ -129,24 +135,38 @@ class Release:
         weight = self.weight
         if weight and (weight >= 1 or (movable and self.place(sticky) < weight)):
             return await self._ask_candidate(ask, movable=movable)
-        answered = await _timed(ask, self.baseline)
+        answered = await self._ask_kept(ask, self.baseline)
         self._note("baseline", answered)
         return answered
 
     async def _ask_candidate(self, ask: Ask[T], *, movable: bool) -> Answered[T]:
+        if not self.running:
+            first = await self._ask_kept(ask, self.candidate)
+            self._note("candidate", first)
+            return first
         first = await _timed(ask, self.candidate)
-        blamed = first.grade in (Grade.CLIENT, Grade.FAILED)
-        if not (self.running and self.plan.fallback and movable and blamed):
+        blamed = first.grade in (Grade.CLIENT, Grade.FAILED, Grade.GONE)
+        if not (self.plan.fallback and movable and blamed):
             self._note("candidate", first)
             return first
         # Also where the candidate blames the client: it may be the candidate that does not understand.
-        second = await _timed(ask, self.baseline)
+        second = await self._ask_kept(ask, self.baseline)
         self.fallbacks += 1
         if second.grade is not Grade.CLIENT:
             self._note("candidate", replace(first, grade=Grade.FAILED))
         if second.grade is not Grade.GOOD:
             self._note("baseline", second)
         return second
+
+    async def _ask_kept(self, ask: Ask[T], kept: Target) -> Answered[T]:
+        """Ask the one that answers for the name; where that version is served no longer, what Triton serves instead."""
+        answered = await _timed(ask, kept)
+        if answered.grade is not Grade.GONE or kept.version is None or kept.model != self.model:
+            return answered
+        if not self.lost:
+            logger.error("%s is no longer served: Triton's own choice answers for %s", kept, self.model)
+            self.lost = True
+        return await _timed(ask, Target(self.model))
 
     def _note(self, variant: Variant, answered: Answered[T]) -> None:
         grade = answered.grade

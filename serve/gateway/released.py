@@ -90,7 +90,7 @@ class Released:
             return Grade.LATE, err
         except GatewayError as err:
             return Grade.FAILED, err
-        return grade_status(answer.status), answer
+        return grade_status(answer.status, answer.body), answer
 
     def _copy(
         self,
@@ -144,10 +144,12 @@ class Released:
         release.compared(found)
 
 
-def grade_status(status: int) -> Grade:
-    """What Triton's status says of a model: other errors than "not found" below 500 are its client's."""
+def grade_status(status: int, told: bytes) -> Grade:
+    """What Triton's status and words say of a model: errors below 500 are the client's, but for a model not there."""
     if status == 200:
         return Grade.GOOD
+    if status in (404, 503) and b"unknown model" in told:
+        return Grade.GONE
     return Grade.CLIENT if 400 <= status < 500 and status not in (404, 408, 429) else Grade.FAILED
 
 

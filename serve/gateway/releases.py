@@ -29,6 +29,7 @@ __all__ = ["Releases"]
 LOOK_S = 0.5
 SAVE_S = 2.0
 PATIENCE_S = 2.0
+LOST = "the baseline {} is no longer served: pack with --serve-latest 2, so that Triton keeps both versions"
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +135,8 @@ class Releases:
         if release.course is None:
             await self._begin(row, release)
             return
+        if release.lost and release.running:
+            release.events.append(release.course.end("aborted", LOST.format(release.baseline)))
         if row.wish is not None and release.running:
             release.events.append(_granted(row, release.course))
         release.look()
@@ -187,7 +190,7 @@ class Releases:
             release.events.append(event)
             await self._save(row, release, event.why)
             return
-        why, for_good = await self._unready(release)
+        why, for_good = (LOST.format(release.baseline), True) if release.lost else await self._unready(release)
         if not why:
             release.course = Course(row.plan, time.monotonic())
             release.events.append(Event("step", f"{release.candidate} is ready"))
@@ -198,25 +201,33 @@ class Releases:
 
     async def _unready(self, release: Release) -> tuple[str, bool]:
         """Why the candidate can't begin, "" where it can, and whether that is for good."""
-        path = model_path(release.candidate.model, release.candidate.version)
+        for target in (release.candidate, release.baseline):
+            if why := await self._not_loaded(target):
+                lost = target is release.baseline and release.baseline.version is not None
+                return (LOST.format(target), True) if lost else (why, False)
+        try:
+            known = [await self._metadata(target) for target in (release.candidate, release.baseline)]
+        except GatewayError as err:
+            return err.error, False
+        release.batched = known[1].batched
+        if release.candidate.model == release.baseline.model and known[0].shares_steps:
+            why = "the versions of a model with hooks run the same steps: pack the candidate under a name of its own"
+            return why, True
+        return unlike(*known), True
+
+    async def _not_loaded(self, target: Target) -> str:
+        """Which Triton does not say that a model is ready; "" where all do."""
+        path = model_path(target.model, target.version)
         for node in self._upstream.balancer.nodes:
             if not node.ready:
                 continue
             try:
                 answer = await node.probes.request(b"GET", f"{path}/ready".encode(), timeout_s=PATIENCE_S)
             except ExchangeError as err:
-                return f"waiting: {node.address} can't be asked: {err}", False
+                return f"{node.address} can't be asked: {err}"
             if answer.status != 200:
-                return f"waiting until {release.candidate} is loaded", False
-        try:
-            known = [await self._metadata(target) for target in (release.candidate, release.baseline)]
-        except GatewayError as err:
-            return f"waiting: {err.error}", False
-        release.batched = known[1].batched
-        if release.candidate.model == release.baseline.model and known[0].shares_steps:
-            why = "the versions of a model with hooks run the same steps: pack the candidate under a name of its own"
-            return why, True
-        return unlike(*known), True
+                return f"{target} is not loaded yet"
+        return ""
 
     async def _metadata(self, target: Target) -> ModelMetadata:
         self._upstream.forget(target.model, target.version)

@@ -19,10 +19,11 @@ import pytest
 import tritonclient.grpc
 from onnx import numpy_helper
 
+from serve.control import load_model
 from serve.gateway.settings import Settings
 from serve.pack_options import PackOptions
 from serve.repository import pack
-from serve.triton.launch import Ports, TritonServer
+from serve.triton.launch import Ports, TritonOptions, TritonServer
 from tests.gateway_models import fetch
 from tests.serve_http import gateway_thread
 from tests.serve_models import WEIGHT, hook_file, tiny_artifact
@@ -179,6 +180,22 @@ def test_mistakes_are_told_in_three_lines(state: Path, arguments: tuple[str, ...
     assert done.returncode == 2
     assert told in done.stderr
     assert len(done.stderr.strip().splitlines()) == 3
+
+
+def test_a_baseline_that_triton_drops_for_the_candidate_costs_no_request(tmp_path: Path, state: Path) -> None:
+    repository = tmp_path / "repository"
+    artifact = tiny_artifact(tmp_path / "artifact")
+    pack(artifact, repository=repository, name="tiny")
+    with TritonServer(repository, ports=Ports(0, 0, 0), options=TritonOptions(explicit=True)) as server:
+        triton = f"http://{server.http_address}"
+        with gateway_thread(Settings(upstream=(triton,), port=0, state=state)) as url, traffic(url) as seen:
+            rollout(state, "start", "tiny", "--candidate", "2")
+            pack(artifact, repository=repository, name="tiny")
+            load_model(triton, "tiny")
+            done = rollout(state, "status", "tiny", "--wait")
+            assert done.returncode == 1
+            assert "pack with --serve-latest 2" in done.stdout
+        assert set(seen) == {200}
 
 
 def test_without_a_gateway_a_rollout_waits_and_says_so(state: Path) -> None:
