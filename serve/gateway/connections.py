@@ -22,6 +22,7 @@ __all__ = ["BODY", "LEAVING", "RESPOND", "connection_class"]
 
 RESPOND, LEAVING, BODY = "serve.respond", "serve.leaving", "serve.body"
 MAX_HEAD_BYTES = 64 * 1024
+JOINED_BYTES = 16 * 1024  # below this, one write of a copy costs less than two writes
 
 
 def connection_class(head_timeout_s: float, body_timeout_s: float, stopping: asyncio.Event) -> type[HttpToolsProtocol]:
@@ -105,7 +106,11 @@ def connection_class(head_timeout_s: float, body_timeout_s: float, stopping: asy
             if not cycle.disconnected:
                 close = b"" if cycle.keep_alive else b"connection: close\r\n"
                 length = b"content-length: %d\r\n\r\n" % len(body)
-                self.transport.write(b"".join((STATUS_LINE[status], head, close, length, body)))
+                if len(body) < JOINED_BYTES:
+                    self.transport.write(b"".join((STATUS_LINE[status], head, close, length, body)))
+                else:
+                    self.transport.write(b"".join((STATUS_LINE[status], head, close, length)))
+                    self.transport.write(body)
             cycle.response_started = cycle.response_complete = True
             cycle.message_event.set()
             cycle.scope["extensions"].clear()  # they hold the cycle, and the cycle them
