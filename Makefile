@@ -21,10 +21,12 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 demo: $(VENV)/.installed
 	$(BIN)/python examples/digits/demo.py
 
-# The second half has servers and the machine's shared memory to itself.
+# One file at a time has the machine's shared memory to itself.
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n logical --maxprocesses 8
-	$(BIN)/python -m pytest tests/integration tests/e2e
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration tests/e2e --ignore tests/integration/test_triton_process.py \
+	  -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests/integration/test_triton_process.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
