@@ -39,6 +39,7 @@ class ModelMetadata:
         example: an infer request that came with the model, or None.
         part_of: the packed model that it is a step of; "" where it stands for itself.
         shares_steps: whether it asks other models, at whatever version is their newest, for all versions of its own.
+        max_batch_size: items that a request may hold; 0 where the model does not batch, or nothing is known.
     """
 
     name: str
@@ -49,6 +50,7 @@ class ModelMetadata:
     example: Mapping[str, Any] | None = None
     part_of: str = ""
     shares_steps: bool = False
+    max_batch_size: int = 0
 
     @classmethod
     def parse(cls, metadata: bytes, config: bytes | None) -> Self:
@@ -76,7 +78,8 @@ class ModelMetadata:
             part_of = "" if whole == data["name"] else whole
             shares = "ensemble_scheduling" in known or "network" in parameters  # the latter is pack's own
             versions = tuple(data.get("versions", ()))
-            return cls(data["name"], versions, inputs, outputs, batched, example, part_of, shares)
+            most = int(known.get("max_batch_size", 0))
+            return cls(data["name"], versions, inputs, outputs, batched, example, part_of, shares, most)
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise ProtocolError(f"can't read the model's metadata: {err!r}") from err
 

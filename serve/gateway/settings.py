@@ -19,7 +19,7 @@ POSITIVE = (
     "max_body_bytes", "timeout_s", "max_connections", "drain_timeout_s", "head_timeout_s", "body_timeout_s",
     "keep_alive_s", "max_clients", "max_in_flight", "max_waiting", "health_interval_s",
 )  # fmt: skip
-NOT_NEGATIVE = ("drain_delay_s", "max_elements", "latency_target_s", "max_wait_s")
+NOT_NEGATIVE = ("drain_delay_s", "coalesce_s", "max_elements", "latency_target_s", "max_wait_s")
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,11 @@ class ModelSettings:
     max_in_flight: int | None = None
     latency_target_s: float | None = None
     max_wait_s: float | None = None
+    coalesce_s: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value is not None and value <= 0:
+            if value is not None and (value < 0 or (value == 0 and name != "coalesce_s")):
                 raise _unusable(f"{name} of a model is {value}", f"give {name} a value above 0")
 
 
@@ -114,6 +115,10 @@ class Settings:
 
     max_waiting: int = 1024
     """Most requests of one model that wait for their turn."""
+
+    coalesce_s: float = 0.0
+    """Seconds that a binary request may wait for others of the same form, to go to Triton as one with them (0.001 is
+    the shortest that the clock knows); 0 for never."""
 
     health_interval_s: float = 1.0
     """Seconds between probes of each Triton, where there are several."""

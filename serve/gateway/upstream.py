@@ -6,10 +6,12 @@ import asyncio
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import orjson
 
 from serve.gateway.balancer import Balancer
+from serve.gateway.coalesce import Coalescer
 from serve.gateway.errors import (
     GatewayError,
     UnknownModelError,
@@ -61,6 +63,8 @@ class Upstream:
             on_error=lambda kind: telemetry.upstream_errors.labels(kind).inc(),
             on_retry=telemetry.retries.inc,
         )
+        self._settings = settings
+        self._coalescer = Coalescer(self._exchange) if _coalesces(settings) else None
         self._known: dict[str, tuple[float, ModelMetadata]] = {}
 
     async def get(self, path: str, *, timeout_s: float | None = None) -> Response:
@@ -75,11 +79,38 @@ class Upstream:
     ) -> Response:
         """POST an infer request; raises GatewayError (502, 503, 504)."""
         try:
-            return await self.balancer.exchange(
-                b"POST", path, headers, body, timeout_s=timeout_s, repeatable=lambda: SEQUENCE not in body
-            )
+            if self._coalescer is not None and self._coalescer.takes(headers):
+                return await self._coalesced(self._coalescer, path, headers, body, timeout_s)
+            return await self._exchange(path, headers, body, timeout_s)
         except ExchangeError as err:
             raise _failure(err) from err
+
+    async def _exchange(
+        self, path: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes, timeout_s: float
+    ) -> Response:
+        return await self.balancer.exchange(
+            b"POST", path, headers, body, timeout_s=timeout_s, repeatable=lambda: SEQUENCE not in body
+        )
+
+    async def _coalesced(
+        self,
+        coalescer: Coalescer,
+        path: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        body: bytes,
+        timeout_s: float,
+    ) -> Response:
+        """As one request with others, where the model's settings and batches allow it."""
+        model, _, version = path.removeprefix(b"/v2/models/").removesuffix(b"/infer").decode().partition("/versions/")
+        own = self._settings.models.get(model)
+        wait_s = self._settings.coalesce_s if own is None or own.coalesce_s is None else own.coalesce_s
+        most = 0
+        if wait_s:
+            with suppress(GatewayError):
+                most = (await self.metadata(model, version or None)).max_batch_size
+        if most < 2:
+            return await self._exchange(path, headers, body, timeout_s)
+        return await coalescer.infer(path, headers, body, timeout_s, most=most, wait_s=wait_s)
 
     async def post_all(self, path: str, body: bytes) -> Response:
         """POST a body to every Triton; the first answer that is no 200, else the last. Raises GatewayError."""
@@ -141,7 +172,13 @@ class Upstream:
         self._known.pop(model_path(model, version), None)
 
     async def close(self) -> None:
+        if self._coalescer is not None:
+            await self._coalescer.close()
         await self.balancer.close()
+
+
+def _coalesces(settings: Settings) -> bool:
+    return bool(settings.coalesce_s) or any(own.coalesce_s for own in settings.models.values())
 
 
 def _failure(err: ExchangeError) -> GatewayError:

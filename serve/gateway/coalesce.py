@@ -1,0 +1,290 @@
+"""Requests that come together go to Triton as one.
+
+Each HTTP request costs Triton as much as many items of a small network do. Binary requests of one model with the very
+same head (names, types, shapes, parameters) differ in their tensors' bytes only: these are put behind one another, a
+batch as large as the model takes, and the answer's rows are given back to whoever asked for them. A request is sent at
+once while few are under way; the others gather until one of those is answered, or for the time that is set (the idea of
+Nagle's algorithm, RFC 896). A batch that Triton refuses is asked one by one: no request suffers for another's sake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import orjson
+
+from serve.gateway.protocol import BINARY_HEADER
+from serve.gateway.tensors import DATATYPES, decode_bytes, encode_bytes
+from serve.http_client import ExchangeError, Response
+
+__all__ = ["Coalescer", "Form", "split"]
+
+UNDER_WAY = 2
+MOST_FORMS = 256
+LONGEST_HEAD = 4096
+LARGEST_BYTES = 64 * 1024
+
+Headers = Sequence[tuple[bytes, bytes]]
+Exchange = Callable[[bytes, Headers, bytes, float], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class Form:
+    """What requests that can be joined have in common.
+
+    Attributes:
+        head: the JSON that they begin with.
+        batch: items of each.
+        sizes: bytes of each input, in the order in which they follow the head.
+    """
+
+    head: bytes
+    batch: int
+    sizes: tuple[int, ...]
+    request: dict[str, Any]
+
+    @classmethod
+    def read(cls, head: bytes) -> Self | None:
+        """The form of requests with this head; None where they must go alone.
+
+        Alone go those with an id or parameters of their own, with tensors in JSON, and whose answer would hold some.
+        """
+        try:
+            request = orjson.loads(head)
+            if not request.keys() <= {"inputs", "outputs", "parameters", "id"} or request.get("id"):
+                return None
+            binary = request.get("parameters", {}) == {"binary_data_output": True}
+            outputs = request.get("outputs", [])
+            if not binary and (request.get("parameters") or not outputs):
+                return None
+            if not all(each.get("parameters", {"binary_data": binary}) == {"binary_data": True} for each in outputs):
+                return None
+            batches = {each["shape"][0] for each in request["inputs"]}
+            sizes = []
+            for each in request["inputs"]:
+                if "data" in each or each["parameters"].keys() != {"binary_data_size"}:
+                    return None
+                sizes.append(each["parameters"]["binary_data_size"])
+            if len(batches) != 1 or not all(type(size) is int and size >= 0 for size in (*sizes, *batches)):
+                return None
+            return cls(head, batches.pop(), tuple(sizes), request)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+            return None  # Triton says what is wrong with it
+
+    def joined(self, count: int, tensors: Sequence[bytes]) -> tuple[bytes, int]:
+        """A body for several requests, and the length of its head.
+
+        Args:
+            count: of requests.
+            tensors: what followed the head of each.
+        """
+        inputs = [
+            {
+                **each,
+                "shape": [count * each["shape"][0], *each["shape"][1:]],
+                "parameters": {"binary_data_size": count * size},
+            }
+            for each, size in zip(self.request["inputs"], self.sizes, strict=True)
+        ]
+        head = orjson.dumps({**self.request, "inputs": inputs})
+        if len(self.sizes) == 1:
+            return b"".join((head, *tensors)), len(head)
+        parts, at = [head], 0
+        for size in self.sizes:
+            parts += [each[at : at + size] for each in tensors]
+            at += size
+        return b"".join(parts), len(head)
+
+
+@dataclass
+class _Group:
+    """Requests of one form to one path."""
+
+    form: Form
+    path: bytes
+    most: int
+    waiting: list[tuple[bytes, asyncio.Future[Response]]] = field(default_factory=list)
+    under_way: int = 0
+    timer: asyncio.Handle | None = None
+
+
+class Coalescer:
+    """Joins requests.
+
+    Args:
+        exchange: asks Triton: path, headers, body and seconds.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._groups: dict[tuple[bytes, bytes], _Group | None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def takes(self, headers: Headers) -> bool:
+        """Whether a request with these headers is one to join: binary, and to be answered as it is."""
+        return (
+            len(headers) <= 3
+            and any(name == BINARY_HEADER for name, _ in headers)
+            and all(name != b"accept-encoding" or value in (b"", b"identity") for name, value in headers)
+        )
+
+    async def infer(
+        self, path: bytes, headers: Headers, body: bytes, timeout_s: float, *, most: int, wait_s: float
+    ) -> Response:
+        """Ask Triton, with others or alone.
+
+        Args:
+            most: items that the model takes at once.
+            wait_s: how long to gather while others are under way.
+
+        Raises:
+            ExchangeError: no whole answer came.
+        """
+        length = int(next(value for name, value in headers if name == BINARY_HEADER))
+        group = self._group(path, body[:length], most) if length <= LONGEST_HEAD else None
+        if group is None or len(body) - length != sum(group.form.sizes) or len(body) > LARGEST_BYTES:
+            return await self._exchange(path, headers, body, timeout_s)
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Response] = loop.create_future()
+        group.waiting.append((body[length:], answer))
+        if group.timer is None:
+            if group.under_way < UNDER_WAY:
+                group.timer = loop.call_soon(
+                    self._send, group, headers, timeout_s
+                )  # with what else is read in this turn
+            else:
+                group.timer = loop.call_later(wait_s, self._send, group, headers, timeout_s)
+        elif len(group.waiting) * group.form.batch >= group.most:
+            group.timer.cancel()
+            self._send(group, headers, timeout_s)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            raise ExchangeError("timeout", "no whole response in time") from None
+
+    async def close(self) -> None:
+        """Give up what is under way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _group(self, path: bytes, head: bytes, most: int) -> _Group | None:
+        key = path, head
+        try:
+            found = self._groups[key]
+        except KeyError:
+            if len(self._groups) >= MOST_FORMS:
+                self._groups = {key: each for key, each in self._groups.items() if each and each.waiting}
+            form = Form.read(head)
+            found = _Group(form, path, most) if form is not None and 0 < 2 * form.batch <= most else None
+            self._groups[key] = found
+        if found is not None:
+            found.most = most
+        return found
+
+    def _send(self, group: _Group, headers: Headers, timeout_s: float) -> None:
+        group.timer = None
+        count = max(1, group.most // group.form.batch)
+        members = [each for each in group.waiting[:count] if not each[1].done()]
+        group.waiting = group.waiting[count:]
+        if members:
+            group.under_way += 1
+            task = asyncio.get_running_loop().create_task(self._sent(group, members, headers, timeout_s))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        if group.waiting:
+            group.timer = asyncio.get_running_loop().call_soon(self._send, group, headers, timeout_s)
+
+    async def _sent(
+        self, group: _Group, members: list[tuple[bytes, asyncio.Future[Response]]], headers: Headers, timeout_s: float
+    ) -> None:
+        try:
+            answers = await self._asked(group, [tensors for tensors, _ in members], headers, timeout_s)
+        except BaseException as err:
+            for _, future in members:
+                if not future.done():
+                    future.set_exception(err if isinstance(err, ExchangeError) else ExchangeError("closed", repr(err)))
+                    future.exception()  # whoever waited may have left
+            if not isinstance(err, Exception):
+                raise
+        else:
+            for (_, future), answer in zip(members, answers, strict=True):
+                if not future.done():
+                    future.set_result(answer)
+        finally:
+            group.under_way -= 1
+            if group.waiting and group.timer is not None:
+                group.timer.cancel()
+                self._send(group, headers, timeout_s)
+
+    async def _asked(self, group: _Group, tensors: list[bytes], headers: Headers, timeout_s: float) -> list[Response]:
+        form = group.form
+        if len(tensors) > 1:
+            body, length = form.joined(len(tensors), tensors)
+            kept = [(b"content-type", b"application/octet-stream"), (BINARY_HEADER, b"%d" % length)]
+            answer = await self._exchange(group.path, kept, body, timeout_s)
+            if answer.status == 200 and (parts := split(answer, len(tensors), form.batch)) is not None:
+                return parts
+        alone = [(name, value) for name, value in headers if name != b"traceparent"]
+        asked = (self._exchange(group.path, alone, form.head + each, timeout_s) for each in tensors)
+        return list(await asyncio.gather(*asked))
+
+
+def split(answer: Response, count: int, batch: int) -> list[Response] | None:
+    """The answers to requests that were joined; None where the rows can't be told apart.
+
+    Args:
+        count: of requests.
+        batch: items of each.
+    """
+    length = answer.header(BINARY_HEADER)
+    if length is None:
+        return None
+    at = int(length)
+    try:
+        told = orjson.loads(answer.body[:at])
+        outputs = told["outputs"]
+        columns = []
+        for each in outputs:
+            size = each["parameters"]["binary_data_size"]
+            raw = answer.body[at : at + size]
+            at += size
+            if each["shape"][0] != count * batch or len(raw) != size:
+                return None
+            columns.append(_rows(raw, each["datatype"], count))
+        if at != len(answer.body) or None in columns:
+            return None
+        shared: bytes | None = None
+        headers = [header for header in answer.headers if header[0] not in (BINARY_HEADER, b"content-length")]
+        parts = []
+        even = all(each["datatype"] != "BYTES" for each in outputs)
+        for number in range(count):
+            rows = [column[number] for column in columns if column is not None]
+            if shared is None or not even:
+                shared = orjson.dumps({**told, "outputs": [
+                    {**each, "shape": [batch, *each["shape"][1:]],
+                     "parameters": {**each["parameters"], "binary_data_size": len(row)}}
+                    for each, row in zip(outputs, rows, strict=True)
+                ]})  # fmt: skip
+            own = [*headers, (BINARY_HEADER, b"%d" % len(shared))]
+            body = b"".join((shared, *rows))
+            parts.append(Response(200, own, body, len(body)))
+        return parts
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return None
+
+
+def _rows(raw: bytes, datatype: str, count: int) -> list[bytes] | None:
+    """The bytes of a tensor in equal shares of its rows."""
+    if datatype == "BYTES":
+        elements = decode_bytes(raw)
+        share, rest = divmod(len(elements), count)
+        return None if rest else [encode_bytes(elements[i * share : (i + 1) * share]) for i in range(count)]
+    if datatype not in DATATYPES or len(raw) % count:
+        return None
+    share = len(raw) // count
+    return [raw[i * share : (i + 1) * share] for i in range(count)]

@@ -1,0 +1,197 @@
+"""Requests that are joined get the answers that they would have got alone."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve.gateway.coalesce import Coalescer, Form, split
+from serve.gateway.protocol import BINARY_HEADER, Message, build_request, parse_request, parse_response
+from serve.gateway.settings import ModelSettings, Settings
+from serve.gateway.tensors import DATATYPES, Tensor, object_array, to_raw
+from serve.http_client import Pool, Response
+from tests.serve_http import Received, answer, gateway, in_loop, scripted_server
+
+INFER = b"/v2/models/m/infer"
+
+
+def tensor(name: str, datatype: str, batch: int, inner: tuple[int, ...], seed: int) -> Tensor:
+    draw = np.random.default_rng(seed)
+    shape = (batch, *inner)
+    if datatype == "BYTES":
+        texts = [bytes(draw.integers(97, 123, draw.integers(0, 9), dtype=np.uint8)) for _ in range(int(np.prod(shape)))]
+        return Tensor(name, datatype, object_array(texts, name, shape))
+    return Tensor(name, datatype, draw.integers(0, 2, shape).astype(DATATYPES[datatype]))
+
+
+def reply(outputs: list[Tensor]) -> Response:
+    """An answer in the binary form, as Triton writes one."""
+    raw = [to_raw(each) for each in outputs]
+    head = orjson.dumps({"model_name": "m", "model_version": "1", "outputs": [
+        {"name": each.name, "datatype": each.datatype, "shape": each.shape, "parameters": {"binary_data_size": len(part)}}
+        for each, part in zip(outputs, raw, strict=True)
+    ]})  # fmt: skip
+    body = b"".join((head, *raw))
+    return Response(200, [(BINARY_HEADER, b"%d" % len(head))], body, len(body))
+
+
+KINDS = st.sampled_from(["FP32", "INT64", "BOOL", "UINT8", "FP16", "BYTES"])
+SHAPES = st.lists(st.integers(0, 3), max_size=2).map(tuple)
+
+
+@given(st.lists(st.tuples(KINDS, SHAPES), min_size=1, max_size=3), st.integers(1, 3), st.integers(2, 5))
+def test_what_is_joined_can_be_told_apart_again(
+    kinds: list[tuple[str, tuple[int, ...]]], batch: int, count: int
+) -> None:
+    several = [
+        [tensor(f"t{i}", kind, batch, inner, seed=10 * number + i) for i, (kind, inner) in enumerate(kinds)]
+        for number in range(count)
+    ]
+    together = [
+        Tensor(parts[0].name, parts[0].datatype, np.concatenate([each.data for each in parts]))
+        for parts in zip(*several, strict=True)
+    ]
+    parts = split(reply(together), count, batch)
+    assert parts is not None
+    for outputs, part in zip(several, parts, strict=True):
+        found = parse_response(part.body, int(part.header(BINARY_HEADER) or b"0"))
+        for mine, theirs in zip(outputs, found.outputs, strict=True):
+            assert (mine.name, mine.datatype) == (theirs.name, theirs.datatype)
+            assert np.array_equal(mine.data, theirs.data)
+
+    requests = [build_request(each) for each in several]
+    if len({each.body[: each.header_length] for each in requests}) > 1:
+        return  # BYTES of other lengths: they would not meet
+    form = Form.read(requests[0].body[: requests[0].header_length])
+    assert form is not None
+    body, length = form.joined(count, [each.body[each.header_length or 0 :] for each in requests])
+    inputs = parse_request(body, length)
+    for mine, theirs in zip(together, inputs, strict=True):
+        if mine.datatype != "BYTES":
+            assert np.array_equal(mine.data, theirs.data)
+
+
+INPUT: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": [1, 4], "parameters": {"binary_data_size": 16}}
+BINARY = {"binary_data_output": True}
+
+
+@pytest.mark.parametrize(
+    ("request_", "joins"),
+    [
+        ({"inputs": [INPUT], "parameters": BINARY}, True),
+        ({"inputs": [INPUT], "outputs": [{"name": "y", "parameters": {"binary_data": True}}]}, True),
+        ({"inputs": [INPUT], "id": "", "parameters": BINARY}, True),
+        ({"inputs": [INPUT], "id": "7", "parameters": BINARY}, False),
+        ({"inputs": [INPUT]}, False),
+        ({"inputs": [INPUT], "parameters": {**BINARY, "timeout": 7}}, False),
+        ({"inputs": [INPUT], "parameters": {**BINARY, "sequence_id": 7}}, False),
+        ({"inputs": [INPUT], "outputs": [{"name": "y"}]}, False),
+        ({"inputs": [INPUT], "outputs": [{"name": "y", "parameters": {"binary_data": True, "classification": 3}}]}, False),
+        ({"inputs": [{**INPUT, "data": [1, 2, 3, 4]}], "parameters": BINARY}, False),
+        ({"inputs": [{**INPUT, "parameters": {}}], "parameters": BINARY}, False),
+        ({"inputs": [{**INPUT, "parameters": {"shared_memory_region": "r"}}], "parameters": BINARY}, False),
+        ({"inputs": [INPUT, {**INPUT, "name": "z", "shape": [2, 4]}], "parameters": BINARY}, False),
+        ({"inputs": [{**INPUT, "shape": []}], "parameters": BINARY}, False),
+        ({"inputs": [{**INPUT, "shape": [True]}], "parameters": BINARY}, False),
+        ({"inputs": "x", "parameters": BINARY}, False),
+        ([1], False),
+    ],
+)  # fmt: skip
+def test_only_plain_binary_requests_are_joined(request_: Any, joins: bool) -> None:
+    assert (Form.read(orjson.dumps(request_)) is not None) is joins
+
+
+@given(st.binary(max_size=40))
+def test_rubbish_is_left_to_triton(head: bytes) -> None:
+    assert Form.read(head) is None
+
+
+def doubling(taken: list[int], slow_s: float = 0.0) -> Any:
+    """A Triton that doubles x, and fails where a value is 13."""
+
+    async def respond(request: Received, writer: asyncio.StreamWriter) -> None:
+        if request.method == "GET":
+            tensors = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 1]}], "outputs": []}
+            known = {"max_batch_size": 8} if request.target.endswith("/config") else {"name": "m", **tensors}
+            writer.write(answer(orjson.dumps(known)))
+            return
+        length = int(request.headers["inference-header-content-length"])
+        (x,) = parse_request(request.body, length)
+        taken.append(len(x.data))
+        await asyncio.sleep(slow_s)
+        if (x.data == 13).any():
+            writer.write(answer(b'{"error": "13"}', "500 Internal Server Error"))
+            return
+        response = reply([Tensor("y", "FP32", x.data * 2)])
+        own = f"inference-header-content-length: {int(response.header(BINARY_HEADER) or 0)}"
+        writer.write(answer(response.body, "200 OK", own))
+
+    return respond
+
+
+def message(value: float) -> Message:
+    return build_request([Tensor("x", "FP32", np.array([[value]], np.float32))])
+
+
+@in_loop
+async def test_requests_of_one_form_become_few_and_each_gets_its_own_rows(tmp_path: Path) -> None:
+    taken: list[int] = []
+    async with scripted_server(doubling(taken, 0.02)) as server:
+        settings = Settings(upstream=(server.url,), port=0, coalesce_s=0.01, state=tmp_path / "none.db")
+        async with gateway(settings) as address:
+            pool = Pool(address)
+
+            async def ask(value: float) -> Response:
+                sent = message(value)
+                return await pool.request(b"POST", INFER, sent.headers, sent.body)
+
+            answers = await asyncio.gather(*map(ask, map(float, range(30))))
+            assert [each.status for each in answers] == [500 if value == 13 else 200 for value in range(30)]
+            for value, each in enumerate(answers):
+                if each.status == 200:
+                    (y,) = parse_response(each.body, int(each.header(BINARY_HEADER) or 0)).outputs
+                    assert y.data.tolist() == [[2.0 * value]]
+            assert max(taken) > 1
+            assert max(taken) <= 8
+            assert len(taken) < 26
+            await pool.close()
+
+
+@in_loop
+async def test_a_client_that_leaves_takes_nobody_with_it(tmp_path: Path) -> None:
+    taken: list[int] = []
+    async with scripted_server(doubling(taken, 0.2)) as server:
+        settings = Settings(
+            upstream=(server.url,), port=0, models={"m": ModelSettings(coalesce_s=0.01)}, state=tmp_path / "none.db"
+        )
+        async with gateway(settings) as address:
+            pool = Pool(address)
+            sent = message(1.0)
+            asked = [asyncio.create_task(pool.request(b"POST", INFER, sent.headers, sent.body)) for _ in range(6)]
+            await asyncio.sleep(0.1)
+            asked[0].cancel()
+            asked[3].cancel()
+            found = await asyncio.gather(*asked, return_exceptions=True)
+            statuses = [each.status for each in found if isinstance(each, Response)]
+            assert statuses == [200] * 4
+            await pool.close()
+
+
+@in_loop
+async def test_without_triton_each_is_told(tmp_path: Path) -> None:
+    async def refuse(*_: Any) -> Response:
+        raise ConnectionResetError("gone")
+
+    coalescer = Coalescer(refuse)
+    sent = message(1.0)
+    ask = [coalescer.infer(INFER, sent.headers, sent.body, 5.0, most=8, wait_s=0.001) for _ in range(3)]
+    found = await asyncio.gather(*ask, return_exceptions=True)
+    assert ["gone" in str(each) for each in found] == [True] * 3
+    await coalescer.close()
