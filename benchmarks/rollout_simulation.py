@@ -59,7 +59,7 @@ WORLDS = {
     "no failures at all": World(errors=0, base_errors=0, disagreement=0),
     "both fail at 2%": World(errors=0.02, base_errors=0.02),
     "both fail in storms": World(storms=True),
-    "half as fast again, allowed 25%": World(slower=0.67),
+    "a third faster": World(slower=0.67),
     "10% slower": World(slower=1.1),
     "fails always": World(errors=1, bad=True),
     "fails at 10%": World(errors=0.1, bad=True),
@@ -267,11 +267,11 @@ def draw(result: dict[str, dict[str, dict[str, float | None]]], path: Path) -> N
     wrong.set_xlabel("wrong decisions, % of runs\n(a good one taken back, a bad one promoted)")
     times.set_xscale("log")
     times.set_xlabel("seconds until the right decision, median and 95%")
-    wrong.legend(loc="lower right", fontsize=8, frameon=False)
+    figure.legend(*wrong.get_legend_handles_labels(), loc="upper center", ncols=3, frameon=False)
     for axes in (wrong, times):
         axes.grid(axis="x", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0, 1, 0.95))
     figure.savefig(path)
 
 

@@ -26,6 +26,12 @@ WRITE = re.compile(
     rf"|(?:system|cuda)sharedmemory{REGION}/(?:register|unregister)"
 )
 
+INFER = re.compile(rf"models/{MODEL_NAME}(?:/versions/[0-9]+)?/infer")
+TO_READ = re.compile(
+    rf"health/(?:live|ready)|models/stats|models/{MODEL_NAME}(?:/versions/[0-9]+)?(?:/(?:ready|config|stats|example))?"
+    rf"|{READ.pattern}"
+)
+
 
 def admin_router(settings: Settings, upstream: Upstream) -> APIRouter:
     """The routes, bound to the upstreams; the last ones below /v2."""
@@ -34,14 +40,15 @@ def admin_router(settings: Settings, upstream: Upstream) -> APIRouter:
     @router.get("/v2/{path:path}", include_in_schema=False)
     async def read(request: Request, path: str) -> Response:
         if not READ.fullmatch(path):
-            raise HTTPException(404)
+            to_write = WRITE.fullmatch(path) or INFER.fullmatch(path)
+            raise HTTPException(405, headers={"allow": "POST"}) if to_write else HTTPException(404)
         request.state.identity.check_admin()
         return as_it_came(await upstream.get(f"/v2/{path}"))
 
     @router.post("/v2/{path:path}", include_in_schema=False)
     async def write(request: Request, path: str) -> Response:
         if not WRITE.fullmatch(path):
-            raise HTTPException(404)
+            raise HTTPException(405, headers={"allow": "GET"}) if TO_READ.fullmatch(path) else HTTPException(404)
         request.state.identity.check_admin()
         body = await read_body(request.scope, None, request.receive, settings.max_body_bytes)
         return as_it_came(await upstream.post_all(f"/v2/{path}", body))

@@ -26,6 +26,7 @@ import math
 from collections.abc import Sequence
 
 import orjson
+from pydantic import BaseModel, Field
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -37,6 +38,7 @@ __all__ = [
     "ForbiddenError",
     "GatewayError",
     "OverloadedError",
+    "Problem",
     "RateLimitedError",
     "Refusal",
     "TooManyElementsError",
@@ -49,6 +51,14 @@ __all__ = [
 ]
 
 DISCARD_S = 2.0
+
+
+class Problem(BaseModel):
+    """Why there is no answer; Triton's own errors have the first part only."""
+
+    error: str = Field(description="What failed.")
+    why: str | None = Field(None, description="The cause.")
+    mend: str | None = Field(None, description="What to do about it.")
 
 
 class ClientGoneError(Exception):

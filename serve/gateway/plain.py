@@ -2,8 +2,8 @@
 
 A value is an item or a batch, told apart by its depth: for an input of shape [-1, 3, 224, 224], three levels of
 lists are one item and four are a batch. All inputs of a request must be the same. The answer to one item has no
-batch dimension. Where a model declares one element an item ([-1, 1]), it is given, and may be sent, bare. Bytes that
-are not UTF-8 text go both ways as {"base64": "..."}.
+batch dimension. Where a model declares one element an item ([-1, 1]), it is given, and may be sent, bare; a list of
+several such elements is a batch. Bytes that are not UTF-8 text go both ways as {"base64": "..."}.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ def from_values(metadata: ModelMetadata, values: Mapping[str, Any]) -> tuple[tup
         array = _array(spec, values[spec.name])
         if array.ndim == 0 and spec.shape == ((-1, 1) if metadata.batched else (1,)):
             array = array.reshape(1)
+        if array.ndim == 1 and len(array) > 1 and spec.shape == (-1, 1) and metadata.batched:
+            array = array[:, np.newaxis]  # a batch of bare elements
         item = metadata.batched and array.ndim == len(spec.shape) - 1
         array = array[np.newaxis] if item else array
         if array.ndim != len(spec.shape) or not all(

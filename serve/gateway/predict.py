@@ -19,6 +19,7 @@ from serve.gateway.errors import (
     BadRequestError,
     ClientGoneError,
     GatewayError,
+    Problem,
     TooManyElementsError,
     UnsupportedMediaError,
     UpstreamBrokenError,
@@ -52,14 +53,6 @@ class Prediction(BaseModel):
     )
 
 
-class Problem(BaseModel):
-    """Why there is no answer."""
-
-    error: str = Field(description="What failed.")
-    why: str | None = Field(None, description="The cause.")
-    mend: str | None = Field(None, description="What to do about it.")
-
-
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _BODY = {
     "required": True,
@@ -73,7 +66,6 @@ _BODY = {
         },
         "application/json": {
             "schema": {"type": "object", "additionalProperties": True, "title": "Values by input name"},
-            "example": {"x": [0.0, 1.0]},
         },
         "image/*": _BINARY,
         "application/octet-stream": _BINARY,
@@ -81,6 +73,7 @@ _BODY = {
 }
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"model": Prediction, "description": "The model's outputs."},
+    400: {"model": Problem, "description": "A body that can't be read, or that the model's hooks refuse."},
     401: {"model": Problem, "description": "No key, or none that is known, where the gateway asks for one."},
     403: {"model": Problem, "description": "The key may not ask this model."},
     404: {"model": Problem, "description": "No such model."},

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,3 +120,18 @@ def test_with_keys_each_sees_its_own_models(triton: TritonServer, tmp_path: Path
         assert models_in(nobody) == []
         assert nobody["security"] == [{"key": []}]
         assert models_in(schema_of(url, x_api_key=secret)) == ["text", "tiny"]
+
+
+def test_requests_made_from_the_schema_are_answered_as_it_says(gateway: str, tmp_path: Path) -> None:
+    checks = [
+        "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance",
+        "unsupported_method",
+    ]  # fmt: skip
+    command = [
+        sys.executable, "-m", "schemathesis.cli", "run", f"{gateway}/openapi.json", "--checks", ",".join(checks),
+        "--phases", "examples,coverage,fuzzing", "--max-examples", "20", "--seed", "1", "--continue-on-failure",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, timeout=200, env={**os.environ, "NO_COLOR": "1"}
+    )
+    assert done.returncode == 0, done.stdout[-8000:]

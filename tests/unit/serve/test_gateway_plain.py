@@ -33,6 +33,8 @@ TEXT = TensorMetadata("text", "BYTES", (-1, 1))
         (TEXT, ["é"], True, [["é".encode()]]),
         (TEXT, "é", True, [["é".encode()]]),
         (N, 7, True, [[7]]),
+        (N, [7, 8], False, [[7], [8]]),
+        (TEXT, ["a", "b"], False, [[b"a"], [b"b"]]),
         (TEXT, [["a"], [{"base64": "/w=="}]], False, [[b"a"], [b"\xff"]]),
         (TensorMetadata("b", "BOOL", (-1, 2)), [True, False], True, [[True, False]]),
         (TensorMetadata("v", "INT64", (-1, -1)), [1, 2, 3], True, [[1, 2, 3]]),
