@@ -65,6 +65,7 @@ class Upstream:
         )
         self._settings = settings
         self._coalescer = Coalescer(self._exchange) if _coalesces(settings) else None
+        self._joined: dict[bytes, tuple[float, int, float]] = {}
         self._known: dict[str, tuple[float, ModelMetadata]] = {}
 
     async def get(self, path: str, *, timeout_s: float | None = None) -> Response:
@@ -101,13 +102,10 @@ class Upstream:
         timeout_s: float,
     ) -> Response:
         """As one request with others, where the model's settings and batches allow it."""
-        model, _, version = path.removeprefix(b"/v2/models/").removesuffix(b"/infer").decode().partition("/versions/")
-        own = self._settings.models.get(model)
-        wait_s = self._settings.coalesce_s if own is None or own.coalesce_s is None else own.coalesce_s
-        most = 0
-        if wait_s:
-            with suppress(GatewayError):
-                most = (await self.metadata(model, version or None)).max_batch_size
+        known = self._joined.get(path)
+        if known is None or known[0] < time.monotonic():
+            known = await self._learn_joining(path)
+        _, most, wait_s = known
         if most < 2:
             return await self._exchange(path, headers, body, timeout_s)
         return await coalescer.infer(path, headers, body, timeout_s, most=most, wait_s=wait_s)
@@ -170,6 +168,20 @@ class Upstream:
     def forget(self, model: str, version: str | None = None) -> None:
         """Ask for a model's metadata anew next time."""
         self._known.pop(model_path(model, version), None)
+
+    async def _learn_joining(self, path: bytes) -> tuple[float, int, float]:
+        """Until when this holds, how many items go together, and how long they may gather."""
+        model, _, version = path.removeprefix(b"/v2/models/").removesuffix(b"/infer").decode().partition("/versions/")
+        own = self._settings.models.get(model)
+        wait_s = self._settings.coalesce_s if own is None or own.coalesce_s is None else own.coalesce_s
+        most = 0
+        if wait_s:
+            with suppress(GatewayError):
+                most = (await self.metadata(model, version or None)).max_batch_size
+        if len(self._joined) >= CACHE_MODELS:
+            self._joined.clear()
+        self._joined[path] = found = (time.monotonic() + CACHE_S, most, wait_s)
+        return found
 
     async def close(self) -> None:
         if self._coalescer is not None:
