@@ -191,7 +191,9 @@ def _wish(path: Path, model: str, wish: Wish) -> None:
     while time.monotonic() < until:
         row = _again(store, before)
         if row.wish is None:
-            out.print(f"{model}: {row.state}, {row.weight:.0%} of the requests go to {row.candidate}", markup=False)
+            told = f" ({row.why})" if row.why else ""
+            share = f"{row.weight:.0%} of the requests go to {row.candidate}"
+            out.print(f"{model}: {row.state}{told}, {share}", markup=False)
             return
         time.sleep(LOOK_S)
     out.print(f"[yellow]![/] no gateway has taken it up yet; one that starts with --state {escape(str(path))} will")

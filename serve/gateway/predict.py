@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Annotated, Any
 
 import orjson
@@ -35,6 +36,7 @@ from serve.gateway.settings import Settings
 from serve.gateway.tensors import ProtocolError, Tensor
 from serve.gateway.upstream import Upstream, model_path, triton_error
 from serve.http_client import Response as UpstreamResponse
+from serve.rollout.plan import Target
 
 __all__ = ["predict_router"]
 
@@ -114,7 +116,8 @@ def predict_router(settings: Settings, gate: Gate, upstream: Upstream, released:
             )
             if encoding := headers.get(b"content-encoding"):
                 body = unpacked(body, encoding, settings.max_body_bytes)
-            metadata = await upstream.metadata(model)
+            kept = release.kept if (release := gate.releases.get(model)) is not None else Target(model)
+            metadata = replace(await upstream.metadata(kept.model, kept.version), name=model)
             inputs, item = await _inputs(metadata, request, body)
             for tensor in inputs:
                 if settings.max_elements and tensor.data.size > settings.max_elements:

@@ -21,6 +21,7 @@ __all__ = ["Answered", "Ask", "Grade", "Release"]
 
 T = TypeVar("T")
 MOST_COPIES = 16
+MOST_COPIED_BYTES = 64 * 1024 * 1024
 logger = logging.getLogger(__name__)
 Variant = Literal["candidate", "baseline"]
 
@@ -75,7 +76,7 @@ class Release:
     Attributes:
         asked: number of requests by variant and grade.
         events: what happened and has not been written down yet.
-        copies: that are under way.
+        copies: that are under way; copied_bytes: what they hold.
         fallbacks: requests that the baseline answered after the candidate had failed.
         lost: whether the version that answers for the name was found to be served no longer.
         batched: whether the models' tensors have a batch dimension.
@@ -104,6 +105,7 @@ class Release:
         self.batched = True
         self.fallbacks = 0
         self.copies = 0
+        self.copied_bytes = 0
         self.dropped = 0
         self._weight = weight
         self._salt = f"{id_}:{model}:".encode()
@@ -112,6 +114,11 @@ class Release:
     def weight(self) -> float:
         """The candidate's share of the requests, 0 to 1."""
         return self._weight if self.course is None else self.course.weight
+
+    @property
+    def kept(self) -> Target:
+        """Who answers whoever does not meet the candidate; the candidate itself, once it has taken over."""
+        return self.candidate if self.weight >= 1 else self.baseline
 
     @property
     def running(self) -> bool:
@@ -197,12 +204,12 @@ class Release:
             self.course.analysis.compared(found.items, found.disagreed, found.difference, found.largest)
             self.look()
 
-    def wants_copy(self) -> bool:
-        """Whether the request that the baseline has just answered is one to copy."""
+    def wants_copy(self, size: int) -> bool:
+        """Whether the request of so many bytes that the baseline has just answered is one to copy."""
         course = self.course
         if course is None or not course.copies or random.random() >= course.copies:  # noqa: S311  no secret
             return False
-        if self.copies >= MOST_COPIES:
+        if self.copies >= MOST_COPIES or self.copied_bytes + size > MOST_COPIED_BYTES:
             self.dropped += 1
             return False
         return True

@@ -70,7 +70,12 @@ class Released:
         answer = answered.answer
         if isinstance(answer, GatewayError):
             raise answer
-        if movable and answered.by == release.baseline and answered.grade is Grade.GOOD and release.wants_copy():
+        if (
+            movable
+            and answered.by == release.baseline
+            and answered.grade is Grade.GOOD
+            and release.wants_copy(len(body))
+        ):
             self._copy(release, headers, body, answered, answer)
         answer.headers.append((SERVED_BY, str(answered.by).encode()))
         return answer
@@ -104,6 +109,7 @@ class Released:
             release.dropped += 1
             return
         release.copies += 1
+        release.copied_bytes += len(body)
         task = asyncio.create_task(self._copied(release, headers, body, answered, answer))
         self._copies.add(task)
         task.add_done_callback(self._copies.discard)
@@ -126,6 +132,7 @@ class Released:
         finally:
             places.leave(None)
             release.copies -= 1
+            release.copied_bytes -= len(body)
         good = grade is Grade.GOOD
         release.copied(Outcome(not good, seconds if good else None), answered.outcome)
         if good and isinstance(copy, Response):

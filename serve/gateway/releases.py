@@ -15,7 +15,7 @@ from typing import Any
 
 from compress.errors import ServerError
 from serve.gateway.agreement import unlike
-from serve.gateway.errors import GatewayError
+from serve.gateway.errors import GatewayError, UpstreamTimeoutError
 from serve.gateway.metadata import ModelMetadata
 from serve.gateway.release import Release
 from serve.gateway.upstream import Upstream, model_path
@@ -29,6 +29,7 @@ __all__ = ["Releases"]
 LOOK_S = 0.5
 SAVE_S = 2.0
 PATIENCE_S = 2.0
+NOTHING = "no other version is there to go back to, or the model can't be asked"
 LOST = "the baseline {} is no longer served: pack with --serve-latest 2, so that Triton keeps both versions"
 
 logger = logging.getLogger(__name__)
@@ -130,7 +131,8 @@ class Releases:
         if release is None or (release.course is None and row.state == "running"):
             release = await self._resumed(row)
         if release is None:
-            await self._save(row, None, "no other model or version is there to go back to, or none can be asked")
+            if row.why != NOTHING or row.wish is not None:
+                await self._save(row, None, NOTHING)
             return
         if release.course is None:
             await self._begin(row, release)
@@ -182,22 +184,18 @@ class Releases:
 
     async def _begin(self, row: Row, release: Release) -> None:
         """The first step, once the candidate is ready and can take the baseline's requests."""
-        if row.wish is not None:
-            event = Event("aborted", "asked for") if row.wish == "abort" else None
-            if event is None:
-                release.course = Course(row.plan, time.monotonic())
-                event = _granted(row, release.course)
-            release.events.append(event)
-            await self._save(row, release, event.why)
-            return
         why, for_good = (LOST.format(release.baseline), True) if release.lost else await self._unready(release)
-        if not why:
+        if row.wish == "abort":
+            release.events.append(Event("aborted", "asked for"))
+        elif not why:
             release.course = Course(row.plan, time.monotonic())
             release.events.append(Event("step", f"{release.candidate} is ready"))
+            if row.wish is not None:
+                release.events.append(_granted(row, release.course))
         elif for_good or (row.plan.give_up_s and time.time() - row.created > row.plan.give_up_s):
             release.events.append(Event("aborted", why))
-        if release.events or why != row.why or row.baseline is None:
-            await self._save(row, release, why)
+        if release.events or why != row.why or row.baseline is None or row.wish is not None:
+            await self._save(row, release, release.events[-1].why if release.events else why)
 
     async def _unready(self, release: Release) -> tuple[str, bool]:
         """Why the candidate can't begin, "" where it can, and whether that is for good."""
@@ -231,7 +229,11 @@ class Releases:
 
     async def _metadata(self, target: Target) -> ModelMetadata:
         self._upstream.forget(target.model, target.version)
-        return await self._upstream.metadata(target.model, target.version)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await self._upstream.metadata(target.model, target.version)
+        except TimeoutError as err:
+            raise UpstreamTimeoutError("the model server took too long") from err
 
     async def _save(self, row: Row, release: Release | None, why: str) -> None:
         """Write down where a rollout is; what could not be written is written later."""
