@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
+from serve.http_body import GrowingBody
 from serve.http_connection import Connection
 from serve.http_message import Address, ExchangeError, Kind, Response, encode_head
 
@@ -53,7 +54,7 @@ class Pool:
         method: bytes,
         target: bytes,
         headers: Iterable[tuple[bytes, bytes]] = (),
-        body: bytes = b"",
+        body: bytes | GrowingBody = b"",
         *,
         timeout_s: float | None = None,
     ) -> Response:
@@ -65,7 +66,7 @@ class Pool:
         """
         return await self.exchange(encode_head(method, target, self.address, headers, len(body)), body, timeout_s)
 
-    async def exchange(self, head: bytes, body: bytes = b"", timeout_s: float | None = None) -> Response:
+    async def exchange(self, head: bytes, body: bytes | GrowingBody = b"", timeout_s: float | None = None) -> Response:
         """Like `request`, with a head that was encoded before."""
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)  # the clock of event loops
         connection: Connection | None = self._idle.pop() if self._idle else await self._acquire(deadline)

@@ -7,11 +7,13 @@ from typing import cast
 
 import httptools
 
+from serve.http_body import GrowingBody
 from serve.http_message import ExchangeError, Response
 
 __all__ = ["Connection"]
 
 MAX_HEAD_BYTES = 64 * 1024
+STALL_S = 0.25  # how long a server is kept waiting for a body that comes in parts
 _ONE_WRITE_BYTES = 16 * 1024  # below this, joining head and body costs less than a second write
 
 
@@ -45,17 +47,18 @@ class Connection(asyncio.Protocol):
         self._head_done = False
         self._framed = False
 
-    async def exchange(self, head: bytes, body: bytes, deadline: float) -> Response:
+    async def exchange(self, head: bytes, body: bytes | GrowingBody, deadline: float) -> Response:
         """Send a request and read its response.
 
         A cancelled exchange closes the connection: what the server still sends belongs to nobody.
 
         Args:
             head: from `encode_head`.
+            body: of the length that the head says; sent as it comes, where it is still coming.
             deadline: on the loop's clock.
 
         Raises:
-            ExchangeError: "closed", "timeout", "malformed" or "too_large".
+            ExchangeError: "closed", "timeout", "stalled", "malformed" or "too_large".
         """
         if not self.usable or self._transport is None:
             raise ExchangeError("closed", "the connection is closed", unanswered=True)
@@ -63,7 +66,12 @@ class Connection(asyncio.Protocol):
         self._begin()
         waiter = self._waiter = self._loop.create_future()
         timer = self._loop.call_at(deadline, self._expire)
-        if len(body) < _ONE_WRITE_BYTES:
+        stall: asyncio.TimerHandle | None = None
+        if isinstance(body, GrowingBody):
+            self._transport.write(head)
+            body.attach(self._transport.write)
+            stall = self._loop.call_later(STALL_S, self._stalled, body)
+        elif len(body) < _ONE_WRITE_BYTES:
             self._transport.write(head + body)
         else:
             self._transport.write(head)
@@ -77,6 +85,11 @@ class Connection(asyncio.Protocol):
         finally:
             timer.cancel()
             self._waiter = None
+            if stall is not None and isinstance(body, GrowingBody):
+                stall.cancel()
+                body.detach()
+                if not body.whole:
+                    self.close()  # the server waits for the rest
 
     def close(self) -> None:
         """Close at once; what was not yet sent is dropped."""
@@ -90,6 +103,10 @@ class Connection(asyncio.Protocol):
 
     def _expire(self) -> None:
         self._fail(ExchangeError("timeout", "no whole response in time"))
+
+    def _stalled(self, body: GrowingBody) -> None:
+        if not body.whole:
+            self._fail(ExchangeError("stalled", "the request's body comes too slowly to be sent as it comes"))
 
     def _fail(self, error: ExchangeError) -> None:
         self.close()

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 __all__ = ["Address", "ExchangeError", "Kind", "Response", "encode_head", "header_line"]
 
-Kind = Literal["refused", "busy", "closed", "timeout", "malformed", "too_large"]
+Kind = Literal["refused", "busy", "closed", "timeout", "stalled", "malformed", "too_large"]
 
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TARGET = re.compile(rb"/[\x21-\x7e]*")
@@ -25,7 +25,8 @@ class ExchangeError(Exception):
 
     Attributes:
         kind: "refused" (no connection), "busy" (no free connection in time), "closed" (the server closed before
-            the response ended), "timeout", "malformed" (not HTTP), "too_large" (past the response bound).
+            the response ended), "timeout", "stalled" (a body that was still coming came too slowly), "malformed" (not
+            HTTP), "too_large" (past the response bound).
         unanswered: the connection closed before the first byte of a response.
     """
 

@@ -14,6 +14,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 
+from serve.http_body import GrowingBody
 from serve.http_client import Address, ExchangeError, Pool, Response
 
 __all__ = ["Balancer", "Node"]
@@ -103,7 +104,7 @@ class Balancer:
         method: bytes,
         target: bytes,
         headers: Sequence[tuple[bytes, bytes]] = (),
-        body: bytes = b"",
+        body: bytes | GrowingBody = b"",
         *,
         timeout_s: float | None = None,
         repeatable: Callable[[], bool] = lambda: True,
@@ -170,7 +171,7 @@ class Balancer:
         method: bytes,
         target: bytes,
         headers: Sequence[tuple[bytes, bytes]],
-        body: bytes,
+        body: bytes | GrowingBody,
         timeout_s: float,
     ) -> Response:
         node.in_flight += 1
@@ -178,7 +179,7 @@ class Balancer:
             answer = await node.pool.request(method, target, headers, body, timeout_s=timeout_s)
         except ExchangeError as err:
             self._on_error(err.kind)
-            if err.kind != "busy":
+            if err.kind not in ("busy", "stalled"):
                 node.failed(time.monotonic())
             raise
         except asyncio.CancelledError:
@@ -192,7 +193,7 @@ class Balancer:
 
     def _worth_another(self, err: ExchangeError, repeatable: Callable[[], bool]) -> bool:
         """Never after a time-out (the client has no time left, and the next server no more of it either)."""
-        if err.kind == "timeout" or err.kind == "too_large":
+        if err.kind in ("timeout", "stalled", "too_large"):
             return False
         return (err.kind in ("refused", "busy") or repeatable()) and self.spend()
 

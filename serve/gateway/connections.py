@@ -3,7 +3,7 @@
 It waits for the rest of a request for so long only. An endpoint that holds its whole answer can give it in one piece
 (RESPOND): ASGI's two messages are checked and written one by one, which costs an eighth of the inference path. It is
 told at once when its client leaves (LEAVING), without a task that waits for it. And it gets a body in one piece (BODY):
-by ASGI's messages, each 64 KiB of it would be copied twice and stop the socket.
+by ASGI's messages, each 64 KiB of it would be copied twice and stop the socket; or while it still comes (GROWING).
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from serve.gateway.errors import BodyTooLargeError, ClientGoneError
+from serve.gateway.protocol import SEQUENCE
+from serve.http_body import GrowingBody
 
-__all__ = ["BODY", "LEAVING", "RESPOND", "connection_class"]
+__all__ = ["BODY", "GROWING", "LEAVING", "RESPOND", "connection_class"]
 
-RESPOND, LEAVING, BODY = "serve.respond", "serve.leaving", "serve.body"
+RESPOND, LEAVING, BODY, GROWING = "serve.respond", "serve.leaving", "serve.body", "serve.growing"
 MAX_HEAD_BYTES = 64 * 1024
+EAGER_BYTES = 32 * 1024  # a client that has sent so much at once will send the rest soon
 JOINED_BYTES = 16 * 1024  # below this, one write of a copy costs less than two writes
 
 
@@ -80,6 +83,7 @@ def connection_class(head_timeout_s: float, body_timeout_s: float, stopping: asy
                 RESPOND: partial(self._respond, cycle),
                 LEAVING: self._on_leaving,
                 BODY: self._body.whole,
+                GROWING: self._body.growing,
             }
             self.scope["extensions"] = extensions
 
@@ -152,10 +156,11 @@ class _Body:
         cycle: uvicorn's of this request; it has what came before the endpoint asked.
     """
 
-    __slots__ = ("_chunks", "_cycle", "_limit", "_size", "_whole")
+    __slots__ = ("_chunks", "_cycle", "_growing", "_limit", "_size", "_whole")
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
+        self._growing: GrowingBody | None = None
         self._chunks: list[bytes] = []
         self._size = 0
         self._limit = 0
@@ -193,8 +198,28 @@ class _Body:
         finally:
             self._whole = None  # it holds the body, and would hold it until the garbage collector comes
 
+    def growing(self, length: int, header_length: int) -> GrowingBody | None:
+        """The body while it comes; None where it has come, or not much of it, or where it belongs to a sequence.
+
+        Args:
+            length: as the head says.
+            header_length: of the JSON that it begins with.
+        """
+        cycle = self._cycle
+        if cycle.disconnected or not cycle.more_body or len(cycle.body) < max(EAGER_BYTES, header_length):
+            return None
+        if SEQUENCE in cycle.body[:header_length]:
+            return None  # must not be asked twice
+        self._growing = GrowingBody(bytes(cycle.body), length)
+        cycle.body = bytearray()
+        cycle.flow.resume_reading()
+        return self._growing
+
     def took(self, body: bytes) -> bool:
         """Keep a part; False where nobody has asked for the whole."""
+        if self._growing is not None:
+            self._growing.add(body)
+            return True
         if self._whole is None:
             return False
         if not self._whole.done():
@@ -211,6 +236,8 @@ class _Body:
             self._chunks.clear()
 
     def lost(self) -> None:
+        if self._growing is not None:
+            self._growing.fail(ClientGoneError())
         if self._whole is not None and not self._whole.done():
             self._whole.set_exception(ClientGoneError())
 

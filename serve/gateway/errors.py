@@ -5,6 +5,7 @@ GatewayError
 ├── UnauthorizedError       401
 ├── ForbiddenError          403
 ├── UnknownModelError       404
+├── SlowBodyError           408
 ├── BodyTooLargeError       413
 ├── TooManyElementsError    413
 ├── UnsupportedMediaError   415
@@ -41,6 +42,7 @@ __all__ = [
     "Problem",
     "RateLimitedError",
     "Refusal",
+    "SlowBodyError",
     "TooManyElementsError",
     "UnauthorizedError",
     "UnknownModelError",
@@ -160,6 +162,12 @@ class OverloadedError(_LaterError):
     """More requests than can be answered in time: this one is turned away at once."""
 
     status = 503
+
+
+class SlowBodyError(GatewayError):
+    """A body that was passed on as it came, and came too slowly."""
+
+    status = 408
 
 
 class BodyTooLargeError(GatewayError):

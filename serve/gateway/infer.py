@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from serve.gateway.connections import BODY, LEAVING, RESPOND
+from serve.gateway.connections import BODY, GROWING, LEAVING, RESPOND
 from serve.gateway.deadline import TIMEOUT_HEADER, patience_s, with_timeout
 from serve.gateway.elements import check_elements
 from serve.gateway.encoding import unpacked
@@ -27,6 +27,7 @@ from serve.gateway.errors import (
     ClientGoneError,
     GatewayError,
     Refusal,
+    SlowBodyError,
     UpstreamTimeoutError,
 )
 from serve.gateway.gate import Gate
@@ -37,6 +38,7 @@ from serve.gateway.settings import Settings
 from serve.gateway.telemetry import INFER_ROUTE, Observed, Telemetry
 from serve.gateway.tracing import Trace
 from serve.gateway.upstream import MODEL_NAME, VERSION, Upstream
+from serve.http_body import GrowingBody
 from serve.http_client import Response
 from serve.http_message import header_line
 
@@ -53,6 +55,7 @@ _SAFE = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"
 _JSON = (b"content-type", b"application/json")
 _SAFE_LINES = b"".join(header_line(*header) for header in _SAFE)
 CLIENT_LEFT = 499
+GROWING_BYTES = 128 * 1024
 
 
 class InferEndpoint:
@@ -123,35 +126,60 @@ class InferEndpoint:
         patience = patience_s(timeout, settings.timeout_s)
         deadline = time.monotonic() + patience
         self._gate.places(model).check(identity.priority, patience)
-        body = await read_body(scope, read.get(b"content-length"), receive, settings.max_body_bytes)
+        release = self._gate.releases.get(model) if any_version else None
+        body: bytes | GrowingBody | None = None
+        if header_length is not None and release is None and timeout is None and not settings.max_elements:
+            body = _growing(scope, read, header_length, settings.max_body_bytes)
+        if body is None:
+            body = await read_body(scope, read.get(b"content-length"), receive, settings.max_body_bytes)
         observed.received = len(body)
         trace = observed.trace
         if trace is not None:
             forwarded = [header for header in forwarded if header[0] != b"traceparent"]
             forwarded.append((b"traceparent", trace.header))
             trace.done("receive")
-        if b"content-encoding" in read:
-            body = unpacked(body, read[b"content-encoding"], settings.max_body_bytes)
-        if settings.max_elements:
-            check_elements(body, header_length, settings.max_elements)
-        if timeout is not None:
-            body, changed = with_timeout(body, header_length, patience)
-            if changed is not None:
-                forwarded = [header for header in forwarded if header[0] != BINARY_HEADER]
-                forwarded.append((BINARY_HEADER, b"%d" % changed))
+        if isinstance(body, bytes):
+            if b"content-encoding" in read:
+                body = unpacked(body, read[b"content-encoding"], settings.max_body_bytes)
+            if settings.max_elements:
+                check_elements(body, header_length, settings.max_elements)
+            if timeout is not None:
+                body, changed = with_timeout(body, header_length, patience)
+                if changed is not None:
+                    forwarded = [header for header in forwarded if header[0] != BINARY_HEADER]
+                    forwarded.append((BINARY_HEADER, b"%d" % changed))
 
-        async def ask() -> Response:
+        async def ask(body: bytes | GrowingBody) -> Response:
             left = deadline - time.monotonic()
-            release = self._gate.releases.get(model) if any_version else None
-            if release is None:
+            if release is None or not isinstance(body, bytes):
                 return await self._upstream.infer(path, forwarded, body, left)
             return await self._released.infer(release, identity, scope["headers"], forwarded, body, left)
 
-        response = await ask_model(self._gate, identity, model, ask, scope, receive, deadline, trace)
+        send_it = partial(ask_model, self._gate, identity, model, scope=scope, receive=receive, deadline=deadline)
+        try:
+            response = await send_it(partial(ask, body), trace=trace)
+        except SlowBodyError:
+            if isinstance(body, bytes):
+                raise
+            response = await send_it(partial(ask, await body.wait()), trace=trace)
         returned = [header for header in response.headers if header[0] in _RETURNED]
         observed.sent = len(response.body)
         await _answer(scope, send, response.status, returned, identity.limits(), response.body)
         return response.status
+
+
+def _growing(scope: Scope, read: Mapping[bytes, bytes], header_length: int, limit: int) -> GrowingBody | None:
+    """A large body while it comes; None where it is read whole.
+
+    A client that has sent its first part will most likely send the rest at once: while it does, the first part goes to
+    Triton. One that then stops is asked again when all has come.
+    """
+    length = read.get(b"content-length", b"")
+    if not length.isdigit() or not GROWING_BYTES <= int(length) <= limit or b"content-encoding" in read:
+        return None
+    growing = scope.get("extensions", {}).get(GROWING)
+    body: GrowingBody | None = None if growing is None else growing(int(length), header_length)
+    return body
 
 
 async def _answer(

@@ -17,9 +17,10 @@ import orjson
 
 from serve.gateway.tensors import DATATYPES, ProtocolError, Tensor, from_raw, object_array, plain_numbers, to_raw
 
-__all__ = ["InferResponse", "Message", "build_request", "parse_request", "parse_response"]
+__all__ = ["BINARY_HEADER", "SEQUENCE", "InferResponse", "Message", "build_request", "parse_request", "parse_response"]
 
 BINARY_HEADER = b"inference-header-content-length"
+SEQUENCE = b'"sequence_id"'  # a request that changes what Triton remembers: no other may do it again
 _NO_JSON = ("FP16", "BF16")  # the protocol has no JSON form for these two
 
 

@@ -12,9 +12,9 @@ from serve.gateway.agreement import Agreement, agreement
 from serve.gateway.encoding import unpacked
 from serve.gateway.errors import GatewayError, UpstreamTimeoutError
 from serve.gateway.identity import Identity
-from serve.gateway.protocol import BINARY_HEADER, InferResponse, parse_response
+from serve.gateway.protocol import BINARY_HEADER, SEQUENCE, InferResponse, parse_response
 from serve.gateway.release import Answered, Grade, Release
-from serve.gateway.upstream import SEQUENCE, Upstream
+from serve.gateway.upstream import Upstream
 from serve.http_client import Response
 from serve.rollout.analysis import Outcome
 from serve.rollout.plan import Target

@@ -14,15 +14,18 @@ from serve.gateway.balancer import Balancer
 from serve.gateway.coalesce import Coalescer
 from serve.gateway.errors import (
     GatewayError,
+    SlowBodyError,
     UnknownModelError,
     UpstreamBrokenError,
     UpstreamDownError,
     UpstreamTimeoutError,
 )
 from serve.gateway.metadata import ModelMetadata
+from serve.gateway.protocol import SEQUENCE
 from serve.gateway.settings import Settings
 from serve.gateway.telemetry import Telemetry
 from serve.gateway.tensors import ProtocolError
+from serve.http_body import GrowingBody
 from serve.http_client import Address, ExchangeError, Response
 
 __all__ = ["MODEL_NAME", "VERSION", "Upstream", "model_path", "triton_error"]
@@ -32,7 +35,6 @@ __all__ = ["MODEL_NAME", "VERSION", "Upstream", "model_path", "triton_error"]
 MODEL_NAME = r"(?!(?:\.{1,2}|stats)(?:/|$))[A-Za-z0-9_.+:@=~-]{1,256}"
 VERSION = r"[0-9]{1,18}"
 
-SEQUENCE = b'"sequence_id"'  # a request that changes what Triton remembers: no other may do it again
 CACHE_S = 5.0
 CACHE_MODELS = 256
 
@@ -76,18 +78,18 @@ class Upstream:
             raise _failure(err) from err
 
     async def infer(
-        self, path: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes, timeout_s: float
+        self, path: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes | GrowingBody, timeout_s: float
     ) -> Response:
         """POST an infer request; raises GatewayError (502, 503, 504)."""
         try:
-            if self._coalescer is not None and self._coalescer.takes(headers):
+            if self._coalescer is not None and isinstance(body, bytes) and self._coalescer.takes(headers):
                 return await self._coalesced(self._coalescer, path, headers, body, timeout_s)
             return await self._exchange(path, headers, body, timeout_s)
         except ExchangeError as err:
             raise _failure(err) from err
 
     async def _exchange(
-        self, path: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes, timeout_s: float
+        self, path: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes | GrowingBody, timeout_s: float
     ) -> Response:
         return await self.balancer.exchange(
             b"POST", path, headers, body, timeout_s=timeout_s, repeatable=lambda: SEQUENCE not in body
@@ -194,6 +196,8 @@ def _coalesces(settings: Settings) -> bool:
 
 
 def _failure(err: ExchangeError) -> GatewayError:
+    if err.kind == "stalled":
+        return SlowBodyError("the request's body did not come in time", why=str(err))
     if err.kind == "timeout":
         return UpstreamTimeoutError("the model server took too long", why=str(err))
     if err.kind in ("refused", "busy"):

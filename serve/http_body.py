@@ -1,0 +1,71 @@
+"""A request body that is still coming while it is being sent on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+__all__ = ["GrowingBody"]
+
+
+class GrowingBody:
+    """A body of known length that comes in parts; all of them are kept, so that it can be sent again.
+
+    Args:
+        first: what is there.
+        length: of the whole.
+    """
+
+    __slots__ = ("_parts", "_size", "_waiter", "_write", "length")
+
+    def __init__(self, first: bytes, length: int) -> None:
+        self.length = length
+        self._parts = [first]
+        self._size = len(first)
+        self._write: Callable[[bytes], object] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __contains__(self, text: bytes) -> bool:
+        return text in b"".join(self._parts)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it has come."""
+        return self._size >= self.length
+
+    def add(self, part: bytes) -> None:
+        """Another part has come."""
+        self._parts.append(part)
+        self._size += len(part)
+        if self._write is not None:
+            self._write(part)
+        if self.whole and self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        """No more will come."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error)
+
+    def attach(self, write: Callable[[bytes], object]) -> None:
+        """Write what there is, and what comes as it comes."""
+        for part in self._parts:
+            write(part)
+        self._write = write
+
+    def detach(self) -> None:
+        """Write no more."""
+        self._write = None
+
+    async def wait(self) -> bytes:
+        """All of it, once it has come; raises what `fail` was given."""
+        if not self.whole:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return b"".join(self._parts)
