@@ -116,10 +116,12 @@ class Coalescer:
 
     Args:
         exchange: asks Triton: path, headers, body and seconds.
+        on_joined: told how many requests were joined to one.
     """
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, on_joined: Callable[[int], None] = lambda _: None) -> None:
         self._exchange = exchange
+        self._on_joined = on_joined
         self._groups: dict[tuple[bytes, bytes], _Group | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -220,6 +222,7 @@ class Coalescer:
     async def _asked(self, group: _Group, tensors: list[bytes], headers: Headers, timeout_s: float) -> list[Response]:
         form = group.form
         if len(tensors) > 1:
+            self._on_joined(len(tensors))
             body, length = form.joined(len(tensors), tensors)
             kept = [(b"content-type", b"application/octet-stream"), (BINARY_HEADER, b"%d" % length)]
             answer = await self._exchange(group.path, kept, body, timeout_s)

@@ -86,6 +86,8 @@ class InferEndpoint:
             observed.key = identity.name
             identity.check_model(model)
             identity.take()
+            if observed.trace is not None:
+                observed.trace.done("auth")
             code = await self._infer(
                 path, model, match[2] is None, identity, observed, forwarded, read, scope, receive, send
             )

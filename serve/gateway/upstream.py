@@ -65,8 +65,13 @@ class Upstream:
             on_error=lambda kind: telemetry.upstream_errors.labels(kind).inc(),
             on_retry=telemetry.retries.inc,
         )
+
+        def joined(count: int) -> None:
+            telemetry.joined.inc(count)
+            telemetry.batches.inc()
+
         self._settings = settings
-        self._coalescer = Coalescer(self._exchange) if _coalesces(settings) else None
+        self._coalescer = Coalescer(self._exchange, joined) if _coalesces(settings) else None
         self._joined: dict[bytes, tuple[float, int, float]] = {}
         self._known: dict[str, tuple[float, ModelMetadata]] = {}
 

@@ -161,6 +161,10 @@ async def test_requests_of_one_form_become_few_and_each_gets_its_own_rows(tmp_pa
             assert max(taken) > 1
             assert max(taken) <= 8
             assert len(taken) < 26
+            page = (await pool.request(b"GET", b"/metrics")).body.decode()
+            counts = dict(line.split() for line in page.splitlines() if line.startswith("gateway_coalesced"))
+            together = float(counts["gateway_coalesced_requests_total"])
+            assert together >= 2 * float(counts["gateway_coalesced_batches_total"]) > 0
             await pool.close()
 
 

@@ -60,8 +60,8 @@ def test_a_callers_trace_goes_on_through_the_gateway_to_triton() -> None:
     server = by_name["/v2/models/{model}/infer m"]
     assert {span.trace_id.hex() for span in spans} == {TRACE}
     assert server.parent_span_id.hex() == "00f067aa0ba902b7"
-    assert by_name.keys() == {server.name, "receive", "queue", "upstream"}
-    for part in ("receive", "queue", "upstream"):
+    assert by_name.keys() == {server.name, "auth", "receive", "queue", "upstream"}
+    for part in ("auth", "receive", "queue", "upstream"):
         assert by_name[part].parent_span_id == server.span_id
         assert server.start_time_unix_nano <= by_name[part].start_time_unix_nano
         assert by_name[part].end_time_unix_nano <= server.end_time_unix_nano
@@ -77,7 +77,7 @@ def test_a_caller_decides_whether_it_is_traced() -> None:
     assert triton.requests[0].headers["traceparent"] == (PARENT_HEADER[:-1] + b"0").decode()
 
 
-@pytest.mark.parametrize(("ratio", "count"), [(0.0, 0), (1.0, 4)])
+@pytest.mark.parametrize(("ratio", "count"), [(0.0, 0), (1.0, 5)])
 def test_others_are_traced_by_chance(ratio: float, count: int) -> None:
     spans, triton = traced(ratio=ratio)
     assert len(spans) == count
