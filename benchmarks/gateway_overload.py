@@ -42,7 +42,18 @@ USEFUL_S = 1.0
 GIVEN_UP_S = 20.0
 CHANNELS, SIDE, LAYERS = 64, 32, 16
 SETTINGS = {
-    "unbounded": ["--max-in-flight", "100000", "--max-connections", "4000", "--latency-target-s", "1000"],
+    "unbounded": [
+        "--max-in-flight",
+        "100000",
+        "--max-connections",
+        "4000",
+        "--latency-target-s",
+        "1000",
+        "--max-wait-s",
+        "1000",
+        "--max-waiting",
+        "100000",
+    ],  # fmt: skip
     "gateway": [],
 }
 

@@ -110,7 +110,7 @@ class Settings:
     """Seconds that Triton may take under load before fewer requests are passed on; 0: 8 times its fastest answer, 50 ms
     at least."""
 
-    max_wait_s: float = 0.0
+    max_wait_s: float = 0.5
     """Seconds that a request may wait for its turn before it is refused; 0: as the latency target."""
 
     max_waiting: int = 1024
