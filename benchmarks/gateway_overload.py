@@ -53,7 +53,7 @@ SETTINGS = {
         "1000",
         "--max-waiting",
         "100000",
-    ],  # fmt: skip
+    ],
     "gateway": [],
 }
 
