@@ -153,10 +153,8 @@ class Coalescer:
         answer: asyncio.Future[Response] = loop.create_future()
         group.waiting.append((body[length:], answer))
         if group.timer is None:
-            if group.under_way < UNDER_WAY:
-                group.timer = loop.call_soon(
-                    self._send, group, headers, timeout_s
-                )  # with what else is read in this turn
+            if group.under_way < UNDER_WAY:  # with what else is read in this turn of the loop
+                group.timer = loop.call_soon(self._send, group, headers, timeout_s)
             else:
                 group.timer = loop.call_later(wait_s, self._send, group, headers, timeout_s)
         elif len(group.waiting) * group.form.batch >= group.most:
@@ -203,23 +201,29 @@ class Coalescer:
         try:
             answers = await self._asked(group, [tensors for tensors, _ in members], headers, timeout_s)
         except BaseException as err:
+            gone = err if isinstance(err, ExchangeError) else ExchangeError("closed", repr(err))
             for _, future in members:
                 if not future.done():
-                    future.set_exception(err if isinstance(err, ExchangeError) else ExchangeError("closed", repr(err)))
-                    future.exception()  # whoever waited may have left
+                    future.set_exception(gone)
             if not isinstance(err, Exception):
                 raise
         else:
             for (_, future), answer in zip(members, answers, strict=True):
-                if not future.done():
+                if future.done():
+                    continue
+                if isinstance(answer, Response):
                     future.set_result(answer)
+                else:
+                    future.set_exception(answer)
         finally:
             group.under_way -= 1
             if group.waiting and group.timer is not None:
                 group.timer.cancel()
                 self._send(group, headers, timeout_s)
 
-    async def _asked(self, group: _Group, tensors: list[bytes], headers: Headers, timeout_s: float) -> list[Response]:
+    async def _asked(
+        self, group: _Group, tensors: list[bytes], headers: Headers, timeout_s: float
+    ) -> Sequence[Response | BaseException]:
         form = group.form
         if len(tensors) > 1:
             self._on_joined(len(tensors))
@@ -230,7 +234,7 @@ class Coalescer:
                 return parts
         alone = [(name, value) for name, value in headers if name != b"traceparent"]
         asked = (self._exchange(group.path, alone, form.head + each, timeout_s) for each in tensors)
-        return list(await asyncio.gather(*asked))
+        return await asyncio.gather(*asked, return_exceptions=True)
 
 
 def split(answer: Response, count: int, batch: int) -> list[Response] | None:

@@ -147,7 +147,7 @@ class Release:
         return answered
 
     async def _ask_candidate(self, ask: Ask[T], *, movable: bool) -> Answered[T]:
-        if not self.running:
+        if self.weight >= 1:
             first = await self._ask_kept(ask, self.candidate)
             self._note("candidate", first)
             return first

@@ -194,7 +194,8 @@ class Releases:
                 release.events.append(_granted(row, release.course))
         elif for_good or (row.plan.give_up_s and time.time() - row.created > row.plan.give_up_s):
             release.events.append(Event("aborted", why))
-        if release.events or why != row.why or row.baseline is None or row.wish is not None:
+        late = time.monotonic() - self._saved.get(row.id, 0.0) > SAVE_S  # or another would think that nobody follows it
+        if release.events or why != row.why or row.baseline is None or row.wish is not None or late:
             await self._save(row, release, release.events[-1].why if release.events else why)
 
     async def _unready(self, release: Release) -> tuple[str, bool]:
