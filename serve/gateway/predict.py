@@ -32,6 +32,7 @@ from serve.gateway.metadata import ModelMetadata
 from serve.gateway.plain import from_file, from_values, to_values
 from serve.gateway.protocol import BINARY_HEADER, build_request, parse_response
 from serve.gateway.released import SERVED_BY, Released
+from serve.gateway.routes import UPSTREAM
 from serve.gateway.settings import Settings
 from serve.gateway.tensors import ProtocolError, Tensor
 from serve.gateway.upstream import Upstream, model_path, triton_error
@@ -74,18 +75,14 @@ _BODY = {
     },
 }
 _ANSWERS: dict[int | str, dict[str, Any]] = {
+    **UPSTREAM,
     200: {"model": Prediction, "description": "The model's outputs."},
     400: {"model": Problem, "description": "A body that can't be read, or that the model's hooks refuse."},
-    401: {"model": Problem, "description": "No key, or none that is known, where the gateway asks for one."},
-    403: {"model": Problem, "description": "The key may not ask this model."},
     404: {"model": Problem, "description": "No such model."},
     413: {"model": Problem, "description": "The body is over the gateway's bound."},
     415: {"model": Problem, "description": "A content type that is not read, or a file for a model that takes none."},
     422: {"model": Problem, "description": "A value does not fit the model's input; the answer names it."},
     429: {"model": Problem, "description": "The key has sent too many requests; Retry-After says when to go on."},
-    502: {"model": Problem, "description": "The model server's answer broke off."},
-    503: {"model": Problem, "description": "The model server can't be reached, or has too much to do."},
-    504: {"model": Problem, "description": "The model server took too long."},
 }
 
 

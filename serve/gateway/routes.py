@@ -34,7 +34,7 @@ UPSTREAM: dict[int | str, dict[str, Any]] = {
     401: {"model": Problem, "description": "No key, or none that is known, where the gateway asks for one."},
     403: {"model": Problem, "description": "The key may not do this."},
     502: {"model": Problem, "description": "The model server's answer broke off."},
-    503: {"model": Problem, "description": "The model server can't be reached."},
+    503: {"model": Problem, "description": "The model server can't be reached, or has too much to do."},
     504: {"model": Problem, "description": "The model server took too long."},
 }
 OF_MODEL: dict[int | str, dict[str, Any]] = {
