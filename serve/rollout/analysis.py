@@ -16,7 +16,7 @@ from typing import Any, Literal
 from serve.rollout.evidence import Bet
 from serve.rollout.plan import Plan
 
-__all__ = ["Analysis", "Measure", "Outcome", "Verdict"]
+__all__ = ["Analysis", "Measure", "Outcome", "Question"]
 
 WINDOW = 100
 PAIRED = 64
@@ -40,14 +40,6 @@ class Outcome:
 
     failed: bool
     seconds: float | None
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A decision: whether the step is passed, and why."""
-
-    passed: bool
-    why: str
 
 
 class Measure:
@@ -75,6 +67,9 @@ class Analysis:
         plan: says what is allowed.
         weight: the candidate's share of the requests; at 0 there are copies only, and latency is not judged: copies
             meet another load.
+
+    Attributes:
+        required: the questions that have to be answered for the step to be passed.
     """
 
     def __init__(self, plan: Plan, weight: float) -> None:
@@ -86,7 +81,7 @@ class Analysis:
             self.measures["slowest"] = Measure(TAIL_MARGIN, -1.0, 1.0)
         if plan.shadow:
             self.measures["disagreement"] = Measure(plan.max_disagreement, 0.0, 1.0)
-        self._required = [name for name in self.measures if name != "disagreement" or not weight]
+        self.required = [name for name in self.measures if name != "disagreement" or not weight]
         alarms = len(plan.weights) * len(self.measures)
         self._alarm = math.log(alarms / plan.error_rate)
         self._proof = math.log(1.0 / plan.error_rate)
@@ -130,14 +125,20 @@ class Analysis:
         self.largest = max(self.largest, largest)
         self.measures["disagreement"].add(disagreed / items)
 
-    def verdict(self) -> Verdict | None:
-        """What the evidence says by now; None where it says nothing yet."""
+    def worse(self) -> Question | None:
+        """A question whose evidence says that the candidate is worse than allowed."""
         for name, measure in self.measures.items():
             if measure.worse.log_wealth >= self._alarm:
-                return Verdict(False, self._told(name))
-        if all(self.measures[name].fine.log_wealth >= self._proof for name in self._required):
-            return Verdict(True, "; ".join(map(self._told, self._required)))
+                return name
         return None
+
+    def proven(self) -> bool:
+        """Whether it is proven for each required question that the candidate is not."""
+        return all(self.measures[name].fine.log_wealth >= self._proof for name in self.required)
+
+    def told(self, questions: Iterable[Question]) -> str:
+        """What was seen, in words; sorts what was measured, so it is for decisions, not for each answer."""
+        return "; ".join(map(self._told, questions))
 
     def _take(self, who: Literal[0, 1], outcome: Outcome) -> None:
         self._count(who, outcome)
@@ -185,7 +186,7 @@ class Analysis:
                 "bound": self._bound(name),
                 "proof": round(max(0.0, measure.fine.log_wealth) / self._proof, 3),
                 "alarm": round(max(0.0, measure.worse.log_wealth) / self._alarm, 3),
-                "required": name in self._required,
+                "required": name in self.required,
             }
         if self.items:
             found["disagreement"]["difference"] = self.difference / self.items

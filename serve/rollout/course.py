@@ -67,11 +67,11 @@ class Course:
         """Act on the evidence, if there is enough of it."""
         if self.state != "running":
             return None
-        verdict = self.analysis.verdict()
-        if verdict is not None and not verdict.passed:
-            return self.end("aborted", verdict.why)
-        if verdict is not None and self.seconds(now) >= self.plan.step_s:
-            return self.promote(now, verdict.why)
+        analysis = self.analysis
+        if (question := analysis.worse()) is not None:
+            return self.end("aborted", analysis.told([question]))
+        if self.seconds(now) >= self.plan.step_s and analysis.proven():
+            return self.promote(now, analysis.told(analysis.required))
         if self.plan.give_up_s and self.seconds(now) > self.plan.give_up_s:
             return self.end("aborted", f"no decision within {self.plan.give_up_s:g} s")
         return None
