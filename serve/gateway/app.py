@@ -122,7 +122,7 @@ def create_app(settings: Settings) -> FastAPI:
     # The last one added stands outermost.
     app.add_middleware(GuardMiddleware, gate=gate)
     app.add_middleware(TelemetryMiddleware, telemetry=telemetry)
-    app.infer = InferEndpoint(settings, gate, upstream, released, telemetry)
+    app.infer = InferEndpoint(settings, gate, released, telemetry)
     _answer_errors(app)
     return app
 

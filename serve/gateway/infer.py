@@ -37,7 +37,7 @@ from serve.gateway.released import SERVED_BY, Released
 from serve.gateway.settings import Settings
 from serve.gateway.telemetry import INFER_ROUTE, Observed, Telemetry
 from serve.gateway.tracing import Trace
-from serve.gateway.upstream import MODEL_NAME, VERSION, Upstream
+from serve.gateway.upstream import MODEL_NAME, VERSION
 from serve.http_body import GrowingBody
 from serve.http_client import Response
 from serve.http_message import header_line
@@ -61,12 +61,9 @@ GROWING_BYTES = 128 * 1024
 class InferEndpoint:
     """POST /v2/models/{model}[/versions/{version}]/infer."""
 
-    def __init__(
-        self, settings: Settings, gate: Gate, upstream: Upstream, released: Released, telemetry: Telemetry
-    ) -> None:
+    def __init__(self, settings: Settings, gate: Gate, released: Released, telemetry: Telemetry) -> None:
         self._settings = settings
         self._gate = gate
-        self._upstream = upstream
         self._released = released
         self._telemetry = telemetry
 
@@ -153,9 +150,7 @@ class InferEndpoint:
 
         async def ask(body: bytes | GrowingBody) -> Response:
             left = deadline - time.monotonic()
-            if release is None or not isinstance(body, bytes):
-                return await self._upstream.infer(path, forwarded, body, left)
-            return await self._released.infer(release, identity, scope["headers"], forwarded, body, left)
+            return await self._released.infer(release, path, identity, scope["headers"], forwarded, body, left)
 
         send_it = partial(ask_model, self._gate, identity, model, scope=scope, receive=receive, deadline=deadline)
         try:

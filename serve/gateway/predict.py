@@ -35,7 +35,7 @@ from serve.gateway.released import SERVED_BY, Released
 from serve.gateway.routes import UPSTREAM
 from serve.gateway.settings import Settings
 from serve.gateway.tensors import ProtocolError, Tensor
-from serve.gateway.upstream import Upstream, model_path, triton_error
+from serve.gateway.upstream import Upstream, triton_error
 from serve.http_client import Response as UpstreamResponse
 from serve.rollout.plan import Target
 
@@ -113,7 +113,9 @@ def predict_router(settings: Settings, gate: Gate, upstream: Upstream, released:
             )
             if encoding := headers.get(b"content-encoding"):
                 body = unpacked(body, encoding, settings.max_body_bytes)
-            kept = release.kept if (release := gate.releases.get(model)) is not None else Target(model)
+            plain = Target(model)
+            release = gate.releases.get(model)
+            kept = plain if release is None else release.kept
             metadata = replace(await upstream.metadata(kept.model, kept.version), name=model)
             inputs, item = await _inputs(metadata, request, body)
             for tensor in inputs:
@@ -122,13 +124,9 @@ def predict_router(settings: Settings, gate: Gate, upstream: Upstream, released:
             message = build_request(inputs)
 
             async def ask() -> UpstreamResponse:
-                left = deadline - time.monotonic()
-                release = gate.releases.get(model)
-                if release is None:
-                    path = f"{model_path(model)}/infer".encode()
-                    return await upstream.infer(path, message.headers, message.body, left)
-                came = request.scope["headers"]
-                return await released.infer(release, identity, came, message.headers, message.body, left)
+                left, came = deadline - time.monotonic(), request.scope["headers"]
+                path = plain.path.encode()
+                return await released.infer(release, path, identity, came, message.headers, message.body, left)
 
             answer = await ask_model(gate, identity, model, ask, request.scope, request.receive, deadline)
             response = _plain(upstream, metadata, answer, item=item)

@@ -15,6 +15,7 @@ from serve.gateway.identity import Identity
 from serve.gateway.protocol import BINARY_HEADER, SEQUENCE, InferResponse, parse_response
 from serve.gateway.release import Answered, Grade, Release
 from serve.gateway.upstream import Upstream
+from serve.http_body import GrowingBody
 from serve.http_client import Response
 from serve.rollout.analysis import Outcome
 from serve.rollout.plan import Target
@@ -48,11 +49,20 @@ class Released:
         self._copies: set[asyncio.Task[None]] = set()
 
     async def infer(
-        self, release: Release, who: Identity, came: Headers, headers: Headers, body: bytes, timeout_s: float
+        self,
+        release: Release | None,
+        path: bytes,
+        who: Identity,
+        came: Headers,
+        headers: Headers,
+        body: bytes | GrowingBody,
+        timeout_s: float,
     ) -> Response:
-        """An answer by one of the two models; its header Served-By says which.
+        """An answer by one of the two models under release, whose header Served-By says which; else by Triton's choice.
 
         Args:
+            release: None where there is none.
+            path: of the request where there is none, and of a body that still comes.
             came: headers of the client's request.
             headers: those that go on to Triton.
             timeout_s: for all tries together.
@@ -60,6 +70,8 @@ class Released:
         Raises:
             GatewayError: there was no answer.
         """
+        if release is None or not isinstance(body, bytes):
+            return await self._upstream.infer(path, headers, body, timeout_s)
         deadline = time.monotonic() + timeout_s
 
         async def ask(target: Target) -> tuple[Grade, Response | GatewayError]:
