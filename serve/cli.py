@@ -20,7 +20,8 @@ from compress.errors import MissingExtraError, ToolkitError
 from serve import __version__
 from serve.cli_gateway import gateway, settings_of_file
 from serve.cli_keys import keys
-from serve.cli_measure import load_test, tune, verify
+from serve.cli_load import load
+from serve.cli_measure import tune, verify
 from serve.cli_models import models
 from serve.cli_rollout import rollout
 from serve.hand_edits import Edits
@@ -47,7 +48,7 @@ app.command(models)
 app.command(rollout)
 hooks_app = App(name="hooks", help="Try hooks without a server.")
 app.command(hooks_app)
-app.command(load_test, name="load")
+app.command(load)
 app.command(tune)
 app.command(verify)
 out = Console(highlight=False, soft_wrap=True)

@@ -1,9 +1,7 @@
-"""`serve load`, `serve tune` and `serve verify`: parse, call, print."""
+"""`serve tune` and `serve verify`: parse, call, print."""
 
 from __future__ import annotations
 
-import dataclasses
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,31 +9,12 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
-from serve.load.options import LoadOptions
 from serve.tune.options import TuneOptions
 
-__all__ = ["load_test", "tune", "verify"]
+__all__ = ["tune", "verify"]
 
 out = Console(highlight=False, soft_wrap=True)
 Flat = Parameter(name="*")
-
-
-def load_test(url: str = "http://127.0.0.1:8080", *, options: Annotated[LoadOptions, Flat]) -> None:
-    """Send requests as fast as they are answered, and report throughput, latency and errors.
-
-    Parameters
-    ----------
-    url
-        The gateway, or a Triton. A key for it is taken from the environment's SERVE_API_KEY.
-    """
-    from serve.load.report import print_result, show_progress
-    from serve.load.run import run_load
-
-    with show_progress(Console(stderr=True)) as on_progress:
-        result = run_load(
-            dataclasses.replace(options, url=url, key=os.environ.get("SERVE_API_KEY", "")), on_progress=on_progress
-        )
-    print_result(result, Console() if sys.stdout.isatty() else Console(width=100))
 
 
 def tune(name: str, *, repository: Path, options: Annotated[TuneOptions, Flat]) -> None:

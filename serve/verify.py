@@ -16,7 +16,7 @@ from compress.artifact import Artifact
 from compress.errors import ArtifactError, RepositoryError, ServerError
 from serve.client import infer_content
 
-__all__ = ["Verified", "samples_of", "verify"]
+__all__ = ["LABEL_KEYS", "Verified", "files_of", "samples_of", "verify"]
 
 LABEL_KEYS = ("label", "labels", "y", "target", "targets")
 IN_FLIGHT = 8
@@ -149,20 +149,27 @@ def _of_arrays(path: Path) -> Iterator[Sample]:
 
 
 def _of_folder(folder: Path) -> Iterator[Sample]:
+    for path, label in files_of(folder):
+        try:
+            yield Sample(path.read_bytes(), "application/octet-stream", label)
+        except OSError as err:
+            raise RepositoryError(f"can't verify with {path}", why=str(err), mend=MEND) from err
+
+
+def files_of(folder: Path) -> list[tuple[Path, str]]:
+    """The files of a folder with their labels, see `samples_of`.
+
+    Raises:
+        RepositoryError: its labels.csv has other columns.
+    """
     table = folder / "labels.csv"
     if table.is_file():
         with table.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         if rows and not {"file", "label"} <= set(rows[0]):
             raise RepositoryError(f"can't verify with {table}", why="it has no columns file and label", mend=MEND)
-        pairs = [(folder / row["file"], row["label"]) for row in rows]
-    else:
-        pairs = [(path, path.parent.name) for path in sorted(folder.glob("*/*")) if path.is_file()]
-    for path, label in pairs:
-        try:
-            yield Sample(path.read_bytes(), "application/octet-stream", label)
-        except OSError as err:
-            raise RepositoryError(f"can't verify with {path}", why=str(err), mend=MEND) from err
+        return [(folder / row["file"], row["label"]) for row in rows]
+    return [(path, path.parent.name) for path in sorted(folder.glob("*/*")) if path.is_file()]
 
 
 def _plain(item: Any) -> Any:

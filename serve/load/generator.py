@@ -1,154 +1,335 @@
-"""Closed loop: N clients, each with one keep-alive connection, each sending as soon as it was answered."""
+"""The load of one process: an open loop that keeps to its schedule, or a closed one.
+
+Each request leaves seven numbers in an array, which is handed on a few times a second as it is: to make histograms of
+them is the work of whoever asked, so that it delays no request.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import resource
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from serve.http_client import ExchangeError, Pool
-from serve.load.options import LoadOptions
-from serve.load.recorder import NS_PER_S, Recorder
-from serve.load.result import LoadResult
-from serve.load.target import Target
+import numpy as np
 
-__all__ = ["Progress", "generate"]
+from serve.load.check import Judge
+from serve.load.job import Job
+from serve.load.lane import Flight, HttpLane, Lane
+from serve.load.timer import PreciseTimer
 
-PROGRESS_S = 0.2
+__all__ = ["COLUMNS", "Batch", "Generator"]
+
+NS_PER_S = 1_000_000_000
+HAND_ON_S = 0.2
+OPEN_AHEAD = 64
+REFUSED_PAUSE_S = 0.01
+COLUMNS = ("due", "taken", "sent", "end", "bytes", "request", "kind")
+"""Of a record; times in nanoseconds from the beginning of the measured part, `kind` an index of `Batch.kinds`."""
+clock = time.perf_counter_ns
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Where a run stands, told a few times a second.
+class Batch:
+    """What was measured since the last one.
 
     Attributes:
-        elapsed_s, total_s: since the first request; warm-up and measured window together.
-        successes, errors: measured so far.
+        records: int64, `COLUMNS` for each request, one after the other.
+        kinds: how requests came out, by number; the first is "", a success.
+        right, labelled: answers that named their label, of so many.
+        began: measured requests that were begun so far, in all.
+        warmup: requests of the warm-up so far, in all.
+        waiting: requests that are due and have no connection yet.
+        cpu_s: of this process so far, since its load began.
+        memory_bytes: the most it has had resident.
+        done: nothing more will come.
     """
 
-    elapsed_s: float
-    total_s: float
-    successes: int
-    errors: int
+    __slots__ = ("began", "cpu_s", "done", "kinds", "labelled", "memory_bytes", "records", "right", "waiting", "warmup")
+
+    def __init__(self, records: bytes, kinds: tuple[str, ...], **others: Any) -> None:
+        self.records = records
+        self.kinds = kinds
+        self.right: int = others["right"]
+        self.labelled: int = others["labelled"]
+        self.began: int = others["began"]
+        self.warmup: int = others["warmup"]
+        self.waiting: int = others["waiting"]
+        self.cpu_s: float = others["cpu_s"]
+        self.memory_bytes: int = others["memory_bytes"]
+        self.done: bool = others["done"]
 
 
-async def generate(
-    target: Target,
-    options: LoadOptions,
-    *,
-    stop: asyncio.Event,
-    on_progress: Callable[[Progress], None] | None = None,
-) -> LoadResult:
-    """Send requests until the time is over, the count is reached, or `stop` is set.
-
-    Requests begun in time are waited for, because to drop the slow ones would flatter the server; once `stop` is
-    set they are dropped.
+class Generator:
+    """Sends one process's part of a load.
 
     Args:
-        on_progress: called in the event loop; what it costs, the measurement pays.
+        job: the load.
+        part, parts: this process and how many there are.
+        hand_on: called in the event loop with what was measured, a few times a second and at the end.
     """
-    recorder = Recorder()
-    loop = asyncio.get_running_loop()
-    first_ns = time.perf_counter_ns()
-    begin_ns = first_ns + int(options.warmup * NS_PER_S)
-    limit_ns = begin_ns + int(options.duration * NS_PER_S)
-    budget = _Budget(options.max_requests)
-    cpu_s = time.process_time()
-    clients = [
-        asyncio.ensure_future(_client(target, options, recorder, budget, begin_ns, limit_ns))
-        for _ in range(options.concurrency)
-    ]
-    finished = asyncio.gather(*clients)
-    stopping = asyncio.ensure_future(stop.wait())
-    total_s = options.warmup + options.duration
-    ticker: asyncio.TimerHandle | None = None
 
-    def tick() -> None:
-        nonlocal ticker
-        elapsed_s = (time.perf_counter_ns() - first_ns) / NS_PER_S
-        if on_progress is not None:
-            on_progress(Progress(elapsed_s, total_s, recorder.count, recorder.total - recorder.count))
-        ticker = loop.call_later(PROGRESS_S, tick)
+    def __init__(self, job: Job, hand_on: Callable[[Batch], None], *, part: int = 0, parts: int = 1) -> None:
+        self._job = job
+        self._part = part
+        self._parts = parts
+        self._hand_on = hand_on
+        self._loop = asyncio.get_running_loop()
+        self._wires = [request.wire for request in job.requests]
+        self._order = _order(job)
+        self._judge = None if job.check is None else Judge(job.check)
+        self._records = array("q")
+        self._kinds = {"": 0}
+        self._right = self._labelled = self._began = self._warmup = 0
+        self._flying: dict[Lane, None] = {}
+        self._idle: list[Lane] = []
+        self._lanes = 0
+        self._backlog: deque[Flight] = deque()
+        self._ended = asyncio.Event()
+        self._stopped = False
+        self._number = part
+        self._left = _share(job.max_requests, part, parts)
+        self._begin_ns = self._limit_ns = 0
+        self._cpu_s = 0.0
+        self._channels: Any = None
+        self._timer: PreciseTimer | None = None
+        self._times: list[int] = []
+        self._numbers: list[int] = []
+        self._at = 0
+        self._chunks: Iterator[Any] = iter(())
+        self._exhausted = True
 
-    tick()
-    try:
-        await asyncio.wait((finished, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if not stop.is_set():
-            finished.result()  # a bug in a client is not a result
-    finally:
-        stopping.cancel()
-        if ticker is not None:
-            ticker.cancel()
-        for client in clients:
-            client.cancel()
-        await asyncio.gather(finished, *clients, return_exceptions=True)
-    now_ns = time.perf_counter_ns()
-    interrupted = stop.is_set()
-    end_ns = min(now_ns, limit_ns)
-    if budget.spent:
-        end_ns = recorder.last_success_ns() or end_ns
-    elif not interrupted:
-        end_ns = max(limit_ns, recorder.last_success_ns() or 0)
-    return recorder.result(
-        model=options.model,
-        url=options.url,
-        concurrency=options.concurrency,
-        begin_ns=begin_ns,
-        end_ns=end_ns,
-        request_bytes=target.request_bytes,
-        client_cpu_share=(time.process_time() - cpu_s) / max((now_ns - first_ns) / NS_PER_S, 1e-9),
-        interrupted=interrupted,
-    )
+    async def prepare(self) -> None:
+        """Open connections ahead, so that the first requests find them open."""
+        job = self._job
+        if job.protocol == "grpc":
+            from serve.load.grpc_lane import Channels
 
+            self._channels = Channels(job)
+        wanted = self._concurrency()
+        if job.arrivals is not None:
+            wanted = min(self._connections(), max(8, min(OPEN_AHEAD, int(job.arrivals.rate / self._parts / 50))))
+        lanes = [self._new_lane() for _ in range(wanted)]
+        await asyncio.gather(*(lane.open() for lane in lanes if isinstance(lane, HttpLane)))
+        self._idle.extend(lanes)
 
-class _Budget:
-    """How many measured requests may still be begun."""
+    async def run(self, start_ns: int) -> None:
+        """Send the load, from `start_ns` of `perf_counter_ns` on, until it is over or `stop` is called.
 
-    def __init__(self, requests: int | None) -> None:
-        self._left = requests
-
-    @property
-    def spent(self) -> bool:
-        return self._left == 0
-
-    def take(self) -> bool:
-        if self._left is None:
-            return True
-        if self._left == 0:
-            return False
-        self._left -= 1
-        return True
-
-
-async def _client(
-    target: Target, options: LoadOptions, recorder: Recorder, budget: _Budget, begin_ns: int, limit_ns: int
-) -> None:
-    """One client's requests, one after the other."""
-    clock = time.perf_counter_ns
-    pool = Pool(target.address, max_connections=1, timeout_s=options.timeout)
-    try:
-        while (start_ns := clock()) < limit_ns:
-            measured = start_ns >= begin_ns
-            if measured and not budget.take():
-                return
-            kind = ""
-            wire_bytes = 0
-            try:
-                response = await pool.exchange(target.head, target.body)
-                wire_bytes = response.wire_bytes
-                if response.status != 200:
-                    kind = f"status {response.status}"
-            except ExchangeError as err:
-                kind = err.kind
-            end_ns = clock()
-            if not measured:
-                recorder.warmup_count += 1
-            elif kind:
-                recorder.failure(kind, end_ns)
+        Requests begun in time are waited for, because to drop the slow ones would flatter the server.
+        """
+        job = self._job
+        self._begin_ns = start_ns + int(job.warmup_s * NS_PER_S)
+        self._limit_ns = self._begin_ns + int(job.duration_s * NS_PER_S)
+        self._cpu_s = time.process_time()
+        self._timer = PreciseTimer(self._arrive if job.arrivals is not None else self._release)
+        watcher = self._loop.create_task(self._watch())
+        gc.collect()
+        gc.freeze()
+        gc.disable()  # a full collection takes longer than a request may be late
+        try:
+            if job.arrivals is not None:
+                self._chunks = job.arrivals.chunks(self._part, self._parts)
+                self._exhausted = False
+                self._timer.at(self._next_due(start_ns))
             else:
-                recorder.success(start_ns, end_ns, wire_bytes)
+                self._timer.at(start_ns)
+            if not self._stopped:
+                await self._ended.wait()
+        finally:
+            gc.enable()
+            gc.unfreeze()
+            watcher.cancel()
+            self._timer.close()
+            self._stopped = True
+            for lane in (*self._flying, *self._idle):
+                lane.close()
+            if self._channels is not None:
+                await self._channels.close()
+            self._drain(done=True)
+
+    def stop(self) -> None:
+        """Drop what is under way, and end."""
+        self._stopped = True
+        self._ended.set()
+
+    # The open loop.
+
+    def _next_due(self, start_ns: int) -> int:
+        """When the next request is due; past the end, the time to look whether all have ended."""
+        while self._at >= len(self._times):
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                self._exhausted = True
+                return 0
+            times, numbers = chunk
+            self._times, self._numbers, self._at = (times + start_ns).tolist(), numbers.tolist(), 0
+        return self._times[self._at]
+
+    def _arrive(self) -> None:
+        """Send what is due."""
+        start_ns = self._begin_ns - int(self._job.warmup_s * NS_PER_S)
+        while not self._stopped:
+            due = self._next_due(start_ns)
+            if self._exhausted:
+                break
+            now = clock()
+            if due > now:
+                assert self._timer is not None  # noqa: S101
+                self._timer.at(due)
+                return
+            number = self._numbers[self._at]
+            self._at += 1
+            if due >= self._begin_ns:
+                if self._left == 0:
+                    self._exhausted = True
+                    break
+                if self._left is not None:
+                    self._left -= 1
+            flight = Flight(number, due, now)
+            self._count(due)
+            if self._idle:
+                self._send(self._idle.pop(), flight)
+            elif self._lanes < self._connections():
+                self._send(self._new_lane(), flight)
+            else:
+                self._backlog.append(flight)
+        self._maybe_end()
+
+    # The closed loop.
+
+    def _release(self) -> None:
+        """Start every client."""
+        lanes, self._idle = self._idle, []
+        for lane in lanes:
+            self._again(lane)
+        self._maybe_end()
+
+    def _again(self, lane: Lane) -> None:
+        """One client's next request, at once."""
+        now = clock()
+        if self._stopped or now >= self._limit_ns:
+            self._idle.append(lane)
+            return
+        if now >= self._begin_ns and self._left is not None:
+            if self._left == 0:
+                self._idle.append(lane)
+                return
+            self._left -= 1
+        flight = Flight(self._number, now, now)
+        self._number += self._parts
+        self._count(now)
+        self._send(lane, flight)
+
+    # Both.
+
+    def _concurrency(self) -> int:
+        return _share(self._job.concurrency, self._part, self._parts) or 0
+
+    def _connections(self) -> int:
+        return max(self._job.connections // self._parts, 1)
+
+    def _new_lane(self) -> Lane:
+        self._lanes += 1
+        if self._channels is not None:
+            lane: Lane = self._channels.lane(self._done)
+            return lane
+        return HttpLane(self._job.host, self._job.port, self._done, keep=self._judge is not None)
+
+    def _count(self, due_ns: int) -> None:
+        if due_ns >= self._begin_ns:
+            self._began += 1
+        else:
+            self._warmup += 1
+
+    def _send(self, lane: Lane, flight: Flight) -> None:
+        self._flying[lane] = None
+        lane.send(flight, self._wires[self._order[flight.number % len(self._order)]])
+
+    def _done(self, lane: Lane) -> None:
+        """A lane's request has ended."""
+        end_ns = clock()
+        flight = lane.flight
+        lane.flight = None
+        if flight is None:
+            return
+        del self._flying[lane]
+        kind = lane.kind
+        which = self._order[flight.number % len(self._order)]
+        if flight.due_ns >= self._begin_ns:
+            if self._judge is not None and lane.answer is not None:
+                verdict = self._judge.verdict(which, lane.answer)
+                kind = verdict.wrong
+                self._right += verdict.right
+                self._labelled += verdict.labelled
+            begin = self._begin_ns
+            self._records.extend(
+                (
+                    flight.due_ns - begin, flight.taken_ns - begin, flight.sent_ns - begin, end_ns - begin,
+                    lane.wire_bytes, which, self._kinds.setdefault(kind, len(self._kinds)),
+                )
+            )  # fmt: skip
+        if self._job.arrivals is None:
             if kind == "refused":
-                await asyncio.sleep(0.01)  # nobody listens: don't spin
-    finally:
-        await pool.close()
+                self._loop.call_later(REFUSED_PAUSE_S, self._later, lane)  # nobody listens: don't spin
+            else:
+                self._again(lane)
+        elif self._backlog:
+            self._send(lane, self._backlog.popleft())
+        else:
+            self._idle.append(lane)
+        self._maybe_end()
+
+    def _later(self, lane: Lane) -> None:
+        self._again(lane)
+        self._maybe_end()
+
+    def _maybe_end(self) -> None:
+        if self._flying or self._backlog:
+            return
+        over = self._exhausted if self._job.arrivals is not None else len(self._idle) == self._lanes
+        if over:
+            self._ended.set()
+
+    async def _watch(self) -> None:
+        """Hand on what was measured, and end what takes too long."""
+        timeout_ns = int(self._job.timeout_s * NS_PER_S)
+        pause_s = min(HAND_ON_S, self._job.timeout_s / 10)
+        handed = clock()
+        while True:
+            await asyncio.sleep(pause_s)
+            now = clock()
+            for lane in list(self._flying):  # the oldest come first
+                if lane.flight is None or now - lane.flight.sent_ns < timeout_ns:
+                    break
+                lane.fail("timeout")
+            if now - handed >= HAND_ON_S * NS_PER_S:
+                handed = now
+                self._drain()
+
+    def _drain(self, *, done: bool = False) -> None:
+        records, self._records = self._records, array("q")
+        self._hand_on(
+            Batch(
+                records.tobytes(), tuple(self._kinds), right=self._right, labelled=self._labelled, began=self._began,
+                warmup=self._warmup, waiting=len(self._backlog), cpu_s=time.process_time() - self._cpu_s,
+                memory_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, done=done,
+            )
+        )  # fmt: skip
+
+
+def _order(job: Job) -> list[int]:
+    """Which request each number sends: in turn, or drawn by weight."""
+    if not job.weights:
+        return list(range(len(job.requests)))
+    weights = np.asarray(job.weights, np.float64)
+    drawn = np.random.default_rng(job.seed).choice(len(job.requests), 4096, p=weights / weights.sum())
+    found: list[int] = drawn.tolist()
+    return found
+
+
+def _share(whole: int | None, part: int, parts: int) -> int | None:
+    return None if whole is None else whole // parts + (part < whole % parts)

@@ -1,107 +1,174 @@
-"""Keeps each measured request until the end: 16 bytes for a success, a count for a failure."""
+"""Turns the generators' records into seconds: counts and histograms that add up exactly, whoever sent the requests."""
 
 from __future__ import annotations
 
-from array import array
+import math
 from collections import Counter
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from serve.load.result import LoadResult, Second, percentile_or_none
+from serve.load.generator import COLUMNS, NS_PER_S, Batch
+from serve.load.histogram import Histogram, Ints
+from serve.load.job import Job
 
-__all__ = ["Recorder"]
+__all__ = ["Recorder", "Tally"]
 
-NS_PER_S = 1_000_000_000
-MIN_SECOND_SAMPLES = 20
+DUE, TAKEN, SENT, END, BYTES, REQUEST, KIND = range(len(COLUMNS))
+
+
+@dataclass
+class Tally:
+    """What belongs to one second.
+
+    Attributes:
+        due: requests that were due in it and have ended.
+        answers, rows: successes that ended in it, and their inferences.
+        errors: failures that ended in it, by kind.
+        bytes_in, bytes_out: of the successes that ended in it.
+        latency_ns, service_ns, lateness_ns, waiting_ns: sums over the successes that were due in it: from when a
+            request was due, from when it was sent, until the generator came to it, until a connection was free.
+        longest_ns: the longest latency, exact.
+        latency, service: histograms of these successes; lateness: of all that were due in it.
+    """
+
+    due: int = 0
+    answers: int = 0
+    rows: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    bytes_in: int = 0
+    bytes_out: int = 0
+    latency_ns: int = 0
+    service_ns: int = 0
+    lateness_ns: int = 0
+    waiting_ns: int = 0
+    longest_ns: int = 0
+    latency: Histogram = field(default_factory=Histogram.empty)
+    service: Histogram = field(default_factory=Histogram.empty)
+    lateness: Histogram = field(default_factory=Histogram.empty)
 
 
 class Recorder:
-    """What was measured so far. Times are of `perf_counter_ns`."""
+    """What was measured so far, of one load.
 
-    def __init__(self) -> None:
-        self.warmup_count = 0
-        self.bytes_in = 0
-        self.errors: Counter[str] = Counter()
-        self._ends_ns = array("q")
-        self._latencies_ns = array("q")
-        self._error_ends_ns = array("q")
+    Attributes:
+        seconds: by number, from the beginning of the measured part; past its end, what was waited for.
+        last_success_ns: from that beginning; None without any.
+        right, labelled: answers that named their label, of so many.
+        began, warmup, waiting: as the generators tell them, all together.
+        cpu_s: of the generators, since the load began.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._rows = np.array([request.rows for request in job.requests], np.int64)
+        self._sizes = np.array([len(request.wire) for request in job.requests], np.int64)
+        self._told: dict[int, Batch] = {}
+        self.seconds: dict[int, Tally] = {}
+        self.last_success_ns: int | None = None
+
+    def add(self, batch: Batch, part: int = 0) -> None:
+        """Take what a generator hands on."""
+        self._told[part] = batch
+        records = np.frombuffer(batch.records, np.int64).reshape(-1, len(COLUMNS))
+        if not len(records):
+            return
+        well = records[:, KIND] == 0
+        self._add_due(records, well)
+        self._add_ended(records[well])
+        failed = records[~well]
+        for second, kind in zip((failed[:, END] // NS_PER_S).tolist(), failed[:, KIND].tolist(), strict=True):
+            self._second(second).errors[batch.kinds[kind]] += 1
 
     @property
     def count(self) -> int:
         """Successes."""
-        return len(self._ends_ns)
+        return sum(tally.answers for tally in self.seconds.values())
 
     @property
-    def total(self) -> int:
-        """Successes and failures."""
-        return len(self._ends_ns) + len(self._error_ends_ns)
+    def errors(self) -> Counter[str]:
+        total: Counter[str] = Counter()
+        for tally in self.seconds.values():
+            total.update(tally.errors)
+        return total
 
-    def success(self, start_ns: int, end_ns: int, wire_bytes: int) -> None:
-        self._ends_ns.append(end_ns)
-        self._latencies_ns.append(end_ns - start_ns)
-        self.bytes_in += wire_bytes
+    @property
+    def began(self) -> int:
+        return sum(batch.began for batch in self._told.values())
 
-    def failure(self, kind: str, end_ns: int) -> None:
-        self._error_ends_ns.append(end_ns)
-        self.errors[kind] += 1
+    @property
+    def warmup(self) -> int:
+        return sum(batch.warmup for batch in self._told.values())
 
-    def last_success_ns(self) -> int | None:
-        return max(self._ends_ns) if self._ends_ns else None
+    @property
+    def waiting(self) -> int:
+        return sum(batch.waiting for batch in self._told.values())
 
-    def result(
-        self,
-        *,
-        model: str,
-        url: str,
-        concurrency: int,
-        begin_ns: int,
-        end_ns: int,
-        request_bytes: int,
-        client_cpu_share: float,
-        interrupted: bool,
-    ) -> LoadResult:
-        """The figures over the window from `begin_ns` to `end_ns`."""
-        seconds = max(end_ns - begin_ns, 1) / NS_PER_S
-        latencies = np.sort(np.frombuffer(self._latencies_ns, dtype=np.int64)) / 1e6
-        return LoadResult(
-            model=model,
-            url=url,
-            concurrency=concurrency,
-            seconds=seconds,
-            count=self.count,
-            throughput=self.count / seconds,
-            p50_ms=percentile_or_none(latencies, 50),
-            p90_ms=percentile_or_none(latencies, 90),
-            p99_ms=percentile_or_none(latencies, 99),
-            mean_ms=float(latencies.mean()) if self.count else None,
-            max_ms=float(latencies[-1]) if self.count else None,
-            errors=dict(sorted(self.errors.items())),
-            warmup_count=self.warmup_count,
-            bytes_in=self.bytes_in,
-            bytes_out=self.count * request_bytes,
-            request_bytes=request_bytes,
-            client_cpu_share=client_cpu_share,
-            interrupted=interrupted,
-            series=self._series(begin_ns),
-        )
+    @property
+    def right(self) -> int:
+        return sum(batch.right for batch in self._told.values())
 
-    def _series(self, begin_ns: int) -> tuple[Second, ...]:
-        seconds = self._seconds(self._ends_ns, begin_ns)
-        failed = self._seconds(self._error_ends_ns, begin_ns)
-        latencies_ms = np.frombuffer(self._latencies_ns, dtype=np.int64) / 1e6
-        last = max((int(part.max()) for part in (seconds, failed) if len(part)), default=-1)
-        entries: list[Second] = []
-        order = np.argsort(seconds, kind="stable")
-        bounds = np.searchsorted(seconds[order], np.arange(last + 2))
-        errors = np.bincount(failed, minlength=last + 1) if len(failed) else np.zeros(last + 1, dtype=np.int64)
-        for second in range(last + 1):
-            part = np.sort(latencies_ms[order[bounds[second] : bounds[second + 1]]])
-            p50 = percentile_or_none(part, 50) if len(part) >= MIN_SECOND_SAMPLES else None
-            entries.append(Second(second, len(part), int(errors[second]), p50))
-        return tuple(entries)
+    @property
+    def labelled(self) -> int:
+        return sum(batch.labelled for batch in self._told.values())
 
-    @staticmethod
-    def _seconds(ends_ns: array[int], begin_ns: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        ends = np.frombuffer(ends_ns, dtype=np.int64) if ends_ns else np.zeros(0, dtype=np.int64)
-        return (ends - begin_ns) // NS_PER_S
+    @property
+    def cpu_s(self) -> float:
+        return math.fsum(batch.cpu_s for batch in self._told.values())
+
+    @property
+    def memory_bytes(self) -> int:
+        """The largest generator's."""
+        return max((batch.memory_bytes for batch in self._told.values()), default=0)
+
+    def latency(self) -> Histogram:
+        """Of all successes, from when each was due."""
+        return Histogram.merged(tally.latency for tally in self.seconds.values())
+
+    def service(self) -> Histogram:
+        """The same from when each was sent."""
+        return Histogram.merged(tally.service for tally in self.seconds.values())
+
+    def lateness(self) -> Histogram:
+        """How late the generator came to each request."""
+        return Histogram.merged(tally.lateness for tally in self.seconds.values())
+
+    def _second(self, number: int) -> Tally:
+        found = self.seconds.get(number)
+        if found is None:
+            found = self.seconds[number] = Tally()
+        return found
+
+    def _add_due(self, records: Ints, well: Ints) -> None:
+        due = records[:, DUE]
+        seconds = due // NS_PER_S
+        for number in np.unique(seconds).tolist():
+            mine = seconds == number
+            tally = self._second(number)
+            tally.due += int(mine.sum())
+            lateness = records[mine, TAKEN] - due[mine]
+            tally.lateness = Histogram.merged((tally.lateness, Histogram.of(lateness)))
+            mine &= well
+            if not mine.any():
+                continue
+            latency = records[mine, END] - due[mine]
+            service = records[mine, END] - records[mine, SENT]
+            tally.latency = Histogram.merged((tally.latency, Histogram.of(latency)))
+            tally.service = Histogram.merged((tally.service, Histogram.of(service)))
+            tally.latency_ns += int(latency.sum())
+            tally.service_ns += int(service.sum())
+            tally.lateness_ns += int((records[mine, TAKEN] - due[mine]).sum())
+            tally.waiting_ns += int((records[mine, SENT] - records[mine, TAKEN]).sum())
+            tally.longest_ns = max(tally.longest_ns, int(latency.max()))
+
+    def _add_ended(self, records: Ints) -> None:
+        if not len(records):
+            return
+        self.last_success_ns = max(self.last_success_ns or 0, int(records[:, END].max()))
+        seconds = records[:, END] // NS_PER_S
+        for number in np.unique(seconds).tolist():
+            mine = records[seconds == number]
+            tally = self._second(number)
+            tally.answers += len(mine)
+            tally.rows += int(self._rows[mine[:, REQUEST]].sum())
+            tally.bytes_in += int(mine[:, BYTES].sum())
+            tally.bytes_out += int(self._sizes[mine[:, REQUEST]].sum())

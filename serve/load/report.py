@@ -1,59 +1,180 @@
-"""A load test's result for people (a table, a progress bar) and for programs (a JSON file)."""
+"""What a load test found, whole: its runs, the machine, the objective; as JSON, and back."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
 from pathlib import Path
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from typing import Any, Self
 
 from compress.errors import ServerError
-from serve.load.generator import Progress as Standing
-from serve.load.result import LoadResult
+from serve.load.result import SCHEMA_VERSION, LoadResult
 
-__all__ = ["print_result", "show_progress", "write_json"]
+__all__ = ["Found", "LoadReport", "Trial", "describe_machine", "read_report", "write_text"]
 
-PLAIN_LINE_S = 5.0
-
-
-def print_result(result: LoadResult, console: Console | None = None) -> None:
-    """Print the table."""
-    console = console or Console()
-    console.print(f"{result.model} at {result.url}, {result.concurrency} at a time", highlight=False, soft_wrap=True)
-    table = Table()
-    table.add_column("measured")
-    table.add_column("value", justify="right")
-    table.add_row("throughput", f"{result.throughput:,.1f} answers/s")
-    for name, value in (("p50", result.p50_ms), ("p90", result.p90_ms), ("p99", result.p99_ms)):
-        table.add_row(f"latency {name}", "too few samples" if value is None else f"{value:.2f} ms")
-    if result.mean_ms is not None and result.max_ms is not None:
-        table.add_row("latency mean, max", f"{result.mean_ms:.2f}, {result.max_ms:.2f} ms")
-    table.add_row("answers", f"{result.count:,} in {result.seconds:.1f} s")
-    table.add_row("errors", f"{result.error_count:,}")
-    for kind, count in result.errors.items():
-        table.add_row(f"  {kind}", f"{count:,}")
-    table.add_row("bytes in, out", f"{result.bytes_in:,}, {result.bytes_out:,}")
-    table.add_row("this client's CPU", f"{result.client_cpu_share:.0%} of a core")
-    console.print(table)
-    if result.interrupted:
-        console.print("Stopped before its time: these are the figures up to then.")
-    if result.client_cpu_share > 0.9:
-        console.print("This client was busy all the time: the server may be able to do more.")
+KIND = "serve load"
+Machine = Mapping[str, Any]
 
 
-def write_json(result: LoadResult, path: Path) -> None:
-    """Write the result beside, then rename.
+@dataclass(frozen=True)
+class Trial:
+    """A rate that a search tried.
+
+    Attributes:
+        rate: requests a second.
+        kept: whether the objective held. why: what did not; empty where it did.
+        stage: "peak", "bracket", "bisect" or "confirm".
+        seconds: how long it was measured (less than asked where it was lost before).
+        throughput: answers a second. latency_ms: at the objective's percentile, None where there were too few.
+    """
+
+    rate: float
+    kept: bool
+    why: tuple[str, ...]
+    stage: str
+    seconds: float
+    throughput: float
+    latency_ms: float | None
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of a search.
+
+    Attributes:
+        rate: the highest that kept the objective in each confirmation; None where none did.
+        above: the lowest rate that did not keep it; None where none was found.
+        peak: answers a second of a closed loop, where it began.
+        confirmations: runs with fresh arrivals at that rate.
+        slow_share, slow_bound: of them together, the share that is slower than the latency bound, and its upper 95%
+            bound; None without a bound on a percentile.
+        allowed: the share that the objective allows.
+        words: all that in a sentence.
+        trials: in order.
+    """
+
+    rate: float | None
+    above: float | None
+    peak: float
+    confirmations: int
+    slow_share: float | None
+    slow_bound: float | None
+    allowed: float | None
+    words: str
+    trials: tuple[Trial, ...]
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """One or several runs.
+
+    Attributes:
+        runs: in order; of a search, the confirmations.
+        title: what was asked of whom.
+        scenario: MLPerf's, or "".
+        objective: as it was given, or "".
+        broken: for each run, what of the objective it does not keep.
+        found: of a search; None without one.
+        verdict: a sentence.
+        hourly_cost: of what serves; None where nothing was said.
+        machine: what this was measured on and with.
+    """
+
+    runs: tuple[LoadResult, ...]
+    title: str
+    scenario: str = ""
+    objective: str = ""
+    broken: tuple[tuple[str, ...], ...] = ()
+    found: Found | None = None
+    verdict: str = ""
+    hourly_cost: float | None = None
+    machine: Machine = field(default_factory=dict)
+
+    def cost_of_a_million(self, result: LoadResult) -> float | None:
+        """What a million inferences cost at a run's throughput."""
+        if self.hourly_cost is None or not result.inferences:
+            return None
+        return self.hourly_cost / 3600 / result.inferences * 1e6
+
+    @property
+    def kept(self) -> bool:
+        """Whether the objective was kept (by the rate found, or by each run); true without one."""
+        if self.found is not None:
+            return self.found.rate is not None
+        return not any(self.broken)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values by stable names."""
+        return {
+            "kind": KIND,
+            "schema_version": SCHEMA_VERSION,
+            "title": self.title,
+            "scenario": self.scenario,
+            "objective": self.objective,
+            "broken": [list(words) for words in self.broken],
+            "found": None if self.found is None else asdict(self.found),
+            "verdict": self.verdict,
+            "hourly_cost": self.hourly_cost,
+            "cost_of_a_million": [self.cost_of_a_million(run) for run in self.runs],
+            "machine": dict(self.machine),
+            "runs": [run.to_dict() for run in self.runs],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """What `to_dict` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        if data["kind"] != KIND or data["schema_version"] != SCHEMA_VERSION:
+            raise ValueError("it is no result of this version of serve load")
+        found = data["found"]
+        if found is not None:
+            trials = tuple(Trial(**trial | {"why": tuple(trial["why"])}) for trial in found["trials"])
+            found = Found(**found | {"trials": trials})
+        return cls(
+            tuple(LoadResult.from_dict(run) for run in data["runs"]),
+            data["title"],
+            data["scenario"],
+            data["objective"],
+            tuple(tuple(words) for words in data["broken"]),
+            found,
+            data["verdict"],
+            data["hourly_cost"],
+            data["machine"],
+        )
+
+
+def read_report(path: Path) -> LoadReport:
+    """Read what `serve load --output` wrote.
+
+    Raises:
+        ServerError: it is something else.
+    """
+    try:
+        return LoadReport.from_dict(json.loads(path.read_text("utf-8")))
+    except OSError as err:
+        raise ServerError(f"can't read {path}", why=err.strerror or str(err), mend="name a file that is there") from err
+    except (KeyError, TypeError, ValueError, AttributeError) as err:
+        raise ServerError(
+            f"can't read {path}", why=str(err), mend="name a .json that `serve load --output` wrote"
+        ) from err
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write beside, then rename.
 
     Raises:
         ServerError: the file can't be written.
     """
     part = path.with_name(f".{path.name}.part")
     try:
-        part.write_text(json.dumps(result.to_dict(), indent=2) + "\n", encoding="utf-8")
+        part.write_text(text, encoding="utf-8")
         part.replace(path)
     except OSError as err:
         raise ServerError(
@@ -61,36 +182,26 @@ def write_json(result: LoadResult, path: Path) -> None:
         ) from err
 
 
-@contextmanager
-def show_progress(console: Console | None = None) -> Iterator[Callable[[Standing], None]]:
-    """A bar with the time left on a terminal, a line every few seconds elsewhere; gone when it ends."""
-    console = console or Console(stderr=True)
-    if not console.is_terminal:
-        yield _plain_lines(console)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:
-        task = bar.add_task("warming up")
-
-        def show(standing: Standing) -> None:
-            counts = f"{standing.successes:,} answers" if standing.successes or standing.errors else "warming up"
-            errors = f", {standing.errors:,} errors" if standing.errors else ""
-            elapsed_s = min(standing.elapsed_s, standing.total_s)
-            bar.update(task, description=counts + errors, completed=elapsed_s, total=standing.total_s)
-            bar.refresh()
-
-        yield show
+def describe_machine() -> dict[str, Any]:
+    """What the load was sent from and with."""
+    versions = {}
+    for name in ("compress-serve", "uvloop", "httptools", "tritonclient", "grpcio", "numpy"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count() or 0,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "versions": versions,
+    }
 
 
-def _plain_lines(console: Console) -> Callable[[Standing], None]:
-    due_s = PLAIN_LINE_S
-
-    def show(standing: Standing) -> None:
-        nonlocal due_s
-        if standing.elapsed_s < due_s:
-            return
-        due_s = standing.elapsed_s + PLAIN_LINE_S
-        left_s = max(standing.total_s - standing.elapsed_s, 0)
-        console.print(f"{standing.successes} answers, {standing.errors} errors, {left_s:.0f} s left")
-
-    return show
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

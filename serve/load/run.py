@@ -1,49 +1,229 @@
-"""The load test from options to result."""
+"""One load from options to result."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import uvloop
 
-from serve.load.generator import Progress, generate
+from serve.load.arrivals import Arrivals, Leg, parse_arrivals, parse_rate, read_trace
+from serve.load.crew import Crew
+from serve.load.generator import NS_PER_S, Batch
+from serve.load.job import Job
 from serve.load.options import LoadOptions
-from serve.load.report import write_json
+from serve.load.recorder import Recorder
 from serve.load.result import LoadResult
-from serve.load.target import find_target
+from serve.load.server_side import Observation, observe
+from serve.load.summary import summarize
+from serve.load.target import Target, find_target
 
-__all__ = ["run_load"]
+__all__ = ["Progress", "Session", "run_load"]
+
+PROGRESS_S = 0.25
 
 
-def run_load(options: LoadOptions, *, on_progress: Callable[[Progress], None] | None = None) -> LoadResult:
-    """Find the target, send the load, measure, and write the result where `options.output` says.
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands, told a few times a second.
+
+    Attributes:
+        elapsed_s, total_s: since the first request; warm-up and measured part together.
+        successes, errors: measured so far.
+        in_flight, waiting: begun and not ended; due, without a connection.
+        per_s, p50_ms, p99_ms: of the last whole second; None where there is none.
+        late_ms: the largest lateness of the generator in it.
+        offered: the load in words.
+    """
+
+    elapsed_s: float
+    total_s: float
+    successes: int
+    errors: int
+    in_flight: int = 0
+    waiting: int = 0
+    per_s: float | None = None
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    late_ms: float | None = None
+    offered: str = ""
+
+
+OnProgress = Callable[[Progress], None]
+
+
+def run_load(options: LoadOptions, *, on_progress: OnProgress | None = None) -> LoadResult:
+    """Find the target, send the load, and measure.
 
     Ctrl-C ends it early, with the figures up to then.
 
     Args:
-        on_progress: `show_progress` gives one.
+        on_progress: told a few times a second.
 
     Raises:
-        ServerError: the target can't be used, or the file can't be written.
+        ServerError: the target can't be used.
     """
-    result = uvloop.run(_run(options, on_progress))
-    if options.output is not None:
-        write_json(result, options.output)
-    return result
+
+    async def main() -> LoadResult:
+        async with Session(options, on_progress) as session:
+            return await session.run(options)
+
+    return uvloop.run(main())
 
 
-async def _run(options: LoadOptions, on_progress: Callable[[Progress], None] | None) -> LoadResult:
-    target = await find_target(options)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    ours = threading.current_thread() is threading.main_thread()
-    if ours:
-        loop.add_signal_handler(signal.SIGINT, stop.set)
-    try:
-        return await generate(target, options, stop=stop, on_progress=on_progress)
-    finally:
-        if ours:
-            loop.remove_signal_handler(signal.SIGINT)
+class Session:
+    """A target and the processes that send to it, for load after load.
+
+    Args:
+        options: what is asked of whom, and from where.
+        on_progress: told a few times a second.
+
+    Attributes:
+        stopped: whether Ctrl-C came.
+    """
+
+    def __init__(self, options: LoadOptions, on_progress: OnProgress | None = None) -> None:
+        self._options = options
+        self._on_progress = on_progress
+        self._crew = Crew(options)
+        self._targets: dict[str, Target] = {}
+        self.stopped = False
+
+    async def __aenter__(self) -> Session:
+        await self.target(self._options)  # before any process is started for nothing
+        await self._crew.__aenter__()
+        if threading.current_thread() is threading.main_thread():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self.stop)
+        return self
+
+    async def __aexit__(self, *reason: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+        await self._crew.__aexit__(None, None, None)
+
+    def stop(self) -> None:
+        """End the load that is under way, and let none follow."""
+        self.stopped = True
+        self._crew.stop()
+
+    async def target(self, options: LoadOptions) -> Target:
+        """Whom these options ask, and what."""
+        key = repr((options.url, options.model, options.batch, options.shape, options.seed))
+        if key not in self._targets:
+            self._targets[key] = await find_target(options)
+        return self._targets[key]
+
+    async def run(self, options: LoadOptions, *, give_up: Callable[[Recorder], bool] | None = None) -> LoadResult:
+        """Send one load.
+
+        Args:
+            options: of the same server and workers as the session's.
+            give_up: asked a few times a second whether the load can be ended early.
+        """
+        target = await self.target(options)
+        job = make_job(target, options)
+        recorder = Recorder(job)
+        seen: list[Observation] = []
+        began: list[int] = []
+        tasks: list[asyncio.Task[None]] = []
+        given_up = False
+
+        async def look(at_ns: int) -> None:
+            await asyncio.sleep(max(at_ns - time.perf_counter_ns(), 0) / NS_PER_S)
+            seen.append(await observe(target, options.model, time.perf_counter_ns()))
+
+        async def tell(start_ns: int) -> None:
+            nonlocal given_up
+            while True:
+                await asyncio.sleep(PROGRESS_S)
+                if self._on_progress is not None:
+                    self._on_progress(_standing(recorder, options, job, start_ns))
+                if give_up is not None and not given_up and give_up(recorder):
+                    given_up = True
+                    self._crew.stop()
+
+        def on_start(start_ns: int) -> None:
+            began.append(start_ns)
+            tasks.append(asyncio.ensure_future(look(start_ns + int(options.warmup * NS_PER_S))))
+            if self._on_progress is not None or give_up is not None:
+                tasks.append(asyncio.ensure_future(tell(start_ns)))
+
+        def on_batch(batch: Batch, part: int) -> None:
+            recorder.add(batch, part)
+
+        started = time.time()
+        try:
+            await self._crew.run(job, on_batch, on_start)
+        finally:
+            ended_ns = time.perf_counter_ns()
+            for task in tasks[1:]:
+                task.cancel()
+            if tasks and (self.stopped or given_up or not tasks[0].done()):
+                tasks[0].cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if seen:
+            seen.append(await observe(target, options.model, ended_ns))
+        return summarize(
+            recorder,
+            options,
+            job,
+            request_bytes=target.request_bytes,
+            began_ns=began[0] if began else ended_ns,
+            ended_ns=ended_ns,
+            started=started,
+            processes=self._crew.size,
+            lost=self._crew.lost,
+            stopped=self.stopped or given_up,
+            seen=seen,
+        )
+
+
+def make_job(target: Target, options: LoadOptions) -> Job:
+    """What the generators are told."""
+    arrivals = _arrivals(options) if options.open_loop else None
+    duration = options.duration if arrivals is None else arrivals.seconds - options.warmup
+    return Job(
+        target.endpoint.protocol, target.endpoint.address.host, target.endpoint.address.port, target.requests,
+        weights=target.weights, arrivals=arrivals, concurrency=options.concurrency, connections=options.connections,
+        warmup_s=options.warmup, duration_s=duration, max_requests=options.max_requests, timeout_s=options.timeout,
+        seed=options.seed, metadata=target.metadata, check=target.check,
+    )  # fmt: skip
+
+
+def _arrivals(options: LoadOptions) -> Arrivals:
+    """The schedule, its first rate kept up through the warm-up before it."""
+    kind, burst, trace = parse_arrivals(options.arrivals)
+    warmup = options.warmup
+    if trace is not None:
+        legs = parse_rate(options.rate, options.duration) if options.rate else ()
+        times = read_trace(trace, rate=legs[0].first if legs else None)
+        return Arrivals("trace", times_s=tuple(warmup + at for at in times))
+    legs = parse_rate(options.rate, options.duration)
+    if warmup > 0:
+        legs = (Leg(legs[0].first, legs[0].first, warmup), *legs)
+    return Arrivals(kind, legs, options.seed, burst)
+
+
+def _standing(recorder: Recorder, options: LoadOptions, job: Job, start_ns: int) -> Progress:
+    elapsed_s = (time.perf_counter_ns() - start_ns) / NS_PER_S
+    errors = recorder.errors.total()
+    successes = recorder.count
+    last = recorder.seconds.get(int(elapsed_s - job.warmup_s) - 1)
+    latency = last.latency if last is not None and last.latency.total else None
+    return Progress(
+        elapsed_s,
+        job.warmup_s + job.duration_s,
+        successes,
+        errors,
+        max(recorder.began - successes - errors - recorder.waiting, 0),
+        recorder.waiting,
+        None if last is None else float(last.answers),
+        None if latency is None else latency.value_at(50) / 1e6,
+        None if latency is None else latency.value_at(99) / 1e6,
+        None if last is None or not last.lateness.total else last.lateness.value_at(100) / 1e6,
+        f"{options.rate or options.arrivals} requests/s" if options.open_loop else f"{options.concurrency} at a time",
+    )

@@ -233,7 +233,9 @@ def confirm(url: str, subject: Subject, concurrency: int, *, seconds: float, see
 
 
 def _options(subject: Subject, url: str, concurrency: int, seconds: float, seed: int) -> LoadOptions:
-    return LoadOptions(subject.name, url, concurrency=concurrency, duration=seconds, warmup=WARMUP_S, seed=seed)
+    return LoadOptions(
+        subject.name, url, concurrency=concurrency, duration=seconds, warmup=WARMUP_S, seed=seed, processes=0
+    )
 
 
 def _point(result: LoadResult) -> Point:
