@@ -12,14 +12,12 @@ object; a plot goes to build/gateway_overload.svg.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,11 +25,9 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import onnx
-import uvloop
 from onnx import TensorProto, helper, numpy_helper
 
 from compress.artifact import Artifact, Signature, TensorSpec, sha256_of
-from serve.http_client import Address, ExchangeError, Pool
 from serve.load.options import LoadOptions
 from serve.load.run import run_load
 from serve.repository import pack
@@ -135,7 +131,7 @@ def measure(ways: dict[str, str], rounds: int, seconds: float) -> dict[str, obje
     for number in range(rounds):
         for load in LOADS:
             for way, url in ways.items():
-                run = uvloop.run(offer(url, load * peak, seconds, seed=number))
+                run = offer(url, load * peak, seconds, seed=number)
                 runs[way][str(load)].append(run)
                 print(
                     f"round {number + 1}, {load:g}x, {way}: goodput {run['goodput']:.0f}/s "
@@ -152,55 +148,34 @@ def measure(ways: dict[str, str], rounds: int, seconds: float) -> dict[str, obje
     return {"cores": os.cpu_count() or 0, "rounds": rounds, "peak_per_s": round(peak, 1), "ways": medians}
 
 
-async def offer(url: str, rate: float, seconds: float, seed: int) -> dict[str, float]:
+def offer(url: str, rate: float, seconds: float, seed: int) -> dict[str, float]:
     """Requests at Poisson times; what became of them."""
-    gaps = np.random.default_rng(seed).exponential(1 / rate, int(rate * seconds))
-    header = json.dumps(
-        {
-            "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 16], "parameters": {"binary_data_size": 64}}],
-            "parameters": {"binary_data_output": True},
-        }
-    ).encode()
-    body = header + np.zeros(16, np.float32).tobytes()
-    headers = [(b"inference-header-content-length", b"%d" % len(header))]
-    pool = Pool(Address.parse(url), max_connections=4000, timeout_s=GIVEN_UP_S)
-    begun = time.perf_counter() + 0.1
-    latencies: list[float] = []
-    late: list[float] = []
-    refused = lost = 0
-
-    async def one(due: float) -> None:
-        nonlocal refused, lost
-        late.append(time.perf_counter() - due)
-        try:
-            answer = await pool.request(b"POST", b"/v2/models/convolutions/infer", headers, body)
-        except ExchangeError:
-            lost += 1
-            return
-        if answer.status == 200:
-            latencies.append(time.perf_counter() - due)
-        elif answer.status == 503:
-            refused += 1
-        else:
-            raise SystemExit(f"status {answer.status} makes the figures worthless: {answer.body[:200]!r}")
-
-    tasks = []
-    for due in begun + np.cumsum(gaps):
-        if (wait := due - time.perf_counter()) > 0:
-            await asyncio.sleep(wait)
-        tasks.append(asyncio.create_task(one(float(due))))
-    await asyncio.gather(*tasks)
-    await pool.close()
-    useful = sum(latency <= USEFUL_S for latency in latencies)
-    p50, p99 = np.percentile(latencies or [float("nan")], [50, 99])
+    result = run_load(
+        LoadOptions(
+            "convolutions",
+            url,
+            rate=f"{rate:.6g}",
+            duration=seconds,
+            warmup=0,
+            seed=seed,
+            connections=4000,
+            timeout=GIVEN_UP_S,
+        )
+    )
+    refused = sum(count for kind, count in result.errors.items() if kind == "status 503")
+    lost = sum(count for kind, count in result.errors.items() if not kind.startswith("status"))
+    if refused + lost < result.error_count:
+        raise SystemExit(f"the figures are worthless: {dict(result.errors)}")
+    sent = max(result.count + result.error_count, 1)
+    useful = result.count - result.latency.samples().above(int(USEFUL_S * 1e9))
     return {
-        "offered": len(tasks) / seconds,
+        "offered": sent / seconds,
         "goodput": useful / seconds,
-        "p50_ms": 1000 * float(p50),
-        "p99_ms": 1000 * float(p99),
-        "refused": refused / len(tasks),
-        "lost": lost / len(tasks),
-        "late_ms": 1000 * float(np.percentile(late, 99)),
+        "p50_ms": result.p50_ms or result.mean_ms or float("nan"),
+        "p99_ms": result.p99_ms or result.max_ms or float("nan"),
+        "refused": refused / sent,
+        "lost": lost / sent,
+        "late_ms": result.lateness.at("p99") or result.lateness.max_ms or 0.0,
     }
 
 

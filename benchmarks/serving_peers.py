@@ -18,7 +18,6 @@ processes. The last line of stdout is one JSON object.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import base64
 import importlib.metadata
 import json
@@ -32,23 +31,21 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import psutil
-import uvloop
 from rich.console import Console
 from rich.table import Table
 from serving_networks import network
 
 from compress.machine import environment
 from serve.gateway.protocol import build_request, parse_request
-from serve.http_client import Address, encode_head
-from serve.load.generator import generate
 from serve.load.options import LoadOptions
-from serve.load.result import LoadResult
-from serve.load.target import Target
+from serve.load.run import run_load
 from serve.repository import PackOptions, pack
 from serve.triton.launch import Ports, TritonServer
 
@@ -125,11 +122,22 @@ def versions(servers: list[str]) -> dict[str, str]:
     return found
 
 
+@dataclass(frozen=True)
+class Target:
+    """An address with a path, and what is sent to it."""
+
+    url: str
+    body: Path
+    header: tuple[str, ...] = ("Content-Type: application/json",)
+
+
 def one(target: Target, process: psutil.Process, concurrency: int, seconds: float) -> dict[str, float | None]:
     """One run: rate, latency, the server's CPU for an answer, its memory."""
-    options = LoadOptions("x", concurrency=concurrency, duration=seconds, warmup=0.5)
+    options = LoadOptions(
+        url=target.url, body=target.body, header=target.header, concurrency=concurrency, duration=seconds, warmup=0.5
+    )
     before = cpu(process)
-    result: LoadResult = uvloop.run(_generate(target, options))
+    result = run_load(options)
     spent = (cpu(process) - before) / max(result.count + result.warmup_count, 1)
     return {
         "per_s": result.throughput,
@@ -139,10 +147,6 @@ def one(target: Target, process: psutil.Process, concurrency: int, seconds: floa
         "memory_mb": memory(process) / 1e6,
         "errors": float(sum(result.errors.values())),
     }
-
-
-async def _generate(target: Target, options: LoadOptions) -> LoadResult:
-    return await generate(target, options, stop=asyncio.Event())
 
 
 def family(process: psutil.Process) -> list[psutil.Process]:
@@ -182,7 +186,7 @@ def running(server: str, net: str) -> Iterator[tuple[Target, psutil.Process]]:
                 command, env=environ, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
             )
         try:
-            target = peer_target(server, port, item)
+            target = peer_target(server, port, item, Path(folder) / "body.json")
             wait(target, process, log)
             yield target, psutil.Process(process.pid)
         finally:
@@ -202,7 +206,7 @@ def ours(
     pack(network(net), repository=folder / "models", name=net, options=options)
     if server != "gateway":
         with TritonServer(folder / "models", ports=Ports(0, 0, 0)) as triton:
-            yield tensor_target(f"http://{triton.http_address}", net, name, item), psutil.Process(triton.pid)
+            yield tensor_target(f"http://{triton.http_address}", net, name, item, folder), psutil.Process(triton.pid)
         return
     words = [sys.executable, "-m", "serve", "up", str(folder / "models"), "--port", "0", "--triton-http-port", "0"]
     words += ["--triton-grpc-port", "0", "--triton-metrics-port", "0"]
@@ -212,19 +216,23 @@ def ours(
         try:
             assert process.stdout is not None  # noqa: S101
             line = next(line for line in process.stdout if line.startswith("gateway"))
-            yield tensor_target(line.split()[1], net, name, item), psutil.Process(process.pid)
+            yield tensor_target(line.split()[1], net, name, item, folder), psutil.Process(process.pid)
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(60)
 
 
-def tensor_target(url: str, model: str, name: str, item: np.ndarray[Any, Any]) -> Target:
+def tensor_target(url: str, model: str, name: str, item: np.ndarray[Any, Any], folder: Path) -> Target:
     """A request of the Open Inference Protocol with a binary tensor."""
     tensor = {"name": name, "datatype": "FP32", "shape": [1, *item.shape], "data": item.ravel().tolist()}
     message = build_request(parse_request(json.dumps({"inputs": [tensor]}).encode()))
-    address = Address.parse(url)
-    path = f"/v2/models/{model}/infer".encode()
-    return Target(address, encode_head(b"POST", path, address, message.headers, len(message.body)), message.body)
+    body = folder / "body.bin"
+    body.write_bytes(message.body)
+    return Target(
+        f"{url}/v2/models/{model}/infer",
+        body,
+        tuple(f"{key.decode()}: {value.decode()}" for key, value in message.headers),
+    )
 
 
 def free_port() -> int:
@@ -252,29 +260,27 @@ def peer_command(server: str, port: int, folder: Path) -> list[str]:
     return [str(binaries / "python"), str(HERE / "peers" / f"{server}_app.py"), str(port)]
 
 
-def peer_target(server: str, port: int, item: np.ndarray[Any, Any]) -> Target:
-    address = Address.parse(f"http://127.0.0.1:{port}")
+def peer_target(server: str, port: int, item: np.ndarray[Any, Any], file: Path) -> Target:
     data: Any = item.ravel().tolist() if item.size < 1000 else base64.b64encode(item.tobytes()).decode()
     path, body = "/predict", {"data": [data] if server == "bentoml" else data}
     if server == "mlserver":
         path = "/v2/models/net/infer"
         tensor = {"name": "x", "datatype": "FP32", "shape": [1, *item.shape], "data": item.ravel().tolist()}
         body = {"inputs": [tensor]}
-    text = json.dumps(body).encode()
-    headers = [(b"content-type", b"application/json")]
-    return Target(address, encode_head(b"POST", path.encode(), address, headers, len(text)), text)
+    file.write_text(json.dumps(body))
+    return Target(f"http://127.0.0.1:{port}{path}", file)
 
 
 def wait(target: Target, process: subprocess.Popen[bytes], log: Path) -> None:
     """Until a request is answered."""
     import http.client
 
-    path = target.head.split(b" ", 2)[1].decode()
+    address = urlsplit(target.url)
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and process.poll() is None:
-        connection = http.client.HTTPConnection(target.address.host, target.address.port, timeout=30)
+        connection = http.client.HTTPConnection(address.netloc, timeout=30)
         try:
-            connection.request("POST", path, target.body, {"Content-Type": "application/json"})
+            connection.request("POST", address.path, target.body.read_bytes(), {"Content-Type": "application/json"})
             answer = connection.getresponse()
             body = answer.read()
             if answer.status == 200:

@@ -82,6 +82,7 @@ def main() -> None:
             "5",
             "--output",
             folder / "load.json",
+            folder / "load.html",
         )
         loads = take_turns(url, folder)
 
@@ -189,7 +190,7 @@ def take_turns(url: str, folder: Path, rounds: int = 3) -> dict[str, Any]:
             path = folder / f"load-{name}-{turn + 1}.json"
             words: list[str | Path] = ["--concurrency", "16", "--duration", "2", "--warmup", "0.5", "--output", path]
             run("serve", "load", url, "--model", name, *words, quiet=True)
-            runs[name].append(json.loads(path.read_text()))
+            runs[name].append(json.loads(path.read_text())["runs"][0])
             console.print(
                 f"  {runs[name][-1]['throughput']:,.0f} answers/s, {sum(runs[name][-1]['errors'].values())} errors"
             )
@@ -213,13 +214,14 @@ def summary(artifact: Path, loads: dict[str, Any]) -> None:
     table.add_row("accuracy", f"{eager['accuracy']:.2%}", f"{last['accuracy']:.2%}", f"{points:+.1f} points")
     before, after = (loads[name] for name in NAMES)
     ratio = after["throughput"] / before["throughput"]
+    p50 = [float(load["latency"]["percentiles_ms"]["p50"]) for load in (before, after)]
     figures = [f"{load['throughput']:,.0f}/s" for load in (before, after)]
     table.add_row("throughput, image to label, 16 clients", *figures, f"{ratio:.2f}×")
     table.add_row(
         "  its p50",
-        f"{before['p50_ms']:.1f} ms",
-        f"{after['p50_ms']:.1f} ms",
-        f"{before['p50_ms'] / after['p50_ms']:.2f}×",
+        f"{p50[0]:.1f} ms",
+        f"{p50[1]:.1f} ms",
+        f"{p50[0] / p50[1]:.2f}×",
     )
     console.print(table)
 

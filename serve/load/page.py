@@ -24,7 +24,7 @@ from serve.load.slo import parse_objective
 
 __all__ = ["check_plots", "page"]
 
-MOST_TIME_PLOTS = 6
+MOST_LINES, MOST_BARS, MOST_OPEN = 8, 4, 2
 STYLE = """
 :root { color-scheme: light dark; --soft: #6b7280; --line: #d8dbe0; --card: #f6f7f9; --good: #218a4e; --bad: #c0392b; }
 @media (prefers-color-scheme: dark) {
@@ -63,16 +63,18 @@ def page(report: LoadReport, *, names: Sequence[str] = (), comparisons: Sequence
     if runs:
         caption = "Latency over percentiles"
         caption += "; dotted: from when it was sent, or estimated" if len(runs) > 1 else ""
-        shown = _few(runs, labels)
+        shown = _few(runs, labels, MOST_LINES)
         figures.append((caption, percentiles_plot(shown[0], shown[1], objective)))
     if len(runs) > 1 and not comparisons and report.found is None:
         figures.append(("Latency against throughput, and throughput against load", sweep_plot(groups, objective)))
     figures.append(("Rates that were tried", search_plot(report)))
     figures.append(("Where the mean request's time went", breakdown_plot(runs, labels)))
-    figures.append(("Batch sizes reached, by the inferences in them", batches_plot(*_few(runs, labels))))
-    for run, label in list(zip(runs, labels, strict=True))[-MOST_TIME_PLOTS:]:
-        title = "Second by second" + (f": {label}" if len(runs) > 1 else "")
-        figures.append((title, time_plot(run) if run.series else ""))
+    figures.append(("Batch sizes reached, by the inferences in them", batches_plot(*_few(runs, labels, MOST_BARS))))
+    over_time = [
+        (f"Second by second: {label}", time_plot(run)) for run, label in zip(runs, labels, strict=True) if run.series
+    ]
+    closed = over_time[:-MOST_OPEN]
+    figures += over_time[-MOST_OPEN:]
     title = html.escape(report.title)
     invalid = "".join(
         f'<li class="bad">{html.escape(f"{label}: {why}")}</li>'
@@ -89,8 +91,11 @@ def page(report: LoadReport, *, names: Sequence[str] = (), comparisons: Sequence
         + (f"<h2>Invalid</h2><ul>{invalid}</ul>" if invalid else "")
         + (_tiles(report, runs[0]) if len(runs) == 1 else "")
         + "".join(_compared(comparison) for comparison in comparisons)
-        + "".join(
-            f"<figure><figcaption>{html.escape(caption)}</figcaption>{svg}</figure>" for caption, svg in figures if svg
+        + _figures(figures)
+        + (
+            f"<details><summary>The other runs, second by second</summary>{_figures(closed)}</details>"
+            if closed
+            else ""
         )
         + "<h2>Runs</h2>"
         + _runs_table(report, labels)
@@ -150,7 +155,7 @@ def _runs_table(report: LoadReport, labels: Sequence[str]) -> str:
                      _number(run.latency.max_ms), errors,
                      _number(run.lateness.at("p99")) if run.rate is not None else "–"])  # fmt: skip
         other, words = (run.service, "from when it was sent") if run.rate is not None else (run.estimated, "estimated")
-        if other is not None and len(report.runs) <= MOST_TIME_PLOTS:
+        if other is not None:
             rows.append([f"  {words}", "", *(_number(other.at(name)) for name in names), _number(other.max_ms), "", ""])
         if report.objective and number < len(report.broken) and report.broken[number]:
             rows.append([f"  not kept: {'; '.join(report.broken[number])}", *[""] * (len(columns) - 1)])
@@ -217,13 +222,18 @@ def _label(run: LoadResult, runs: Sequence[LoadResult], names: Sequence[str]) ->
     return label if len(alike) == 1 else f"{label} ({next(n for n, each in enumerate(alike) if each is run) + 1})"
 
 
-def _few(runs: Sequence[LoadResult], labels: Sequence[str]) -> tuple[list[LoadResult], list[str]]:
+def _few(runs: Sequence[LoadResult], labels: Sequence[str], most: int) -> tuple[list[LoadResult], list[str]]:
     """At most as many as can be told apart, the first and the last among them."""
-    most = 8
     if len(runs) <= most:
         return list(runs), list(labels)
     places = sorted({round(step * (len(runs) - 1) / (most - 1)) for step in range(most)})
     return [runs[place] for place in places], [labels[place] for place in places]
+
+
+def _figures(figures: Iterable[tuple[str, str]]) -> str:
+    return "".join(
+        f"<figure><figcaption>{html.escape(caption)}</figcaption>{svg}</figure>" for caption, svg in figures if svg
+    )
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -52,22 +52,23 @@ def percentiles_plot(runs: Sequence[LoadResult], names: Sequence[str], objective
     axes.set(xlim=(0, max(_nines(highest), 1)), xlabel="percentile", ylabel="latency, ms", yscale="log")
     _plain_log(axes.yaxis)
     axes.grid(visible=True, which="major", alpha=0.25)
-    axes.legend(frameon=False, fontsize=9)
+    _legend(axes, fontsize=9)
     return _svg(figure)
 
 
 def time_plot(run: LoadResult) -> str:
     """Requests due, answers and errors, and latency, second by second."""
     figure, (upper, lower) = _figure(4.6, rows=2)
-    seconds = [second.second + 0.5 for second in run.series]
-    planned = int(run.seconds)
-    upper.step(seconds, [second.due for second in run.series], where="mid", color=GREY, lw=1.2, label="due")
-    upper.step(seconds, [second.successes for second in run.series], where="mid", color=BLUE, lw=1.8, label="answers")
+    whole = max(round(run.seconds), 1)
+    series = [second for second in run.series if second.second < whole]
+    seconds = [second.second + 0.5 for second in series]
+    upper.step(seconds, [second.due for second in series], where="mid", color=GREY, lw=1.2, label="due")
+    upper.step(seconds, [second.successes for second in series], where="mid", color=BLUE, lw=1.8, label="answers")
     if run.errors:
-        upper.step(seconds, [second.errors for second in run.series], where="mid", color=RED, lw=1.5, label="errors")
+        upper.step(seconds, [second.errors for second in series], where="mid", color=RED, lw=1.5, label="errors")
     upper.set(ylabel="in each second", ylim=(0, None))
     for attribute, label, colour in (("p50_ms", "p50", BLUE), ("p99_ms", "p99", ORANGE), ("max_ms", "max", GREY)):
-        known = [(second.second + 0.5, getattr(second, attribute)) for second in run.series
+        known = [(second.second + 0.5, getattr(second, attribute)) for second in series
                  if getattr(second, attribute) is not None]  # fmt: skip
         if known:
             style = {"lw": 1, "ls": ":"} if label == "max" else {"lw": 1.8}
@@ -76,9 +77,9 @@ def time_plot(run: LoadResult) -> str:
     lower.set(xlabel="second in which the request was due", ylabel="latency, ms", yscale="log")
     _plain_log(lower.yaxis)
     for axes in (upper, lower):
-        axes.set_xlim(0, max(planned, (run.series[-1].second + 1) if run.series else 1))
+        axes.set_xlim(0, whole)
         axes.grid(visible=True, axis="y", alpha=0.25)
-        axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        _legend(axes, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return _svg(figure)
 
 
@@ -121,7 +122,7 @@ def sweep_plot(groups: Sequence[tuple[str, Sequence[LoadResult]]], objective: Ob
         right.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     for axes in (left, right):
         axes.grid(visible=True, alpha=0.25)
-        axes.legend(frameon=False, fontsize=8)
+        _legend(axes, fontsize=8)
     return _svg(figure)
 
 
@@ -141,7 +142,7 @@ def breakdown_plot(runs: Sequence[LoadResult], names: Sequence[str]) -> str:
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.invert_yaxis()
     axes.set_xlabel("ms of the mean request")
-    axes.legend(frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
+    _legend(axes, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
     return _svg(figure)
 
 
@@ -168,7 +169,7 @@ def batches_plot(runs: Sequence[LoadResult], names: Sequence[str]) -> str:
     shown = sizes if len(sizes) <= 24 else sizes[:: len(sizes) // 16]
     axes.set_xticks([sizes.index(size) + 0.4 for size in shown], [str(size) for size in shown])
     axes.set(xlabel="batch size", ylabel="% of the inferences")
-    axes.legend(frameon=False, fontsize=8)
+    _legend(axes, fontsize=8)
     return _svg(figure)
 
 
@@ -187,9 +188,10 @@ def search_plot(report: LoadReport) -> str:
         axes.axvspan(confirming[0] - 0.5, confirming[-1] + 0.5, color=GREY, alpha=0.15, lw=0, label="confirmation")
     if report.found.rate is not None:
         axes.axhline(report.found.rate, color=GREEN, lw=1, ls="--")
-    axes.set(xlabel="trial", ylabel="requests/s", ylim=(0, None))
+    most = max((trial.rate for trial in trials), default=1.0)
+    axes.set(xlabel="trial", ylabel="requests/s", ylim=(0, 1.12 * most))
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    _legend(axes, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return _svg(figure)
 
 
@@ -223,7 +225,7 @@ def difference_plot(before: Sequence[LoadResult], after: Sequence[LoadResult]) -
     axes.set_xticks([_nines(percent) for percent in ticks], [f"{percent:g}%" for percent in ticks])
     axes.set(xlabel="percentile", ylabel="latency, ratio")
     axes.grid(visible=True, alpha=0.25)
-    axes.legend(frameon=False, fontsize=9)
+    _legend(axes, fontsize=9)
     return _svg(figure)
 
 
@@ -302,6 +304,11 @@ def _figure(height: float, columns: int = 1, rows: int = 1) -> tuple[Any, Any]:
     for each in np.ravel(axes):
         each.spines[["top", "right"]].set_visible(False)
     return figure, axes
+
+
+def _legend(axes: Any, **where: Any) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, **where)
 
 
 def _plain_log(axis: Any) -> None:

@@ -102,19 +102,19 @@ async def search(
     peak = await run.peak()
     low: float | None = None
     high: float | None = None
-    rate = max(FIRST * peak, 1.0)
-    while not session.stopped and (low is None or high is None):
+    rate = _round(max(FIRST * peak, 1.0))
+    while peak > 0 and not session.stopped and (low is None or high is None):
         kept, _ = await run.kept(rate, "bracket")
         if kept:
             low = rate
-            rate *= UP
+            rate = _round(rate * UP)
         else:
             high = rate
-            rate *= DOWN
-            if rate < LOWEST * peak:
+            rate = _round(rate * DOWN)
+            if rate < max(LOWEST * peak, 1.0):
                 break
     while low is not None and high is not None and high / low > 1 + precision and not session.stopped:
-        middle = math.sqrt(low * high)
+        middle = _round(math.sqrt(low * high))
         kept, _ = await run.kept(middle, "bisect")
         low, high = (middle, high) if kept else (low, middle)
     confirmed: list[LoadResult] = []
@@ -130,12 +130,17 @@ async def search(
             confirmed.append(result)
         if len(confirmed) == confirmations:
             break
-        low /= 1 + precision
+        low = _round(low / (1 + precision))
     else:
         low = None
     if len(confirmed) < confirmations:
         low = None
     return _found(run, low, high, peak, confirmed), confirmed
+
+
+def _round(rate: float) -> float:
+    """A rate that people can read."""
+    return float(f"{rate:.3g}")
 
 
 def _found(run: _Search, low: float | None, high: float | None, peak: float, confirmed: Sequence[LoadResult]) -> Found:
@@ -146,7 +151,9 @@ def _found(run: _Search, low: float | None, high: float | None, peak: float, con
         stopped = (
             "Stopped before a rate was found" if run.session.stopped else f"No rate was found that keeps {objective}"
         )
-        why = next((trial.why for trial in reversed(run.trials) if trial.why), ())
+        why: Sequence[str] = next((trial.why for trial in reversed(run.trials) if trial.why), ())
+        if not peak:
+            why = ["a closed loop, the first one, had no answer"]
         words = f"{stopped}; the last one tried: {'; '.join(why)}." if why else f"{stopped}."
     else:
         words = f"{objective} is kept up to {low:,.4g} requests/s"

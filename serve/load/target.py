@@ -59,7 +59,7 @@ class Endpoint:
                 why=str(err),
                 mend="name the server as http://host:port or grpc://host:port, or one address of it as http://host:port/path",
             ) from err
-        return cls("grpc" if scheme == "grpc" else "http", address, slash + path if path else "")
+        return cls("grpc" if scheme == "grpc" else "http", address, slash + path)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ async def find_target(options: LoadOptions) -> Target:
             why="it is not this machine, and a load test of a server that is not yours is an attack",
             mend="add --allow-remote if you may",
         )
-    if endpoint.path:
+    if endpoint.path not in ("", "/") or (endpoint.path and not options.model):
         return await _plain(endpoint, options)
     if not options.model:
         raise ServerError(

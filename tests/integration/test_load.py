@@ -7,9 +7,12 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import pytest
 
+from compress.errors import ServerError
 from serve.gateway.settings import Settings
 from serve.load.options import LoadOptions
 from serve.load.result import LoadResult
@@ -19,6 +22,8 @@ from serve.triton.launch import Ports, TritonServer
 from tests.serve_http import gateway_thread
 from tests.serve_models import hook_file, tiny_artifact
 
+GRPC: list[str] = []
+
 
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -27,7 +32,14 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     pack(artifact, repository=folder / "repository", name="tiny")
     pack(artifact, repository=folder / "repository", name="hooked", hooks=hook_file(folder))
     with TritonServer(folder / "repository", ports=Ports(0, 0, 0)) as server:
+        GRPC.append(f"grpc://{server.grpc_address}")
         yield f"http://{server.http_address}"
+
+
+@pytest.fixture(scope="module")
+def grpc(triton: str) -> str:
+    assert triton
+    return GRPC[-1]
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +65,80 @@ def counted(triton: str, model: str) -> int:
 
 @pytest.mark.parametrize("way", ["triton", "gateway"])
 @pytest.mark.parametrize("model", ["tiny", "hooked"])
-def test_counts_are_tritons(triton: str, way: str, model: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rate", ["", "100"])
+def test_counts_are_tritons(triton: str, way: str, model: str, rate: str, request: pytest.FixtureRequest) -> None:
     url: str = request.getfixturevalue(way)
-    output = tmp_path / "load.json"
     before = successes(triton, model)
-    result = run_load(LoadOptions(model, url, concurrency=4, duration=0.5, warmup=0.2, output=output))
+    result = run_load(LoadOptions(model, url, rate=rate, concurrency=4, duration=0.5, warmup=0.2))
     assert result.errors == {}
     assert result.warmup_count + result.count == successes(triton, model) - before
     assert result.count > 0
     assert result.p50_ms is not None
-    assert LoadResult.from_dict(json.loads(output.read_text())) == result
+    assert LoadResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
+
+
+def test_tritons_own_account_says_where_the_time_went(triton: str, gateway: str) -> None:
+    for url in (triton, gateway):
+        result = run_load(LoadOptions("hooked", url, concurrency=8, duration=1, warmup=0.2))
+        told = result.breakdown
+        assert told is not None
+        assert told.models[0].model == "hooked"
+        assert {model.model for model in told.models[1:]} >= {"hooked_network"}
+        network = next(model for model in told.models if model.model == "hooked_network")
+        assert network.requests == pytest.approx(result.count, rel=0.25)  # counted from the warm-up's end on, about
+        assert sum(size * count for size, count in network.batches.items()) == network.rows
+        assert network.batch_size is not None
+        assert network.batch_size > 1
+        assert 0 < network.infer_ms <= network.total_ms
+        assert result.latency.mean_ms is not None
+        assert told.models[0].total_ms < result.latency.mean_ms
+        assert (told.gateway_ms is not None) == (url == gateway)
+        assert told.gateway_ms is None or told.models[0].total_ms < told.gateway_ms < result.latency.mean_ms * 1.2
+        assert result.server is not None
+        assert result.server.cpu_share > 0
+
+
+def test_over_grpc_the_same_answers_come_in_the_same_number(grpc: str, triton: str) -> None:
+    before = successes(triton, "tiny")
+    for rate in ("", "100"):
+        result = run_load(LoadOptions("tiny", grpc, rate=rate, concurrency=4, duration=0.5, warmup=0.2, expect="same"))
+        assert result.errors == {}
+        assert result.count > 20
+        after = successes(triton, "tiny")
+        assert result.warmup_count + result.count == after - before
+        assert result.breakdown is not None
+        assert result.breakdown.models[0].model == "tiny"
+        before = after
+    with pytest.raises(ServerError, match="no model 'other'"):
+        run_load(LoadOptions("other", grpc))
+    with pytest.raises(ServerError, match="can't reach"):
+        run_load(LoadOptions("tiny", "grpc://127.0.0.1:1", timeout=2))
+
+
+@pytest.mark.parametrize("form", ["binary", "json", "grpc"])
+def test_a_dataset_gives_the_models_own_accuracy_and_values(
+    form: Literal["binary", "json", "grpc"], triton: str, grpc: str, tmp_path: Path
+) -> None:
+    """Labels and values are those that the model itself gave, one label of ten set wrong."""
+    x = np.random.default_rng(0).standard_normal((10, 4)).astype(np.float32)
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [10, 4], "data": x.ravel().tolist()}]}
+    asked = urllib.request.Request(f"{triton}/v2/models/tiny/infer", json.dumps(body).encode())
+    with urllib.request.urlopen(asked) as answer:
+        output = json.load(answer)["outputs"][0]
+    values = np.array(output["data"], np.float32).reshape(output["shape"])
+    labels = values.argmax(axis=1)
+    labels[3] += 1
+    np.savez(tmp_path / "data.npz", x=x, label=labels)
+    np.savez(tmp_path / "right.npz", **{output["name"]: values})
+    np.savez(tmp_path / "wrong.npz", **{output["name"]: values + (np.arange(10) == 0)[:, None]})
+    options = LoadOptions(
+        "tiny", grpc if form == "grpc" else triton, form="json" if form == "json" else "binary", data=tmp_path / "data.npz",
+        max_requests=40, concurrency=2, warmup=0,
+    )  # fmt: skip
+    plain = run_load(options)
+    assert (plain.count, plain.errors, plain.labelled, plain.accuracy) == (40, {}, 40, 0.9)
+    assert run_load(options.with_(expect=str(tmp_path / "right.npz"))).errors == {}
+    assert run_load(options.with_(expect=str(tmp_path / "wrong.npz"))).errors == {"wrong values": 4}
+    batched = run_load(options.with_(batch=("5",)))
+    assert batched.inferences == pytest.approx(5 * batched.throughput)
+    assert batched.accuracy == 0.9

@@ -8,9 +8,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from array import array
 from typing import Any
 
 import numpy as np
@@ -20,76 +18,19 @@ from rich.console import Console
 
 from compress.errors import ServerError
 from serve.gateway.protocol import parse_request
-from serve.load.generator import Progress, generate
+from serve.load.generator import Batch
+from serve.load.histogram import Histogram
+from serve.load.job import Job, Request
+from serve.load.live import show_progress
 from serve.load.options import LoadOptions
 from serve.load.recorder import Recorder
-from serve.load.report import print_result, show_progress
+from serve.load.report import LoadReport
 from serve.load.result import LoadResult, percentile_or_none
-from serve.load.run import run_load
+from serve.load.run import Progress, Session, run_load
+from serve.load.shown import print_report
 from serve.load.target import find_target
-from tests.serve_http import Received, Respond, Scripted, answer, scripted_server
-
-METADATA = json.dumps(
-    {
-        "name": "m",
-        "versions": ["1"],
-        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
-        "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 1]}],
-    }
-).encode()
-
-
-def model_server(infer: Respond) -> Respond:
-    """A server of the model "m" that answers inference as `infer` does."""
-
-    async def respond(request: Received, writer: asyncio.StreamWriter) -> None:
-        if request.method == "POST":
-            await infer(request, writer)
-        elif request.target == "/v2/models/m":
-            writer.write(answer(METADATA))
-        else:
-            writer.write(answer(b"{}", "404 Not Found"))
-
-    return respond
-
-
-@contextmanager
-def served(infer: Respond) -> Iterator[Scripted]:
-    """Such a server in a thread of its own."""
-    started = threading.Event()
-    found: list[Scripted] = []
-    ends: list[Callable[[], object]] = []
-
-    async def main() -> None:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        ends.append(lambda: loop.call_soon_threadsafe(stop.set))
-        async with scripted_server(model_server(infer)) as server:
-            found.append(server)
-            started.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=lambda: uvloop.run(main()))
-    thread.start()
-    try:
-        assert started.wait(10)
-        yield found[0]
-    finally:
-        ends[0]()
-        thread.join(10)
-
-
-def options(server: Scripted, **changes: Any) -> LoadOptions:
-    defaults: dict[str, Any] = {"model": "m", "url": server.url, "concurrency": 4, "duration": 0.4, "warmup": 0.1}
-    return LoadOptions(**defaults | changes)
-
-
-def inferences(server: Scripted) -> int:
-    return sum(request.method == "POST" for request in server.requests)
-
-
-async def at_once(_: Received, writer: asyncio.StreamWriter) -> None:
-    writer.write(answer())
+from tests.load_servers import at_once, inferences, model_server, options, served
+from tests.serve_http import Received, answer, scripted_server
 
 
 def test_latency_is_at_least_the_servers_delay_and_counts_are_the_servers() -> None:
@@ -102,7 +43,7 @@ def test_latency_is_at_least_the_servers_delay_and_counts_are_the_servers() -> N
     with served(slow) as server:
         result = run_load(options(server, concurrency=8, duration=0.6))
         assert result.warmup_count + result.count == inferences(server)
-        assert server.connections == 8 + 1  # one each, and one to ask for the model
+        assert server.connections <= 8 + 3  # one each, and those that ask about the model
     assert result.p50_ms is not None
     assert result.mean_ms is not None
     assert result.max_ms is not None
@@ -155,12 +96,15 @@ def test_timeouts_and_a_server_that_went_away() -> None:
     assert set(result.errors) == {"timeout"}
     assert (result.count, result.throughput, result.mean_ms, result.max_ms) == (0, 0, None, None)
 
-    with served(at_once) as server:
-        asked = options(server)
-        target = uvloop.run(find_target(asked))
-
     async def gone() -> LoadResult:
-        return await generate(target, asked, stop=asyncio.Event())
+        with served(at_once) as server:
+            asked = options(server, duration=0.3)
+            session = Session(asked)
+            await session.__aenter__()
+        try:
+            return await session.run(asked)
+        finally:
+            await session.__aexit__()
 
     assert set(uvloop.run(gone()).errors) == {"refused"}
 
@@ -184,25 +128,27 @@ def test_slow_requests_begun_in_time_are_waited_for() -> None:
     assert result.seconds >= 0.29
 
 
-def test_ctrl_c_ends_it_with_a_report(tmp_path: Path) -> None:
-    path = tmp_path / "load.json"
+@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.parametrize("rate", ["", "100"])
+def test_ctrl_c_ends_it_with_a_report(rate: str, processes: int) -> None:
     with served(at_once) as server:
-        timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+        timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
-        result = run_load(options(server, duration=60, warmup=0, output=path))
+        result = run_load(options(server, rate=rate, duration=60, warmup=0, processes=processes))
         timer.join()
     assert result.interrupted
     assert result.count > 0
-    assert result.seconds < 60
-    assert LoadResult.from_dict(json.loads(path.read_text())) == result
+    assert result.seconds < 10
+    assert LoadResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
 
 
 def test_the_same_seed_sends_the_same_bytes() -> None:
     async def main() -> None:
         async with scripted_server(model_server(at_once)) as server:
-            bodies = [(await find_target(options(server, seed=seed))).body for seed in (1, 1, 2)]
-            assert bodies[0] == bodies[1] != bodies[2]
-            (tensor,) = parse_request(bodies[0], len(bodies[0]) - 16)
+            wires = [(await find_target(options(server, seed=seed))).requests[0].wire for seed in (1, 1, 2)]
+            assert wires[0] == wires[1] != wires[2]
+            body = wires[0].partition(b"\r\n\r\n")[2]
+            (tensor,) = parse_request(body, len(body) - 16)
             assert (tensor.name, tensor.shape) == ("x", (1, 4))
 
     uvloop.run(main())
@@ -224,11 +170,9 @@ def test_what_can_not_be_a_target(changes: dict[str, Any], says: str) -> None:
     assert caught.value.mend
 
 
-def test_a_target_that_is_not_there_and_a_file_that_can_not_be(tmp_path: Path) -> None:
+def test_a_target_that_is_not_there() -> None:
     with served(at_once) as server:
-        asked = options(server, duration=0.05, output=tmp_path / "no" / "folder.json")
-        with pytest.raises(ServerError, match="can't write"):
-            run_load(asked)
+        asked = options(server)
     with pytest.raises(ServerError, match="can't reach"):
         run_load(asked)
 
@@ -241,41 +185,43 @@ def test_options_that_can_not_work(changes: dict[str, Any]) -> None:
 
 def test_a_percentile_needs_ten_samples_beyond_it() -> None:
     for percent, enough in ((50, 20), (90, 100), (99, 1000)):
-        assert percentile_or_none(np.arange(enough - 1), percent) is None
-        assert percentile_or_none(np.arange(1, enough + 1), percent) == enough * percent / 100
+        values = np.arange(1, enough + 1, dtype=np.int64) * 1_000_000
+        assert percentile_or_none(Histogram.of(values[1:]), percent) is None
+        assert percentile_or_none(Histogram.of(values), percent) == pytest.approx(enough * percent / 100, rel=1e-3)
 
 
-def test_recorder_series() -> None:
-    recorder = Recorder()
-    for number in range(40):
-        recorder.success(number * 50_000_000, number * 50_000_000 + 1_000_000 * (1 + number // 20), 7)
-    recorder.failure("timeout", 3_500_000_000)
-    result = recorder.result(
-        model="m",
-        url="u",
-        concurrency=1,
-        begin_ns=0,
-        end_ns=4_000_000_000,
-        request_bytes=3,
-        client_cpu_share=0.5,
-        interrupted=False,
-    )
-    assert [(s.successes, s.errors, s.p50_ms) for s in result.series] == [
-        (20, 0, 1.0),
-        (20, 0, 2.0),
-        (0, 0, None),
-        (0, 1, None),
-    ]
-    assert (result.count, result.throughput, result.error_count, result.bytes_in) == (40, 10, 1, 280)
-    assert LoadResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
+def batch(rows: list[list[int]], **others: Any) -> Batch:
+    values: dict[str, Any] = {"right": 0, "labelled": 0, "began": len(rows), "warmup": 0, "waiting": 0, "cpu_s": 0.1}
+    values |= {"memory_bytes": 1, "done": False} | others
+    return Batch(array("q", [value for row in rows for value in row]).tobytes(), ("", "timeout"), **values)
+
+
+def test_the_recorder_keeps_seconds_that_add_up() -> None:
+    ms = 1_000_000
+    recorder = Recorder(Job("http", "h", 1, (Request(b"abc", 2), Request(b"abcde", 1))))
+    rows = [[n * 50 * ms, n * 50 * ms, n * 50 * ms + ms, n * 50 * ms + 2 * ms, 7, n % 2, 0] for n in range(40)]
+    recorder.add(batch(rows[:10]), 0)
+    recorder.add(batch([*rows[10:], [900 * ms, 901 * ms, 901 * ms, 3500 * ms, 0, 0, 1]], began=31), 1)
+    first, second, fourth = (recorder.seconds[number] for number in (0, 1, 3))
+    assert (first.due, first.answers, first.rows, first.bytes_in, first.bytes_out) == (21, 20, 30, 140, 80)
+    assert (second.due, second.answers, fourth.errors) == (20, 20, {"timeout": 1})
+    assert first.latency.value_at(50) == pytest.approx(2 * ms, rel=1e-3)
+    assert first.service.value_at(50) == pytest.approx(ms, rel=1e-3)
+    assert first.lateness.value_at(100) == pytest.approx(ms, rel=1e-3)
+    assert (first.latency_ns, first.waiting_ns, first.longest_ns) == (40 * ms, 20 * ms, 2 * ms)
+    assert (recorder.count, recorder.errors, recorder.began) == (40, {"timeout": 1}, 41)
+    assert recorder.latency().total == 40
 
 
 def test_what_people_see() -> None:
     text = io.StringIO()
     with served(at_once) as server:
-        result = run_load(options(server, duration=0.1))
-    print_result(result, Console(file=text, width=100))
-    assert "throughput" in text.getvalue()
+        closed = run_load(options(server, duration=0.1))
+        opened = run_load(options(server, rate="200", duration=0.5))
+    for result in (closed, opened):
+        print_report(LoadReport((result,), "m at home", hourly_cost=2.5), Console(file=text, width=120))
+    for words in ("throughput", "as measured", "from when it was due", "from when it was sent", "a million inferences"):
+        assert words in text.getvalue()
 
     lines = io.StringIO()
     with show_progress(Console(file=lines, width=100)) as show:
@@ -286,5 +232,14 @@ def test_what_people_see() -> None:
     bar = io.StringIO()
     with show_progress(Console(file=bar, width=100, force_terminal=True)) as show:
         show(Progress(0.2, 11, 0, 0))
-        show(Progress(5.1, 11, 100, 1))
-    assert "100 answers, 1 errors" in bar.getvalue()
+        show(Progress(5.1, 11, 100, 1, 4, 2, 200.0, 3.5, 9.0, 0.2, "200 requests/s"))
+    for words in (
+        "warming up",
+        "200 requests/s",
+        "6 s left",
+        "100 answers",
+        "1 errors",
+        "4 in flight, 2 wait",
+        "9 ms p99",
+    ):
+        assert words in bar.getvalue()
