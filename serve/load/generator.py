@@ -27,7 +27,9 @@ __all__ = ["COLUMNS", "Batch", "Generator"]
 NS_PER_S = 1_000_000_000
 HAND_ON_S = 0.2
 OPEN_AHEAD = 64
-REFUSED_PAUSE_S = 0.01
+PAUSE_S, LONGEST_PAUSE_S = 0.01, 1.0
+DOWN = frozenset(("refused", "closed", "grpc unavailable"))
+BUSY = frozenset(("status 429", "status 503", "grpc resource_exhausted"))
 COLUMNS = ("due", "taken", "sent", "end", "bytes", "request", "kind")
 """Of a record; times in nanoseconds from the beginning of the measured part, `kind` an index of `Batch.kinds`."""
 clock = time.perf_counter_ns
@@ -237,7 +239,8 @@ class Generator:
         if self._channels is not None:
             lane: Lane = self._channels.lane(self._done)
             return lane
-        return HttpLane(self._job.host, self._job.port, self._done, keep=self._judge is not None)
+        keep = self._judge is not None or self._job.back_off
+        return HttpLane(self._job.host, self._job.port, self._done, keep=keep)
 
     def _count(self, due_ns: int) -> None:
         if due_ns >= self._begin_ns:
@@ -273,15 +276,23 @@ class Generator:
                 )
             )  # fmt: skip
         if self._job.arrivals is None:
-            if kind == "refused":
-                self._loop.call_later(REFUSED_PAUSE_S, self._later, lane)  # nobody listens: don't spin
+            if kind in DOWN or (self._job.back_off and kind in BUSY):  # don't spin where nobody listens
+                self._loop.call_later(self._pause_s(lane), self._later, lane)
             else:
+                lane.refusals = 0
                 self._again(lane)
         elif self._backlog:
             self._send(lane, self._backlog.popleft())
         else:
             self._idle.append(lane)
         self._maybe_end()
+
+    def _pause_s(self, lane: Lane) -> float:
+        """Twice as long each time, unless the server says how long."""
+        lane.refusals += 1
+        if lane.kind in BUSY and lane.retry_after_s is not None:
+            return lane.retry_after_s
+        return min(PAUSE_S * 2.0 ** (lane.refusals - 1), LONGEST_PAUSE_S)
 
     def _later(self, lane: Lane) -> None:
         self._again(lane)

@@ -54,6 +54,8 @@ class GrpcLane:
         self.kind = ""
         self.wire_bytes = 0
         self.answer: Answer | None = None
+        self.retry_after_s: float | None = None
+        self.refusals = 0
         self._stub = stub
         self._metadata = job.metadata
         self._timeout_s = job.timeout_s

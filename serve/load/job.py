@@ -43,6 +43,7 @@ class Job:
         duration_s: how long the measured part lasts.
         max_requests: bound on measured requests; None for none.
         timeout_s: for each answer, from when it was sent.
+        back_off: whether a closed loop's client that is told to come later (429, 503) does.
         seed: draws which request is sent.
         metadata: of gRPC calls.
         check: how answers are judged; None where only their status counts.
@@ -60,6 +61,7 @@ class Job:
     duration_s: float = 10.0
     max_requests: int | None = None
     timeout_s: float = 30.0
+    back_off: bool = False
     seed: int = 0
     metadata: tuple[tuple[str, str], ...] = ()
     check: Check | None = None

@@ -15,6 +15,7 @@ from serve.load.check import Answer
 __all__ = ["Flight", "HttpLane", "Lane"]
 
 _HEADER_LENGTH = b"inference-header-content-length"
+_RETRY_AFTER = b"retry-after"
 clock = time.perf_counter_ns
 
 
@@ -44,12 +45,16 @@ class Lane(Protocol):
         kind: how the last one came out; "" for an answer of status 200.
         wire_bytes: of the last answer.
         answer: the last one, where answers are kept.
+        retry_after_s: what the last one asked for; None where it did not, or answers are not kept.
+        refusals: how often it was turned away since it was last served; its user counts.
     """
 
     flight: Flight | None
     kind: str
     wire_bytes: int
     answer: Answer | None
+    retry_after_s: float | None
+    refusals: int
 
     def send(self, flight: Flight, wire: bytes) -> None: ...
 
@@ -75,6 +80,8 @@ class HttpLane(asyncio.Protocol):
         self.kind = ""
         self.wire_bytes = 0
         self.answer: Answer | None = None
+        self.retry_after_s: float | None = None
+        self.refusals = 0
         self._host = host
         self._port = port
         self._ended = ended
@@ -105,7 +112,7 @@ class HttpLane(asyncio.Protocol):
         self.wire_bytes = 0
         self._wire = wire
         if self._keep:
-            self.answer = None
+            self.answer = self.retry_after_s = None
             self._chunks.clear()
             self._header_length = None
         flight.sent_ns = clock()
@@ -201,5 +208,8 @@ class HttpLane(asyncio.Protocol):
         self._chunks.append(body)
 
     def _on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() == _HEADER_LENGTH and value.isdigit():
+        name = name.lower()
+        if name == _HEADER_LENGTH and value.isdigit():
             self._header_length = int(value)
+        elif name == _RETRY_AFTER and value.isdigit():
+            self.retry_after_s = float(value)

@@ -53,6 +53,9 @@ class LoadOptions:
     timeout: float = 30.0
     """How long to wait for one answer, in seconds."""
 
+    back_off: bool = False
+    """Closed loop: a client that is refused (429, 503) waits as long as Retry-After says, or up to a second."""
+
     connections: int = 512
     """Open loop: most connections at a time; further requests wait for one, and their latency counts the wait."""
 

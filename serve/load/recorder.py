@@ -57,6 +57,7 @@ class Recorder:
         right, labelled: answers that named their label, of so many.
         began, warmup, waiting: as the generators tell them, all together.
         cpu_s: of the generators, since the load began.
+        gone: whether the load was ended because the server did not answer any more.
     """
 
     def __init__(self, job: Job) -> None:
@@ -65,6 +66,7 @@ class Recorder:
         self._told: dict[int, Batch] = {}
         self.seconds: dict[int, Tally] = {}
         self.last_success_ns: int | None = None
+        self.gone = False
 
     def add(self, batch: Batch, part: int = 0) -> None:
         """Take what a generator hands on."""

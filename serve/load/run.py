@@ -6,6 +6,7 @@ import asyncio
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ import uvloop
 
 from serve.load.arrivals import Arrivals, Leg, parse_arrivals, parse_rate, read_trace
 from serve.load.crew import Crew
-from serve.load.generator import NS_PER_S, Batch
+from serve.load.generator import DOWN, NS_PER_S, Batch
 from serve.load.job import Job
 from serve.load.options import LoadOptions
 from serve.load.recorder import Recorder
@@ -25,6 +26,9 @@ from serve.load.target import Target, find_target
 __all__ = ["Progress", "Session", "run_load"]
 
 PROGRESS_S = 0.25
+GIVE_UP_S = 10
+"""A server that has not answered for so long is left alone."""
+LEAST_FAILURES = 20
 
 
 @dataclass(frozen=True)
@@ -142,15 +146,18 @@ class Session:
                 await asyncio.sleep(PROGRESS_S)
                 if self._on_progress is not None:
                     self._on_progress(_standing(recorder, options, job, start_ns))
-                if give_up is not None and not given_up and give_up(recorder):
+                if given_up or self.stopped:
+                    continue
+                if _is_gone(recorder, (time.perf_counter_ns() - start_ns) / NS_PER_S - job.warmup_s):
+                    recorder.gone = True
+                if recorder.gone or (give_up is not None and give_up(recorder)):
                     given_up = True
                     self._crew.stop()
 
         def on_start(start_ns: int) -> None:
             began.append(start_ns)
             tasks.append(asyncio.ensure_future(look(start_ns + int(options.warmup * NS_PER_S))))
-            if self._on_progress is not None or give_up is not None:
-                tasks.append(asyncio.ensure_future(tell(start_ns)))
+            tasks.append(asyncio.ensure_future(tell(start_ns)))
 
         def on_batch(batch: Batch, part: int) -> None:
             recorder.add(batch, part)
@@ -190,7 +197,7 @@ def make_job(target: Target, options: LoadOptions) -> Job:
         target.endpoint.protocol, target.endpoint.address.host, target.endpoint.address.port, target.requests,
         weights=target.weights, arrivals=arrivals, concurrency=options.concurrency, connections=options.connections,
         warmup_s=options.warmup, duration_s=duration, max_requests=options.max_requests, timeout_s=options.timeout,
-        seed=options.seed, metadata=target.metadata, check=target.check,
+        back_off=options.back_off, seed=options.seed, metadata=target.metadata, check=target.check,
     )  # fmt: skip
 
 
@@ -206,6 +213,19 @@ def _arrivals(options: LoadOptions) -> Arrivals:
     if warmup > 0:
         legs = (Leg(legs[0].first, legs[0].first, warmup), *legs)
     return Arrivals(kind, legs, options.seed, burst)
+
+
+def _is_gone(recorder: Recorder, elapsed_s: float) -> bool:
+    """Whether connections only failed for a while."""
+    now = int(elapsed_s)
+    last = [recorder.seconds[number] for number in range(now - GIVE_UP_S, now + 1) if number in recorder.seconds]
+    errors = sum((tally.errors for tally in last), Counter[str]())
+    return (
+        now >= GIVE_UP_S
+        and not any(tally.answers for tally in last)
+        and errors.total() >= LEAST_FAILURES
+        and errors.keys() <= DOWN | {"timeout"}
+    )
 
 
 def _standing(recorder: Recorder, options: LoadOptions, job: Job, start_ns: int) -> Progress:

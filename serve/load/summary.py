@@ -94,7 +94,7 @@ def summarize(
         processes=processes,
         server=use_between(seen[0], seen[-1]) if len(seen) > 1 else None,
         breakdown=breakdown(seen[0], seen[-1], options.model) if len(seen) > 1 else None,
-        invalid=(*_invalid(options, job, latency, lateness, cpu_share, processes), *lost),
+        invalid=(*_invalid(options, job, latency, lateness, cpu_share, processes, gone=recorder.gone), *lost),
         interrupted=stopped,
         started=started,
         seed=options.seed,
@@ -111,8 +111,10 @@ def lateness_bound_ms(options: LoadOptions, latency: Latency) -> float:
 
 
 def _invalid(
-    options: LoadOptions, job: Job, latency: Latency, lateness: Latency, cpu_share: float, processes: int
+    options: LoadOptions, job: Job, latency: Latency, lateness: Latency, cpu_share: float, processes: int, *, gone: bool
 ) -> list[str]:
+    if gone:
+        return ["the server did not answer any more, so that the load was ended"]
     more = "send from another machine (--worker), or from more processes on free cores (--processes)"
     if job.arrivals is not None and lateness.count:
         bound_ms = lateness_bound_ms(options, latency)

@@ -109,6 +109,42 @@ def test_timeouts_and_a_server_that_went_away() -> None:
     assert set(uvloop.run(gone()).errors) == {"refused"}
 
 
+def test_a_server_that_does_not_answer_any_more_is_left_alone() -> None:
+    async def gone(rate: str) -> LoadResult:
+        with served(at_once) as server:
+            asked = options(server, duration=120, warmup=0, rate=rate)
+            session = Session(asked)
+            await session.__aenter__()
+        try:
+            return await session.run(asked)
+        finally:
+            await session.__aexit__()
+
+    for rate in ("", "50"):
+        result = uvloop.run(gone(rate))
+        assert result.seconds < 20
+        assert result.interrupted
+        assert "did not answer any more" in result.invalid[0]
+        assert set(result.errors) == {"refused"}
+        assert rate or result.error_count < 4 * 25  # each client comes again more and more seldom
+
+
+def test_a_client_that_backs_off_comes_when_it_was_told_to() -> None:
+    async def busy(_: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(b"{}", "503 Service Unavailable", *headers))
+
+    headers: tuple[str, ...] = ()
+    with served(busy) as server:
+        asked = options(server, concurrency=1, duration=0.9, warmup=0)
+        hammered = run_load(asked).error_count
+        doubling = run_load(asked.with_(back_off=True)).error_count
+        headers = ("Retry-After: 1",)
+        told = run_load(asked.with_(back_off=True)).error_count
+    assert hammered > 50
+    assert 4 <= doubling <= 8
+    assert told == 1
+
+
 def test_a_bounded_number_of_requests() -> None:
     with served(at_once) as server:
         result = run_load(options(server, max_requests=37, duration=30))
