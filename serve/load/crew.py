@@ -13,7 +13,8 @@ from typing import Any, Self
 
 from compress.errors import ServerError
 from serve.http_message import Address
-from serve.load.generator import Batch, Generator
+from serve.load.batch import Batch
+from serve.load.generator import Generator
 from serve.load.job import Job
 from serve.load.options import LoadOptions
 from serve.load.wire import MOST_BYTES, WireError, batch_of, pack, read

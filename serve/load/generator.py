@@ -17,52 +17,20 @@ from typing import Any
 
 import numpy as np
 
+from serve.load.batch import NS_PER_S, Batch
 from serve.load.check import Judge
 from serve.load.job import Job
 from serve.load.lane import Flight, HttpLane, Lane
 from serve.load.timer import PreciseTimer
 
-__all__ = ["COLUMNS", "Batch", "Generator"]
+__all__ = ["DOWN", "Generator"]
 
-NS_PER_S = 1_000_000_000
 HAND_ON_S = 0.2
 OPEN_AHEAD = 64
 PAUSE_S, LONGEST_PAUSE_S = 0.01, 1.0
 DOWN = frozenset(("refused", "closed", "grpc unavailable"))
 BUSY = frozenset(("status 429", "status 503", "grpc resource_exhausted"))
-COLUMNS = ("due", "taken", "sent", "end", "bytes", "request", "kind")
-"""Of a record; times in nanoseconds from the beginning of the measured part, `kind` an index of `Batch.kinds`."""
 clock = time.perf_counter_ns
-
-
-class Batch:
-    """What was measured since the last one.
-
-    Attributes:
-        records: int64, `COLUMNS` for each request, one after the other.
-        kinds: how requests came out, by number; the first is "", a success.
-        right, labelled: answers that named their label, of so many.
-        began: measured requests that were begun so far, in all.
-        warmup: requests of the warm-up so far, in all.
-        waiting: requests that are due and have no connection yet.
-        cpu_s: of this process so far, since its load began.
-        memory_bytes: the most it has had resident.
-        done: nothing more will come.
-    """
-
-    __slots__ = ("began", "cpu_s", "done", "kinds", "labelled", "memory_bytes", "records", "right", "waiting", "warmup")
-
-    def __init__(self, records: bytes, kinds: tuple[str, ...], **others: Any) -> None:
-        self.records = records
-        self.kinds = kinds
-        self.right: int = others["right"]
-        self.labelled: int = others["labelled"]
-        self.began: int = others["began"]
-        self.warmup: int = others["warmup"]
-        self.waiting: int = others["waiting"]
-        self.cpu_s: float = others["cpu_s"]
-        self.memory_bytes: int = others["memory_bytes"]
-        self.done: bool = others["done"]
 
 
 class Generator:

@@ -1,4 +1,4 @@
-"""What is sent: a model's own example, made-up tensors of given shapes, a dataset in turn, or any bodies."""
+"""What is sent: a dataset in turn, the files of a folder, bodies made from a template."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from serve.gateway.tensors import DATATYPES, Tensor
 from serve.load.options import LoadOptions
 from serve.verify import LABEL_KEYS, files_of
 
-__all__ = ["Item", "bodies", "items_of_data", "made_up"]
+__all__ = ["Item", "batches_of", "bodies", "items_of_data", "weighted"]
 
 MOST_BYTES = 256 * 1024 * 1024
 DATA_MEND = "give an .npz with an array for each input, a row for each request, or a folder of files"
@@ -42,36 +42,6 @@ class Item:
     weight: float = 0.0
     labels: tuple[str, ...] = ()
     expected: Mapping[str, Any] | None = None
-
-
-def made_up(metadata: ModelMetadata, own: tuple[Tensor, ...], options: LoadOptions) -> list[Item]:
-    """The model's own example (`own`) or random values, in the batches and shapes asked for.
-
-    Raises:
-        ServerError: a shape that the model can't take.
-    """
-    generator = np.random.default_rng(options.seed)
-    if options.shape:
-        found: list[Item] = []
-        for text in options.shape:
-            shapes, weight = _shapes(text, metadata)
-            for _ in range(options.distinct):
-                inputs = tuple(_random(each, shapes[each.name], generator) for each in metadata.inputs)
-                rows = inputs[0].shape[0] if metadata.batched and inputs and inputs[0].shape else 1
-                found.append(Item(inputs, rows=rows, weight=weight))
-        return found
-    single = [own]
-    if not metadata.example and (options.distinct > 1 or not own):
-        shape = {each.name: tuple(max(dim, 1) for dim in each.shape) for each in metadata.inputs}
-        single = [
-            tuple(_random(each, shape[each.name], generator) for each in metadata.inputs)
-            for _ in range(options.distinct)
-        ]
-    return [
-        Item(_tiled(inputs, rows, metadata), rows=rows if metadata.batched else 1, weight=weight)
-        for rows, weight in _batches(options.batch)
-        for inputs in single
-    ]
 
 
 def items_of_data(metadata: ModelMetadata | None, options: LoadOptions) -> list[Item]:
@@ -108,7 +78,7 @@ def items_of_data(metadata: ModelMetadata | None, options: LoadOptions) -> list[
         ]  # fmt: skip
     found: list[Item] = []
     count = _fitting(arrays, count)
-    for rows, weight in _batches(options.batch):
+    for rows, weight in batches_of(options.batch):
         if rows > 1 and not metadata.batched:
             raise ServerError(
                 f"can't send batches of {rows}", why="the model takes one item at a time", mend="leave --batch out"
@@ -149,6 +119,31 @@ def bodies(options: LoadOptions) -> list[Item]:
     if not found:
         raise ServerError(f"can't send {options.body}", why="there is no file in it", mend="name a folder of files")
     return found
+
+
+def batches_of(texts: Sequence[str]) -> list[tuple[int, float]]:
+    """Rows and weight of each kind of request; a weight of 0 where there is one kind."""
+    found: list[tuple[int, float]] = []
+    for text in texts or ("1",):
+        rows, weight = weighted(text)
+        if not rows.isdecimal() or int(rows) < 1:
+            raise ServerError(f"can't send batches of {text!r}", why="that is no number of rows", mend="give --batch 8")
+        found.append((int(rows), weight))
+    return [(rows, weight if len(found) > 1 else 0.0) for rows, weight in found]
+
+
+def weighted(text: str) -> tuple[str, float]:
+    """A value and its weight: "8@3" is 8 with the weight 3, "8" with 1."""
+    value, at, weight = text.rpartition("@")
+    if not at:
+        return text, 1.0
+    try:
+        number = float(weight)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e9:
+        raise ServerError(f"can't read {text!r}", why=f"{weight!r} is no weight", mend="give a number over 0 after @")
+    return value, number
 
 
 def _of_files(folder: Path, metadata: ModelMetadata | None, options: LoadOptions) -> list[Item]:
@@ -217,87 +212,6 @@ def _tensor(
             mend="give each row the model's own shape",
         )
     return Tensor(wanted.name, wanted.datatype, part)
-
-
-def _random(wanted: TensorMetadata, shape: Sequence[int], generator: np.random.Generator) -> Tensor:
-    dtype = DATATYPES[wanted.datatype]
-    if wanted.datatype == "BYTES":
-        data = np.empty(shape, dtype=np.object_)
-        for at in np.ndindex(*shape):
-            data[at] = bytes(generator.integers(97, 123, 8, dtype=np.uint8))
-    elif dtype.kind == "f":
-        data = generator.random(shape, dtype=np.float32).astype(dtype)
-    else:
-        data = generator.integers(0, 2, shape).astype(dtype)  # 0 and 1 are in every vocabulary
-    return Tensor(wanted.name, wanted.datatype, data)
-
-
-def _tiled(inputs: tuple[Tensor, ...], rows: int, metadata: ModelMetadata) -> tuple[Tensor, ...]:
-    if rows == 1:
-        return inputs
-    if not metadata.batched:
-        raise ServerError(
-            f"can't send batches of {rows}", why="the model takes one item at a time", mend="leave --batch out"
-        )
-    if 0 < metadata.max_batch_size < rows:
-        raise ServerError(
-            f"can't send batches of {rows}",
-            why=f"the model takes up to {metadata.max_batch_size}",
-            mend="give --batch less",
-        )
-    return tuple(Tensor(each.name, each.datatype, np.concatenate([each.data[:1]] * rows, axis=0)) for each in inputs)
-
-
-def _batches(texts: Sequence[str]) -> list[tuple[int, float]]:
-    """Rows and weight of each kind of request; a weight of 0 where there is one kind."""
-    found: list[tuple[int, float]] = []
-    for text in texts or ("1",):
-        rows, weight = _weighted(text)
-        if not rows.isdecimal() or int(rows) < 1:
-            raise ServerError(f"can't send batches of {text!r}", why="that is no number of rows", mend="give --batch 8")
-        found.append((int(rows), weight))
-    return [(rows, weight if len(found) > 1 else 0.0) for rows, weight in found]
-
-
-def _shapes(text: str, metadata: ModelMetadata) -> tuple[dict[str, tuple[int, ...]], float]:
-    mend = "name each input as in x=1,3,224,224, joined by + where there are several"
-    shape, weight = _weighted(text)
-    found: dict[str, tuple[int, ...]] = {}
-    for part in shape.split("+"):
-        name, equals, dims = part.rpartition("=")
-        try:
-            sizes = tuple(int(dim) for dim in dims.split(","))
-        except ValueError:
-            sizes = ()
-        if not equals and len(metadata.inputs) == 1:
-            name = metadata.inputs[0].name
-        if not sizes or min(sizes) < 1:
-            raise ServerError(f"can't read the shape {text!r}", why=f"{dims!r} is none", mend=mend)
-        found[name] = sizes
-    for each in metadata.inputs:
-        sizes = found.get(each.name, tuple(max(dim, 1) for dim in each.shape))
-        fits = len(sizes) == len(each.shape) and all(
-            dim in (-1, size) for dim, size in zip(each.shape, sizes, strict=True)
-        )
-        if not fits:
-            raise ServerError(f"can't send the shape {text!r}", why=f"the model takes {each}", mend=mend)
-        found[each.name] = sizes
-    if odd := found.keys() - {each.name for each in metadata.inputs}:
-        raise ServerError(f"can't send the shape {text!r}", why=f"there is no input {odd.pop()!r}", mend=mend)
-    return found, weight
-
-
-def _weighted(text: str) -> tuple[str, float]:
-    value, at, weight = text.rpartition("@")
-    if not at:
-        return text, 1.0
-    try:
-        number = float(weight)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 1e9:
-        raise ServerError(f"can't read {text!r}", why=f"{weight!r} is no weight", mend="give a number over 0 after @")
-    return value, number
 
 
 def _expected(options: LoadOptions, count: int) -> dict[str, Any]:

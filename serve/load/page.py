@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from serve.load.compare import Comparison
 from serve.load.intervals import interval
+from serve.load.plot_style import check as check_plots
 from serve.load.plots import (
     batches_plot,
     breakdown_plot,
@@ -17,7 +18,6 @@ from serve.load.plots import (
     sweep_plot,
     time_plot,
 )
-from serve.load.plots import check as check_plots
 from serve.load.report import LoadReport
 from serve.load.result import PERCENTS, LoadResult
 from serve.load.slo import parse_objective

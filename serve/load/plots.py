@@ -1,33 +1,39 @@
-"""The plots of a load test, as inline SVG in the page's own ink (so that they read in light and dark)."""
+"""The plots of a load test."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from compress.errors import MissingExtraError
-from serve.load.histogram import Histogram
+from serve.load.plot_style import (
+    BLUE,
+    CYCLE,
+    GREEN,
+    GREY,
+    INK,
+    NINES,
+    ORANGE,
+    RED,
+    figure_of,
+    legend_of,
+    nines,
+    plain_log,
+    spectrum,
+    svg_of,
+)
 from serve.load.report import LoadReport
-from serve.load.result import LoadResult
+from serve.load.result import MIN_BEYOND, LoadResult
 from serve.load.slo import Objective
 
 __all__ = [
     "batches_plot", "breakdown_plot", "difference_plot", "percentiles_plot", "search_plot", "sweep_plot", "time_plot",
 ]  # fmt: skip
 
-INK = "#0a0b0c"  # stands for the page's text colour
-BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#3b8bc4", "#e0812b", "#2ca25f", "#d6403a", "#8c6bb1", "#8a9099"
-CYCLE = (BLUE, ORANGE, GREEN, PURPLE, RED, "#b8860b", "#17a2a2", GREY)
-NINES = (0.0, 50.0, 90.0, 99.0, 99.9, 99.99, 99.999)
-MIN_BEYOND = 10
-
 
 def percentiles_plot(runs: Sequence[LoadResult], names: Sequence[str], objective: Objective | None) -> str:
     """Latency over percentiles, on an axis of nines: from when requests were due; dotted, from when they were sent."""
-    figure, axes = _figure(4.0)
+    figure, axes = figure_of(4.0)
     highest = 90.0
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
         colour = CYCLE[number % len(CYCLE)]
@@ -38,27 +44,27 @@ def percentiles_plot(runs: Sequence[LoadResult], names: Sequence[str], objective
         if len(runs) > 1:
             label = name
         if other is not None and other.count:
-            xs, ys = _spectrum(other.samples())
+            xs, ys = spectrum(other.samples())
             axes.plot(xs, ys, color=colour, lw=1.2, ls=(0, (2, 2)), label=other_label if len(runs) == 1 else None)
         if run.latency.count:
-            xs, ys = _spectrum(run.latency.samples())
+            xs, ys = spectrum(run.latency.samples())
             axes.plot(xs, ys, color=colour, lw=2, label=label)
             highest = max(highest, 100 * (1 - MIN_BEYOND / max(run.latency.count, MIN_BEYOND + 1)))
     for term in objective.terms if objective is not None else ():
         if term.percent is not None:
-            axes.plot([_nines(term.percent)], [term.bound], "v", color=RED, ms=8, zorder=5, label=str(term))
+            axes.plot([nines(term.percent)], [term.bound], "v", color=RED, ms=8, zorder=5, label=str(term))
     ticks = [percent for percent in NINES if percent <= highest + 1e-9]
-    axes.set_xticks([_nines(percent) for percent in ticks], [f"{percent:g}%" for percent in ticks])
-    axes.set(xlim=(0, max(_nines(highest), 1)), xlabel="percentile", ylabel="latency, ms", yscale="log")
-    _plain_log(axes.yaxis)
+    axes.set_xticks([nines(percent) for percent in ticks], [f"{percent:g}%" for percent in ticks])
+    axes.set(xlim=(0, max(nines(highest), 1)), xlabel="percentile", ylabel="latency, ms", yscale="log")
+    plain_log(axes.yaxis)
     axes.grid(visible=True, which="major", alpha=0.25)
-    _legend(axes, fontsize=9)
-    return _svg(figure)
+    legend_of(axes, fontsize=9)
+    return svg_of(figure)
 
 
 def time_plot(run: LoadResult) -> str:
     """Requests due, answers and errors, and latency, second by second."""
-    figure, (upper, lower) = _figure(4.6, rows=2)
+    figure, (upper, lower) = figure_of(4.6, rows=2)
     whole = max(round(run.seconds), 1)
     series = [second for second in run.series if second.second < whole]
     seconds = [second.second + 0.5 for second in series]
@@ -75,17 +81,17 @@ def time_plot(run: LoadResult) -> str:
             lower.plot([x for x, _ in known], [y for _, y in known], color=colour, label=label,
                        marker="." if len(known) < 40 else None, **style)  # fmt: skip
     lower.set(xlabel="second in which the request was due", ylabel="latency, ms", yscale="log")
-    _plain_log(lower.yaxis)
+    plain_log(lower.yaxis)
     for axes in (upper, lower):
         axes.set_xlim(0, whole)
         axes.grid(visible=True, axis="y", alpha=0.25)
-        _legend(axes, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    return _svg(figure)
+        legend_of(axes, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return svg_of(figure)
 
 
 def sweep_plot(groups: Sequence[tuple[str, Sequence[LoadResult]]], objective: Objective | None) -> str:
     """Latency over throughput, point after point of each sweep, the knee ringed; and throughput over the load."""
-    figure, (left, right) = _figure(3.8, columns=2)
+    figure, (left, right) = figure_of(3.8, columns=2)
     bound = objective.latency_ms if objective is not None else None
     for number, (name, runs) in enumerate(groups):
         colour = CYCLE[number % len(CYCLE)]
@@ -114,7 +120,7 @@ def sweep_plot(groups: Sequence[tuple[str, Sequence[LoadResult]]], objective: Ob
     if bound is not None:
         left.axhline(bound, color=RED, lw=1, ls="--", label=str(objective))
     left.set(xlabel="answers/s", ylabel="latency, ms", yscale="log")
-    _plain_log(left.yaxis)
+    plain_log(left.yaxis)
     open_loop = bool(groups) and bool(groups[0][1]) and groups[0][1][0].rate is not None
     right.set(xlabel="requests/s offered" if open_loop else "clients", ylabel="a second", ylim=(0, None))
     if not open_loop:
@@ -122,8 +128,8 @@ def sweep_plot(groups: Sequence[tuple[str, Sequence[LoadResult]]], objective: Ob
         right.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     for axes in (left, right):
         axes.grid(visible=True, alpha=0.25)
-        _legend(axes, fontsize=8)
-    return _svg(figure)
+        legend_of(axes, fontsize=8)
+    return svg_of(figure)
 
 
 def breakdown_plot(runs: Sequence[LoadResult], names: Sequence[str]) -> str:
@@ -131,7 +137,7 @@ def breakdown_plot(runs: Sequence[LoadResult], names: Sequence[str]) -> str:
     rows = [(name, parts) for run, name in zip(runs, names, strict=True) if (parts := parts_of(run))]
     if not rows:
         return ""
-    figure, axes = _figure(0.45 * len(rows) + 1.3)
+    figure, axes = figure_of(0.45 * len(rows) + 1.3)
     labels = list(dict.fromkeys(label for _, parts in rows for label, _ in parts))
     for row, (_, parts) in enumerate(rows):
         left = 0.0
@@ -142,8 +148,8 @@ def breakdown_plot(runs: Sequence[LoadResult], names: Sequence[str]) -> str:
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.invert_yaxis()
     axes.set_xlabel("ms of the mean request")
-    _legend(axes, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
-    return _svg(figure)
+    legend_of(axes, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
+    return svg_of(figure)
 
 
 def batches_plot(runs: Sequence[LoadResult], names: Sequence[str]) -> str:
@@ -156,7 +162,7 @@ def batches_plot(runs: Sequence[LoadResult], names: Sequence[str]) -> str:
             rows.append((name, most.model, dict(most.batches)))
     if not rows:
         return ""
-    figure, axes = _figure(2.8)
+    figure, axes = figure_of(2.8)
     sizes = sorted({size for _, _, batches in rows for size in batches})
     width = 0.8 / len(rows)
     for number, (name, model, batches) in enumerate(rows):
@@ -169,15 +175,15 @@ def batches_plot(runs: Sequence[LoadResult], names: Sequence[str]) -> str:
     shown = sizes if len(sizes) <= 24 else sizes[:: len(sizes) // 16]
     axes.set_xticks([sizes.index(size) + 0.4 for size in shown], [str(size) for size in shown])
     axes.set(xlabel="batch size", ylabel="% of the inferences")
-    _legend(axes, fontsize=8)
-    return _svg(figure)
+    legend_of(axes, fontsize=8)
+    return svg_of(figure)
 
 
 def search_plot(report: LoadReport) -> str:
     """Each rate that was tried, in order, and whether it kept the objective."""
     if report.found is None:
         return ""
-    figure, axes = _figure(2.8)
+    figure, axes = figure_of(2.8)
     trials = [trial for trial in report.found.trials if trial.stage != "peak"]
     for kept, marker, colour, label in ((True, "o", GREEN, "kept"), (False, "X", RED, "not kept")):
         mine = [(number + 1, trial) for number, trial in enumerate(trials) if trial.kept == kept]
@@ -191,8 +197,8 @@ def search_plot(report: LoadReport) -> str:
     most = max((trial.rate for trial in trials), default=1.0)
     axes.set(xlabel="trial", ylabel="requests/s", ylim=(0, 1.12 * most))
     axes.xaxis.get_major_locator().set_params(integer=True)
-    _legend(axes, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    return _svg(figure)
+    legend_of(axes, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return svg_of(figure)
 
 
 def difference_plot(before: Sequence[LoadResult], after: Sequence[LoadResult]) -> str:
@@ -214,19 +220,19 @@ def difference_plot(before: Sequence[LoadResult], after: Sequence[LoadResult]) -
     generator = np.random.default_rng(0)
     drawn = old.draw(generator, 400)
     again = drawn if len(before) > 1 else new.draw(generator, 400)
-    figure, axes = _figure(3.0)
+    figure, axes = figure_of(3.0)
     ratios = np.array([new.percentiles(again, percent) / old.percentiles(drawn, percent) for percent in percents])
-    xs = [_nines(percent) for percent in percents]
+    xs = [nines(percent) for percent in percents]
     low, high = np.percentile(ratios, [2.5, 97.5], axis=1)
     axes.fill_between(xs, low, high, color=BLUE, alpha=0.25, lw=0, label="95%")
     axes.plot(xs, np.median(ratios, axis=1), color=BLUE, lw=2, label="after over before")
     axes.axhline(1.0, color=INK, lw=1, ls="--")
     ticks = [percent for percent in NINES if percent <= percents[-1] + 1e-9]
-    axes.set_xticks([_nines(percent) for percent in ticks], [f"{percent:g}%" for percent in ticks])
+    axes.set_xticks([nines(percent) for percent in ticks], [f"{percent:g}%" for percent in ticks])
     axes.set(xlabel="percentile", ylabel="latency, ratio")
     axes.grid(visible=True, alpha=0.25)
-    _legend(axes, fontsize=9)
-    return _svg(figure)
+    legend_of(axes, fontsize=9)
+    return svg_of(figure)
 
 
 def knee(runs: Sequence[LoadResult]) -> int | None:
@@ -267,79 +273,5 @@ def parts_of(run: LoadResult) -> list[tuple[str, float]]:
     return [(label, value) for label, value in parts if value > 0]
 
 
-def check() -> None:
-    """Raise where nothing can be drawn.
-
-    Raises:
-        MissingExtraError: there is no matplotlib.
-    """
-    try:
-        import matplotlib as mpl  # noqa: F401
-    except ImportError as err:
-        raise MissingExtraError("can't draw the report", module="matplotlib", extra="load") from err
-
-
 def _load(run: LoadResult) -> float:
     return run.rate if run.rate is not None else float(run.concurrency)
-
-
-def _nines(percent: float) -> float:
-    """50% at 0.3, 90% at 1, 99% at 2, 99.9% at 3."""
-    return float(-np.log10(max(1 - percent / 100, 1e-9)))
-
-
-def _spectrum(histogram: Histogram) -> tuple[Any, Any]:
-    below = np.cumsum(histogram.counts) / histogram.total
-    shown = below <= 1 - MIN_BEYOND / max(histogram.total, MIN_BEYOND + 1)
-    shown[0] = True
-    return -np.log10(np.maximum(1 - below[shown], 1e-9)), histogram.highest[shown] / 1e6
-
-
-def _figure(height: float, columns: int = 1, rows: int = 1) -> tuple[Any, Any]:
-    check()
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.6, height), layout="constrained")
-    axes = figure.subplots(rows, columns, sharex=rows > 1)
-    for each in np.ravel(axes):
-        each.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
-def _legend(axes: Any, **where: Any) -> None:
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, **where)
-
-
-def _plain_log(axis: Any) -> None:
-    from matplotlib.ticker import LogLocator
-
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(lambda value, _: f"{value:g}")
-    axis.set_minor_formatter("")
-
-
-def _svg(figure: Any) -> str:
-    """As an SVG element in the page's own ink."""
-    import matplotlib as mpl
-
-    style: dict[Any, Any] = {
-        "svg.fonttype": "none",
-        "font.family": "sans-serif",
-        "font.size": 10,
-        "svg.hashsalt": "load",
-    }
-    with mpl.rc_context(style):
-        for axes in figure.axes:
-            axes.tick_params(colors=INK, which="both")
-            for text in (axes.xaxis.label, axes.yaxis.label, *axes.texts):
-                text.set_color(INK)
-            for spine in axes.spines.values():
-                spine.set_color(INK)
-            legend = axes.get_legend()
-            for text in legend.get_texts() if legend else ():
-                text.set_color(INK)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    svg = file.getvalue()
-    return svg[svg.index("<svg") :].replace(INK, "currentColor")

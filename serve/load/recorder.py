@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from serve.load.generator import COLUMNS, NS_PER_S, Batch
+from serve.load.batch import COLUMNS, NS_PER_S, Batch
 from serve.load.histogram import Histogram, Ints
 from serve.load.job import Job
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import uvloop
 
 from serve.load.arrivals import Arrivals, Leg, parse_arrivals, parse_rate, read_trace
+from serve.load.batch import NS_PER_S, Batch
 from serve.load.crew import Crew
-from serve.load.generator import DOWN, NS_PER_S, Batch
+from serve.load.generator import DOWN
 from serve.load.job import Job
 from serve.load.options import LoadOptions
 from serve.load.recorder import Recorder

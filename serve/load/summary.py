@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from serve.load.generator import NS_PER_S
+from serve.load.batch import NS_PER_S
 from serve.load.job import Job
 from serve.load.options import LoadOptions
 from serve.load.recorder import Recorder, Tally

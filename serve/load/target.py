@@ -21,8 +21,9 @@ from serve.gateway.tensors import ProtocolError, Tensor
 from serve.gateway.upstream import model_path
 from serve.http_client import Address, ExchangeError, Pool, Response, encode_head
 from serve.load.check import Check, Form
-from serve.load.inputs import Item, bodies, items_of_data, made_up
+from serve.load.inputs import Item, bodies, items_of_data
 from serve.load.job import Protocol, Request
+from serve.load.made_up import made_up
 from serve.load.options import LoadOptions
 
 __all__ = ["Endpoint", "Target", "find_target", "is_loopback"]
@@ -137,7 +138,7 @@ async def _of_model(endpoint: Endpoint, options: LoadOptions) -> Target:
 
         metadata = await ask_metadata(endpoint.address, options)
         example: tuple[Tensor, ...] = ()
-        if metadata.example is not None or options.data is None:
+        if options.data is None:
             generator = np.random.default_rng(options.seed)
             example = parse_request(orjson.dumps(example_request(metadata, generator)))
     else:

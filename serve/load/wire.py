@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from serve.load.generator import Batch
+from serve.load.batch import Batch
 
 __all__ = ["MOST_BYTES", "WireError", "batch_of", "frame_of_batch", "pack", "read"]
 

@@ -79,8 +79,9 @@ async def serve_conversation(
                     if at_ns - time.perf_counter_ns() > START_LATEST_NS:
                         raise WireError("told to start too late")
                     running = asyncio.ensure_future(generator.run(at_ns))
-                case "stop" if generator is not None:
-                    generator.stop()
+                case "stop":
+                    if generator is not None:
+                        generator.stop()
                 case _:
                     raise WireError("a message that makes no sense here")
     except WireError:
@@ -98,9 +99,7 @@ async def _child(fd: int) -> None:
     await serve_conversation(reader, writer)
 
 
-def listen(
-    host: str, port: int, *, token: str, allow_remote: bool, on_event: Callable[[str], None], once: bool = False
-) -> None:
+def listen(host: str, port: int, *, token: str, allow_remote: bool, on_event: Callable[[str], None]) -> None:
     """Wait for coordinators, one at a time, until interrupted.
 
     Args:
@@ -108,17 +107,14 @@ def listen(
         token: that a coordinator must know.
         allow_remote: whether to send load to other machines.
         on_event: told where it listens, and who comes.
-        once: end after the first conversation.
 
     Raises:
         ServerError: it may not listen there, or can't.
     """
-    uvloop.run(_listen(host, port, token=token, allow_remote=allow_remote, on_event=on_event, once=once))
+    uvloop.run(_listen(host, port, token=token, allow_remote=allow_remote, on_event=on_event))
 
 
-async def _listen(
-    host: str, port: int, *, token: str, allow_remote: bool, on_event: Callable[[str], None], once: bool
-) -> None:
+async def _listen(host: str, port: int, *, token: str, allow_remote: bool, on_event: Callable[[str], None]) -> None:
     if not token and not await is_loopback(host):
         raise ServerError(
             f"won't listen at {host}",
@@ -152,8 +148,6 @@ async def _listen(
             on_event(f"sending load for {peer}")
             await serve_conversation(reader, writer, allow_remote=allow_remote)
             on_event(f"done for {peer}")
-        if once:
-            stop.set()
 
     try:
         server = await asyncio.start_server(talk, host, port, limit=MOST_BYTES)

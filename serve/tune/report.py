@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import io
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from compress.errors import MissingExtraError
+from serve.load.plot_style import INK, svg_of
 from serve.tune.run import Final, Tuned
 from serve.tune.trial import Point, Trial
 
 __all__ = ["to_dict", "write_report"]
 
-INK = "#0a0b0c"  # stands for the page's text colour
 PRESENT, BEST, OTHER = "#d95f0e", "#2ca25f", "#3b8bc4"
 STYLE = """
 :root { color-scheme: light dark; --soft: #6b7280; --line: #d8dbe0; --card: #f6f7f9; --accent: #2ca25f; }
@@ -162,32 +161,6 @@ def _figure(height: float, columns: int = 1) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _svg(figure: Any) -> str:
-    """As an SVG element in the page's own ink."""
-    import matplotlib as mpl
-
-    style: dict[Any, Any] = {
-        "svg.fonttype": "none",
-        "font.family": "sans-serif",
-        "font.size": 10,
-        "svg.hashsalt": "tune",
-    }
-    with mpl.rc_context(style):
-        for axes in figure.axes:
-            axes.tick_params(colors=INK, which="both")
-            for text in (axes.xaxis.label, axes.yaxis.label, *axes.texts):
-                text.set_color(INK)
-            for spine in axes.spines.values():
-                spine.set_color(INK)
-            legend = axes.get_legend()
-            for text in legend.get_texts() if legend else ():
-                text.set_color(INK)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    svg = file.getvalue()
-    return svg[svg.index("<svg") :].replace(INK, "currentColor")
-
-
 def _colour(trial: Trial | Final, tuned: Tuned) -> tuple[str, str, int]:
     """Colour, name for the legend, and order of drawing."""
     if tuned.best is not None and trial.candidate == tuned.best.candidate:
@@ -222,7 +195,7 @@ def _scatter(tuned: Tuned) -> str:
     axes.xaxis.set_minor_formatter("")
     if named:
         axes.legend(frameon=False, loc="upper left")
-    return _svg(figure)
+    return svg_of(figure)
 
 
 def _bars(tuned: Tuned) -> str:
@@ -234,7 +207,7 @@ def _bars(tuned: Tuned) -> str:
     axes.set_yticks(range(len(tuned.finals)), labels)
     axes.invert_yaxis()
     axes.set_xlabel("answers/s")
-    return _svg(figure)
+    return svg_of(figure)
 
 
 def _curves(tuned: Tuned) -> str:
@@ -255,4 +228,4 @@ def _curves(tuned: Tuned) -> str:
         axes.set_xticks(sorted(ticks), [str(tick) for tick in sorted(ticks)])
         axes.minorticks_off()
     both[0].legend(frameon=False)
-    return _svg(figure)
+    return svg_of(figure)

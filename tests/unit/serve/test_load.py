@@ -18,7 +18,7 @@ from rich.console import Console
 
 from compress.errors import ServerError
 from serve.gateway.protocol import parse_request
-from serve.load.generator import Batch
+from serve.load.batch import Batch
 from serve.load.histogram import Histogram
 from serve.load.job import Job, Request
 from serve.load.live import show_progress
