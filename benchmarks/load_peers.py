@@ -46,6 +46,7 @@ Figures = dict[str, float]
 CLIENTS = (1, 8, 32)
 RATES = (4_000, 8_000, 16_000)
 WARMUP_S = 0.5
+LONGEST_S = 60
 
 
 def main() -> None:
@@ -97,9 +98,14 @@ def in_turns(tools: Mapping[str, Callable[[], Figures]], rounds: int, title: str
     for number in range(rounds):
         names = list(tools)
         for tool in names[number % len(names) :] + names[: number % len(names)]:
-            runs[tool].append(tools[tool]())
+            try:
+                runs[tool].append(tools[tool]())
+            except (subprocess.SubprocessError, FileNotFoundError) as err:
+                print(f"{title}: {tool} gave no figures ({type(err).__name__}); that round is left out", flush=True)
     medians = {
-        tool: {key: statistics.median(run[key] for run in each) for key in each[0]} for tool, each in runs.items()
+        tool: {key: statistics.median(run[key] for run in each) for key in each[0]}
+        for tool, each in runs.items()
+        if each
     }
     print(title)
     first = medians["serve load"]
@@ -153,7 +159,7 @@ def perf_analyzer(address: str, model: str, clients: int, seconds: float) -> Fig
             "-p", str(int(1000 * seconds)), "-r", "3", "-s", "99", "--percentile", "99",
             "-f", str(report), "--verbose-csv",
         ]  # fmt: skip
-        text, cpu_s = timed(command, environ)
+        text, cpu_s = timed(command, environ, check=False)  # an unstable measurement is an error, with its figures
         heading, values = report.read_text().splitlines()[:2]
     row = dict(zip(heading.split(","), values.split(","), strict=False))
     # It sends for longer than it measures; the requests of all that time are in its log.
@@ -167,10 +173,10 @@ def perf_analyzer(address: str, model: str, clients: int, seconds: float) -> Fig
     }
 
 
-def timed(command: Sequence[str], environ: dict[str, str] | None = None) -> tuple[str, float]:
+def timed(command: Sequence[str], environ: dict[str, str] | None = None, *, check: bool = True) -> tuple[str, float]:
     """What a program prints, and the CPU seconds that it took."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environ)
+    done = subprocess.run(command, check=check, capture_output=True, text=True, env=environ, timeout=LONGEST_S)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return done.stdout, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,9 @@ class Plan:
         hourly_cost: of what serves.
         precision: how near the rates that keep it and do not shall come in a search, as a share.
         confirmations: runs with fresh arrivals that must keep it.
+
+    Raises:
+        ServerError: a value that can't work.
     """
 
     concurrency: tuple[str, ...] = ()
@@ -46,6 +50,19 @@ class Plan:
     hourly_cost: float | None = None
     precision: float = 0.05
     confirmations: int = 3
+
+    def __post_init__(self) -> None:
+        for name, holds, bound in (
+            ("precision", 0.01 <= self.precision <= 1, "from 0.01 to 1"),
+            ("confirmations", self.confirmations >= 1, "of 1 or more"),
+            ("hourly_cost", self.hourly_cost is None or 0 < self.hourly_cost < math.inf, "over 0"),
+        ):
+            if not holds:
+                raise ServerError(
+                    "the load test can't run",
+                    why=f"{name} is {getattr(self, name)}",
+                    mend=f"give {name.replace('_', '-')} a value {bound}",
+                )
 
 
 def measure(

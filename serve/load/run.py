@@ -172,7 +172,10 @@ class Session:
                 task.cancel()
             if tasks and (self.stopped or given_up or not tasks[0].done()):
                 tasks[0].cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, Exception):
+                raise end
         if seen:
             seen.append(await observe(target, options.model, ended_ns))
         return summarize(

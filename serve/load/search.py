@@ -115,6 +115,8 @@ async def search(
                 break
     while low is not None and high is not None and high / low > 1 + precision and not session.stopped:
         middle = _round(math.sqrt(low * high))
+        if middle in (low, high):  # there is no readable rate between them
+            break
         kept, _ = await run.kept(middle, "bisect")
         low, high = (middle, high) if kept else (low, middle)
     confirmed: list[LoadResult] = []

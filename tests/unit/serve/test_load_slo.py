@@ -187,6 +187,13 @@ def test_plans_that_make_no_sense(plan: Plan, says: str) -> None:
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize("values", [{"precision": 0}, {"precision": 2}, {"confirmations": 0}, {"hourly_cost": -1}])
+def test_what_no_plan_can_have(values: dict[str, Any]) -> None:
+    with pytest.raises(ServerError, match=str(next(iter(values)))) as caught:
+        Plan(**values)
+    assert caught.value.mend
+
+
 def test_an_objective_keeps_its_terms() -> None:
     assert Objective((Term("p99", 20.0),)).latency_ms == 20.0
     assert Objective((Term("errors", 0.1),)).latency_ms is None
