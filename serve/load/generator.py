@@ -73,7 +73,7 @@ class Generator:
         self._exhausted = True
 
     async def prepare(self) -> None:
-        """Open connections ahead, so that the first requests find them open."""
+        """Open connections ahead, and tidy up, so that the first requests are on time."""
         job = self._job
         if job.protocol == "grpc":
             from serve.load.grpc_lane import Channels
@@ -85,6 +85,8 @@ class Generator:
         lanes = [self._new_lane() for _ in range(wanted)]
         await asyncio.gather(*(lane.open() for lane in lanes if isinstance(lane, HttpLane)))
         self._idle.extend(lanes)
+        gc.collect()  # here, as it can take a second in a large process
+        gc.freeze()
 
     async def run(self, start_ns: int) -> None:
         """Send the load, from `start_ns` of `perf_counter_ns` on, until it is over or `stop` is called.
@@ -97,8 +99,6 @@ class Generator:
         self._cpu_s = time.process_time()
         self._timer = PreciseTimer(self._arrive if job.arrivals is not None else self._release)
         watcher = self._loop.create_task(self._watch())
-        gc.collect()
-        gc.freeze()
         gc.disable()  # a full collection takes longer than a request may be late
         try:
             if job.arrivals is not None:

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import threading
+import time
 from array import array
 from typing import Any
 
@@ -127,6 +128,16 @@ def test_a_server_that_does_not_answer_any_more_is_left_alone() -> None:
         assert "did not answer any more" in result.invalid[0]
         assert set(result.errors) == {"refused"}
         assert rate or result.error_count < 4 * 25  # each client comes again more and more seldom
+
+
+@pytest.mark.parametrize("rate", ["", "100"])
+def test_a_large_process_tidies_up_before_the_load_and_not_in_it(rate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gc.collect", lambda: time.sleep(0.5))  # as where millions of objects live
+    with served(at_once) as server:
+        result = run_load(options(server, rate=rate, duration=0.3, warmup=0))
+    assert result.count > 10
+    assert result.lateness.max_ms is not None
+    assert result.lateness.max_ms < 400
 
 
 def test_a_client_that_backs_off_comes_when_it_was_told_to() -> None:
