@@ -102,6 +102,14 @@ async def observe(target: Target, model: str, at_ns: int) -> Observation:
     """Look at the server; what it does not tell stays empty."""
     seen = Observation(at_ns)
     address = target.endpoint.address
+    if await is_loopback(address.host):  # first, as a busy server may take its time to answer the rest
+        for process in _processes(address.port):
+            try:
+                times = process.cpu_times()
+                seen.cpu_s[process.pid] = times.user + times.system
+                seen.memory_bytes += process.memory_info().rss
+            except psutil.Error:
+                continue
     if target.endpoint.protocol == "grpc":
         from serve.load.grpc_questions import ask_statistics
 
@@ -127,14 +135,6 @@ async def observe(target: Target, model: str, at_ns: int) -> Observation:
             pass
         finally:
             await pool.close()
-    if await is_loopback(address.host):
-        for process in _processes(address.port):
-            try:
-                times = process.cpu_times()
-                seen.cpu_s[process.pid] = times.user + times.system
-                seen.memory_bytes += process.memory_info().rss
-            except psutil.Error:
-                continue
     return seen
 
 

@@ -79,13 +79,13 @@ def test_counts_are_tritons(triton: str, way: str, model: str, rate: str, reques
 
 def test_tritons_own_account_says_where_the_time_went(triton: str, gateway: str) -> None:
     for url in (triton, gateway):
-        result = run_load(LoadOptions("hooked", url, concurrency=8, duration=1, warmup=0.2))
+        result = run_load(LoadOptions("hooked", url, concurrency=8, duration=2, warmup=0.2))
         told = result.breakdown
         assert told is not None
         assert told.models[0].model == "hooked"
         assert {model.model for model in told.models[1:]} >= {"hooked_network"}
         network = next(model for model in told.models if model.model == "hooked_network")
-        assert network.requests == pytest.approx(result.count, rel=0.25)  # counted from the warm-up's end on, about
+        assert 0.3 * result.count < network.requests < 1.1 * result.count  # counted from the warm-up's end on, about
         assert sum(size * count for size, count in network.batches.items()) == network.rows
         assert network.batch_size is not None
         assert network.batch_size > 1

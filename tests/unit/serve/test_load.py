@@ -110,7 +110,9 @@ def test_timeouts_and_a_server_that_went_away() -> None:
     assert set(uvloop.run(gone()).errors) == {"refused"}
 
 
-def test_a_server_that_does_not_answer_any_more_is_left_alone() -> None:
+def test_a_server_that_does_not_answer_any_more_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve.load.run.GIVE_UP_S", 3)
+
     async def gone(rate: str) -> LoadResult:
         with served(at_once) as server:
             asked = options(server, duration=120, warmup=0, rate=rate)
