@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -52,6 +53,12 @@ class Crew:
                     self._members.append(await _join(text, self._options, number))
             else:
                 cpus = self._options.cpus
+                if odd := set(cpus) - os.sched_getaffinity(0):
+                    raise ServerError(
+                        f"can't bind to CPU {min(odd)}",
+                        why="this process may not run there",
+                        mend=f"choose of {', '.join(map(str, sorted(os.sched_getaffinity(0))))}",
+                    )
                 for number in range(self._options.processes):
                     cpu = cpus[number % len(cpus)] if cpus else None
                     self._members.append(await _start(number, cpu))

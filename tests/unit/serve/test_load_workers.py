@@ -134,6 +134,14 @@ def test_workers_that_are_not_there(address: str) -> None:
         run_load(options(server, worker=(address,)))
 
 
+def test_processes_can_be_bound_to_cpus_that_are_there() -> None:
+    core = min(os.sched_getaffinity(0))
+    with served(at_once) as server:
+        assert run_load(options(server, processes=1, cpus=(core,), warmup=0)).count > 0
+        with pytest.raises(ServerError, match="can't bind to CPU 9999"):
+            run_load(options(server, processes=1, cpus=(9999,)))
+
+
 def test_strangers_can_not_break_a_worker() -> None:
     with served(at_once) as server, worker() as address:
         host, _, port = address.partition(":")
