@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 from rich.console import Console
 
 from compress.errors import ServerError
-from serve.load.options import LoadOptions
+from serve.load.options import LoadOptions, Scenario
 
 __all__ = ["load"]
 
@@ -24,7 +24,6 @@ out = Console(highlight=False, soft_wrap=True)
 Flat = Parameter(name="*")
 Many = Parameter(consume_multiple=True, negative_iterable="")
 NOT_KEPT, WORSE = 3, 1
-Scenario = Literal["single-stream", "multi-stream", "server", "offline"]
 
 
 @load.default

@@ -12,7 +12,7 @@ import orjson
 from serve.gateway.protocol import InferResponse, parse_response
 from serve.gateway.tensors import ProtocolError
 
-__all__ = ["Answer", "Check", "Judge", "Verdict"]
+__all__ = ["Answer", "Check", "Judge", "Verdict", "word_of"]
 
 Form = Literal["binary", "json", "grpc", "plain"]
 
@@ -75,6 +75,10 @@ class Judge:
     check: Check
     first: dict[int, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._contains = self.check.contains.encode()
+        self._expected = [{name: np.asarray(value) for name, value in values.items()} for values in self.check.values]
+
     def verdict(self, number: int, answer: Answer) -> Verdict:
         """Judge an answer.
 
@@ -83,7 +87,7 @@ class Judge:
             answer: of status 200.
         """
         check = self.check
-        if check.contains and check.contains.encode() not in answer.body:
+        if self._contains not in answer.body:
             return Verdict("other text")
         if not (check.same or check.values or check.labels):
             return Verdict()
@@ -93,10 +97,8 @@ class Judge:
             return Verdict("unreadable answer")
         if check.same and not _alike(self.first.setdefault(number, outputs), outputs, check.tolerance):
             return Verdict("another answer")
-        if check.values:
-            expected = {name: np.asarray(value) for name, value in check.values[number].items()}
-            if not _alike(expected, outputs, check.tolerance, among=True):
-                return Verdict("wrong values")
+        if check.values and not _alike(self._expected[number], outputs, check.tolerance, among=True):
+            return Verdict("wrong values")
         if not check.labels:
             return Verdict()
         labels = check.labels[number]
@@ -127,7 +129,7 @@ def _array(value: Any) -> Any:
         return np.array([orjson.dumps(value)], dtype=object)
     if array.dtype.kind in "biuf":
         return array
-    return np.array([orjson.dumps(value)] if isinstance(value, dict) else np.asarray(value, dtype=object))
+    return np.array([orjson.dumps(value)]) if isinstance(value, dict) else np.asarray(value, dtype=object)
 
 
 def _from_grpc(body: bytes) -> InferResponse:
@@ -150,7 +152,7 @@ def _alike(expected: Mapping[str, Any], found: Mapping[str, Any], tolerance: flo
             flat = np.asarray(value, np.float64).ravel(), np.asarray(other, np.float64).ravel()
             if not np.allclose(*flat, rtol=0, atol=tolerance, equal_nan=True):
                 return False
-        elif list(map(_word, value.ravel())) != list(map(_word, other.ravel())):
+        elif list(map(word_of, value.ravel())) != list(map(word_of, other.ravel())):
             return False
     return True
 
@@ -161,13 +163,14 @@ def _labels(outputs: Mapping[str, Any], output: str, rows: int) -> list[str]:
     if value is None:
         return []
     if value.size == rows:
-        return [_word(item) for item in value.ravel()]
+        return [word_of(item) for item in value.ravel()]
     if rows == 0 or value.size % rows or value.dtype.kind not in "biuf":
         return []
     return [str(place) for place in np.asarray(value).reshape(rows, -1).argmax(axis=1).tolist()]
 
 
-def _word(value: object) -> str:
+def word_of(value: object) -> str:
+    """A label or an element as text."""
     if isinstance(value, bytes):
         return value.decode("utf-8", errors="replace")
     return str(value.item() if isinstance(value, np.generic) else value)

@@ -10,7 +10,7 @@ import numpy as np
 
 from compress.errors import ServerError
 from serve.load.histogram import Histogram
-from serve.load.intervals import LEAST_BLOCKS, Blocks, blocks_of
+from serve.load.intervals import LEAST_BLOCKS, Blocks, blocks_of, blocks_of_rounds
 from serve.load.report import LoadReport
 from serve.load.result import MIN_BEYOND, LoadResult
 
@@ -107,11 +107,8 @@ def compare_rounds(
              enumerate(zip(before, after, strict=True)) for run in pair if run.invalid]  # fmt: skip
     if len(before) < LEAST_ROUNDS:
         notes.append(f"fewer than {LEAST_ROUNDS} rounds: too few for an interval")
-    blocks = [
-        Blocks([run.latency.samples() for run in runs], [run.count for run in runs], [run.seconds for run in runs])
-        for runs in (before, after)
-    ]
-    changes = _changes(blocks[0], blocks[1], before, after, allowed, seed, paired=True)
+    blocks = blocks_of_rounds(before), blocks_of_rounds(after)
+    changes = _changes(*blocks, before, after, allowed, seed, paired=True)
     return Comparison(before[0].offered, changes, tuple(notes))
 
 
@@ -130,13 +127,12 @@ def _changes(
     drawn = old.draw(generator) if enough else np.ones((1, len(old)))
     again = (drawn if paired else new.draw(generator)) if enough else np.ones((1, len(new)))
     fewest = min(sum(run.count for run in before), sum(run.count for run in after))
+    merged = [Histogram.merged(run.latency.samples() for run in runs) for runs in (before, after)]
     found: list[Change] = []
     for percent in PERCENTS:
         if fewest * (1 - percent / 100) < MIN_BEYOND:
             continue
-        whole = [
-            Histogram.merged(run.latency.samples() for run in runs).value_at(percent) / 1e6 for runs in (before, after)
-        ]
+        whole = [histogram.value_at(percent) / 1e6 for histogram in merged]
         ratios = new.percentiles(again, percent) / np.maximum(old.percentiles(drawn, percent), 1e-9)
         found.append(_change(f"p{percent:g}", whole[0], whole[1], ratios if enough else None, allowed, up=True))
     rates = [sum(run.count for run in runs) / sum(run.seconds for run in runs) for runs in (before, after)]

@@ -59,10 +59,8 @@ class Histogram:
         parts = list(parts)
         if not parts:
             return cls.empty()
-        indices, inverse = np.unique(np.concatenate([part.indices for part in parts]), return_inverse=True)
-        counts = np.zeros(len(indices), np.int64)
-        np.add.at(counts, inverse, np.concatenate([part.counts for part in parts]))
-        return cls(indices, counts)
+        indices = np.concatenate([part.indices for part in parts])
+        return cls(*_summed(indices, np.concatenate([part.counts for part in parts])))
 
     @property
     def total(self) -> int:
@@ -109,7 +107,7 @@ class Histogram:
         parts = [self]
         while (left := missing >= interval).any():
             missing, times = missing[left], times[left]
-            parts.append(_weighted(missing, times))
+            parts.append(Histogram(*_summed(_index(np.clip(missing, 0, HIGHEST)), times)))
             missing = missing - interval
         return Histogram.merged(parts)
 
@@ -155,11 +153,12 @@ class Histogram:
         return cls(np.array(indices, np.int64), np.array(counts, np.int64))
 
 
-def _weighted(values: Ints, times: Ints) -> Histogram:
-    indices, inverse = np.unique(_index(np.clip(values, 0, HIGHEST)), return_inverse=True)
-    counts = np.zeros(len(indices), np.int64)
-    np.add.at(counts, inverse, times)
-    return Histogram(indices, counts)
+def _summed(indices: Ints, counts: Ints) -> tuple[Ints, Ints]:
+    """Each index once, ascending, with the sum of its counts."""
+    once, inverse = np.unique(indices, return_inverse=True)
+    sums = np.zeros(len(once), np.int64)
+    np.add.at(sums, inverse, counts)
+    return once, sums
 
 
 def _index(values: Ints) -> Ints:

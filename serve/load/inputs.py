@@ -14,6 +14,7 @@ import orjson
 from compress.errors import RepositoryError, ServerError
 from serve.gateway.metadata import ModelMetadata, TensorMetadata
 from serve.gateway.tensors import DATATYPES, Tensor
+from serve.load.check import word_of
 from serve.load.options import LoadOptions
 from serve.verify import LABEL_KEYS, files_of
 
@@ -73,7 +74,7 @@ def items_of_data(metadata: ModelMetadata | None, options: LoadOptions) -> list[
         template = _template(options)
         return [
             Item(body=_filled(template, {name: array[row] for name, array in arrays.items()}),
-                 labels=() if labels is None else (_word(labels[row]),), expected=_rows(expected, [row]))
+                 labels=() if labels is None else (word_of(labels[row]),), expected=_rows(expected, [row]))
             for row in range(_fitting(arrays, count))
         ]  # fmt: skip
     found: list[Item] = []
@@ -86,7 +87,7 @@ def items_of_data(metadata: ModelMetadata | None, options: LoadOptions) -> list[
         for start in range(0, count, rows):
             picked = [(start + step) % count for step in range(rows)]
             inputs = tuple(_tensor(each, arrays, picked, metadata, path) for each in metadata.inputs)
-            own = () if labels is None else tuple(_word(labels[row]) for row in picked)
+            own = () if labels is None else tuple(word_of(labels[row]) for row in picked)
             found.append(Item(inputs, rows=rows, weight=weight, labels=own, expected=_rows(expected, picked)))
     return found
 
@@ -258,8 +259,3 @@ def _filled(template: string.Template, row: Mapping[str, Any]) -> bytes:
 def _plain(value: Any) -> Any:
     found = np.asarray(value).tolist()
     return found.decode("utf-8", errors="replace") if isinstance(found, bytes) else found
-
-
-def _word(value: object) -> str:
-    value = value.item() if isinstance(value, np.generic) else value
-    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value)

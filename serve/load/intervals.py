@@ -14,7 +14,7 @@ import numpy as np
 from serve.load.histogram import Histogram
 from serve.load.result import LoadResult
 
-__all__ = ["Blocks", "blocks_of", "interval", "share_above"]
+__all__ = ["Blocks", "blocks_of", "blocks_of_rounds", "interval", "share_above"]
 
 DRAWS = 2000
 LEAST_BLOCKS = 5
@@ -74,6 +74,13 @@ def blocks_of(result: LoadResult) -> Blocks:
     whole = [second for second in result.series if second.second < int(result.seconds)] or list(result.series)
     histograms = [Histogram.decode(second.latency) if second.latency else Histogram.empty() for second in whole]
     return Blocks(histograms, [second.successes for second in whole], [1.0] * len(whole))
+
+
+def blocks_of_rounds(results: Sequence[LoadResult]) -> Blocks:
+    """Whole runs, a block each."""
+    return Blocks(
+        [run.latency.samples() for run in results], [run.count for run in results], [run.seconds for run in results]
+    )
 
 
 def interval(result: LoadResult, percent: float, *, seed: int = 0) -> tuple[float, float] | None:

@@ -6,21 +6,19 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import uvloop
 
 from compress.errors import ServerError
-from serve.load.options import LoadOptions
+from serve.load.options import LoadOptions, Scenario
 from serve.load.report import Found, LoadReport, describe_machine
 from serve.load.result import LoadResult
 from serve.load.run import OnProgress, Session
 from serve.load.search import search
 from serve.load.slo import Objective, parse_objective
 
-__all__ = ["Plan", "Scenario", "concurrencies", "measure"]
+__all__ = ["Plan", "concurrencies", "measure"]
 
-Scenario = Literal["single-stream", "multi-stream", "server", "offline"]
 OFFLINE_CLIENTS = 64
 MULTI_STREAM_ROWS = "8"
 

@@ -12,8 +12,9 @@ from cyclopts import Parameter
 
 from compress.errors import ServerError
 
-__all__ = ["LoadOptions"]
+__all__ = ["LoadOptions", "Scenario"]
 
+Scenario = Literal["single-stream", "multi-stream", "server", "offline"]
 Hidden = Parameter(parse=False)
 Many = Parameter(consume_multiple=True, negative_iterable="")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from serve.load.report import LoadReport
 
@@ -15,8 +16,6 @@ def overlaid(reports: Sequence[tuple[str, LoadReport]]) -> LoadReport:
     Args:
         reports: with a name each.
     """
-    from dataclasses import replace
-
     if len(reports) == 1:
         return reports[0][1]
     runs = tuple(replace(run, model=name) for name, report in reports for run in report.runs)

@@ -203,15 +203,12 @@ def search_plot(report: LoadReport) -> str:
 
 def difference_plot(before: Sequence[LoadResult], after: Sequence[LoadResult]) -> str:
     """After over before at each percentile, with the 95% band over seconds or rounds."""
-    from serve.load.intervals import LEAST_BLOCKS, Blocks, blocks_of
+    from serve.load.intervals import LEAST_BLOCKS, blocks_of, blocks_of_rounds
 
     if len(before) == 1:
         old, new = blocks_of(before[0]), blocks_of(after[0])
     else:
-        old, new = (
-            Blocks([run.latency.samples() for run in runs], [run.count for run in runs], [run.seconds for run in runs])
-            for runs in (before, after)
-        )
+        old, new = blocks_of_rounds(before), blocks_of_rounds(after)
     count = min(sum(run.count for run in runs) for runs in (before, after))
     highest = 1 - MIN_BEYOND / max(count, MIN_BEYOND * 2)
     percents = [100 * (1 - 10 ** -(nine / 12)) for nine in range(1, 61) if 1 - 10 ** -(nine / 12) <= highest]
@@ -247,8 +244,7 @@ def parts_of(run: LoadResult) -> list[tuple[str, float]]:
     if told is None or not told.models or mean_ms is None or service_ms is None:
         return []
     first = told.models[0]
-    steps = told.models[1:] if first.executions == 0 or len(told.models) > 1 else ()
-    inner = steps or (first,)
+    inner = told.models[1:] or (first,)
     weights = [model.requests / max(first.requests, 1) for model in inner]
 
     def total(name: str) -> float:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import uvloop
 
 from serve.load.arrivals import Arrivals, Leg, parse_arrivals, parse_rate, read_trace
-from serve.load.batch import NS_PER_S, Batch
+from serve.load.batch import NS_PER_S
 from serve.load.crew import Crew
 from serve.load.generator import DOWN
 from serve.load.job import Job
@@ -117,7 +117,8 @@ class Session:
 
     async def target(self, options: LoadOptions) -> Target:
         """Whom these options ask, and what."""
-        key = repr((options.url, options.model, options.batch, options.shape, options.seed))
+        seed = options.seed if options.data is None else 0  # it draws made-up inputs; a dataset is read once
+        key = repr((options.url, options.model, options.batch, options.shape, seed))
         if key not in self._targets:
             self._targets[key] = await find_target(options)
         return self._targets[key]
@@ -126,7 +127,7 @@ class Session:
         """Send one load.
 
         Args:
-            options: of the same server and workers as the session's.
+            options: with the same workers as those that this was made with.
             give_up: asked a few times a second whether the load can be ended early.
         """
         target = await self.target(options)
@@ -160,12 +161,9 @@ class Session:
             tasks.append(asyncio.ensure_future(look(start_ns + int(options.warmup * NS_PER_S))))
             tasks.append(asyncio.ensure_future(tell(start_ns)))
 
-        def on_batch(batch: Batch, part: int) -> None:
-            recorder.add(batch, part)
-
         started = time.time()
         try:
-            await self._crew.run(job, on_batch, on_start)
+            await self._crew.run(job, recorder.add, on_start)
         finally:
             ended_ns = time.perf_counter_ns()
             for task in tasks[1:]:

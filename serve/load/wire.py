@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import orjson
@@ -15,7 +16,7 @@ __all__ = ["MOST_BYTES", "WireError", "batch_of", "frame_of_batch", "pack", "rea
 
 MOST_BYTES = 1 << 30
 _LENGTHS = struct.Struct(">II")
-_NUMBERS = ("right", "labelled", "began", "warmup", "waiting", "cpu_s", "done", "memory_bytes")
+_NUMBERS = tuple(field.name for field in fields(Batch) if field.name not in ("records", "kinds"))
 
 
 class WireError(Exception):
