@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -14,3 +15,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(HERE).parts[0]
         if folder in ("integration", "e2e"):
             item.add_marker(folder)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before each file, put what is imported by now out of the collector's sight: walking it took most of some tests."""
+    if item.path not in _SEEN:
+        _SEEN.add(item.path)
+        gc.collect()
+        gc.freeze()
+
+
+_SEEN: set[Path] = set()

@@ -124,7 +124,7 @@ def test_help_comes_without_torch() -> None:
 def test_an_interrupted_run_keeps_what_is_done_and_goes_on(tmp_path: Path) -> None:
     module, inputs = build("residual")
     save(module, tmp_path / "model.pt", inputs=inputs)
-    np.savez(tmp_path / "train.npz", image=np.zeros((2000, 3, 16, 16), np.float32))
+    np.savez(tmp_path / "train.npz", image=np.zeros((500, 3, 16, 16), np.float32))
     output = tmp_path / "artifact"
     arguments = [
         sys.executable,
