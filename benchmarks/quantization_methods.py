@@ -28,7 +28,7 @@ from compress.judge import Judge, spread
 from compress.machine import environment
 from compress.measure import cores
 from compress.metrics import METRICS, find_metric
-from compress.model import OnnxModel, TorchModel
+from compress.model import Model, OnnxModel
 from compress.stages import Stage
 from compress.stages.fold_onnx import FoldOnnx
 from compress.stages.histogram import METHODS
@@ -103,7 +103,7 @@ def measure(path: Path, samples: int, spoil: float, only: str) -> dict[str, dict
     return rows
 
 
-def run(stages: list[Stage], model: TorchModel | OnnxModel, folder: Path) -> OnnxModel:
+def run(stages: list[Stage], model: Model, folder: Path) -> OnnxModel:
     """The stages one after the other, each in a folder of its own."""
     for number, stage in enumerate(stages):
         place = folder / str(number)

@@ -5,14 +5,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
 from compress import __version__
 from compress.errors import MissingExtraError, ToolkitError
-from compress.options import RUN, ExportOptions, OptimizeOptions, SensitivityOptions, SourceOptions
+from compress.options import (
+    RUN,
+    EngineOptions,
+    ExportOptions,
+    MeasureOptions,
+    OptimizeOptions,
+    SensitivityOptions,
+    SourceOptions,
+)
 
 __all__ = ["app", "main"]
 
@@ -73,8 +81,9 @@ def export(
         console.print(f"[yellow]![/] {finding}", highlight=False, soft_wrap=True)
     gained = [text.format(report.gains[name]) for name, text in GAINS.items() if name in report.gains]
     console.print(", ".join(gained), highlight=False, soft_wrap=True)
+    files = "model.plan, model.onnx, engine.json" if artifact.format == "plan" else "model.onnx"
     console.print(
-        f"wrote {artifact.folder}: model.onnx, artifact.json, report.json, report.html, reproduce.sh", soft_wrap=True
+        f"wrote {artifact.folder}: {files}, artifact.json, report.json, report.html, reproduce.sh", soft_wrap=True
     )
 
 
@@ -182,11 +191,11 @@ def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: 
     threads
         For the roofline.
     """
+    from compress.examine import examine
     from compress.file_kind import file_kind
-    from compress.job import examine
     from compress.measure import torch_macs, torch_params
 
-    found = examine(checkpoint, source or SourceOptions(), roofline=roofline, threads=threads)
+    found = examine(checkpoint, source or SourceOptions(), roofs=roofline, threads=threads)
     if found.model is not None:
         print(f"kind     {file_kind(checkpoint).value}")
     print(f"inputs   {', '.join(map(str, found.signature.inputs))}")
@@ -198,6 +207,111 @@ def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: 
         from compress.roofline_report import roofline_table
 
         _console().print(roofline_table(found.roofline))
+
+
+@app.command
+def lint(
+    model: Path,
+    *,
+    target: Literal["tensorrt"] = "tensorrt",
+    json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> None:
+    """Say what a target would make of an ONNX file: each layer's precision, what it refuses, what is slow, and why.
+
+    Nothing is run, and TensorRT is not needed. Exit code 1 when it would refuse the file.
+
+    Parameters
+    ----------
+    model
+        An artifact's folder, or an ONNX file.
+    target
+        What is to run it.
+    json_
+        Print layers and findings as JSON.
+    """
+    import json
+
+    from compress.engine.lint_report import show_lint
+    from compress.engine.lint import lint_tensorrt
+
+    assert target == "tensorrt"  # noqa: S101  there is one
+    found = lint_tensorrt(_onnx_of(model))
+    if json_:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        show_lint(found, _console())
+    if found.refused:
+        sys.exit(1)
+
+
+@app.command
+def engine_script(
+    artifact: Path,
+    *,
+    output: Annotated[Path, Parameter(name=["--output", "-o"], group=RUN)] = Path("build_engine.py"),
+    engine: EngineOptions | None = None,
+) -> None:
+    """Write the script that builds a TensorRT engine where TensorRT is: in the Triton container that will serve it.
+
+    The script is one file; it takes the artifact's folder and writes another, with model.plan, for `serve pack`.
+
+    Parameters
+    ----------
+    artifact
+        What `compress export --target tensorrt` wrote.
+    output
+        The script; replaced if it is there.
+    """
+    from compress.engine.script import write_script
+
+    write_script(artifact, engine or EngineOptions(), output)
+    print(f"wrote {output}: run it as `python3 {output.name} ARTIFACT OUTPUT` where TensorRT is")
+
+
+@app.command
+def measure(
+    models: Annotated[list[Path], Parameter(consume_multiple=True, negative="")],
+    /,
+    *,
+    options: MeasureOptions | None = None,
+    json_: Annotated[Path | None, Parameter(name="--json", group=RUN)] = None,
+) -> None:
+    """Run models on the same inputs in turns, and time them: on the CPU, or on a GPU between CUDA events.
+
+    Parameters
+    ----------
+    models
+        Artifacts, ONNX files or model files of torch, of one signature; the others are compared with the first.
+    json_
+        A file for the figures, with what they were taken on.
+    """
+    import json
+
+    from compress.measure_report import measure_table
+    from compress.measured import measure_files
+    from compress.progress import Terminal
+
+    with Terminal(Console(stderr=True)) as terminal:
+        tick = terminal.started("measure")
+        found = measure_files(models, options or MeasureOptions(), lambda done, total: tick(done, total, "rounds"))
+    console = _console()
+    console.print(measure_table(found))
+    for figure in found.figures:
+        if figure.cpu_nodes:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in figure.cpu_nodes.items())
+            console.print(f"[yellow]![/] {figure.model}, batch {figure.batch}: on the CPU run {kinds}", highlight=False)
+    if json_ is not None:
+        json_.write_text(json.dumps(found.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+
+def _onnx_of(path: Path) -> Path:
+    """The ONNX file of an artifact, or the file itself."""
+    from compress.artifact import Artifact
+
+    if not path.is_dir():
+        return path
+    artifact = Artifact.load(path)
+    return artifact.model_path.with_name("model.onnx") if artifact.format == "plan" else artifact.model_path
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

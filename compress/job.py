@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
-import shutil
-import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compress import __version__
-from compress.artifact import Artifact, Signature, StageReport, sha256_of
-from compress.backends import OnnxBackend
+from compress.artifact import Artifact
 from compress.checkpoint import fingerprint, load
 from compress.dataset import Dataset
-from compress.errors import ArtifactError, BudgetError
-from compress.findings import findings
-from compress.grid import Cell, measure_grid
-from compress.machine import environment, versions
-from compress.measure import Latency, onnx_layer_bytes
+from compress.errors import BudgetError
+from compress.evidence import missed_budgets, report_of
+from compress.machine import versions
 from compress.metrics import Metric, find_metric
-from compress.model import Model, OnnxModel, TorchModel, example_inputs, in_float32
+from compress.model import OnnxModel, TorchModel, in_float32
 from compress.options import CompressOptions, ExportOptions, OptimizeOptions, SensitivityOptions, SourceOptions
+from compress.output import check_output, write_artifact
 from compress.pipeline import Outcome, Watcher, check, run
-from compress.prove import measure, rows_of
 from compress.recipe import find_data, stages_for
 from compress.report import Report
-from compress.reproduce import script
-from compress.roofline import Roofline
-from compress.roofline import roofline as profiled
 from compress.search import search
 from compress.search_report import write_search
 from compress.search_result import SearchResult
@@ -41,7 +30,7 @@ from compress.stages import Progress, Stage
 from compress.stages.fold_onnx import FoldOnnx
 from compress.stages.onnx_from_torch import OnnxFromTorch
 
-__all__ = ["Examined", "Prepared", "examine", "export", "optimize", "prepare", "sensitivity"]
+__all__ = ["Prepared", "export", "optimize", "prepare", "sensitivity"]
 
 
 class Silent:
@@ -79,7 +68,7 @@ def prepare(checkpoint: Path, options: ExportOptions) -> Prepared:
     Raises:
         ToolkitError: input or options that can't be used.
     """
-    _check_output(options.output)
+    check_output(options.output)
     model = _load(checkpoint, options)
     judged = None
     if options.eval is not None:
@@ -101,8 +90,8 @@ def export(
         watcher: is told of each stage; by default nobody is.
 
     Returns:
-        The artifact, with model.onnx, artifact.json, report.json, report.html and reproduce.sh in its folder, and the
-        report.
+        The artifact, with model.onnx (or model.plan, too), artifact.json, report.json, report.html and reproduce.sh in
+        its folder, and the report.
 
     Raises:
         BudgetError: the result misses a budget; it is left beside the output, as OUTPUT.missed.
@@ -130,13 +119,13 @@ def export(
     )
     first, final = baseline[-1].given.model, outcomes[-1].given.model
     assert isinstance(first, OnnxModel)  # noqa: S101  both lists end in ONNX stages
-    assert isinstance(final, OnnxModel)  # noqa: S101
-    report, timed = _report(checkpoint, options, prepared, first, outcomes, watcher)
+    assert not isinstance(final, TorchModel)  # noqa: S101
+    report, timed = report_of(checkpoint, options, model, first, outcomes, prepared.judged, watcher)
     missed = missed_budgets(options, report.stages)
     if not missed:
-        return _write(final, options.output, report, timed), report
+        return write_artifact(final, options.output, report, timed), report
     beside = options.output.with_name(options.output.name + ".missed")
-    _write(final, beside, report, timed)
+    write_artifact(final, beside, report, timed)
     raise BudgetError(
         "the result misses its budget",
         why="; ".join(missed),
@@ -179,7 +168,7 @@ def optimize(
     """
     checkpoint = Path(checkpoint)
     watcher = watcher or Silent()
-    _check_output(options.output)
+    check_output(options.output)
     model = _load(checkpoint, options)
     work = _work(options)
     found = search(checkpoint, options, model, source=_source(model), work=work, watcher=watcher)
@@ -231,38 +220,6 @@ def sensitivity(checkpoint: str | Path, options: SensitivityOptions, *, watcher:
     return found
 
 
-@dataclass(frozen=True)
-class Examined:
-    """What a file holds: the torch model, unless it is an artifact, and its roofline, if that was asked for."""
-
-    signature: Signature
-    model: TorchModel | None
-    roofline: Roofline | None
-
-
-def examine(checkpoint: Path, options: SourceOptions, *, roofline: bool = False, threads: int = 1) -> Examined:
-    """Look into a model file or an artifact's folder.
-
-    Raises:
-        ToolkitError: it can't be read, or, for a roofline, not be exported.
-    """
-    if checkpoint.is_dir():
-        artifact = Artifact.load(checkpoint)
-        roofs = _roofline(artifact.model_path, artifact.signature, threads) if roofline else None
-        return Examined(artifact.signature, None, roofs)
-    model = load(checkpoint, inputs=options.input, model=options.model, trust_pickle=options.trust_pickle)
-    if not roofline:
-        return Examined(model.signature, model, None)
-    with tempfile.TemporaryDirectory() as folder:
-        exported = OnnxFromTorch().run(in_float32(model), Path(folder), lambda _done, _total, _note: None).model
-        assert isinstance(exported, OnnxModel)  # noqa: S101  it is what the stage gives
-        return Examined(model.signature, model, _roofline(exported.path, exported.signature, threads))
-
-
-def _roofline(path: Path, signature: Signature, threads: int) -> Roofline:
-    return profiled(path, example_inputs(signature.inputs, 1), threads=threads)
-
-
 def _load(checkpoint: Path, options: SourceOptions) -> TorchModel:
     model = load(checkpoint, inputs=options.input, model=options.model, trust_pickle=options.trust_pickle)
     return in_float32(model)
@@ -276,114 +233,6 @@ def _work(options: CompressOptions) -> Path:
     return options.work or options.output.with_name(options.output.name + ".work")
 
 
-def _report(
-    checkpoint: Path,
-    options: ExportOptions,
-    prepared: Prepared,
-    baseline: OnnxModel,
-    outcomes: Sequence[Outcome],
-    watcher: Watcher,
-) -> tuple[Report, Mapping[str, Latency]]:
-    names = unique_names([outcome.stage.name for outcome in outcomes])
-    model = prepared.model
-    rows: dict[str, Model] = {"original": model, "original_onnx": baseline}
-    rows |= {name: outcome.given.model for name, outcome in zip(names, outcomes, strict=True)}
-    found = measure(rows, prepared.judged, options.threads, watcher)
-    data = None if prepared.judged is None else prepared.judged[0]
-    reports = rows_of(rows, dict(zip(names, outcomes, strict=True)), found, checkpoint.stat().st_size)
-    report = Report(
-        command=_command(),
-        source=str(checkpoint),
-        signature=model.signature,
-        environment=environment(options.threads),
-        data={"samples": 0 if data is None else len(data), "sha256": "" if data is None else data.sha256},
-        stages=tuple(reports),
-        findings=findings(reports),
-        grid=_grid(options, rows, watcher),
-        rooflines=_rooflines(options, rows, watcher),
-        layer_bytes=(onnx_layer_bytes(baseline.path), onnx_layer_bytes(_last(rows).path)),
-        script=_script(checkpoint, options),
-    )
-    return report, found.latency
-
-
-def _last(rows: Mapping[str, Model]) -> OnnxModel:
-    model = list(rows.values())[-1]
-    assert isinstance(model, OnnxModel)  # noqa: S101  the recipe ends in ONNX stages
-    return model
-
-
-def _runs(model: OnnxModel) -> bool:
-    """Whether its speed can be measured here."""
-    return not OnnxBackend(model, 1).emulated
-
-
-def _grid(options: ExportOptions, rows: Mapping[str, Model], watcher: Watcher) -> tuple[Cell, ...]:
-    if not options.batches and not options.thread_counts:
-        return ()
-    tick = watcher.started("grid")
-    compared = {"original": rows["original"], "original_onnx": rows["original_onnx"]}
-    compared |= {"result": _last(rows)} if _runs(_last(rows)) else {}
-    return tuple(
-        measure_grid(
-            compared,
-            options.batches or (1,),
-            options.thread_counts or (options.threads,),
-            progress=lambda done, total: tick(done, total, "settings"),
-        )
-    )
-
-
-def _rooflines(options: ExportOptions, rows: Mapping[str, Model], watcher: Watcher) -> dict[str, Roofline]:
-    tick = watcher.started("roofline")
-    found = {}
-    files = {"original_onnx": rows["original_onnx"]} | ({"result": _last(rows)} if _runs(_last(rows)) else {})
-    for number, (name, model) in enumerate(files.items(), 1):
-        assert isinstance(model, OnnxModel)  # noqa: S101  both are exported
-        found[name] = _roofline(model.path, model.signature, options.threads)
-        tick(number, len(files), "models profiled")
-    return found
-
-
-def _script(checkpoint: Path, options: ExportOptions) -> str:
-    """reproduce.sh, where there is a command to run again."""
-    if not _command():
-        return ""
-    sources = [
-        find_data(source, checkpoint) for source in (options.finetune, options.calibration, options.eval) if source
-    ]
-    files = [path for path in (checkpoint, *map(Path, sources)) if path.is_file()]
-    inputs = {path: sha256_of(path) for path in files}
-    return script(_command(), Path.cwd(), inputs, versions())
-
-
-def _command() -> str:
-    """The command line that this run came from; empty when it came from Python."""
-    called = Path(sys.argv[0])
-    ours = called.name == "compress" or called.parts[-2:] == ("compress", "__main__.py")
-    return shlex.join(["compress", *sys.argv[1:]]) if ours else ""
-
-
-def unique_names(names: Sequence[str]) -> list[str]:
-    """A stage that comes again gets a number: finetune, finetune 2."""
-    return [name if (nth := names[: at + 1].count(name)) == 1 else f"{name} {nth}" for at, name in enumerate(names)]
-
-
-def missed_budgets(options: ExportOptions, rows: Sequence[StageReport]) -> list[str]:
-    """What the last row is beyond, in words."""
-    last = rows[-1].measured
-    size = None if last.size_bytes is None else last.size_bytes / 1e6
-    return [
-        f"{name} is {value:.4g} {unit}, the limit is {limit:g}"
-        for name, unit, value, limit in (
-            ("p50", "ms", last.latency_p50_ms, options.target_latency_ms),
-            ("the file", "MB", size, options.target_size_mb),
-            ("the drop", "points", last.drop, options.max_drop),
-        )
-        if limit is not None and value is not None and value > limit
-    ]
-
-
 class _Renamed:
     """Tells a watcher of the original's own export under names that tell it apart."""
 
@@ -395,54 +244,3 @@ class _Renamed:
 
     def ended(self, outcome: Outcome) -> None:
         self._watcher.ended(outcome)
-
-
-def _restore(output: Path, old: Path) -> None:
-    """Put the earlier artifact back where a swap that was cut short had moved it from."""
-    if old.exists() and not output.exists():
-        old.rename(output)
-
-
-def _check_output(output: Path) -> None:
-    _restore(output, output.with_name(output.name + ".old"))
-    if output.is_file() or (output.is_dir() and any(output.iterdir()) and not (output / "artifact.json").exists()):
-        raise ArtifactError(
-            f"won't replace {output}",
-            why="it is a file" if output.is_file() else "it is a folder that holds something other than an artifact",
-            mend="name a new folder with -o",
-        )
-
-
-def _write(model: OnnxModel, output: Path, report: Report, timed: Mapping[str, Latency]) -> Artifact:
-    """Fill a folder beside the output, then swap the two."""
-    beside = output.with_name(output.name + ".part")
-    old = output.with_name(output.name + ".old")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
-    shutil.copyfile(model.path, beside / "model.onnx")
-    artifact = Artifact(
-        folder=beside,
-        model_file="model.onnx",
-        format="onnx",
-        sha256=sha256_of(beside / "model.onnx"),
-        signature=model.signature,
-        stages=report.stages,
-        toolkit_version=__version__,
-    )
-    artifact.save()
-    report.write(beside, _thinned(timed))
-    shutil.rmtree(old, ignore_errors=True)
-    try:
-        if output.exists():
-            output.rename(old)
-        beside.rename(output)
-    except BaseException:
-        _restore(output, old)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-    return dataclasses.replace(artifact, folder=output)
-
-
-def _thinned(timed: Mapping[str, Latency]) -> dict[str, Sequence[float]]:
-    """At most about a thousand latencies of each, for the plot."""
-    return {name: found.samples_ms[:: max(1, len(found.samples_ms) // 1000)] for name, found in timed.items()}

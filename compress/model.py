@@ -1,4 +1,4 @@
-"""A model on its way through the pipeline: a torch module, later an ONNX file; each with its signature."""
+"""A model on its way: a torch module, later an ONNX file, at last an engine; each with its signature."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from compress.errors import CheckpointError, SignatureError
 
 __all__ = [
     "Arrays",
+    "EngineModel",
     "Model",
     "OnnxModel",
     "TorchModel",
@@ -54,7 +55,20 @@ class OnnxModel:
     signature: Signature
 
 
-Model = TorchModel | OnnxModel
+@dataclass(frozen=True)
+class EngineModel:
+    """A TensorRT engine; the ONNX file that it was built from is beside it."""
+
+    path: Path
+    signature: Signature
+
+    @property
+    def onnx(self) -> OnnxModel:
+        """What it was built from."""
+        return OnnxModel(self.path.with_name("model.onnx"), self.signature)
+
+
+Model = TorchModel | OnnxModel | EngineModel
 
 
 def example_inputs(specs: tuple[TensorSpec, ...], sizes: Mapping[str, int] | int, seed: int = 0) -> Arrays:

@@ -15,7 +15,9 @@ __all__ = [
     "RUN",
     "Calibrator",
     "CompressOptions",
+    "EngineOptions",
     "ExportOptions",
+    "MeasureOptions",
     "OptimizeOptions",
     "SensitivityOptions",
     "SourceOptions",
@@ -30,7 +32,8 @@ _TRAIN = Group("Recovery", sort_key=4)
 _INT8 = Group("Precision", sort_key=5)
 _SEARCH = Group("Search", sort_key=6)
 _PROOF = Group("Proof", sort_key=7)
-RUN = Group("The run", sort_key=8)
+_ENGINE = Group("TensorRT", sort_key=8)
+RUN = Group("The run", sort_key=9)
 
 
 @Parameter(name="*")
@@ -113,12 +116,53 @@ class CompressOptions(SourceOptions):
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class ExportOptions(CompressOptions):
+class EngineOptions:
+    """How a TensorRT engine is built."""
+
+    max_batch_size: Annotated[int, Parameter(group=_ENGINE)] = 32
+    """The largest batch that the engine takes."""
+
+    opt_batch_size: Annotated[tuple[int, ...], Parameter(consume_multiple=True, group=_ENGINE)] = ()
+    """Batch sizes that it is tuned for, each with an optimization profile of its own; by default the largest."""
+
+    dims: Annotated[tuple[str, ...], Parameter(consume_multiple=True, group=_ENGINE)] = ()
+    """For each other dimension that varies, its smallest, best and largest size: 'sequence=1:64:128'."""
+
+    optimization_level: Annotated[Literal[0, 1, 2, 3, 4, 5] | None, Parameter(group=_ENGINE)] = None
+    """From 0, the fastest build, to 5, the fastest engine; by default TensorRT's own choice."""
+
+    workspace_mb: Annotated[int | None, Parameter(group=_ENGINE)] = None
+    """The most device memory that a layer may work with, in MB (1,000,000 bytes)."""
+
+    timing_cache: Annotated[Path | None, Parameter(group=_ENGINE)] = None
+    """A file that keeps what was timed, so that a further build is fast; made if missing."""
+
+    version_compatible: Annotated[bool, Parameter(negative="", group=_ENGINE)] = False
+    """The engine also runs in later TensorRT releases of the same major version."""
+
+    hardware_compatibility: Annotated[
+        Literal["ampere-plus", "same-compute-capability"] | None, Parameter(group=_ENGINE)
+    ] = None
+    """The engine also runs on GPUs other than the one that it is built on; at some cost in speed."""
+
+    refit: Annotated[bool, Parameter(negative="", group=_ENGINE)] = False
+    """Its weights can be replaced later."""
+
+    strip_weights: Annotated[bool, Parameter(negative="", group=_ENGINE)] = False
+    """Besides the engine, write model.plan.stripped, which has no weights and is to be refitted where it runs."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(CompressOptions, EngineOptions):
     """What `compress export` is asked for.
 
     Data is an .npz, a .npy, a folder of .npy files or `package.module:function`; a relative path is looked for here,
     then beside the checkpoint.
     """
+
+    to: Annotated[Literal["onnx", "tensorrt"], Parameter(group=_INT8)] = "onnx"
+    """What comes out; tensorrt builds an engine from the ONNX file, on this machine's GPU, for --target tensorrt."""
 
     prune: Annotated[float | None, Parameter(group=_PRUNE)] = None
     """Fraction of the multiply-accumulates to remove, such as 0.5."""
@@ -207,3 +251,44 @@ class SensitivityOptions(SourceOptions):
 
     max_drop: Annotated[float, Parameter(group=_PRUNE)] = 1.0
     """Points that a layer may cost, to show what each bears."""
+
+
+_WHERE = Group("Where and how", sort_key=2)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class MeasureOptions(SourceOptions):
+    """What `compress measure` is asked for."""
+
+    device: Annotated[Literal["cpu", "cuda"], Parameter(group=_WHERE)] = "cpu"
+    """What runs the models; a model that can't run there is an error, it is never run elsewhere instead."""
+
+    provider: Annotated[tuple[Literal["cuda", "tensorrt"], ...], Parameter(consume_multiple=True, group=_WHERE)] = (
+        "cuda",
+    )
+    """With --device cuda: what ONNX Runtime runs ONNX files on."""
+
+    batches: Annotated[tuple[int, ...], Parameter(consume_multiple=True, group=_WHERE)] = (1,)
+    """Samples in a call."""
+
+    dims: Annotated[tuple[str, ...], Parameter(consume_multiple=True, group=_WHERE)] = ()
+    """Of dimensions other than the batch that vary, 'sequence=1:64:128'; the middle one is measured. 32 by default."""
+
+    rounds: Annotated[int, Parameter(group=_WHERE)] = 12
+    """How often the models take turns, in a new order each time."""
+
+    threads: Annotated[int, Parameter(group=_WHERE)] = 1
+    """Of each model on the CPU."""
+
+    compile: Annotated[bool, Parameter(negative="", group=_WHERE)] = False
+    """Models of torch by torch.compile, too."""
+
+    cuda_graphs: Annotated[bool, Parameter(negative="", group=_WHERE)] = False
+    """Let ONNX Runtime record the GPU's work once for each shape, and replay it."""
+
+    tf32: Annotated[bool, Parameter(group=_WHERE)] = True
+    """On a GPU, let products of float32 round to 11 bits, in torch and in ONNX Runtime alike."""
+
+    engine_cache: Annotated[Path | None, Parameter(group=_WHERE)] = None
+    """With --provider tensorrt: a folder that keeps its engines."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import shutil
@@ -15,7 +16,7 @@ from compress import __version__
 from compress.artifact import Signature
 from compress.checkpoint import load, write
 from compress.errors import CheckpointError, RecipeError
-from compress.model import Model, OnnxModel, TorchModel
+from compress.model import Model, TorchModel
 from compress.stages import Given, Progress, Stage
 
 __all__ = ["Outcome", "Watcher", "check", "run"]
@@ -119,10 +120,9 @@ def _run(stage: Stage, model: Model, folder: Path, progress: Progress) -> Outcom
     (beside / "stage.json").write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     beside.rename(folder)
-    if isinstance(given.model, OnnxModel):
-        given = Given(
-            OnnxModel(folder / given.model.path.name, given.model.signature), given.did, given.details, given.warnings
-        )
+    if not isinstance(given.model, TorchModel):
+        moved = dataclasses.replace(given.model, path=folder / given.model.path.name)
+        given = dataclasses.replace(given, model=moved)
     return Outcome(stage, given, seconds, reused=False, size_bytes=(folder / str(data["model"])).stat().st_size)
 
 
@@ -130,7 +130,8 @@ def _take(stage: Stage, folder: Path) -> Outcome | None:
     try:
         data: Mapping[str, Any] = json.loads((folder / "stage.json").read_text(encoding="utf-8"))
         path = folder / data["model"]
-        model = load(path) if stage.gives is TorchModel else OnnxModel(path, Signature.from_dict(data["signature"]))
+        signature = Signature.from_dict(data["signature"])
+        model = load(path) if stage.gives is TorchModel else stage.gives(path, signature)
         given = Given(model, data["did"], data["details"], tuple(data["warnings"]))
         return Outcome(stage, given, data["seconds"], reused=True, size_bytes=path.stat().st_size)
     except (OSError, ValueError, KeyError, CheckpointError):

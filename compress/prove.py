@@ -15,7 +15,7 @@ from compress.dataset import Dataset
 from compress.footprint import Footprint, footprint
 from compress.measure import Latency, latency, onnx_macs, onnx_params, torch_macs, torch_params
 from compress.metrics import Metric
-from compress.model import Model, OnnxModel, TorchModel, example_inputs
+from compress.model import EngineModel, Model, OnnxModel, TorchModel, example_inputs
 from compress.pipeline import Outcome, Watcher
 
 __all__ = ["Found", "measure", "rows_of"]
@@ -120,7 +120,8 @@ def _measured(name: str, model: Model, found: Found, size: int | None) -> Measur
     if isinstance(model, TorchModel):
         macs, params = torch_macs(model.module, model.signature), torch_params(model.module)
     else:
-        macs, params = onnx_macs(model.path), onnx_params(model.path)
+        graph = model.onnx if isinstance(model, EngineModel) else model
+        macs, params = onnx_macs(graph.path), onnx_params(graph.path)
         size = model.path.stat().st_size
     alone, timed = found.footprints.get(name), found.latency.get(name)
     return Measured(

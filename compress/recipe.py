@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Literal
@@ -11,7 +12,7 @@ from compress.errors import RecipeError
 from compress.machine import int8_saturates
 from compress.metrics import Metric
 from compress.model import TorchModel
-from compress.options import ExportOptions
+from compress.options import EngineOptions, ExportOptions
 from compress.sensitivity import Sensitivity
 from compress.stages import Stage
 from compress.stages.finetune import Finetune
@@ -60,7 +61,17 @@ def stages_for(
 
     training, calibration = data(options.finetune), data(options.calibration)
     precision = _precision(options, model, calibration, judged)
-    return [*_pruning(options, model, training, precision), *_qat(options, model, training), *precision]
+    stages = [*_pruning(options, model, training, precision), *_qat(options, model, training), *precision]
+    return [*stages, *_engine(options)]
+
+
+def _engine(options: ExportOptions) -> list[Stage]:
+    if options.to == "onnx":
+        return []
+    from compress.stages.engine_from_onnx import EngineFromOnnx
+
+    own = {field.name: getattr(options, field.name) for field in dataclasses.fields(EngineOptions)}
+    return [EngineFromOnnx(EngineOptions(**own))]
 
 
 def _pruning(
@@ -206,6 +217,12 @@ def _together(options: ExportOptions, judged: tuple[Dataset, Metric] | None) -> 
             f"can't keep a largest drop of {options.max_drop}",
             "it is in points, 0 or more",
             "give 0.5 for half a point",
+        ),
+        (
+            options.to == "tensorrt" and options.target != "tensorrt",
+            "can't build a TensorRT engine",
+            f"the file would be made for --target {options.target}, with INT8 that TensorRT does not take",
+            "add --target tensorrt",
         ),
         (options.threads < 1, "can't measure with no thread", f"--threads is {options.threads}", "give 1 or more"),
     )

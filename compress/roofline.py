@@ -22,7 +22,7 @@ import onnxruntime as ort
 import torch
 from onnx import TensorProto, helper
 
-from compress.backends.onnxrt import is_half, session
+from compress.backends.onnxrt import WRONG_IN_HALF, is_half, session
 from compress.model import Arrays
 
 __all__ = ["Layer", "Machine", "Roofline", "machine", "roofline"]
@@ -175,9 +175,15 @@ def _profile(
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder) / "profile")
         options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
-        if is_half(path):
+        half = is_half(path)
+        if half:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-        running = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        running = ort.InferenceSession(
+            str(path),
+            options,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=list(WRONG_IN_HALF) if half else [],
+        )
         for _ in range(calls):
             running.run(None, inputs)
         trace = json.loads(Path(running.end_profiling()).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Open a model and run it: one small protocol for torch and for ONNX Runtime."""
+"""Open a model and run it: one small protocol for torch, ONNX Runtime and TensorRT."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 from compress.backends.onnxrt import OnnxBackend
 from compress.backends.pytorch import TorchBackend
-from compress.model import Arrays, Model, TorchModel
+from compress.model import Arrays, EngineModel, Model, TorchModel
 
 __all__ = ["Backend", "OnnxBackend", "TorchBackend", "open_model"]
 
@@ -27,5 +27,9 @@ class Backend(Protocol):
 
 
 def open_model(model: Model, *, threads: int) -> Backend:
-    """A backend for a model, with that many threads for its operators."""
+    """A backend for a model, with that many threads for its operators on the CPU."""
+    if isinstance(model, EngineModel):
+        from compress.backends.trt import TrtBackend
+
+        return TrtBackend(model)
     return TorchBackend(model, threads) if isinstance(model, TorchModel) else OnnxBackend(model, threads)

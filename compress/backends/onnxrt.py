@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
@@ -12,9 +13,12 @@ from compress.backends.bfloat16 import emulated
 from compress.errors import StageError
 from compress.model import Arrays, OnnxModel
 
-__all__ = ["OnnxBackend", "is_half", "session"]
+__all__ = ["WRONG_IN_HALF", "OnnxBackend", "is_half", "session"]
 
 ort.set_default_logger_severity(3)  # its warnings speak of its own graph passes, not of the user's model
+
+# ONNX Runtime 1.31 rounds biases to multiples of the product of two scales, and computes that product in FP16.
+WRONG_IN_HALF = ("WeightBiasQuantization",)
 
 
 def session(path: Path, threads: int) -> ort.InferenceSession:
@@ -24,16 +28,21 @@ def session(path: Path, threads: int) -> ort.InferenceSession:
         StageError: ONNX Runtime refuses the file.
     """
     options = ort.SessionOptions()
-    if is_half(path):  # the layout optimizations of ONNX Runtime 1.31 crash on some of these, on the CPU
+    half = is_half(path)
+    if half:  # the layout optimizations of ONNX Runtime 1.31 crash on some of these, on the CPU
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    return _opened(path, str(path), options, threads)
+    return _opened(path, str(path), options, threads, WRONG_IN_HALF if half else ())
 
 
-def _opened(path: Path, file: str | bytes, options: ort.SessionOptions, threads: int) -> ort.InferenceSession:
+def _opened(
+    path: Path, file: str | bytes, options: ort.SessionOptions, threads: int, disabled: Sequence[str] = ()
+) -> ort.InferenceSession:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     try:
-        return ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(
+            file, options, providers=["CPUExecutionProvider"], disabled_optimizers=list(disabled)
+        )
     except Exception as err:  # ONNX Runtime's own exception classes have no common base but this
         raise StageError(
             f"ONNX Runtime can't load {path.name}",

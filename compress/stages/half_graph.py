@@ -18,7 +18,7 @@ def convert(model: onnx.ModelProto, element: int, keep: Collection[str]) -> None
     """Convert in place; inputs and outputs of the graph stay float32.
 
     A node is converted when the operator's own schema takes the type; of such a node, an input that the schema wants
-    in float32 (the scales of a Resize) stays.
+    in float32 (the scales of a Resize) stays. A DequantizeLinear gives the type of its scale.
 
     Args:
         model: its shapes can be inferred; node names are unique.
@@ -138,9 +138,9 @@ def _allowed(schema: defs.OpSchema, type_text: str) -> set[str]:
 
 
 def _takes(schema: defs.OpSchema, element: int) -> bool:
-    """Whether its outputs can be of the type, and its first float input, if it has one."""
-    if schema.name in ("QuantizeLinear", "DequantizeLinear"):
-        return False
+    """Whether its outputs can be of the type; of a QuantizeLinear, what it takes."""
+    if schema.name == "QuantizeLinear":
+        return _input_takes(schema, 0, element)
     return any(_NAMES[element] in _allowed(schema, output.type_str) for output in schema.outputs)
 
 

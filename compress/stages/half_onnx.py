@@ -22,7 +22,7 @@ from compress.stages.calibrate import calibrate
 from compress.stages.half_graph import ELEMENT, convert, lacking
 from compress.stages.quantize_onnx import Target
 
-__all__ = ["HalfOnnx", "float32_nodes"]
+__all__ = ["HalfOnnx", "float32_islands", "float32_nodes"]
 
 Ranges = Mapping[str, tuple[float, float]]
 
@@ -30,6 +30,7 @@ LARGEST = 65504.0  # of FP16
 ROOM = 0.5  # inputs may be larger than any that was calibrated on
 SMALLEST = 2.0**-24  # of FP16; below, a weight becomes 0
 LOST_WEIGHTS = 0.01
+LEAST_SCALE = 2.0**-20  # of 8-bit numbers in FP16; below, it has too few bits left
 # Operators that square or exponentiate on their way: what goes in must be far smaller than what comes out may be.
 DELICATE = ("Exp", "LayerNormalization", "LpNormalization", "Pow", "ReduceL2", "ReduceSumSquare", "Softplus")
 DELICATE_INPUT = 128.0
@@ -66,7 +67,11 @@ class HalfOnnx:
         data = self.calibration or _random(model)
         ranges = calibrate(model.path, data, "minmax", progress)
         graph = onnx.load(model.path)
-        kept = float32_nodes(graph, ranges if self.precision == "fp16" else {})
+        fp16 = self.precision == "fp16"
+        if self.target == "tensorrt":
+            kept = float32_islands(graph, ranges if fp16 else {})
+        else:
+            kept = float32_nodes(graph, ranges if fp16 else {})
         without = lacking(graph, ELEMENT[self.precision])
         convert(graph, ELEMENT[self.precision], set(kept))
         path = folder / "model.onnx"
@@ -93,7 +98,11 @@ class HalfOnnx:
         return Given(
             given,
             did=f"{halves} nodes in {self.precision.upper()}, {floats} in FP32"
-            + (f" ({len(kept)} kept there for their range or as INT8)" if kept else "")
+            + (
+                f" ({len(kept)} kept there for their range{'' if self.target == 'tensorrt' else ' or as INT8'})"
+                if kept
+                else ""
+            )
             + f"; cosine similarity {parity:.6f} to before",
             details={"precision": {self.precision: halves, "fp32": floats}, "kept_float32": kept, "cosine": parity},
             warnings=tuple(warnings),
@@ -138,6 +147,35 @@ def float32_nodes(model: onnx.ModelProto, ranges: Ranges) -> dict[str, str]:
             found[node.name] = "runs in INT8"
         elif reason := _overflow(node, ranges, weights):
             found[node.name] = reason
+    return found
+
+
+def float32_islands(model: onnx.ModelProto, ranges: Ranges) -> dict[str, str]:
+    """The same for TensorRT, which fuses Q/DQ nodes with the layers beside them only where their types are the same.
+
+    A DequantizeLinear is of the type of the layer that takes it, a QuantizeLinear of what it is given by.
+    """
+    graph = model.graph
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if ranges}
+    scales = {node.output[0]: weights.get(node.input[1]) for node in graph.node if node.op_type == "DequantizeLinear"}
+    found: dict[str, str] = {}
+    for node in graph.node:
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            continue
+        small = [
+            values for name in node.input if (values := scales.get(name)) is not None and values.min() < LEAST_SCALE
+        ]
+        if reason := _overflow(node, ranges, weights):
+            found[node.name] = reason
+        elif small:
+            found[node.name] = f"a scale of {min(values.min() for values in small):.3g} is below what FP16 holds"
+    makers = {name: node.name for node in graph.node for name in node.output}
+    takers = {name: node.name for node in graph.node for name in node.input}
+    for node in graph.node:
+        if node.op_type == "DequantizeLinear" and takers.get(node.output[0]) in found:
+            found[node.name] = "its layer stays in FP32"
+        elif node.op_type == "QuantizeLinear" and makers.get(node.input[0], "") in ("", *found):
+            found[node.name] = "what it takes stays in FP32"
     return found
 
 

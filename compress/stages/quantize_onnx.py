@@ -1,8 +1,8 @@
 """INT8: static with calibration data, dynamic, or of the weights alone; types as the target's kernels want them.
 
 Static: Q/DQ nodes around each operator, weights per channel; Jacob et al., Quantization and Training of Neural
-Networks for Efficient Integer-Arithmetic-Only Inference, CVPR 2018, section 2. The graph is ONNX Runtime's
-quantizer's; the ranges are `calibrate`'s.
+Networks for Efficient Integer-Arithmetic-Only Inference, CVPR 2018, section 2. The ranges are `calibrate`'s; the graph
+is ONNX Runtime's quantizer's for the CPU, and `place_qdq`'s for TensorRT.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from compress.stages import Given, Progress
 from compress.stages.calibrate import calibrate
 from compress.stages.fold_onnx import strip
 from compress.stages.histogram import Method
+from compress.stages.place_qdq import place
 from compress.stages.precision import operators, precisions
 from compress.stages.weights_onnx import quantize_weights
 
@@ -58,7 +59,7 @@ class QuantizeOnnx:
         calibrator: how a range follows from the data: "minmax", "percentile", "entropy" or "mse".
         reduce_range: 7-bit weights, for x86 CPUs whose 8-bit products saturate at 16 bits (those without VNNI).
         target: "cpu" takes unsigned activations with a zero-point, which x86 multiplies fastest; "tensorrt" and "cuda"
-            take signed ones, all zero-points 0, and bias in float.
+            take signed ones, all zero-points 0, bias in float, and Q/DQ nodes where TensorRT fuses them.
         exclude: names of nodes that stay in float.
     """
 
@@ -158,11 +159,10 @@ def quantize(
                 str(source), str(target), per_channel=True, weight_type=QuantType.QInt8, op_types_to_quantize=DYNAMIC,
                 reduce_range=options.reduce_range, nodes_to_exclude=left,
             )  # fmt: skip
-        else:
+        elif options.target == "cpu":
             cache = target.with_name("ranges.json")
             values = {name: (np.float32(low), np.float32(high)) for name, (low, high) in ranges.items()}
             save_tensors_data(TensorsData(CalibrationMethod.MinMax, values), cache)
-            signed = options.target != "cpu"
             kinds, weightless = attention(source)
             quantize_static(
                 str(source),
@@ -170,16 +170,17 @@ def quantize(
                 calibration_cache_path=cache,
                 quant_format=QuantFormat.QDQ,
                 per_channel=True,
-                reduce_range=options.reduce_range and not signed,
-                activation_type=QuantType.QInt8 if signed else QuantType.QUInt8,
+                reduce_range=options.reduce_range,
+                activation_type=QuantType.QUInt8,
                 weight_type=QuantType.QInt8,
                 calibrate_method=CalibrationMethod.MinMax,
                 op_types_to_quantize=kinds,
                 nodes_to_exclude=[*left, *weightless],
-                extra_options={"ActivationSymmetric": True, "WeightSymmetric": True, "QuantizeBias": False}
-                if signed
-                else {},
             )
+        else:
+            model = onnx.load(source)
+            place(model, ranges, left)
+            onnx.save(model, target)
     strip(target)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-__all__ = ["channel_axis", "quantize_weights"]
+__all__ = ["channel_axis", "quantize_weights", "rounded"]
 
 LEAST = 1024  # elements; below, scales and nodes outweigh what is saved
 
@@ -89,17 +89,17 @@ def _axis_of(node: onnx.NodeProto) -> int:
     return next((int(a.i) for a in node.attribute if a.name == "axis"), 0)
 
 
-def _rounded(values: np.ndarray[Any, Any], axis: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """8-bit values and the scale [channels] of each channel along the axis."""
+def rounded(values: np.ndarray[Any, Any], axis: int | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """8-bit values and the scale [channels] of each channel along the axis; without an axis one scale [] for all."""
     others = tuple(index for index in range(values.ndim) if index != axis)
     scale = np.maximum(np.abs(values).max(axis=others, keepdims=True) / 127, np.float32(1e-12)).astype(np.float32)
-    return np.clip(np.rint(values / scale), -127, 127).astype(np.int8), scale.reshape(-1)
+    return np.clip(np.rint(values / scale), -127, 127).astype(np.int8), scale.reshape(() if axis is None else -1)
 
 
 def _store(graph: onnx.GraphProto, tensor: onnx.TensorProto, axis: int) -> str:
     """Add 8-bit values and scales as initializers; gives the name for what they restore to."""
     restored = f"{tensor.name}_axis{axis}"
-    values, scale = _rounded(numpy_helper.to_array(tensor), axis)
+    values, scale = rounded(numpy_helper.to_array(tensor), axis)
     graph.initializer.append(numpy_helper.from_array(values, f"{restored}_int8"))
     graph.initializer.append(numpy_helper.from_array(scale, f"{restored}_scale"))
     return restored
@@ -109,7 +109,7 @@ def _rows(graph: onnx.GraphProto, node: onnx.NodeProto, tensor: onnx.TensorProto
     """Look up 8-bit rows and their scales, and multiply."""
     stored = f"{tensor.name}_rows"
     if all(existing.name != f"{stored}_int8" for existing in graph.initializer):
-        values, scale = _rounded(numpy_helper.to_array(tensor), 0)
+        values, scale = rounded(numpy_helper.to_array(tensor), 0)
         graph.initializer.append(numpy_helper.from_array(values, f"{stored}_int8"))
         graph.initializer.append(numpy_helper.from_array(scale.reshape(-1, 1), f"{stored}_scale"))
     output, base = node.output[0], node.name or node.output[0]

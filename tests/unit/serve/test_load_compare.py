@@ -110,7 +110,7 @@ def test_turns_find_the_slower_of_two_servers() -> None:
         writer.write(answer())
 
     with served(at_once) as one, served(slower) as two:
-        sides = [options(server, concurrency=2, duration=0.3, warmup=0.05) for server in (one, two)]
+        sides = [options(server, concurrency=2, duration=0.2, warmup=0.05) for server in (one, two)]
         (before, after), comparison = take_turns(sides, rounds=5, allowed=0.05)
         same, _ = take_turns([sides[0], sides[0]], rounds=1, allowed=0.05)
     assert words(comparison)["p50"] == words(comparison)["throughput"] == "worse"

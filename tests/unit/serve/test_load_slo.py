@@ -84,7 +84,7 @@ def test_the_search_finds_the_rate_at_which_a_server_of_known_capacity_falls_beh
         writer.write(answer())
 
     with served(one_worker) as server:
-        found = report(server, Plan(objective="p90<60ms", precision=0.2, confirmations=2), duration=1.5, warmup=0.2)
+        found = report(server, Plan(objective="p90<60ms", precision=0.2, confirmations=2), duration=1.2, warmup=0.1)
     search = found.found
     assert search is not None
     assert found.kept
@@ -109,7 +109,7 @@ def test_a_server_that_never_keeps_it_is_said_to() -> None:
         writer.write(answer())
 
     with served(slow) as server:
-        found = report(server, Plan(objective="p50<5ms", confirmations=1), duration=0.5, warmup=0.1)
+        found = report(server, Plan(objective="p50<5ms", confirmations=1), duration=0.25, warmup=0.05)
     assert found.found is not None
     assert (found.found.rate, found.kept) == (None, False)
     assert "No rate was found" in found.verdict

@@ -1,0 +1,32 @@
+"""What `compress lint` shows in the terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from compress.engine.lint import TensorrtLint
+
+__all__ = ["show_lint"]
+
+COLOURS = {"error": "red", "slow": "yellow", "note": "blue"}
+
+
+def show_lint(found: TensorrtLint, console: Console) -> None:
+    """Layers as a table, then what to mend."""
+    table = Table(title="As TensorRT would run it, read off the graph", title_justify="left")
+    for column in ("layer", "kind", "computes in", "gives", "why"):
+        table.add_column(column, overflow="fold")
+    for layer in found.layers:
+        style = "yellow" if layer.precision == "FP32" and len(found.counts) > 1 else ""
+        table.add_row(escape(layer.name), layer.kind, layer.precision, layer.gives, escape(layer.why), style=style)
+    console.print(table)
+    console.print("layers: " + ", ".join(f"{count} {kind}" for kind, count in found.counts.items()), highlight=False)
+    for item in found.findings:
+        where = f"[bold]{escape(item.layer)}[/] " if item.layer else ""
+        colour = COLOURS[item.severity]
+        console.print(f"{where}[{colour}]{item.severity}[/]: {escape(item.what)}", highlight=False, soft_wrap=True)
+        console.print(f"  mend: {item.mend}", markup=False, highlight=False, soft_wrap=True)
+    if not found.findings:
+        console.print("nothing to mend")

@@ -1,0 +1,149 @@
+"""The report of a run: every model on the way measured, what the figures say, and how to get them again."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from compress.artifact import StageReport, sha256_of
+from compress.backends import OnnxBackend
+from compress.dataset import Dataset
+from compress.examine import roofline_of
+from compress.findings import findings
+from compress.grid import Cell, measure_grid
+from compress.machine import environment, versions
+from compress.measure import Latency, onnx_layer_bytes
+from compress.metrics import Metric
+from compress.model import Model, OnnxModel, TorchModel
+from compress.options import ExportOptions
+from compress.pipeline import Outcome, Watcher
+from compress.prove import measure, rows_of
+from compress.recipe import find_data
+from compress.report import Report
+from compress.reproduce import script
+from compress.roofline import Roofline
+
+__all__ = ["missed_budgets", "report_of", "unique_names"]
+
+
+def report_of(
+    checkpoint: Path,
+    options: ExportOptions,
+    model: TorchModel,
+    baseline: OnnxModel,
+    outcomes: Sequence[Outcome],
+    judged: tuple[Dataset, Metric] | None,
+    watcher: Watcher,
+) -> tuple[Report, Mapping[str, Latency]]:
+    """Measure the original and what each stage gave, side by side.
+
+    Args:
+        checkpoint: that the run started from.
+        options: of the run.
+        model: the original.
+        baseline: the original, exported as it is.
+        outcomes: of the stages.
+        judged: evaluation data and the metric, if there is data.
+        watcher: is told how it goes on.
+
+    Returns:
+        The report, and every latency that was taken.
+    """
+    names = unique_names([outcome.stage.name for outcome in outcomes])
+    rows: dict[str, Model] = {"original": model, "original_onnx": baseline}
+    rows |= {name: outcome.given.model for name, outcome in zip(names, outcomes, strict=True)}
+    found = measure(rows, judged, options.threads, watcher)
+    data = None if judged is None else judged[0]
+    reports = rows_of(rows, dict(zip(names, outcomes, strict=True)), found, checkpoint.stat().st_size)
+    report = Report(
+        command=_command(),
+        source=str(checkpoint),
+        signature=model.signature,
+        environment=environment(options.threads),
+        data={"samples": 0 if data is None else len(data), "sha256": "" if data is None else data.sha256},
+        stages=tuple(reports),
+        findings=findings(reports),
+        grid=_grid(options, rows, watcher),
+        rooflines=_rooflines(options, rows, watcher),
+        layer_bytes=(onnx_layer_bytes(baseline.path), onnx_layer_bytes(_last(rows).path)),
+        script=_script(checkpoint, options),
+    )
+    return report, found.latency
+
+
+def _last(rows: Mapping[str, Model]) -> OnnxModel:
+    """The finished ONNX file: an engine, if there is one, is made of it."""
+    return [model for model in rows.values() if isinstance(model, OnnxModel)][-1]
+
+
+def _runs(model: OnnxModel) -> bool:
+    """Whether its speed can be measured here."""
+    return not OnnxBackend(model, 1).emulated
+
+
+def _grid(options: ExportOptions, rows: Mapping[str, Model], watcher: Watcher) -> tuple[Cell, ...]:
+    if not options.batches and not options.thread_counts:
+        return ()
+    tick = watcher.started("grid")
+    compared = {"original": rows["original"], "original_onnx": rows["original_onnx"]}
+    compared |= {"result": _last(rows)} if _runs(_last(rows)) else {}
+    return tuple(
+        measure_grid(
+            compared,
+            options.batches or (1,),
+            options.thread_counts or (options.threads,),
+            progress=lambda done, total: tick(done, total, "settings"),
+        )
+    )
+
+
+def _rooflines(options: ExportOptions, rows: Mapping[str, Model], watcher: Watcher) -> dict[str, Roofline]:
+    tick = watcher.started("roofline")
+    found = {}
+    files = {"original_onnx": rows["original_onnx"]} | ({"result": _last(rows)} if _runs(_last(rows)) else {})
+    for number, (name, model) in enumerate(files.items(), 1):
+        assert isinstance(model, OnnxModel)  # noqa: S101  both are exported
+        found[name] = roofline_of(model.path, model.signature, options.threads)
+        tick(number, len(files), "models profiled")
+    return found
+
+
+def _script(checkpoint: Path, options: ExportOptions) -> str:
+    """reproduce.sh, where there is a command to run again."""
+    if not _command():
+        return ""
+    sources = [
+        find_data(source, checkpoint) for source in (options.finetune, options.calibration, options.eval) if source
+    ]
+    files = [path for path in (checkpoint, *map(Path, sources)) if path.is_file()]
+    inputs = {path: sha256_of(path) for path in files}
+    return script(_command(), Path.cwd(), inputs, versions())
+
+
+def _command() -> str:
+    """The command line that this run came from; empty when it came from Python."""
+    called = Path(sys.argv[0])
+    ours = called.name == "compress" or called.parts[-2:] == ("compress", "__main__.py")
+    return shlex.join(["compress", *sys.argv[1:]]) if ours else ""
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """A stage that comes again gets a number: finetune, finetune 2."""
+    return [name if (nth := names[: at + 1].count(name)) == 1 else f"{name} {nth}" for at, name in enumerate(names)]
+
+
+def missed_budgets(options: ExportOptions, rows: Sequence[StageReport]) -> list[str]:
+    """What the last row is beyond, in words."""
+    last = rows[-1].measured
+    size = None if last.size_bytes is None else last.size_bytes / 1e6
+    return [
+        f"{name} is {value:.4g} {unit}, the limit is {limit:g}"
+        for name, unit, value, limit in (
+            ("p50", "ms", last.latency_p50_ms, options.target_latency_ms),
+            ("the file", "MB", size, options.target_size_mb),
+            ("the drop", "points", last.drop, options.max_drop),
+        )
+        if limit is not None and value is not None and value > limit
+    ]

@@ -1,0 +1,252 @@
+"""`compress measure`: models of any kind side by side, on the CPU or a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import onnx
+import torch
+from google.protobuf.message import DecodeError
+
+from compress.artifact import Artifact, Signature, TensorSpec
+from compress.backends.onnxrt_device import OnnxDeviceBackend, ProviderOptions
+from compress.backends.pytorch_device import TorchDeviceBackend
+from compress.checkpoint import load
+from compress.compare import max_abs_error
+from compress.device import accelerator, described, elapsed_ms
+from compress.engine.profiles import ranges_of
+from compress.errors import RecipeError, StageError
+from compress.machine import environment
+from compress.metrics import cosine_similarity
+from compress.model import Arrays, EngineModel, Model, OnnxModel, TorchModel, example_inputs, in_float32, symbols_of
+from compress.options import MeasureOptions
+
+__all__ = ["Figure", "Measurement", "measure_files"]
+
+BLOCK_MS = 30.0
+CALLS = (5, 200)  # of a block
+
+
+class Prepares(Protocol):
+    """A model on a device."""
+
+    @property
+    def runtime(self) -> str:
+        """What runs it."""
+
+    @property
+    def stream(self) -> Any:
+        """What its work is enqueued on; None on the CPU."""
+
+    def infer(self, inputs: Arrays) -> Arrays:
+        """Outputs by name."""
+
+    def prepared(self, inputs: Arrays) -> Callable[[], Any]:
+        """What runs it once on these inputs."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One model at one batch size.
+
+    Attributes:
+        model, runtime: what ran, and on what.
+        batch: samples in a call.
+        p50_ms, p99_ms: of a call, without copies to and from the device.
+        throughput: samples a second, from the median.
+        over_first: how many times as fast as the first model at the same batch.
+        cosine_similarity, max_abs_error: against the first model's outputs; the least, and the largest.
+        cpu_nodes: of an ONNX file on a GPU: how many nodes of each kind the CPU runs all the same.
+    """
+
+    model: str
+    runtime: str
+    batch: int
+    p50_ms: float
+    p99_ms: float
+    throughput: float
+    over_first: float
+    cosine_similarity: float
+    max_abs_error: float
+    cpu_nodes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """All figures, and what they were taken on."""
+
+    environment: Mapping[str, str | int]
+    figures: tuple[Figure, ...]
+    providers: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return dataclasses.asdict(self)
+
+
+def measure_files(
+    paths: Sequence[Path],
+    options: MeasureOptions,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Measurement:
+    """Run models on the same inputs, in turns, and time them.
+
+    Args:
+        paths: artifacts, ONNX files or model files of torch; all of one signature.
+        options: on what, and how.
+        progress: is told rounds done and in all.
+
+    Raises:
+        ToolkitError: a file can't be read, or can't run there.
+    """
+    device = accelerator() if options.device == "cuda" else torch.device("cpu")
+    torch.set_num_threads(options.threads)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = options.tf32
+    models = dict(zip(_names(paths), (_opened(path, options) for path in paths), strict=True))
+    signature = _one_signature(models)
+    backends = {
+        name: backend for key, model in models.items() for name, backend in _backends(key, model, device, options)
+    }
+    figures: list[Figure] = []
+    done, total = 0, len(options.batches) * options.rounds
+    for batch in options.batches:
+        inputs = _inputs(signature, batch, options.dims)
+        outputs = {name: backend.infer(inputs) for name, backend in backends.items()}
+        works = {name: backend.prepared(inputs) for name, backend in backends.items()}
+        times: dict[str, list[float]] = {name: [] for name in backends}
+        order, shuffle = list(backends), random.Random(0)  # noqa: S311  an order, not a secret
+        calls = {name: _calls(work, backends[name].stream) for name, work in works.items()}
+        for _ in range(options.rounds):
+            shuffle.shuffle(order)
+            for name in order:
+                elapsed_ms(works[name], backends[name].stream, max(2, calls[name] // 10))
+                times[name] += elapsed_ms(works[name], backends[name].stream, calls[name])
+            done += 1
+            progress(done, total)
+        figures += _figures(batch, backends, times, outputs)
+    found = {
+        name: backend.provider_options for name, backend in backends.items() if isinstance(backend, OnnxDeviceBackend)
+    }
+    return Measurement({**environment(options.threads), **described(device)}, tuple(figures), found)
+
+
+def _figures(
+    batch: int, backends: Mapping[str, Prepares], times: Mapping[str, Sequence[float]], outputs: Mapping[str, Arrays]
+) -> Iterator[Figure]:
+    first = next(iter(backends))
+    medians = {name: float(np.percentile(taken, 50)) for name, taken in times.items()}
+    for name, backend in backends.items():
+        got = dict(zip(outputs[first], outputs[name].values(), strict=True))  # names may differ, the order does not
+        yield Figure(
+            model=name,
+            runtime=backend.runtime,
+            batch=batch,
+            p50_ms=medians[name],
+            p99_ms=float(np.percentile(times[name], 99)),
+            throughput=1000 * batch / medians[name],
+            over_first=medians[first] / medians[name],
+            cosine_similarity=min(
+                float(np.min(cosine_similarity(expected, got[key]))) for key, expected in outputs[first].items()
+            ),
+            max_abs_error=max_abs_error(outputs[first], got),
+            cpu_nodes=backend.cpu_nodes if isinstance(backend, OnnxDeviceBackend) else {},
+        )
+
+
+def _calls(work: Callable[[], Any], stream: Any) -> int:
+    elapsed_ms(work, stream, 3)
+    once = max(min(elapsed_ms(work, stream, 3)), 1e-3)
+    return int(min(CALLS[1], max(CALLS[0], BLOCK_MS / once)))
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that tell them apart."""
+    for parts in range(1, max(len(path.parts) for path in paths) + 1):
+        names = [str(Path(*path.parts[-parts:])) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    raise RecipeError("can't tell the models apart", why="a path is given twice", mend="give each once")
+
+
+def _opened(path: Path, options: MeasureOptions) -> Model:
+    if path.is_dir():
+        artifact = Artifact.load(path)
+        made = EngineModel if artifact.format == "plan" else OnnxModel
+        return made(artifact.model_path, artifact.signature)
+    if path.suffix == ".onnx":
+        return OnnxModel(path, signature_of_onnx(path))
+    return in_float32(load(path, inputs=options.input, model=options.model, trust_pickle=options.trust_pickle))
+
+
+def signature_of_onnx(path: Path) -> Signature:
+    """The inputs and outputs of an ONNX file, its symbolic dimensions by their names.
+
+    Raises:
+        StageError: it is no ONNX file, or has an input that is no tensor.
+    """
+    try:
+        graph = onnx.load(path, load_external_data=False).graph
+    except (OSError, DecodeError) as err:
+        raise StageError(f"can't read {path}", why=f"it is no ONNX file: {err}", mend="name an .onnx file") from err
+    weights = {tensor.name for tensor in graph.initializer}
+    return Signature(
+        tuple(_spec(value) for value in graph.input if value.name not in weights),
+        tuple(_spec(value) for value in graph.output),
+    )
+
+
+def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
+    kind = value.type.tensor_type
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)).name
+    names = re.sub(r"\W", "_", value.name)
+    shape = tuple(
+        dim.dim_value or re.sub(r"\W", "_", dim.dim_param) or f"{names}_{at}" for at, dim in enumerate(kind.shape.dim)
+    )
+    return TensorSpec(value.name, dtype, shape)
+
+
+def _one_signature(models: Mapping[str, Model]) -> Signature:
+    (first, model), *others = models.items()
+    for name, other in others:
+        if [(s.dtype, s.shape) for s in other.signature.inputs] != [(s.dtype, s.shape) for s in model.signature.inputs]:
+            raise RecipeError(
+                f"can't measure {name} beside {first}",
+                why=f"it takes {', '.join(map(str, other.signature.inputs))}, the other "
+                f"{', '.join(map(str, model.signature.inputs))}",
+                mend="measure models of one signature",
+            )
+    return model.signature
+
+
+def _backends(name: str, model: Model, device: torch.device, options: MeasureOptions) -> Iterator[tuple[str, Prepares]]:
+    """What a model runs on: torch once or twice, an ONNX file once for each provider."""
+    if isinstance(model, TorchModel):
+        yield f"{name} (torch)", TorchDeviceBackend(model, device)
+        if options.compile:
+            yield f"{name} (compiled)", TorchDeviceBackend(model, device, compiled=True)
+    elif isinstance(model, EngineModel):
+        if device.type == "cpu":
+            raise StageError(
+                f"can't measure {name} on the CPU", why="it is a TensorRT engine", mend="add --device cuda"
+            )
+        from compress.backends.trt import TrtBackend
+
+        yield name, TrtBackend(model)
+    else:
+        chosen: Sequence[Literal["cpu", "cuda", "tensorrt"]] = options.provider if device.type == "cuda" else ("cpu",)
+        for provider in chosen:
+            asked = ProviderOptions(provider, options.cuda_graphs, options.tf32, options.engine_cache, options.threads)
+            yield f"{name} ({provider})" if len(options.provider) > 1 else name, OnnxDeviceBackend(model, asked)
+
+
+def _inputs(signature: Signature, batch: int, dims: Sequence[str]) -> Arrays:
+    batches = {spec.shape[0] for spec in signature.inputs if spec.batched}
+    sizes = {name: batch if name in batches else 32 for name in symbols_of(signature.inputs)}
+    return example_inputs(signature.inputs, sizes | {name: size[1] for name, size in ranges_of(dims).items()})
