@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import importlib.machinery
 import inspect
 import json
 import re
@@ -77,6 +78,7 @@ class Double:
     def __init__(self, version: str = "11.4.0.106", *, renumbered: bool = False) -> None:
         enums, self._methods, self._values = listing()
         self.__version__ = version
+        self.__spec__ = importlib.machinery.ModuleSpec("tensorrt", None)
         self.calls: list[str] = []
         self.state: dict[str, Any] = {}
         self.fail: set[str] = set()

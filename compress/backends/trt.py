@@ -39,6 +39,8 @@ def tensorrt_module() -> Any:
 class TrtBackend:
     """A TensorRT engine on the GPU; inputs and outputs are copied there and back.
 
+    More samples than the largest profile takes are run in parts.
+
     Args:
         model: built by a TensorRT and on a GPU that fit these.
 
@@ -75,6 +77,25 @@ class TrtBackend:
         return False
 
     def infer(self, inputs: Arrays) -> Arrays:
+        count, largest = len(next(iter(inputs.values()))), self._largest()
+        if largest is None or count <= largest:
+            return self._infer(inputs)
+        parts = [
+            self._infer({name: values[at : at + largest] for name, values in inputs.items()})
+            for at in range(0, count, largest)
+        ]
+        return {name: np.concatenate([part[name] for part in parts]) for name in self._outputs}
+
+    def _largest(self) -> int | None:
+        """The largest batch of any profile; None where an input has no batch that varies."""
+        if any(self._engine.get_tensor_shape(name)[0] >= 0 for name in self._inputs):
+            return None
+        return max(
+            int(self._engine.get_tensor_profile_shape(self._inputs[0], profile)[2][0])
+            for profile in range(self._engine.num_optimization_profiles)
+        )
+
+    def _infer(self, inputs: Arrays) -> Arrays:
         with on_stream(self._stream):
             self._bind(inputs)
             self._run()
