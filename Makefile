@@ -24,7 +24,7 @@ demo: $(VENV)/.installed
 # One file at a time has the machine's shared memory to itself.
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n logical --maxprocesses 8
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration tests/e2e --ignore tests/integration/test_triton_process.py \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration tests/e2e tests/gpu --ignore tests/integration/test_triton_process.py \
 	  -n 2 --dist loadfile
 	$(BIN)/python -m pytest tests/integration/test_triton_process.py
 

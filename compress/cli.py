@@ -231,8 +231,8 @@ def lint(
     """
     import json
 
-    from compress.engine.lint_report import show_lint
     from compress.engine.lint import lint_tensorrt
+    from compress.engine.lint_report import show_lint
 
     assert target == "tensorrt"  # noqa: S101  there is one
     found = lint_tensorrt(_onnx_of(model))

@@ -23,7 +23,14 @@ def findings(rows: Sequence[StageReport]) -> tuple[str, ...]:
     last = rows[-1].measured
     floats = by_name.get("fold_onnx")
     int8 = by_name.get("quantize_onnx") or by_name.get("quantize_within")
-    if int8 and floats and _slower(int8.latency_p50_ms, floats.latency_p50_ms):
+    elsewhere = any(row.options.get("target", "cpu") != "cpu" for row in rows)
+    engine = any(row.stage == "engine_from_onnx" for row in rows)
+    if elsewhere and not engine:
+        found.append(
+            "The file is made for a GPU, and was measured with ONNX Runtime on this CPU: its accuracy holds there, its "
+            "latency says nothing. `compress measure --device cuda` tells it where a GPU is."
+        )
+    if not elsewhere and int8 and floats and _slower(int8.latency_p50_ms, floats.latency_p50_ms):
         found.append(
             f"INT8 is slower here than the float model before it: {int8.latency_p50_ms:.3f} ms against "
             f"{floats.latency_p50_ms:.3f} ms at batch 1. Without --int8 the result would be faster."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from compress.backends.onnxrt_device import OnnxDeviceBackend, ProviderOptions
 from compress.backends.pytorch_device import TorchDeviceBackend
 from compress.checkpoint import load
 from compress.compare import max_abs_error
+from compress.dataset import Dataset
 from compress.device import accelerator, described, elapsed_ms
 from compress.engine.profiles import ranges_of
 from compress.errors import RecipeError, StageError
@@ -28,7 +30,7 @@ from compress.metrics import cosine_similarity
 from compress.model import Arrays, EngineModel, Model, OnnxModel, TorchModel, example_inputs, in_float32, symbols_of
 from compress.options import MeasureOptions
 
-__all__ = ["Figure", "Measurement", "measure_files"]
+__all__ = ["Figure", "Measurement", "measure_files", "signature_of_onnx", "time_in_turns"]
 
 BLOCK_MS = 30.0
 CALLS = (5, 200)  # of a block
@@ -115,26 +117,45 @@ def measure_files(
         name: backend for key, model in models.items() for name, backend in _backends(key, model, device, options)
     }
     figures: list[Figure] = []
-    done, total = 0, len(options.batches) * options.rounds
+    total = len(options.batches) * options.rounds
+    ticks = itertools.count(1)
+
+    def tick() -> None:
+        progress(next(ticks), total)
+
     for batch in options.batches:
-        inputs = _inputs(signature, batch, options.dims)
+        inputs = _inputs(signature, batch, options)
         outputs = {name: backend.infer(inputs) for name, backend in backends.items()}
-        works = {name: backend.prepared(inputs) for name, backend in backends.items()}
-        times: dict[str, list[float]] = {name: [] for name in backends}
-        order, shuffle = list(backends), random.Random(0)  # noqa: S311  an order, not a secret
-        calls = {name: _calls(work, backends[name].stream) for name, work in works.items()}
-        for _ in range(options.rounds):
-            shuffle.shuffle(order)
-            for name in order:
-                elapsed_ms(works[name], backends[name].stream, max(2, calls[name] // 10))
-                times[name] += elapsed_ms(works[name], backends[name].stream, calls[name])
-            done += 1
-            progress(done, total)
+        times = time_in_turns(backends, inputs, options.rounds, tick)
         figures += _figures(batch, backends, times, outputs)
     found = {
         name: backend.provider_options for name, backend in backends.items() if isinstance(backend, OnnxDeviceBackend)
     }
     return Measurement({**environment(options.threads), **described(device)}, tuple(figures), found)
+
+
+def time_in_turns(
+    backends: Mapping[str, Prepares], inputs: Arrays, rounds: int, tick: Callable[[], None] = lambda: None
+) -> dict[str, list[float]]:
+    """Milliseconds of every call of every model: in each round all take a block, in a new random order.
+
+    Args:
+        backends: by name, all on one device.
+        inputs: one batch.
+        rounds: blocks for each.
+        tick: is called after each round.
+    """
+    works = {name: backend.prepared(inputs) for name, backend in backends.items()}
+    times: dict[str, list[float]] = {name: [] for name in backends}
+    order, shuffle = list(backends), random.Random(0)  # noqa: S311  an order, not a secret
+    calls = {name: _calls(work, backends[name].stream) for name, work in works.items()}
+    for _ in range(rounds):
+        shuffle.shuffle(order)
+        for name in order:
+            elapsed_ms(works[name], backends[name].stream, max(2, calls[name] // 10))
+            times[name] += elapsed_ms(works[name], backends[name].stream, calls[name])
+        tick()
+    return times
 
 
 def _figures(
@@ -246,7 +267,13 @@ def _backends(name: str, model: Model, device: torch.device, options: MeasureOpt
             yield f"{name} ({provider})" if len(options.provider) > 1 else name, OnnxDeviceBackend(model, asked)
 
 
-def _inputs(signature: Signature, batch: int, dims: Sequence[str]) -> Arrays:
+def _inputs(signature: Signature, batch: int, options: MeasureOptions) -> Arrays:
+    """Samples of the data, from the first again where there are too few; or random ones."""
+    if options.data is not None:
+        data = Dataset.open(options.data, signature)
+        return {
+            name: np.resize(values, (batch, *values.shape[1:])) for name, values in data.take(slice(batch))[0].items()
+        }
     batches = {spec.shape[0] for spec in signature.inputs if spec.batched}
     sizes = {name: batch if name in batches else 32 for name in symbols_of(signature.inputs)}
-    return example_inputs(signature.inputs, sizes | {name: size[1] for name, size in ranges_of(dims).items()})
+    return example_inputs(signature.inputs, sizes | {name: size[1] for name, size in ranges_of(options.dims).items()})

@@ -272,6 +272,9 @@ class MeasureOptions(SourceOptions):
     batches: Annotated[tuple[int, ...], Parameter(consume_multiple=True, group=_WHERE)] = (1,)
     """Samples in a call."""
 
+    data: Annotated[str | None, Parameter(group=_WHERE)] = None
+    """Inputs to run: an .npz, a .npy, a folder of .npy files or package.module:function; by default random ones."""
+
     dims: Annotated[tuple[str, ...], Parameter(consume_multiple=True, group=_WHERE)] = ()
     """Of dimensions other than the batch that vary, 'sequence=1:64:128'; the middle one is measured. 32 by default."""
 

@@ -19,6 +19,7 @@ __all__ = [
     "EnsembleStep",
     "ExecutionAccelerators",
     "GraphOptimization",
+    "InstanceKind",
     "ModelAllVersions",
     "ModelConfig",
     "ModelDynamicBatching",
@@ -28,6 +29,7 @@ __all__ = [
     "ModelLatestVersions",
     "ModelOptimizationPolicy",
     "ModelOutput",
+    "ModelPinnedMemoryBuffer",
     "ModelQueuePolicy",
     "ModelRateLimiter",
     "ModelResponseCache",
@@ -240,12 +242,21 @@ class CudaOptimization:
 
 
 @dataclass(frozen=True)
+class ModelPinnedMemoryBuffer:
+    """Whether tensors pass between CPU and GPU through pinned memory; Triton does so unless told otherwise."""
+
+    enable: bool = False
+
+
+@dataclass(frozen=True)
 class ModelOptimizationPolicy:
     """What the backend does to run the model faster."""
 
     graph: GraphOptimization | None = None
     cuda: CudaOptimization | None = None
     execution_accelerators: ExecutionAccelerators | None = None
+    input_pinned_memory: ModelPinnedMemoryBuffer | None = None
+    output_pinned_memory: ModelPinnedMemoryBuffer | None = None
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from compress.artifact import Signature, TensorSpec
 from compress.errors import RepositoryError
+from serve.engine_file import Engine
 from serve.hook_types import HookTensor, of_spec
 from serve.model_config import (
     Accelerator,
     CudaOptimization,
     ExecutionAccelerators,
     GraphOptimization,
+    InstanceKind,
     ModelConfig,
     ModelDynamicBatching,
     ModelInput,
@@ -17,6 +19,7 @@ from serve.model_config import (
     ModelLatestVersions,
     ModelOptimizationPolicy,
     ModelOutput,
+    ModelPinnedMemoryBuffer,
     ModelQueuePolicy,
     ModelResponseCache,
     ModelTensorReshape,
@@ -39,6 +42,7 @@ def network_config(
     parameters: dict[str, str],
     backend: str = "onnxruntime",
     platform: str = "",
+    engine: Engine | None = None,
 ) -> ModelConfig:
     """How Triton runs the network.
 
@@ -49,6 +53,7 @@ def network_config(
         parameters: go into the configuration as they are.
         backend: that opens the network's file.
         platform: for a backend that has several.
+        engine: the profiles of a TensorRT plan, as far as they are known.
 
     Raises:
         RepositoryError: Triton can't serve such a signature.
@@ -77,13 +82,18 @@ def network_config(
         input=tuple(input_of(tensor) for tensor in tensors[:count]),
         output=tuple(outputs),
         optimization=_optimization(options),
-        instance_group=(ModelInstanceGroup(options.instances, f"KIND_{options.device.upper()}", options.gpus),),  # type: ignore[arg-type]
+        instance_group=(_instances(options),),
         metric_tags=options.metric_tags,
         dynamic_batching=batching(options) if batched else None,
         parameters=parameters | (_runtime(options) if backend == "onnxruntime" else {}),
-        model_warmup=_warmup(signature.inputs, tensors, largest) if options.warmup else (),
+        model_warmup=_warmups(signature.inputs, tensors, largest, engine) if options.warmup else (),
         response_cache=ModelResponseCache(enable=True) if options.response_cache else None,
     )
+
+
+def _instances(options: PackOptions) -> ModelInstanceGroup:
+    kind: InstanceKind = "KIND_GPU" if options.device == "gpu" else "KIND_CPU"
+    return ModelInstanceGroup(options.instances, kind, options.gpus, profile=tuple(map(str, options.profiles)))
 
 
 def latest(options: PackOptions) -> ModelVersionPolicy:
@@ -144,12 +154,42 @@ def _optimization(options: PackOptions) -> ModelOptimizationPolicy | None:
         accelerators.append(Accelerator("tensorrt", parameters))
     elif options.accelerator == "cuda":
         accelerators.append(Accelerator("cuda"))
+    # On a GPU Triton pins them unless it is told otherwise; written, so that the file says what it does.
+    pinned = ModelPinnedMemoryBuffer(enable=options.pinned_memory) if options.device == "gpu" else None
     policy = ModelOptimizationPolicy(
         graph=None if options.graph_level is None else GraphOptimization(options.graph_level),
         cuda=CudaOptimization(graphs=True) if options.cuda_graphs else None,
+        input_pinned_memory=pinned,
+        output_pinned_memory=pinned,
         execution_accelerators=ExecutionAccelerators(tuple(accelerators)) if accelerators else None,
     )
     return policy if policy != ModelOptimizationPolicy() else None
+
+
+def _warmups(
+    specs: tuple[TensorSpec, ...], tensors: list[HookTensor], largest: int, engine: Engine | None
+) -> tuple[ModelWarmup, ...]:
+    """What runs before the network is ready; of a plan, each profile at its smallest, best and largest shapes."""
+    if engine is None:
+        return _warmup(specs, tensors, largest)
+    found: dict[str, ModelWarmup] = {}
+    batched = all(spec.batched for spec in specs)
+    for number, profile in enumerate(engine.profiles):
+        for what, at in (("smallest", 0), ("best", 1), ("largest", 2)):
+            shapes = {spec.name: profile[spec.name][at] if spec.name in profile else spec.fixed(1) for spec in specs}
+            size = min(shape[0] for shape in shapes.values()) if batched else 1
+            if size > max(largest, 1):
+                continue
+            inputs = {
+                spec.name: WarmupInput(tensor.data_type, _dims(shapes[spec.name], batched=batched), zero_data=True)
+                for spec, tensor in zip(specs, tensors, strict=False)
+            }
+            found.setdefault(str(sorted(shapes.items())), ModelWarmup(f"profile_{number}_{what}", size, inputs))
+    return tuple(found.values())
+
+
+def _dims(shape: tuple[int, ...], *, batched: bool) -> tuple[int, ...]:
+    return (shape[1:] or (1,)) if batched else shape
 
 
 def _warmup(specs: tuple[TensorSpec, ...], tensors: list[HookTensor], largest: int) -> tuple[ModelWarmup, ...]:

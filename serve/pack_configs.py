@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 from compress.artifact import Signature
+from serve.engine_file import Engine
 from serve.hook_example import EXAMPLE_PARAMETER, example_request
 from serve.hooks import Hooks, Stage
 from serve.model_config import (
@@ -34,6 +35,7 @@ def configs_for(
     options: PackOptions,
     backend: str,
     platform: str = "",
+    engine: Engine | None = None,
 ) -> dict[str, ModelConfig]:
     """The models that serve a network as `name`, that one first, by their roles.
 
@@ -49,13 +51,16 @@ def configs_for(
         options: what the user chose.
         backend: that opens the network's file.
         platform: for a backend that has several.
+        engine: the profiles of a TensorRT plan, as far as they are known.
 
     Raises:
         RepositoryError: Triton can't serve such a signature.
     """
     parameters = _marks(name) | {"model_sha256": sha256}
     own = name if hooks is None else f"{name}_network"
-    network = network_config(own, signature, options=options, parameters=parameters, backend=backend, platform=platform)
+    network = network_config(
+        own, signature, options=options, parameters=parameters, backend=backend, platform=platform, engine=engine
+    )
     if hooks is None:
         return {"network": network}
     if options.pipeline == "bls":

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from compress.artifact import Artifact
 from compress.errors import RepositoryError
+from serve.engine_file import for_plan
 from serve.hand_edits import Edits, merge
 from serve.hooks import Hooks
 from serve.model_folders import PACKED_FILE
@@ -56,9 +57,8 @@ def wanted_models(name: str, source: Artifact, hooks: Hooks | None, options: Pac
     Raises:
         RepositoryError: Triton can't serve it, a table names no model of this pack, or a field that there is not.
     """
-    if source.format == "plan" and options.device == "cpu":  # an engine runs on GPUs only
-        options = replace(options, device="gpu")
-    configs = configs_for(name, source.signature, source.sha256, hooks, options, *BACKENDS[source.format][:2])
+    options, engine = for_plan(source, options)
+    configs = configs_for(name, source.signature, source.sha256, hooks, options, *BACKENDS[source.format][:2], engine)
     unused = sorted(set(options.models) - set(configs))
     if unused:
         raise RepositoryError(

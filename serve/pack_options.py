@@ -54,6 +54,9 @@ class PackOptions:
         accelerator: the execution provider of ONNX Runtime on GPUs: "cuda", or "tensorrt" for what it can take.
         precision: what TensorRT may compute in.
         engine_cache: a folder, where Triton runs, for the engines that TensorRT builds.
+        profiles: of a TensorRT plan: which of its optimization profiles an instance uses; all by default.
+        pinned_memory: on GPUs, let tensors come and go through pinned memory: faster copies, of memory that can't be
+            swapped.
         cuda_graphs: record the network's GPU work once and replay it; shapes must not vary.
         graph_level: how far ONNX Runtime rewrites the graph: -1 basic, 0 all, 1 extended, 2 not at all.
         warmup: run the network once at batch 1 and once at the largest batch before it is ready.
@@ -84,6 +87,8 @@ class PackOptions:
     accelerator: Literal["cuda", "tensorrt"] | None = None
     precision: Literal["fp32", "fp16", "int8"] | None = None
     engine_cache: str | None = None
+    profiles: tuple[int, ...] = ()
+    pinned_memory: bool = True
     cuda_graphs: bool = False
     graph_level: Literal[-1, 0, 1, 2] | None = None
     warmup: bool = True

@@ -318,7 +318,8 @@ def _split(node: NodeProto, view: _View) -> Iterator[Finding]:
     if maker is None or maker.op_type not in WEIGHTED or not view.in_int8(maker):
         return
     restored = [out for taker in view.takers.get(node.output[0], []) for out in taker.output]
-    after = {taker.op_type for name in restored for taker in view.takers.get(name, [])}
+    takers = [taker for name in restored for taker in view.takers.get(name, [])]
+    after = {taker.op_type for taker in takers if taker.op_type != "Add" or not view.behind(taker)}
     apart = sorted(after & {"Relu", "Add", "Clip", "LeakyRelu", "Sigmoid", "HardSwish"})
     if apart:
         yield Finding(

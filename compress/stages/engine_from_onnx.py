@@ -16,12 +16,12 @@ from compress.backends.trt import TrtBackend, tensorrt_module
 from compress.device import accelerator, described, elapsed_ms
 from compress.engine.build import BuildError, BuildOptions, build
 from compress.engine.layers import precision_of, precisions_of
+from compress.engine.lint import lint_tensorrt
 from compress.engine.profiles import profiles_for, ranges_of
 from compress.errors import MissingExtraError, RecipeError, StageError
 from compress.model import Arrays, EngineModel, Model, OnnxModel, example_inputs, symbols_of
 from compress.options import EngineOptions
 from compress.stages import Given, Progress
-from compress.engine.lint import lint_tensorrt
 
 __all__ = ["ENGINE_FILE", "EngineFromOnnx", "build_options", "one_sample"]
 

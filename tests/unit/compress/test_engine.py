@@ -40,7 +40,7 @@ SIGNATURE = Signature((TensorSpec("x", "float32", ("batch", 4)),), (TensorSpec("
 def trt(monkeypatch: pytest.MonkeyPatch) -> Double:
     """The double as the module `tensorrt`; tensors stay in main memory, where it computes."""
     double = Double()
-    monkeypatch.setitem(sys.modules, "tensorrt", double)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "tensorrt", double)
     for module in ("compress.backends.trt", "compress.stages.engine_from_onnx"):
         monkeypatch.setattr(f"{module}.accelerator", lambda: torch.device("cpu"))
     return double
@@ -434,7 +434,7 @@ def test_a_script_is_for_an_onnx_artifact_with_bounds(artifact: Path, tmp_path: 
     plan.mkdir()
     (plan / "model.plan").write_bytes(b"x")
     Artifact(plan, "model.plan", "plan", sha256_of(plan / "model.plan"), SIGNATURE).save()
-    with pytest.raises(ToolkitError, match="not an ONNX file|can't build an engine"):
+    with pytest.raises(ToolkitError, match="can't build an engine"):
         write_script(plan, EngineOptions(), tmp_path / "s.py")
     assert not (tmp_path / "s.py").exists()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,17 +22,17 @@ from tests.families import family
 from tests.unit.compress.test_half_onnx import exported, random_data
 from tests.unit.compress.test_prune_channels import quiet
 
-F, I64 = TensorProto.FLOAT, TensorProto.INT64
+F = TensorProto.FLOAT
 
 
-def saved(folder: Path, nodes: list[onnx.NodeProto], *, kind: int = F, opset: int = 20, **weights: object) -> Path:
+def saved(folder: Path, nodes: list[onnx.NodeProto], **weights: Any) -> Path:
     graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", kind, ["batch", 4])],
+        nodes, "g", [helper.make_tensor_value_info("x", F, ["batch", 4])],
         [onnx.ValueInfoProto(name=nodes[-1].output[0])],
         [numpy_helper.from_array(np.asarray(values), name) for name, values in weights.items()],
     )  # fmt: skip
     path = folder / "model.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10), path)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
     return path
 
 
@@ -39,7 +40,7 @@ def node(kind: str, given: list[str], made: str = "y", **attributes: object) -> 
     return helper.make_node(kind, given, [made], name=kind.lower(), **attributes)
 
 
-REFUSED = {
+REFUSED: dict[str, Any] = {
     "an operator": ([node("Det", ["x"])], {}, "Det is not supported"),
     "another's operator": ([node("Gelu", ["x"], domain="com.microsoft")], {}, "com.microsoft.Gelu is not ONNX's own"),
     "dynamic INT8": (
@@ -104,7 +105,7 @@ def test_a_file_for_the_cpu_is_refused_and_one_for_tensorrt_is_not(tmp_path: Pat
     data = random_data(model, 16)
     for target in ("cpu", "tensorrt"):
         (tmp_path / target).mkdir()
-        given = QuantizeOnnx("static", data, target=target).run(model, tmp_path / target, quiet)  # type: ignore[arg-type]
+        given = QuantizeOnnx("static", data, target=target).run(model, tmp_path / target, quiet)
         assert isinstance(given.model, OnnxModel)
         assert lint_tensorrt(given.model.path).refused == (target == "cpu")
 
@@ -171,5 +172,4 @@ def test_the_command_tells_layers_and_findings_and_fails_for_what_is_refused(
 def main_ends(arguments: list[str], code: int) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
-        raise SystemExit(0)
     assert (ended.value.code or 0) == code

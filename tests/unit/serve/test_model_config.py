@@ -22,6 +22,7 @@ def test_every_field_stands_in_tritons_schema_under_the_same_name() -> None:
     optimization = schema.ModelOptimizationPolicy
     accelerators = optimization.ExecutionAccelerators
     messages |= {"GraphOptimization": optimization.Graph, "CudaOptimization": optimization.Cuda}
+    messages["ModelPinnedMemoryBuffer"] = optimization.PinnedMemoryBuffer
     messages |= {"ExecutionAccelerators": accelerators, "Accelerator": accelerators.Accelerator}
     for name in model_config.__all__:
         declared = getattr(model_config, name)

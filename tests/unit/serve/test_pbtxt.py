@@ -25,6 +25,7 @@ from serve.model_config import (
     ModelLatestVersions,
     ModelOptimizationPolicy,
     ModelOutput,
+    ModelPinnedMemoryBuffer,
     ModelQueuePolicy,
     ModelRateLimiter,
     ModelResponseCache,
@@ -74,6 +75,8 @@ OPTIMIZATIONS = st.builds(
     st.none() | st.builds(GraphOptimization, st.integers(-1, 2)),
     st.none() | st.builds(CudaOptimization, st.booleans()),
     st.none() | st.builds(ExecutionAccelerators, ACCELERATORS, ACCELERATORS),
+    st.none() | st.builds(ModelPinnedMemoryBuffer, st.booleans()),
+    st.none() | st.builds(ModelPinnedMemoryBuffer, st.booleans()),
 )
 STEPS = st.builds(EnsembleStep, TEXTS, st.integers(-1, 9), MAPS, MAPS)
 ENSEMBLES = st.builds(ModelEnsembling, st.lists(STEPS, max_size=3).map(tuple))

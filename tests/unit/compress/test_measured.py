@@ -1,0 +1,164 @@
+"""`compress measure`: on the CPU for real; on a GPU, what can be told without one (the rest is in tests/gpu)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+
+import compress
+from compress.backends import OnnxBackend
+from compress.backends import onnxrt_device as device_module
+from compress.backends.onnxrt_device import OnnxDeviceBackend, ProviderOptions
+from compress.cli import main
+from compress.errors import RecipeError, StageError, ToolkitError
+from compress.measured import measure_files, signature_of_onnx
+from compress.model import OnnxModel, example_inputs
+from compress.options import ExportOptions, MeasureOptions
+from tests.families import family
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """model.pt and its artifact, in one folder."""
+    folder = tmp_path_factory.mktemp("made")
+    module, inputs = family("residual")
+    compress.save(module, folder / "model.pt", inputs=inputs)
+    compress.export(folder / "model.pt", ExportOptions(output=folder / "artifact"))
+    return folder
+
+
+def fast(**more: Any) -> MeasureOptions:
+    return MeasureOptions(rounds=2, **more)
+
+
+def test_models_of_every_kind_are_timed_side_by_side_and_compared_with_the_first(made: Path) -> None:
+    paths = [made / "model.pt", made / "artifact", made / "artifact/model.onnx"]
+    found = measure_files(paths, fast(batches=(1, 4)))
+    assert [(row.batch, row.runtime) for row in found.figures] == [
+        (batch, runtime) for batch in (1, 4) for runtime in ("torch eager", "ONNX Runtime CPU", "ONNX Runtime CPU")
+    ]
+    for row in found.figures:
+        assert 0 < row.p50_ms <= row.p99_ms
+        assert row.throughput == pytest.approx(1000 * row.batch / row.p50_ms)
+        assert row.cosine_similarity > 0.9999
+        assert row.max_abs_error < 1e-3
+    assert found.figures[0].over_first == 1.0
+
+
+def test_data_is_run_in_place_of_random_inputs(made: Path, tmp_path: Path) -> None:
+    name = family("residual")[1][0].partition(":")[0]
+    np.savez(tmp_path / "three.npz", **{name: np.zeros((3, 3, 16, 16), np.float32)})
+    found = measure_files([made / "artifact"], fast(batches=(5,), data=str(tmp_path / "three.npz")))
+    assert found.figures[0].batch == 5
+
+
+def test_the_command_writes_a_table_and_json(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["measure", str(made / "artifact"), "--rounds", "2", "--json", str(tmp_path / "m.json")]
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert not ended.value.code
+    assert "ONNX Runtime CPU" in capsys.readouterr().out
+    told = json.loads((tmp_path / "m.json").read_text())
+    assert told["figures"][0]["runtime"] == "ONNX Runtime CPU"
+    assert told["environment"]["cpu"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_nothing_is_run_on_the_cpu_instead(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["measure", str(made / "artifact"), "--device", "cuda"])
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert "can't run on a GPU" in err
+    assert "mend:" in err
+
+
+@pytest.mark.skipif("CUDAExecutionProvider" in ort.get_available_providers(), reason="this onnxruntime has CUDA")
+@pytest.mark.parametrize("provider", ["cuda", "tensorrt"])
+def test_a_provider_that_is_not_there_is_an_error(made: Path, provider: Any) -> None:
+    model = OnnxModel(made / "artifact/model.onnx", signature_of_onnx(made / "artifact/model.onnx"))
+    with pytest.raises(StageError) as caught:
+        OnnxDeviceBackend(model, ProviderOptions(provider))
+    assert "has only" in caught.value.why
+    assert "gpu" in caught.value.mend
+
+
+def test_a_silent_fall_back_to_the_cpu_is_an_error_with_onnx_runtimes_own_reason(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime makes a CPU session when CUDA does not start, and says why on stderr alone."""
+    path = made / "artifact/model.onnx"
+    real = ort.InferenceSession
+
+    def falls_back(file: str, options: Any, **_: Any) -> Any:
+        import os
+
+        os.write(2, b"[E:onnxruntime] Failed to create CUDAExecutionProvider. Require cuDNN 9.* and CUDA 13.*\n")
+        return real(file, options, providers=["CPUExecutionProvider"])
+
+    monkeypatch.setattr(ort, "InferenceSession", falls_back)
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr(ort, "preload_dlls", lambda: None, raising=False)
+    monkeypatch.setattr(device_module, "accelerator", lambda: torch.device("cpu"))
+    with pytest.raises(StageError, match="fell back to the CPU") as caught:
+        OnnxDeviceBackend(OnnxModel(path, signature_of_onnx(path)), ProviderOptions("cuda"))
+    assert "Require cuDNN 9" in caught.value.why
+
+
+def test_bound_tensors_give_what_plain_calls_give(made: Path) -> None:
+    """The binding that a GPU needs, on the CPU."""
+    path = made / "artifact/model.onnx"
+    model = OnnxModel(path, signature_of_onnx(path))
+    bound = OnnxDeviceBackend(model, ProviderOptions("cpu"))
+    for batch in (1, 3):
+        inputs = example_inputs(model.signature.inputs, batch, seed=batch)
+        expected = OnnxBackend(model, 1).infer(inputs)
+        got = bound.infer(inputs)
+        assert list(got) == list(expected)
+        for name, values in expected.items():
+            np.testing.assert_array_equal(got[name], values)
+        bound.prepared(inputs)()
+
+
+def test_what_runs_on_what_and_how_is_told() -> None:
+    chain = ProviderOptions("tensorrt", cuda_graphs=True, tf32=False, engine_cache=Path("cache")).chain(7)
+    assert [name for name, _ in chain] == ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
+    trt, cuda, _ = (options for _, options in chain)
+    assert trt["trt_engine_cache_path"] == "cache"
+    assert trt["trt_cuda_graph_enable"] == "1"
+    assert (cuda["use_tf32"], cuda["enable_cuda_graph"], cuda["user_compute_stream"]) == ("0", "0", "7")
+    assert ProviderOptions("cuda", cuda_graphs=True).chain(7)[0][1]["enable_cuda_graph"] == "1"
+    with pytest.raises(RecipeError, match="CUDA graphs"):
+        ProviderOptions("cpu", cuda_graphs=True)
+
+
+def test_an_onnx_files_own_names_and_sizes_are_its_signature(tmp_path: Path) -> None:
+    helper = onnx.helper
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])], "g",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.INT64, ["n", None, 3])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.INT64, ["n", None, 3])],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph), tmp_path / "m.onnx")
+    assert str(signature_of_onnx(tmp_path / "m.onnx").inputs[0]) == "x:int64[n,x_1,3]"
+    (tmp_path / "bad.onnx").write_bytes(b"no")
+    with pytest.raises(StageError, match="can't read"):
+        signature_of_onnx(tmp_path / "bad.onnx")
+
+
+def test_models_that_don_t_go_together_are_told(made: Path, tmp_path: Path) -> None:
+    module, inputs = family("mlp")
+    compress.save(module, tmp_path / "other.pt", inputs=inputs)
+    for paths, says in (
+        ([made / "artifact", tmp_path / "other.pt"], "beside"),
+        ([made / "artifact", made / "artifact"], "apart"),
+    ):
+        with pytest.raises(ToolkitError, match=says):
+            measure_files(paths, fast())
