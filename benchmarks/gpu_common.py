@@ -181,12 +181,17 @@ def finish(rows: Sequence[Mapping[str, Any]], device: torch.device, result: Path
             print(f"{row['way']} did not run: {row['failed']}")
     found = {
         "environment": {**environment(1), **described(device), "providers": ort.get_available_providers(),
-                        "driver": _driver(), "cudnn": torch.backends.cudnn.version()},
+                        "driver": _driver(), "cudnn": _cudnn()},
         "rows": list(rows),
     }  # fmt: skip
     if result is not None:
         result.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(found))
+
+
+def _cudnn() -> int | None:
+    version: Callable[[], int | None] = torch.backends.cudnn.version
+    return version()
 
 
 def _driver() -> str:

@@ -1,6 +1,6 @@
 """all-MiniLM-L6-v2 on a GPU: torch, torch.compile and ONNX Runtime, FP32, FP16 and INT8.
 
-    python benchmarks/gpu_minilm.py build/minilm [--batches 1 8 32 128] [--rounds 12] [--folder build/gpu] [--export-only]
+    python benchmarks/gpu_minilm.py build/minilm [--batches 1 8 32 128] [--rounds 12] [--folder build/gpu]
 
 The first folder is what examples/minilm/minilm.py wrote. Sentences of 32 tokens; between CUDA events, copies apart, all
 ways in turns; cosine similarity of the embeddings with torch's, the least of the batch. The last line of stdout is one

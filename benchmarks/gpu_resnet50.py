@@ -4,8 +4,8 @@
 
 Untrained weights: speed and size only, no accuracy is claimed. Between CUDA events, copies apart, all ways in turns.
 INT8 is as TensorRT wants it; ONNX Runtime's CUDA provider has no such kernels, and what it makes of the file is told.
-Pruned by 50% and 70% of the multiply-accumulates. The last line of stdout is one JSON object. Needs a torch for CUDA and
-onnxruntime-gpu (docs/gpu.md); `--device cpu` tries the script out anywhere.
+Pruned by 50% and 70% of the multiply-accumulates. The last line of stdout is one JSON object. Needs a torch for CUDA
+and onnxruntime-gpu (docs/gpu.md); `--device cpu` tries the script out anywhere.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def made(folder: Path, number: int, options: dict[str, Any]) -> None:
     try:
         compress.Artifact.load(folder / str(number))
     except ArtifactError:
-        data = {} if set(options) == {"target"} else {"calibration": "c.npz"}
+        data: dict[str, Any] = {} if set(options) == {"target"} else {"calibration": "c.npz"}
         compress.export(folder / "model.pt", ExportOptions(output=folder / str(number), **data, **options))
 
 
