@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, defs, helper, numpy_helper
 
-__all__ = ["ELEMENT", "convert", "lacking"]
+__all__ = ["ELEMENT", "convert", "lacking", "takes"]
 
 ELEMENT = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 _NAMES = {TensorProto.FLOAT16: "tensor(float16)", TensorProto.BFLOAT16: "tensor(bfloat16)"}
@@ -85,6 +85,12 @@ def convert(model: onnx.ModelProto, element: int, keep: Collection[str]) -> None
     graph.initializer.extend(left)
     del graph.value_info[:]  # of the types before
     onnx.checker.check_model(model)
+
+
+def takes(model: onnx.ModelProto, node: onnx.NodeProto, element: int) -> bool:
+    """Whether the model's opset defines the node's operator in the type."""
+    schema = _schema(node, _opset(model))
+    return schema is not None and _takes(schema, element)
 
 
 def lacking(model: onnx.ModelProto, element: int) -> list[str]:

@@ -19,7 +19,7 @@ from compress.metrics import cosine_similarity
 from compress.model import Model, OnnxModel, example_inputs
 from compress.stages import Given, Progress
 from compress.stages.calibrate import calibrate
-from compress.stages.half_graph import ELEMENT, convert, lacking
+from compress.stages.half_graph import ELEMENT, convert, lacking, takes
 from compress.stages.quantize_onnx import Target
 
 __all__ = ["HalfOnnx", "float32_islands", "float32_nodes"]
@@ -69,7 +69,7 @@ class HalfOnnx:
         graph = onnx.load(model.path)
         fp16 = self.precision == "fp16"
         if self.target == "tensorrt":
-            kept = float32_islands(graph, ranges if fp16 else {})
+            kept = float32_islands(graph, ranges if fp16 else {}, self.precision)
         else:
             kept = float32_nodes(graph, ranges if fp16 else {})
         without = lacking(graph, ELEMENT[self.precision])
@@ -98,11 +98,7 @@ class HalfOnnx:
         return Given(
             given,
             did=f"{halves} nodes in {self.precision.upper()}, {floats} in FP32"
-            + (
-                f" ({len(kept)} kept there for their range{'' if self.target == 'tensorrt' else ' or as INT8'})"
-                if kept
-                else ""
-            )
+            + (f" ({len(kept)} kept there)" if kept else "")
             + f"; cosine similarity {parity:.6f} to before",
             details={"precision": {self.precision: halves, "fp32": floats}, "kept_float32": kept, "cosine": parity},
             warnings=tuple(warnings),
@@ -150,7 +146,9 @@ def float32_nodes(model: onnx.ModelProto, ranges: Ranges) -> dict[str, str]:
     return found
 
 
-def float32_islands(model: onnx.ModelProto, ranges: Ranges) -> dict[str, str]:
+def float32_islands(
+    model: onnx.ModelProto, ranges: Ranges, precision: Literal["fp16", "bf16"] = "fp16"
+) -> dict[str, str]:
     """The same for TensorRT, which fuses Q/DQ nodes with the layers beside them only where their types are the same.
 
     A DequantizeLinear is of the type of the layer that takes it, a QuantizeLinear of what it is given by.
@@ -167,6 +165,8 @@ def float32_islands(model: onnx.ModelProto, ranges: Ranges) -> dict[str, str]:
         ]
         if reason := _overflow(node, ranges, weights):
             found[node.name] = reason
+        elif set(node.input) & set(scales) and not takes(model, node, ELEMENT[precision]):
+            found[node.name] = f"ONNX defines no {precision.upper()} for {node.op_type} in this opset"
         elif small:
             found[node.name] = f"a scale of {min(values.min() for values in small):.3g} is below what FP16 holds"
     makers = {name: node.name for node in graph.node for name in node.output}

@@ -172,6 +172,21 @@ def test_in_fp16_the_scales_are_too_and_nothing_stays_in_fp32(name: str, tmp_pat
     assert not any(set(node.input) & casts for node in graph.node if node.op_type == "DequantizeLinear")
 
 
+@pytest.mark.parametrize("name", ["residual", "bert"])
+def test_in_bf16_what_was_int8_stays_so_though_onnx_has_no_such_convolution(name: str, tmp_path: Path) -> None:
+    """Opset 20 defines no BF16 for Conv: its Q/DQ nodes then stay in FP32 with it."""
+    module, inputs = family(name)
+    float32 = exported(module, inputs, tmp_path)
+    data = random_data(float32, 32)
+    (tmp_path / "int8").mkdir()
+    eight = QuantizeOnnx("static", data, target="tensorrt").run(float32, tmp_path / "int8", quiet).model
+    assert isinstance(eight, OnnxModel)
+    half = HalfOnnx("bf16", data, "tensorrt").run(eight, tmp_path / "next", quiet).model
+    assert isinstance(half, OnnxModel)
+    assert lint_tensorrt(half.path).counts["INT8"] == lint_tensorrt(eight.path).counts["INT8"]
+    assert cosine(float32, half, data) > 0.97
+
+
 def test_a_scale_too_small_for_fp16_keeps_its_layer_in_fp32(tmp_path: Path) -> None:
     weights: dict[str, np.ndarray] = {}  # type: ignore[type-arg]
     nodes = [conv("tiny", "x", "h", weights), relu("h", "r"), conv("b", "r", "y", weights)]
