@@ -33,7 +33,8 @@ def examine(checkpoint: Path, options: SourceOptions, *, roofs: bool = False, th
     """
     if checkpoint.is_dir():
         artifact = Artifact.load(checkpoint)
-        found = roofline_of(artifact.model_path, artifact.signature, threads) if roofs else None
+        path = artifact.model_path.with_name("model.onnx") if artifact.format == "plan" else artifact.model_path
+        found = roofline_of(path, artifact.signature, threads) if roofs else None
         return Examined(artifact.signature, None, found)
     model = load(checkpoint, inputs=options.input, model=options.model, trust_pickle=options.trust_pickle)
     if not roofs:

@@ -219,6 +219,12 @@ def _together(options: ExportOptions, judged: tuple[Dataset, Metric] | None) -> 
             "give 0.5 for half a point",
         ),
         (
+            options.target_latency_ms is not None and options.target != "cpu",
+            f"can't prune to a latency on {options.target}",
+            "it would be measured with ONNX Runtime on this CPU, which says nothing of a GPU",
+            "take --prune, --target-size-mb or --target-params, and `compress measure --device cuda` where the GPU is",
+        ),
+        (
             options.to == "tensorrt" and options.target != "tensorrt",
             "can't build a TensorRT engine",
             f"the file would be made for --target {options.target}, with INT8 that TensorRT does not take",

@@ -91,6 +91,12 @@ def _check(options: OptimizeOptions, plan: Sequence[Candidate]) -> None:
             why=f"--workers is {options.workers}, --max-drop is {options.max_drop:g}",
             mend="give at least 1 worker, and a drop of 0 or more",
         )
+    if options.target != "cpu" and options.goal != "size":
+        raise RecipeError(
+            f"can't search for {options.goal} on {options.target}",
+            why="it would be measured with ONNX Runtime on this CPU, which says nothing of a GPU",
+            mend="take --goal size, or export candidates and run `compress measure --device cuda` where the GPU is",
+        )
     if len(plan) < 2:
         raise RecipeError(
             "there is nothing to search",

@@ -57,8 +57,8 @@ def for_plan(source: Artifact, options: PackOptions) -> tuple[PackOptions, Engin
     engine = Engine(tuple(engine.profiles[number] for number in numbers))
     if len(numbers) > 1:
         options = replace(options, profiles=numbers)
-    if source.signature.batched:
-        first = next(spec.name for spec in source.signature.inputs if spec.name in engine.profiles[0])
+    first = next((spec.name for spec in source.signature.inputs if spec.name in engine.profiles[0]), None)
+    if source.signature.batched and first is not None:
         largest = min(options.max_batch_size, engine.largest(first))
         best = {profile[first][1][0] for profile in engine.profiles}
         preferred = options.preferred_batch_size or tuple(sorted(size for size in best if 1 < size <= largest))

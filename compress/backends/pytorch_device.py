@@ -59,7 +59,8 @@ class TorchDeviceBackend:
 
     def prepared(self, inputs: Arrays) -> Callable[[], Any]:
         """The inputs on the device; each call runs the model once, on `stream`, and copies nothing."""
-        there = self._there(inputs)
+        with on_stream(self._stream):
+            there = self._there(inputs)
 
         def work() -> None:
             if self._stream is None:

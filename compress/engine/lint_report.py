@@ -23,10 +23,13 @@ def show_lint(found: TensorrtLint, console: Console) -> None:
         table.add_row(escape(layer.name), layer.kind, layer.precision, layer.gives, escape(layer.why), style=style)
     console.print(table)
     console.print("layers: " + ", ".join(f"{count} {kind}" for kind, count in found.counts.items()), highlight=False)
+    alike: dict[tuple[str, str, str], list[str]] = {}
     for item in found.findings:
-        where = f"[bold]{escape(item.layer)}[/] " if item.layer else ""
-        colour = COLOURS[item.severity]
-        console.print(f"{where}[{colour}]{item.severity}[/]: {escape(item.what)}", highlight=False, soft_wrap=True)
-        console.print(f"  mend: {item.mend}", markup=False, highlight=False, soft_wrap=True)
+        alike.setdefault((item.severity, item.what, item.mend), []).append(item.layer)
+    for (severity, what, mend), layers in alike.items():
+        more = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
+        where = f"[bold]{escape(layers[0])}[/]{more} " if layers[0] else ""
+        console.print(f"{where}[{COLOURS[severity]}]{severity}[/]: {escape(what)}", highlight=False, soft_wrap=True)
+        console.print(f"  mend: {mend}", markup=False, highlight=False, soft_wrap=True)
     if not found.findings:
         console.print("nothing to mend")

@@ -175,6 +175,7 @@ def test_no_candidate_inside_is_exit_code_3_and_keeps_the_old_artifact(
     [
         ({"eval": None}, "no evaluation data"),
         ({"workers": 0}, "--workers is 0"),
+        ({"target": "tensorrt"}, "says nothing of a GPU"),
         ({"prune": (0.0,), "int8": ("none",)}, "1 candidate"),
         ({"prune": (0.0, 1.5)}, "1.5"),
     ],
@@ -241,6 +242,8 @@ def test_rounds_prune_and_recover_step_by_step(task: Path, tmp_path: Path) -> No
     ("more", "what"),
     [
         ({"prune": 0.5, "target_params": 9}, "two goals"),
+        ({"target_latency_ms": 1.0, "target": "tensorrt"}, "a latency on tensorrt"),
+        ({"to": "tensorrt"}, "can't build a TensorRT engine"),
         ({"int8": "qat", "calibration": "calibration.npz"}, "fake quantization"),
         ({"prune": 0.5, "importance": "taylor"}, "by taylor"),
         ({"prune": 0.5, "rounds": 2}, "2 rounds"),
