@@ -22,12 +22,11 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 demo: $(VENV)/.installed
 	$(BIN)/python examples/digits/demo.py
 
-# Most tests wait for a clock or a server: more of them than cores. One file at a time has the machine's shared memory to
-# itself.
+# One file at a time has the machine's shared memory to itself.
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n 4
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n logical --maxprocesses 8
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration tests/e2e tests/gpu --ignore tests/integration/test_triton_process.py \
-	  -n 3 --dist loadfile
+	  -n 2 --dist loadfile
 	$(BIN)/python -m pytest tests/integration/test_triton_process.py
 
 lint: $(VENV)/.installed-dev

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from compress.errors import MissingExtraError, ToolkitError
 from serve import __version__
+from serve.cli_deploy import deploy
 from serve.cli_gateway import gateway, settings_of_file
 from serve.cli_keys import keys
 from serve.cli_load import load
@@ -49,6 +50,7 @@ app.command(rollout)
 hooks_app = App(name="hooks", help="Try hooks without a server.")
 app.command(hooks_app)
 app.command(load)
+app.command(deploy)
 app.command(tune)
 app.command(verify)
 out = Console(highlight=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from compress.artifact import Signature
 from compress.backends import OnnxBackend
 from compress.backends.onnxrt import session
 from compress.dataset import Dataset
@@ -22,16 +24,27 @@ from compress.stages.quantize_onnx import QuantizeOnnx
 from tests.families import family
 from tests.unit.compress.test_prune_channels import quiet, wrapped
 
+EXPORTED: dict[str, tuple[bytes, Signature]] = {}
+
 
 def exported(module: nn.Module, inputs: tuple[str, ...], folder: Path) -> OnnxModel:
-    model = wrapped(module, *inputs)
+    """A module as a folded ONNX file; the export, which takes seconds, is done once for each in a test process."""
     for name in ("torch", "fold", "next"):
         (folder / name).mkdir()
-    given = OnnxFromTorch().run(model, folder / "torch", quiet).model
-    assert isinstance(given, OnnxModel)
-    folded = FoldOnnx().run(given, folder / "fold", quiet).model
-    assert isinstance(folded, OnnxModel)
-    return folded
+    digest = hashlib.sha256(f"{type(module).__qualname__} {module} {inputs}".encode())
+    for key, tensor in module.state_dict().items():
+        digest.update(key.encode() + tensor.detach().numpy().tobytes())
+    which = digest.hexdigest()
+    if which not in EXPORTED:
+        given = OnnxFromTorch().run(wrapped(module, *inputs), folder / "torch", quiet).model
+        assert isinstance(given, OnnxModel)
+        folded = FoldOnnx().run(given, folder / "fold", quiet).model
+        assert isinstance(folded, OnnxModel)
+        EXPORTED[which] = folded.path.read_bytes(), folded.signature
+    data, signature = EXPORTED[which]
+    path = folder / "fold/model.onnx"
+    path.write_bytes(data)
+    return OnnxModel(path, signature)
 
 
 def random_data(model: OnnxModel, count: int = 8) -> Dataset:

@@ -1,0 +1,1 @@
+"""What carries a model repository from one machine to a fleet: so far its monitoring."""
