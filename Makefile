@@ -8,7 +8,7 @@ LARGE := $(addprefix benchmarks/,compress_minilm.py compress_peers.py compress_f
   serving_peers.py serving_networks.py gpu_common.py gpu_resnet50.py gpu_minilm.py perf_analyzer.py \
   rollout_simulation.py load_server.py load_peers.py load_truth.py)
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test deploy-check lint bench clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,9 @@ test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration tests/e2e tests/gpu --ignore tests/integration/test_triton_process.py \
 	  -n 2 --dist loadfile
 	$(BIN)/python -m pytest tests/integration/test_triton_process.py
+
+deploy-check: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest tests/unit/serve/test_deploy_monitoring.py tests/e2e/test_prometheus.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,0 +1,176 @@
+"""The monitoring on a real Prometheus that scrapes a real gateway and a real Triton: each query is asked there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve.deploy.alerts import alerts
+from serve.deploy.dashboards import dashboard, queries
+from serve.deploy.monitoring import MonitoringOptions, write_monitoring
+from serve.deploy.objectives import objectives_of
+from serve.deploy.rules import recording_rules
+from serve.gateway.settings import Settings
+from serve.pack_options import PackOptions
+from serve.repository import pack
+from serve.triton.launch import Ports, TritonOptions, TritonServer
+from tests.e2e.conftest import free_port
+from tests.gateway_models import fetch
+from tests.serve_http import gateway_thread
+from tests.serve_models import tiny_artifact
+
+PROMETHEUS = shutil.which("prometheus")
+pytestmark = pytest.mark.skipif(PROMETHEUS is None, reason="Debian's package prometheus is not there")
+GOAL = objectives_of()
+X = [[0.0, 2.0, 1.0, 0.0]]
+INFER = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": X}]}).encode()
+NO_GPU = "nv_gpu_"  # series that a Triton without a GPU does not have
+
+
+class Watched:
+    """A Triton, a gateway and a Prometheus that looks at both each second."""
+
+    def __init__(self, url: str, triton: TritonServer) -> None:
+        self.url, self.triton = url, triton
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}") as answer:
+            told = json.load(answer)
+        assert told["status"] == "success"
+        return told["data"]
+
+    def values(self, query: str) -> list[float]:
+        """What a query gives now, as the dashboard's variables would have it."""
+        plain = query.replace("$model", ".+").replace("$__rate_interval", "1m")
+        return [float(row["value"][1]) for row in self.ask("query", query=plain)["result"]]
+
+    def until(self, query: str, seconds: float = 40) -> list[float]:
+        """The same, once there is something."""
+        deadline = time.monotonic() + seconds
+        while not (found := self.values(query)) and time.monotonic() < deadline:
+            time.sleep(0.3)
+        return found
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    folder = tmp_path_factory.mktemp("prometheus")
+    for _ in range(2):
+        both = PackOptions(serve_latest=2)
+        pack(tiny_artifact(folder / "artifact"), repository=folder / "models", name="tiny", options=both)
+        shutil.rmtree(folder / "artifact")
+    state, port = folder / "rollouts.db", free_port()
+    with (
+        TritonServer(folder / "models", ports=Ports(0, 0, 0), options=TritonOptions()) as triton,
+        gateway_thread(Settings(upstream=(f"http://{triton.http_address}",), port=0, state=state)) as gateway,
+    ):
+        options = MonitoringOptions(
+            gateway=(gateway.removeprefix("http://"),), triton=(triton.metrics_address,), interval_s=1
+        )
+        write_monitoring(folder / "deploy", options)
+        start = [
+            "start",
+            "tiny",
+            "--candidate",
+            "2",
+            "--shadow",
+            "50",
+            "--steps",
+            "50",
+            "--step-s",
+            "3600",
+            "--state",
+            str(state),
+        ]
+        subprocess.run([sys.executable, "-m", "serve", "rollout", *start], check=True, capture_output=True)
+        stop = threading.Event()
+        client = threading.Thread(target=requests, args=(gateway, stop))
+        client.start()
+        process = subprocess.Popen(
+            [
+                str(PROMETHEUS),
+                f"--config.file={folder / 'deploy/prometheus/prometheus.yml'}",
+                f"--storage.tsdb.path={folder / 'data'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            found = Watched(f"http://127.0.0.1:{port}", triton)
+            deadline = time.monotonic() + 30
+            while True:
+                try:
+                    urllib.request.urlopen(f"{found.url}/-/ready").close()
+                    break
+                except OSError:
+                    assert time.monotonic() < deadline, "Prometheus does not start"
+                    time.sleep(0.1)
+            yield found
+        finally:
+            process.terminate()
+            process.wait(20)
+            stop.set()
+            client.join()
+
+
+def requests(url: str, stop: threading.Event) -> None:
+    """Good ones, and one in ten that Triton refuses."""
+    number = 0
+    while not stop.wait(0.02):
+        number += 1
+        fetch(f"{url}/v2/models/tiny/infer", INFER if number % 10 else INFER.replace(b"FP32", b"INT8"))
+
+
+def test_both_are_scraped(watched: Watched) -> None:
+    for job in ("gateway", "triton"):
+        assert watched.until(f'up{{job="{job}"}} == 1') == [1.0]
+
+
+def test_every_rule_is_evaluated_without_an_error(watched: Watched) -> None:
+    watched.until("serving:requests:rate5m")
+    rules = [rule for group in watched.ask("rules")["groups"] for rule in group["rules"]]
+    count = sum(len(group["rules"]) for group in recording_rules(GOAL)["groups"]) + len(alerts(GOAL))
+    assert len(rules) == count
+    assert {(rule["health"], rule.get("lastError", "")) for rule in rules} == {("ok", "")}
+
+
+@pytest.mark.parametrize(
+    "query", sorted({rule["record"] for group in recording_rules(GOAL)["groups"] for rule in group["rules"]})
+)
+def test_what_is_recorded_has_values(watched: Watched, query: str) -> None:
+    """Among them those that an autoscaler looks at."""
+    assert watched.until(query)
+
+
+@pytest.mark.parametrize(("title", "query"), list(queries(dashboard(GOAL))))
+def test_every_panel_of_the_dashboard_shows_something(watched: Watched, title: str, query: str) -> None:
+    found = watched.until(query, 0 if NO_GPU in query else 40)
+    assert bool(found) != (NO_GPU in query), title
+
+
+@pytest.mark.parametrize("alert", alerts(GOAL), ids=lambda alert: alert.name)
+def test_every_alert_watches_something_that_is_there(watched: Watched, alert: Any) -> None:
+    found = watched.until(alert.signal, 0 if NO_GPU in alert.signal else 40)
+    assert bool(found) != (NO_GPU in alert.signal)
+    if alert.name in ("GatewayDown", "TritonDown", "NoTritonIsAsked", "QueueGrows", "RequestsAreShed"):
+        assert not watched.values(alert.expr), "all is well"
+
+
+def test_a_triton_that_is_gone_raises_its_alert(watched: Watched) -> None:
+    os.kill(watched.triton.pid or 0, signal.SIGKILL)
+    assert watched.until('ALERTS{alertname="TritonDown",alertstate="pending"}')
+    assert watched.until('ALERTS{alertname="NoTritonIsAsked"}')
