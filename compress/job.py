@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +115,7 @@ def export(
     baseline = run(
         [OnnxFromTorch(), FoldOnnx()], model, work=work / "original", source=prepared.source, watcher=_Renamed(watcher)
     )
+    _share_export(prepared.stages, work)
     outcomes = run(
         prepared.stages, model, work=work, source=prepared.source, watcher=watcher, tidy=options.work is None
     )
@@ -223,6 +225,17 @@ def sensitivity(checkpoint: str | Path, options: SensitivityOptions, *, watcher:
 def _load(checkpoint: Path, options: SourceOptions) -> TorchModel:
     model = load(checkpoint, inputs=options.input, model=options.model, trust_pickle=options.trust_pickle)
     return in_float32(model)
+
+
+def _share_export(stages: Sequence[Stage], work: Path) -> None:
+    """Where nothing is done in torch, the original's own export is the first stage's output: it is not made twice."""
+    if isinstance(stages[0], OnnxFromTorch):
+        for made in (work / "original").glob("01-onnx_from_torch-*"):
+            if not (work / made.name).exists() and (made / "stage.json").exists():
+                beside = work / f"{made.name}.part"
+                shutil.rmtree(beside, ignore_errors=True)
+                shutil.copytree(made, beside)
+                beside.rename(work / made.name)
 
 
 def _source(model: TorchModel) -> str:

@@ -188,7 +188,11 @@ class _Member:
         for _ in range(PINGS):
             before = time.perf_counter_ns()
             self.tell({"do": "clock"})
-            message = await self.hear("clock")
+            try:
+                message = await self.hear("clock")
+            except BaseException:
+                self.writer.close()
+                raise
             after = time.perf_counter_ns()
             if message is None:
                 raise ServerError(f"{self.name} does not answer", why=self.why, mend="start it again")
@@ -210,9 +214,14 @@ async def _start(number: int, cpu: int | None) -> _Member:
         start_new_session=True,
     )
     theirs.close()
-    reader, writer = await asyncio.open_connection(sock=ours, limit=MOST_BYTES)
-    member = _Member(f"generator process {number + 1}", reader, writer, process)
-    await member.compare_clocks()
+    try:
+        reader, writer = await asyncio.open_connection(sock=ours, limit=MOST_BYTES)
+        member = _Member(f"generator process {number + 1}", reader, writer, process)
+        await member.compare_clocks()
+    except BaseException:  # Ctrl-C, too: nobody else knows of it yet
+        process.kill()
+        process.wait()
+        raise
     member.ahead_ns = 0  # one machine has one clock
     return member
 

@@ -16,7 +16,7 @@ def install(folder: Path, extra: str) -> Path:
     """A new environment with one extra of the project; its Python."""
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = folder / "bin" / "python"
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
     subprocess.run([*pip, "-c", str(ROOT / "constraints.txt"), f"{ROOT}[{extra}]"], check=True, capture_output=True)
     return python
 

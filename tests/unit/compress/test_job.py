@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -102,3 +103,22 @@ def test_bf16_is_judged_by_emulation_and_timed_not_at_all(exported: Path) -> Non
     assert list(report.rooflines) == ["original_onnx"]
     assert "latency_over_torch" not in report.gains
     assert "emulated" in (exported / "half" / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_originals_own_export_is_made_once_where_nothing_comes_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from compress.stages.onnx_from_torch import OnnxFromTorch
+
+    real, runs = OnnxFromTorch.run, 0
+
+    def counted(*given: Any) -> Any:
+        nonlocal runs
+        runs += 1
+        return real(*given)
+
+    monkeypatch.setattr(OnnxFromTorch, "run", counted)
+    save(mlp(), tmp_path / "model.pt", inputs=X)
+    _, report = compress.export(tmp_path / "model.pt", ExportOptions(output=tmp_path / "artifact"))
+    assert runs == 1
+    assert [row.stage for row in report.stages] == ["original", "original_onnx", "onnx_from_torch", "fold_onnx"]

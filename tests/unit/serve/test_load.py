@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from array import array
@@ -181,14 +182,38 @@ def test_slow_requests_begun_in_time_are_waited_for() -> None:
 @pytest.mark.parametrize("rate", ["", "100"])
 def test_ctrl_c_ends_it_with_a_report(rate: str, processes: int) -> None:
     with served(at_once) as server:
-        timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
+
+        def interrupt() -> None:
+            while inferences(server) < 20:
+                time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
         result = run_load(options(server, rate=rate, duration=60, warmup=0, processes=processes))
-        timer.join()
+        thread.join()
     assert result.interrupted
     assert result.count > 0
     assert result.seconds < 10
     assert LoadResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
+
+
+def test_ctrl_c_before_the_processes_are_ready_ends_at_once_and_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def start(*given: Any, **named: Any) -> Any:
+        started.append(real(*given, **named))
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()  # long before it speaks
+        return started[-1]
+
+    with served(at_once) as server:
+        monkeypatch.setattr(subprocess, "Popen", start)
+        before = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            run_load(options(server, duration=60, processes=1))
+    assert time.monotonic() - before < 20
+    assert [process.poll() is not None for process in started] == [True]
 
 
 def test_the_same_seed_sends_the_same_bytes() -> None:

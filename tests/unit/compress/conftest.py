@@ -1,0 +1,21 @@
+"""Whole runs measure latencies; tests that are not about these need fewer calls of each model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from compress import grid, prove, search
+from compress.measure import latency
+
+
+@pytest.fixture(autouse=True)
+def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rounds of some calls in place of a dozen of 60 ms; `compress.measure.latency` itself stays as it is."""
+
+    def short(models: Any, inputs: Any, **options: Any) -> Any:
+        return latency(models, inputs, **(options | {"rounds": 2, "block_seconds": 0.01}))
+
+    for module in (grid, prove, search):
+        monkeypatch.setattr(module, "latency", short)
