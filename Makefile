@@ -22,10 +22,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 demo: $(VENV)/.installed
 	$(BIN)/python examples/digits/demo.py
 
-# One file at a time has the machine's shared memory to itself.
+# One file at a time has the machine's shared memory to itself; the longest file, of e2e, comes first.
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n logical --maxprocesses 8
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration tests/e2e tests/gpu --ignore tests/integration/test_triton_process.py \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/e2e tests/integration tests/gpu --ignore tests/integration/test_triton_process.py \
 	  -n 2 --dist loadfile
 	$(BIN)/python -m pytest tests/integration/test_triton_process.py
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compress.errors import ServerError
-from serve.gateway.telemetry import BUCKETS_S
-from serve.load.slo import parse_objective
+from serve.gateway.buckets import BUCKETS_S
 
 __all__ = ["Objectives", "objectives_of"]
 
@@ -34,6 +33,8 @@ def objectives_of(text: str = DEFAULT) -> Objectives:
     Raises:
         ServerError: it has no percentile, or a latency that the gateway's histogram has no bound for.
     """
+    from serve.load.slo import parse_objective
+
     terms = parse_objective(text).terms
     latencies = [term for term in terms if term.percent is not None]
     errors = [term.bound for term in terms if term.name == "errors"]

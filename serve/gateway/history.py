@@ -6,8 +6,9 @@ import asyncio
 import time
 from collections import Counter, deque
 
+from serve.gateway.buckets import BUCKETS_S
 from serve.gateway.gate import Gate
-from serve.gateway.telemetry import BUCKETS_S, INFERENCE_ROUTES, Telemetry
+from serve.gateway.telemetry import INFERENCE_ROUTES, Telemetry
 
 __all__ = ["History", "quantile"]
 

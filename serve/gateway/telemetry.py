@@ -23,17 +23,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve.gateway.access_log import AccessLog
 from serve.gateway.admission import Admission
 from serve.gateway.balancer import Balancer, Node
+from serve.gateway.buckets import BUCKETS_S
 from serve.gateway.gate import Gate
 from serve.gateway.tracing import Trace, Tracing
 
-__all__ = ["BUCKETS_S", "GRPC_ROUTE", "INFERENCE_ROUTES", "INFER_ROUTE", "Observed", "Telemetry", "TelemetryMiddleware"]
+__all__ = ["GRPC_ROUTE", "INFERENCE_ROUTES", "INFER_ROUTE", "Observed", "Telemetry", "TelemetryMiddleware"]
 
 INFER_ROUTE = "/v2/models/{model}/infer"
 PREDICT_ROUTE = "/predict/{model}"
 GRPC_ROUTE = "ModelInfer"
 INFERENCE_ROUTES = frozenset((INFER_ROUTE, PREDICT_ROUTE, GRPC_ROUTE))
 MAX_MODELS = 1000
-BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class _Durations:
