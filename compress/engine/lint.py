@@ -235,11 +235,7 @@ def _whole(model: onnx.ModelProto, view: _View) -> Iterator[Finding]:
             "export it again with compress, or build it with a newer TensorRT (10.15 takes 24)",
         )  # fmt: skip
     for value in model.graph.input:
-        free = [
-            dim.dim_param or "a dimension without a name"
-            for dim in value.type.tensor_type.shape.dim[1:]
-            if not dim.HasField("dim_value")
-        ]
+        free = [dim.dim_param or "?" for dim in value.type.tensor_type.shape.dim[1:] if not dim.HasField("dim_value")]
         if free:
             yield Finding(
                 "note", "", f"{value.name} varies in {', '.join(free)} besides the batch",
