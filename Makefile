@@ -1,7 +1,9 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+# pip compiles one file at a time; the files that are no Python of this release are not worth a word.
+PIP := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib >/dev/null 2>&1 || true
 
 # These take a model or an environment of their own, or many minutes.
 LARGE := $(addprefix benchmarks/,compress_minilm.py compress_peers.py compress_fashion_mnist.py quantization_methods.py \
@@ -13,10 +15,12 @@ LARGE := $(addprefix benchmarks/,compress_minilm.py compress_peers.py compress_f
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -e '.[all]'
+	$(COMPILE)
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) -e '.[all,dev]'
+	$(COMPILE)
 	touch $@
 
 demo: $(VENV)/.installed
