@@ -21,12 +21,12 @@ from compress.backends.onnxrt_device import OnnxDeviceBackend, ProviderOptions
 from compress.backends.pytorch_device import TorchDeviceBackend
 from compress.device import accelerator, described, elapsed_ms, new_stream
 from compress.machine import environment
-from compress.measure import onnx_macs
+from compress.measure import onnx_macs, torch_macs
 from compress.measured import Prepares, time_in_turns
 from compress.metrics import cosine_similarity
 from compress.model import Arrays, OnnxModel, TorchModel
 
-__all__ = ["Way", "arguments", "device_of", "finish", "onnx_ways", "peaks", "run", "torch_ways"]
+__all__ = ["Way", "arguments", "finish", "measure_network", "onnx_ways", "peaks", "run", "torch_ways"]
 
 
 @dataclass(frozen=True)
@@ -199,6 +199,14 @@ def _driver() -> str:
     return path.read_text(encoding="utf-8").splitlines()[0] if path.exists() else ""
 
 
-def device_of(name: str) -> torch.device:
-    """The device asked for."""
-    return accelerator() if name == "cuda" else torch.device("cpu")
+def measure_network(
+    folder: Path, kinds: Mapping[str, tuple[str, Any]], inputs_of: Callable[[int], Arrays], asked: argparse.Namespace
+) -> None:
+    """Time model.pt of a folder with torch, and its exports, numbered as the kinds are, with ONNX Runtime."""
+    device = accelerator() if asked.device == "cuda" else torch.device("cpu")
+    model = compress.load(folder / "model.pt")
+    assert isinstance(model, TorchModel)  # noqa: S101
+    ways = torch_ways("", model, torch_macs(model.module, model.signature), device, ("fp32", "fp16"))
+    for number, (name, (precision, _)) in enumerate(kinds.items()):
+        ways += onnx_ways(name, folder / str(number), precision, device)
+    finish(run(ways, inputs_of, asked.batches, asked.rounds, device), device, asked.result)

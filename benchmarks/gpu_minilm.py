@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gpu_common import arguments, device_of, finish, onnx_ways, run, torch_ways
+from gpu_common import arguments, measure_network
 from gpu_resnet50 import made
 
 import compress
 from compress.dataset import Dataset
-from compress.measure import torch_macs
-from compress.model import Arrays, TorchModel
+from compress.model import Arrays
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "ORT FP32": ("fp32", {"target": "cuda"}),
@@ -43,19 +42,14 @@ def main() -> None:
         made(folder, number, options)
     if asked.export_only:
         return
-    device = device_of(asked.device)
     model = compress.load(folder / "model.pt")
-    assert isinstance(model, TorchModel)  # noqa: S101
-    ways = torch_ways("", model, torch_macs(model.module, model.signature), device, ("fp32", "fp16"))
-    for number, (name, (precision, _)) in enumerate(KINDS.items()):
-        ways += onnx_ways(name, folder / str(number), precision, device)
     data = Dataset.open(str(folder / "c.npz"), model.signature)
 
     def inputs_of(batch: int) -> Arrays:
         found = data.take(slice(batch))[0]
         return {name: np.resize(values, (batch, *values.shape[1:])) for name, values in found.items()}
 
-    finish(run(ways, inputs_of, asked.batches, asked.rounds, device), device, asked.result)
+    measure_network(folder, KINDS, inputs_of, asked)
 
 
 if __name__ == "__main__":

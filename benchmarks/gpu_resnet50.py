@@ -15,13 +15,12 @@ from typing import Any
 
 import numpy as np
 from compress_resnet50 import resnet50
-from gpu_common import Way, arguments, device_of, finish, onnx_ways, run, torch_ways
+from gpu_common import arguments, measure_network
 
 import compress
 from compress import ExportOptions
 from compress.errors import ArtifactError
-from compress.measure import torch_macs
-from compress.model import Arrays, TorchModel
+from compress.model import Arrays
 
 INPUT = "image:float32[batch,3,224,224]"
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -45,17 +44,11 @@ def main() -> None:
         made(folder, number, options)
     if asked.export_only:
         return
-    device = device_of(asked.device)
-    model = compress.load(folder / "model.pt")
-    assert isinstance(model, TorchModel)  # noqa: S101
-    ways: list[Way] = torch_ways("", model, torch_macs(model.module, model.signature), device, ("fp32", "fp16"))
-    for number, (name, (precision, _)) in enumerate(KINDS.items()):
-        ways += onnx_ways(name, folder / str(number), precision, device)
 
     def inputs_of(batch: int) -> Arrays:
         return {"image": np.random.default_rng(batch).standard_normal((batch, 3, 224, 224)).astype(np.float32)}
 
-    finish(run(ways, inputs_of, asked.batches, asked.rounds, device), device, asked.result)
+    measure_network(folder, KINDS, inputs_of, asked)
 
 
 def made(folder: Path, number: int, options: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ import torch
 from google.protobuf.message import DecodeError
 
 from compress.artifact import Artifact, Signature, TensorSpec
+from compress.backends import Backend
 from compress.backends.onnxrt_device import OnnxDeviceBackend, ProviderOptions
 from compress.backends.pytorch_device import TorchDeviceBackend
 from compress.checkpoint import load
@@ -36,19 +37,12 @@ BLOCK_MS = 30.0
 CALLS = (5, 200)  # of a block
 
 
-class Prepares(Protocol):
+class Prepares(Backend, Protocol):
     """A model on a device."""
-
-    @property
-    def runtime(self) -> str:
-        """What runs it."""
 
     @property
     def stream(self) -> Any:
         """What its work is enqueued on; None on the CPU."""
-
-    def infer(self, inputs: Arrays) -> Arrays:
-        """Outputs by name."""
 
     def prepared(self, inputs: Arrays) -> Callable[[], Any]:
         """What runs it once on these inputs."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BuildError", "BuildOptions", "build"]
+__all__ = ["BuildError", "BuildOptions", "Shapes", "build", "profiles_told"]
 
 Shapes = dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]  # smallest, best and largest, by input
 Progress = Callable[[str, int, int], None]
@@ -51,14 +51,6 @@ class BuildOptions:
     strip_weights: bool = False
 
 
-@dataclass
-class _Found:
-    """What a build tells."""
-
-    warnings: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-
 def build(
     trt: Any, source: Path, plan: Path, options: BuildOptions, progress: Progress = lambda _phase, _done, _all: None
 ) -> dict[str, Any]:
@@ -79,7 +71,7 @@ def build(
         BuildError: TensorRT refuses the file or the options.
         KeyboardInterrupt: the build was interrupted.
     """
-    found = _Found()
+    warnings: list[str] = []
     started = time.monotonic()
     logger = trt.Logger(trt.Logger.WARNING)
     builder = trt.Builder(logger)
@@ -87,7 +79,7 @@ def build(
     config = builder.create_builder_config()
     _configure(trt, config, options)
     _profiles(builder, config, options.profiles)
-    _load_timing_cache(config, options.timing_cache, found)
+    _load_timing_cache(config, options.timing_cache, warnings)
     monitor = _monitor(trt, progress)
     config.progress_monitor = monitor
     made = builder.build_serialized_network(network, config)
@@ -110,8 +102,8 @@ def build(
     if options.strip_weights:
         _write(plan.with_name(plan.name + ".stripped"), _stripped(trt, engine))
     _write(plan, made)
-    found.seconds = time.monotonic() - started
-    return _told(trt, engine, options, found)
+    told = _told(trt, engine, options)
+    return told | {"warnings": warnings, "seconds": time.monotonic() - started}
 
 
 def _network(trt: Any, builder: Any, logger: Any, source: Path) -> Any:
@@ -167,14 +159,14 @@ def _profiles(builder: Any, config: Any, profiles: tuple[Shapes, ...]) -> None:
             )
 
 
-def _load_timing_cache(config: Any, path: Path | None, found: _Found) -> None:
+def _load_timing_cache(config: Any, path: Path | None, warnings: list[str]) -> None:
     if path is None:
         return
     kept = path.read_bytes() if path.exists() else b""
     cache = config.create_timing_cache(kept)
     if cache is not None and config.set_timing_cache(cache, False):
         return
-    found.warnings.append(
+    warnings.append(
         f"The timing cache {path} is of another TensorRT or GPU: everything is timed again, and it is replaced."
     )
     config.set_timing_cache(config.create_timing_cache(b""), False)
@@ -229,7 +221,14 @@ def _write(path: Path, data: Any) -> None:
     beside.replace(path)
 
 
-def _told(trt: Any, engine: Any, options: BuildOptions, found: _Found) -> dict[str, Any]:
+def profiles_told(options: BuildOptions) -> list[dict[str, list[list[int]]]]:
+    """The profiles as JSON values."""
+    return [
+        {name: [list(shape) for shape in shapes] for name, shapes in profile.items()} for profile in options.profiles
+    ]
+
+
+def _told(trt: Any, engine: Any, options: BuildOptions) -> dict[str, Any]:
     tensors: dict[str, dict[str, Any]] = {"inputs": {}, "outputs": {}}
     for index in range(engine.num_io_tensors):
         name = engine.get_tensor_name(index)
@@ -239,15 +238,10 @@ def _told(trt: Any, engine: Any, options: BuildOptions, found: _Found) -> dict[s
     text = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
     return {
         "tensorrt": str(trt.__version__),
-        "profiles": [
-            {name: [list(shape) for shape in shapes] for name, shapes in profile.items()}
-            for profile in options.profiles
-        ],
+        "profiles": profiles_told(options),
         **tensors,
         "layers": json.loads(text).get("Layers", []),
         "device_memory_bytes": int(engine.device_memory_size_v2),
         "version_compatible": options.version_compatible,
         "hardware_compatibility": options.hardware_compatibility,
-        "warnings": found.warnings,
-        "seconds": found.seconds,
     }

@@ -16,11 +16,12 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, helper, numpy_helper
 
+from compress.engine.view import HALVES, Layer, View, name_of
 from compress.errors import StageError
 from compress.stages.onnx_graph import attribute
-from compress.stages.place_qdq import PASSING, WEIGHTED
+from compress.stages.place_qdq import WEIGHTED
 
 __all__ = ["Finding", "Layer", "TensorrtLint", "lint_tensorrt"]
 
@@ -35,37 +36,13 @@ UNSUPPORTED = (
 )  # fmt: skip
 QUANTIZED = ("ConvInteger", "MatMulInteger", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul")
 LAST_OPSET = 20  # TensorRT 10.0's; 10.15 takes 24
-TYPES = {
-    TensorProto.FLOAT: "FP32", TensorProto.FLOAT16: "FP16", TensorProto.BFLOAT16: "BF16", TensorProto.INT8: "INT8",
-    TensorProto.INT32: "INT32", TensorProto.INT64: "INT64", TensorProto.BOOL: "BOOL", TensorProto.UINT8: "UINT8",
-    TensorProto.DOUBLE: "FP64", TensorProto.STRING: "STRING",
-}  # fmt: skip
 REFUSED = ("STRING", "INT16", "UINT16", "UINT32", "UINT64")
 # What describes shapes or moves between types is no layer to speak of.
 SILENT = ("QuantizeLinear", "DequantizeLinear", "Cast", "Constant", "Shape", "Size", "ConstantOfShape", "Range")
-HALVES = ("FP16", "BF16")
 ALIGNED = {"INT8": 32, "FP16": 8, "BF16": 8}  # elements of a channel dimension that tensor cores like
 DYNAMIC = {"NonZero": "how much it gives depends on the values", "NonMaxSuppression": "how much it gives depends on "
            "the values", "Loop": "a loop is run step by step", "Scan": "a loop is run step by step",
            "If": "both branches are kept, and nothing is fused across it"}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One node.
-
-    Attributes:
-        name, kind: of the node.
-        precision: what it computes in: "INT8", "FP16", "BF16", "FP32" or another type.
-        gives: the type of what it gives, once TensorRT has fused what it can.
-        why: in words.
-    """
-
-    name: str
-    kind: str
-    precision: str
-    gives: str
-    why: str
 
 
 @dataclass(frozen=True)
@@ -133,7 +110,7 @@ def lint_tensorrt(path: Path) -> TensorrtLint:
         inferred = onnx.shape_inference.infer_shapes(model)
     except onnx.shape_inference.InferenceError:  # the rest can still be told
         inferred = model
-    view = _View(model, inferred)
+    view = View(model, inferred)
     layers = tuple(view.layer(node) for node in view.nodes if node.op_type not in SILENT)
     found = [*_whole(model, view), *(item for node in view.nodes for item in _node(node, view))]
     found += [item for layer in layers for item in _speed(layer, view, {layer.precision for layer in layers})]
@@ -142,92 +119,7 @@ def lint_tensorrt(path: Path) -> TensorrtLint:
     return TensorrtLint(layers, tuple(sorted(found, key=lambda item: order[item.severity])))
 
 
-class _View:
-    """The graph, looked at from each tensor."""
-
-    def __init__(self, model: onnx.ModelProto, inferred: onnx.ModelProto) -> None:
-        graph = model.graph
-        self.nodes: Sequence[NodeProto] = list(graph.node)
-        self.weights = {t.name: t for t in graph.initializer}
-        self.makers = {name: node for node in graph.node for name in node.output}
-        self.takers: dict[str, list[NodeProto]] = {}
-        for node in graph.node:
-            for name in node.input:
-                self.takers.setdefault(name, []).append(node)
-        values = (*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output)
-        self.kinds = {v.name: v.type.tensor_type.elem_type for v in values}
-        self.kinds |= {t.name: t.data_type for t in graph.initializer}
-        self.by_name = {_name(node): node for node in graph.node}
-
-    def kind(self, name: str) -> str:
-        number = self.kinds.get(name, 0)
-        return TYPES.get(number) or (TensorProto.DataType.Name(number) if number else "?")
-
-    def restored(self, name: str) -> bool:
-        """Whether a tensor comes from INT8."""
-        return name in self.makers and self.makers[name].op_type == "DequantizeLinear"
-
-    def quantized_next(self, name: str) -> bool:
-        """Whether a tensor becomes INT8 again behind nothing but what is fused."""
-        takers = self.takers.get(name, [])
-        if not takers:
-            return False
-        return all(
-            taker.op_type == "QuantizeLinear"
-            or (taker.op_type in (*PASSING, "Cast") and self.quantized_next(taker.output[0]))
-            or self.fused_addition(taker, name)
-            for taker in takers
-        )
-
-    def fused_addition(self, node: NodeProto, name: str) -> bool:
-        """Whether an addition to the tensor takes its other side in INT8, and gives INT8."""
-        if node.op_type != "Add":
-            return False
-        others = [other for other in node.input if other != name]
-        return all(self.restored(other) for other in others) and self.quantized_next(node.output[0])
-
-    def behind(self, node: NodeProto) -> NodeProto | None:
-        """The INT8 layer that TensorRT fuses this pointwise node into."""
-        while node.op_type in (*PASSING, "Add", "Cast"):
-            makers = [self.makers[name] for name in node.input if name in self.makers]
-            before = [maker for maker in makers if maker.op_type != "DequantizeLinear"]
-            if len(before) != 1 or len(self.takers.get(before[0].output[0], [])) != 1:
-                return None
-            node = before[0]
-            if self.in_int8(node):
-                return node
-        return None
-
-    def in_int8(self, node: NodeProto) -> bool:
-        """Whether its products are of 8-bit numbers, or, without weights, all that goes in and out is INT8."""
-        floats = [name for name in node.input if name and self.kind(name) in ("FP32", *HALVES)]
-        if node.op_type in WEIGHTED:
-            return len(node.input) > 1 and self.restored(node.input[0]) and self.restored(node.input[1])
-        return bool(floats) and all(map(self.restored, floats)) and self.quantized_next(node.output[0])
-
-    def layer(self, node: NodeProto) -> Layer:
-        name, given = _name(node), self.kind(node.output[0])
-        out = "INT8" if self.quantized_next(node.output[0]) else given
-        if self.in_int8(node):
-            return Layer(name, node.op_type, "INT8", out, "all that it takes is restored from INT8")
-        behind = self.behind(node) if node.op_type in (*PASSING, "Add") else None
-        if behind is not None:
-            return Layer(name, node.op_type, "INT8", out, f"fused into {_name(behind)}")
-        if node.op_type in WEIGHTED and len(node.input) > 1:
-            sides = [side for side, at in (("input", 0), ("weight", 1)) if self.restored(node.input[at])]
-            weight = node.input[1] in self.weights or self.restored(node.input[1])
-            why = f"only its {sides[0]} is INT8" if sides else "nothing that it takes is INT8"
-            why = why if weight else "a product of two activations"
-        else:
-            why = f"the graph gives {given}"
-        return Layer(name, node.op_type, given, out if out == given else given, why)
-
-
-def _name(node: NodeProto) -> str:
-    return str(node.name or node.output[0])
-
-
-def _whole(model: onnx.ModelProto, view: _View) -> Iterator[Finding]:
+def _whole(model: onnx.ModelProto, view: View) -> Iterator[Finding]:
     opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
     if opset > LAST_OPSET:
         yield Finding(
@@ -245,9 +137,9 @@ def _whole(model: onnx.ModelProto, view: _View) -> Iterator[Finding]:
             yield Finding("error", "", f"the input {value.name} is FP64", "export the model with float32 inputs")
 
 
-def _node(node: NodeProto, view: _View) -> Iterator[Finding]:
+def _node(node: NodeProto, view: View) -> Iterator[Finding]:
     """What TensorRT refuses of a node."""
-    name = _name(node)
+    name = name_of(node)
     if node.domain not in ("", "ai.onnx"):
         yield Finding(
             "error", name, f"{node.domain}.{node.op_type} is not ONNX's own", "export without it, or write a plugin"
@@ -261,7 +153,7 @@ def _node(node: NodeProto, view: _View) -> Iterator[Finding]:
         yield Finding("error", name, f"{node.op_type} is not supported", "write it with other operators, or a plugin")
     elif node.op_type in ("QuantizeLinear", "DequantizeLinear"):
         yield from _qdq(node, view)
-    elif reason := _restricted(node, view):
+    elif reason := _restricted(node):
         yield Finding("error", name, f"{node.op_type}: {reason}", "change it in the model, and export again")
     if node.op_type in DYNAMIC:
         yield Finding("slow", name, f"{node.op_type}: {DYNAMIC[node.op_type]}", "keep it outside the engine if you can")
@@ -272,7 +164,7 @@ def _node(node: NodeProto, view: _View) -> Iterator[Finding]:
         yield Finding("note", name, "it gives FP64, which TensorRT computes in FP32", "use float32")
 
 
-def _restricted(node: NodeProto, view: _View) -> str:  # noqa: ARG001
+def _restricted(node: NodeProto) -> str:
     """A limit of TensorRT's that the node is beyond, or nothing."""
     outputs = [name for name in node.output if name]
     text = {a.name: helper.get_attribute_value(a) for a in node.attribute}
@@ -290,8 +182,8 @@ def _restricted(node: NodeProto, view: _View) -> str:  # noqa: ARG001
     return why if broken else ""
 
 
-def _qdq(node: NodeProto, view: _View) -> Iterator[Finding]:
-    name = _name(node)
+def _qdq(node: NodeProto, view: View) -> Iterator[Finding]:
+    name = name_of(node)
     eight = node.output[0] if node.op_type == "QuantizeLinear" else node.input[0]
     if view.kind(eight) == "INT32":
         yield Finding(
@@ -312,7 +204,7 @@ def _qdq(node: NodeProto, view: _View) -> Iterator[Finding]:
         yield from _split(node, view)
 
 
-def _split(node: NodeProto, view: _View) -> Iterator[Finding]:
+def _split(node: NodeProto, view: View) -> Iterator[Finding]:
     """A Q/DQ pair between a layer and what would be fused into it."""
     maker = view.makers.get(node.input[0])
     if maker is None or maker.op_type not in WEIGHTED or not view.in_int8(maker):
@@ -323,12 +215,12 @@ def _split(node: NodeProto, view: _View) -> Iterator[Finding]:
     apart = sorted(after & {"Relu", "Add", "Clip", "LeakyRelu", "Sigmoid", "HardSwish"})
     if apart:
         yield Finding(
-            "slow", _name(maker), f"Q/DQ nodes part it from the {apart[0]} that TensorRT would fuse into it",
+            "slow", name_of(maker), f"Q/DQ nodes part it from the {apart[0]} that TensorRT would fuse into it",
             "quantize with --target tensorrt, which leaves outputs of layers alone",
         )  # fmt: skip
 
 
-def _speed(layer: Layer, view: _View, precisions: set[str]) -> Iterator[Finding]:
+def _speed(layer: Layer, view: View, precisions: set[str]) -> Iterator[Finding]:
     node = view.by_name[layer.name]
     if node.op_type in WEIGHTED and layer.precision == "FP32" and precisions & {"INT8", *HALVES}:
         yield Finding(
@@ -345,12 +237,12 @@ def _speed(layer: Layer, view: _View, precisions: set[str]) -> Iterator[Finding]
         )  # fmt: skip
 
 
-def _add_after(node: NodeProto, view: _View) -> bool:
+def _add_after(node: NodeProto, view: View) -> bool:
     takers = view.takers.get(node.output[0], [])
     return len(takers) == 1 and takers[0].op_type == "Add" and not any(map(view.weights.get, takers[0].input))
 
 
-def _alignment(layers: Sequence[Layer], view: _View) -> Iterator[Finding]:
+def _alignment(layers: Sequence[Layer], view: View) -> Iterator[Finding]:
     """Convolutions whose channels don't fill the tensor cores."""
     for precision, unit in ALIGNED.items():
         convolutions = [layer for layer in layers if layer.kind in ("Conv", "ConvTranspose")]
@@ -363,7 +255,7 @@ def _alignment(layers: Sequence[Layer], view: _View) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _odd(layer: Layer, view: _View, unit: int) -> bool:
+def _odd(layer: Layer, view: View, unit: int) -> bool:
     node = view.by_name[layer.name]
     restored = view.makers.get(node.input[1])
     tensor = view.weights.get(restored.input[0] if restored is not None else node.input[1])

@@ -6,12 +6,31 @@ import re
 from collections.abc import Mapping, Sequence
 
 from compress.artifact import Signature, TensorSpec
-from compress.engine.build import Shapes
+from compress.engine.build import BuildOptions, Shapes
 from compress.errors import RecipeError
+from compress.options import EngineOptions
 
-__all__ = ["profiles_for", "ranges_of"]
+__all__ = ["build_options", "profiles_for", "ranges_of"]
 
 _RANGE = re.compile(r"(?P<name>\w+)=(?P<low>\d+):(?P<best>\d+):(?P<high>\d+)")
+
+
+def build_options(signature: Signature, engine: EngineOptions) -> BuildOptions:
+    """What the builder is asked for.
+
+    Raises:
+        RecipeError: shapes that can't be built for.
+    """
+    return BuildOptions(
+        profiles=profiles_for(signature, engine.max_batch_size, engine.opt_batch_size, engine.dims),
+        optimization_level=engine.optimization_level,
+        workspace_bytes=None if engine.workspace_mb is None else engine.workspace_mb * 1_000_000,
+        timing_cache=engine.timing_cache,
+        version_compatible=engine.version_compatible,
+        hardware_compatibility=engine.hardware_compatibility,
+        refit=engine.refit,
+        strip_weights=engine.strip_weights,
+    )
 
 
 def profiles_for(signature: Signature, largest: int, best: Sequence[int], dims: Sequence[str]) -> tuple[Shapes, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from compress.engine.build import BuildError, BuildOptions, Shapes, build
+from compress.engine.build import BuildError, BuildOptions, Shapes, build, profiles_told
 
 MODEL_SHA256 = ""
 SETTINGS: dict[str, Any] = {}
@@ -128,10 +128,7 @@ def _by_trtexec(source: Path, plan: Path, options: BuildOptions) -> dict[str, An
     said = [line.rpartition(mark)[2].strip() for line in run.stdout.splitlines() if mark in line]
     return {
         "tensorrt": said[0] if said else "?",
-        "profiles": [
-            {name: [list(shape) for shape in shapes] for name, shapes in profile.items()}
-            for profile in options.profiles
-        ],
+        "profiles": profiles_told(options),
         "layers": told.get("Layers", []),
         "version_compatible": options.version_compatible,
         "hardware_compatibility": options.hardware_compatibility,

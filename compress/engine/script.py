@@ -6,6 +6,7 @@ on. The script is one file, takes the artifact's folder, and needs Python's stan
 
 from __future__ import annotations
 
+import dataclasses
 import pprint
 from collections.abc import Mapping
 from importlib.resources import files
@@ -14,7 +15,7 @@ from typing import Any
 
 from compress import __version__
 from compress.artifact import Artifact
-from compress.engine.profiles import profiles_for
+from compress.engine.profiles import build_options
 from compress.errors import ArtifactError, RecipeError
 from compress.options import EngineOptions
 
@@ -51,16 +52,8 @@ def write_script(artifact: Path, options: EngineOptions, output: Path) -> None:
             why="the script may run on another machine",
             mend="give a relative path: it is then beside what the script writes",
         )
-    settings = {
-        "profiles": profiles_for(found.signature, options.max_batch_size, options.opt_batch_size, options.dims),
-        "optimization_level": options.optimization_level,
-        "workspace_bytes": None if options.workspace_mb is None else options.workspace_mb * 1_000_000,
-        "timing_cache": None if options.timing_cache is None else str(options.timing_cache),
-        "version_compatible": options.version_compatible,
-        "hardware_compatibility": options.hardware_compatibility,
-        "refit": options.refit,
-        "strip_weights": options.strip_weights,
-    }
+    settings = dataclasses.asdict(build_options(found.signature, options))
+    settings["timing_cache"] = None if options.timing_cache is None else str(options.timing_cache)
     beside = output.with_name(output.name + ".part")
     beside.write_text(_text(settings, found.sha256), encoding="utf-8")
     beside.chmod(0o755)

@@ -14,16 +14,16 @@ import numpy as np
 from compress.artifact import Signature
 from compress.backends.trt import TrtBackend, tensorrt_module
 from compress.device import accelerator, described, elapsed_ms
-from compress.engine.build import BuildError, BuildOptions, build
+from compress.engine.build import BuildError, build
 from compress.engine.layers import precision_of, precisions_of
 from compress.engine.lint import lint_tensorrt
-from compress.engine.profiles import profiles_for, ranges_of
+from compress.engine.profiles import build_options, profiles_for, ranges_of
 from compress.errors import MissingExtraError, RecipeError, StageError
 from compress.model import Arrays, EngineModel, Model, OnnxModel, example_inputs, symbols_of
 from compress.options import EngineOptions
 from compress.stages import Given, Progress
 
-__all__ = ["ENGINE_FILE", "EngineFromOnnx", "build_options", "one_sample"]
+__all__ = ["ENGINE_FILE", "EngineFromOnnx", "one_sample"]
 
 ENGINE_FILE = "engine.json"
 CALLS = 100
@@ -101,24 +101,6 @@ class EngineFromOnnx:
             },
             warnings=tuple(told["warnings"]),
         )
-
-
-def build_options(signature: Signature, engine: EngineOptions) -> BuildOptions:
-    """What the builder is asked for.
-
-    Raises:
-        RecipeError: shapes that can't be built for.
-    """
-    return BuildOptions(
-        profiles=profiles_for(signature, engine.max_batch_size, engine.opt_batch_size, engine.dims),
-        optimization_level=engine.optimization_level,
-        workspace_bytes=None if engine.workspace_mb is None else engine.workspace_mb * 1_000_000,
-        timing_cache=engine.timing_cache,
-        version_compatible=engine.version_compatible,
-        hardware_compatibility=engine.hardware_compatibility,
-        refit=engine.refit,
-        strip_weights=engine.strip_weights,
-    )
 
 
 def one_sample(signature: Signature, dims: Sequence[str]) -> Arrays:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from compress.dataset import Dataset
 from compress.engine.lint import lint_tensorrt
 from compress.model import OnnxModel
 from compress.stages.half_onnx import HalfOnnx
@@ -146,15 +147,21 @@ def test_a_weight_is_within_half_a_step_of_its_channels_scale(channels: int, see
     assert np.all(tensors["w_zero_0"] == 0)
 
 
+def in_int8(name: str, folder: Path) -> tuple[OnnxModel, OnnxModel, Dataset]:
+    """A family in float32 and in INT8 for TensorRT, and the data that it was calibrated on."""
+    module, inputs = family(name)
+    float32 = exported(module, inputs, folder)
+    data = random_data(float32, 32)
+    (folder / "int8").mkdir()
+    eight = QuantizeOnnx("static", data, target="tensorrt").run(float32, folder / "int8", quiet).model
+    assert isinstance(eight, OnnxModel)
+    return float32, eight, data
+
+
 @pytest.mark.parametrize("name", ["residual", "unet", "inverted", "vit"])
 def test_in_fp16_the_scales_are_too_and_nothing_stays_in_fp32(name: str, tmp_path: Path) -> None:
     """A cast between a DequantizeLinear and its layer would part them, and TensorRT would compute in float."""
-    module, inputs = family(name)
-    float32 = exported(module, inputs, tmp_path)
-    data = random_data(float32, 32)
-    (tmp_path / "int8").mkdir()
-    eight = QuantizeOnnx("static", data, target="tensorrt").run(float32, tmp_path / "int8", quiet).model
-    assert isinstance(eight, OnnxModel)
+    float32, eight, data = in_int8(name, tmp_path)
     half = HalfOnnx("fp16", data, "tensorrt").run(eight, tmp_path / "next", quiet)
     assert isinstance(half.model, OnnxModel)
     assert half.details["precision"]["fp32"] == 0
@@ -175,12 +182,7 @@ def test_in_fp16_the_scales_are_too_and_nothing_stays_in_fp32(name: str, tmp_pat
 @pytest.mark.parametrize("name", ["residual", "bert"])
 def test_in_bf16_what_was_int8_stays_so_though_onnx_has_no_such_convolution(name: str, tmp_path: Path) -> None:
     """Opset 20 defines no BF16 for Conv: its Q/DQ nodes then stay in FP32 with it."""
-    module, inputs = family(name)
-    float32 = exported(module, inputs, tmp_path)
-    data = random_data(float32, 32)
-    (tmp_path / "int8").mkdir()
-    eight = QuantizeOnnx("static", data, target="tensorrt").run(float32, tmp_path / "int8", quiet).model
-    assert isinstance(eight, OnnxModel)
+    float32, eight, data = in_int8(name, tmp_path)
     half = HalfOnnx("bf16", data, "tensorrt").run(eight, tmp_path / "next", quiet).model
     assert isinstance(half, OnnxModel)
     assert lint_tensorrt(half.path).counts["INT8"] == lint_tensorrt(eight.path).counts["INT8"]
