@@ -24,6 +24,7 @@ from serve.cli_keys import keys
 from serve.cli_load import load
 from serve.cli_measure import tune, verify
 from serve.cli_models import models
+from serve.cli_plan import plan
 from serve.cli_rollout import rollout
 from serve.hand_edits import Edits
 from serve.pack_file import flags_of_file, read_tables
@@ -51,6 +52,7 @@ hooks_app = App(name="hooks", help="Try hooks without a server.")
 app.command(hooks_app)
 app.command(load)
 app.command(deploy)
+app.command(plan)
 app.command(tune)
 app.command(verify)
 out = Console(highlight=False, soft_wrap=True)

@@ -13,7 +13,7 @@ from rich.console import Console
 from compress.errors import ServerError
 from serve.load.options import LoadOptions, Scenario
 
-__all__ = ["load"]
+__all__ = ["check_outputs", "load"]
 
 load = App(
     name="load",
@@ -72,7 +72,7 @@ def run(
     from serve.load.measure import Plan, measure
     from serve.load.shown import print_report
 
-    _check_outputs(output, (".json", ".html", ".csv", ".hlog"))
+    check_outputs(output, (".json", ".html", ".csv", ".hlog"))
     plan = Plan(concurrency, rate, scenario, slo, hourly_cost, precision, confirmations)
     terminal = Console(stderr=True)
     with show_progress(terminal) as on_progress:
@@ -100,7 +100,7 @@ def report(files: Annotated[tuple[Path, ...], Many], /, *, output: Annotated[tup
     from serve.load.report import read_report
     from serve.load.shown import print_report
 
-    _check_outputs(output, (".html", ".csv", ".hlog"))
+    check_outputs(output, (".html", ".csv", ".hlog"))
     if not files:
         raise ServerError("there is nothing to show", why="no file is named", mend="name what --output wrote as .json")
     read = [(path.stem, read_report(path)) for path in files]
@@ -157,7 +157,7 @@ def compare(
 
     allowed = _share(max_regression)
     own = options or LoadOptions()
-    _check_outputs(output, (".json", ".html"))
+    check_outputs(output, (".json", ".html"))
     if ab:
         if before is not None or len(ab) != 2:
             raise ServerError("can't compare", why="--ab takes two URLs, and no files", mend="give --ab URL1 URL2")
@@ -229,7 +229,7 @@ def _share(text: str) -> float:
     return value
 
 
-def _check_outputs(paths: tuple[Path, ...], endings: tuple[str, ...]) -> None:
+def check_outputs(paths: tuple[Path, ...], endings: tuple[str, ...]) -> None:
     """Before any load is sent for nothing."""
     for path in paths:
         if path.suffix not in endings:

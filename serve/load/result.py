@@ -14,6 +14,7 @@ __all__ = ["PERCENTS", "SCHEMA_VERSION", "Latency", "LoadResult", "Second", "per
 
 SCHEMA_VERSION = 2
 MIN_BEYOND = 10
+BY_BATCH = ("batches", "batch_ms")
 PERCENTS = (50.0, 90.0, 95.0, 99.0, 99.9, 99.99)
 
 
@@ -200,7 +201,8 @@ class LoadResult:
         data = dataclasses.asdict(self)
         if data["breakdown"] is not None:
             for model in data["breakdown"]["models"]:
-                model["batches"] = {str(size): count for size, count in model["batches"].items()}
+                for name in BY_BATCH:
+                    model[name] = {str(size): value for size, value in model[name].items()}
             data["breakdown"]["models"] = list(data["breakdown"]["models"])
         return {**data, "invalid": list(self.invalid), "series": list(data["series"])}
 
@@ -218,7 +220,10 @@ class LoadResult:
             values["server"] = ServerUse(**values["server"])
         if (told := values["breakdown"]) is not None:
             models = tuple(
-                ModelTime(**entry | {"batches": {int(size): count for size, count in entry["batches"].items()}})
+                ModelTime(
+                    **entry
+                    | {name: {int(size): value for size, value in entry.get(name, {}).items()} for name in BY_BATCH}
+                )
                 for entry in told["models"]
             )
             values["breakdown"] = Breakdown(models, told["gateway_ms"])

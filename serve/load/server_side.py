@@ -33,6 +33,7 @@ class ModelTime:
         total_ms: mean time of a request in Triton.
         queue_ms, input_ms, infer_ms, output_ms: mean parts of it.
         batches: executions by batch size.
+        batch_ms: mean time of such an execution: input, inference and output together.
     """
 
     model: str
@@ -45,6 +46,7 @@ class ModelTime:
     infer_ms: float
     output_ms: float
     batches: Mapping[int, int] = field(default_factory=dict)
+    batch_ms: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def batch_size(self) -> float | None:
@@ -207,17 +209,20 @@ def _difference(name: str, version: str, before: Mapping[str, Any], after: Mappi
     requests = more("inference_stats", "success", "count")
     queue, feed, compute, output = (more("inference_stats", part, "ns") / max(requests, 1) / 1e6 for part in PARTS)
     earlier = {entry.get("batch_size"): entry for entry in before.get("batch_stats", [])}
-    batches = {
-        int(entry["batch_size"]): count
-        for entry in after.get("batch_stats", [])
-        if (count := number(entry, "compute_infer", "count")
-            - number(earlier.get(entry["batch_size"], {}), "compute_infer", "count")) > 0
-    }  # fmt: skip
+    batches: dict[int, int] = {}
+    batch_ms: dict[int, float] = {}
+    for entry in sorted(after.get("batch_stats", []), key=lambda each: int(each["batch_size"])):
+        size, old = int(entry["batch_size"]), earlier.get(entry["batch_size"], {})
+        count = number(entry, "compute_infer", "count") - number(old, "compute_infer", "count")
+        if count > 0:
+            batches[size] = count
+            spent = sum(number(entry, part, "ns") - number(old, part, "ns") for part in PARTS[1:])
+            batch_ms[size] = spent / count / 1e6
     return ModelTime(
         f"{name}:{version}" if version not in ("", "1") else name,
         requests,
         more("inference_count"),
         more("execution_count"),
         more("inference_stats", "success", "ns") / max(requests, 1) / 1e6,
-        queue, feed, compute, output, dict(sorted(batches.items())),
+        queue, feed, compute, output, batches, batch_ms,
     )  # fmt: skip
