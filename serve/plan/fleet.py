@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -237,8 +238,8 @@ class _Fleet:
             if at_once:
                 self.ready.append(replica)
             else:
-                self._clock.timeout(self._start_s).callbacks.append(lambda _, replica=replica: self._started(replica))
+                self._clock.timeout(self._start_s).callbacks.append(partial(self._started, replica))
 
-    def _started(self, replica: Replica) -> None:
+    def _started(self, replica: Replica, _event: object) -> None:
         if replica in self.replicas:
             self.ready.append(replica)
