@@ -230,8 +230,40 @@ def _show(started: Started) -> None:
     out.print("Ctrl-C stops both" if started.seconds else "Ctrl-C stops the gateway")
 
 
+@app.command
+def sign(repository: Path, *, key: Path) -> None:
+    """Sign a model repository as it is: `serve up --public-key` then serves nothing else.
+
+    Parameters
+    ----------
+    repository
+        What `serve pack` wrote; SHA256SUMS and SHA256SUMS.sig are written into it.
+    key
+        An Ed25519 private key (PEM): openssl genpkey -algorithm ed25519 -out key.pem
+    """
+    from serve.signing import sign as run
+
+    out.print(f"signed {run(repository, key)} files")
+
+
+@app.command
+def check(repository: Path, *, public_key: Path | None = None) -> None:
+    """Check a repository's files against the checksums of `serve pack`, and against a signature; run nothing.
+
+    Parameters
+    ----------
+    repository
+        A model repository.
+    public_key
+        Of whoever signed it (`serve sign`).
+    """
+    from serve.up import check_files
+
+    out.print(f"{check_files(repository, public_key)} files are what was {'signed' if public_key else 'packed'}")
+
+
 @hooks_app.command(name="check")
-def check(
+def check_hooks_(
     hooks: Path, *, artifact: Path, input_: Annotated[Path | None, Parameter(name=["--input", "--image"])] = None
 ) -> None:
     """Check hooks against the network that they are for, and take one request all the way through, without a server.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -9,10 +10,12 @@ from cyclopts import App, Parameter
 from rich.console import Console
 
 from serve.deploy.monitoring import MonitoringOptions
+from serve.deploy.options import RenderOptions
 
 __all__ = ["deploy"]
 
 deploy = App(name="deploy", help="Files that carry a repository from one machine to a fleet.")
+NOT_KEPT = 3
 out = Console(highlight=False, soft_wrap=True)
 
 
@@ -33,3 +36,67 @@ def monitoring(
 
     for path in write_monitoring(output, options or MonitoringOptions()):
         out.print(f"wrote {path}")
+
+
+@deploy.command
+def render(
+    repository: Path,
+    *,
+    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("kubernetes"),
+    options: Annotated[RenderOptions, Parameter(name="*")],
+) -> None:
+    """Write Kubernetes manifests for a model repository: Kustomize overlays for CPUs, GPUs, canaries, a try; KServe's.
+
+    Parameters
+    ----------
+    repository
+        What is to be served, as `serve pack` wrote it.
+    output
+        A folder; what an earlier run wrote there is replaced.
+    """
+    from serve.deploy.render import render as write
+
+    made, warnings = write(repository, output, options)
+    for text in warnings:
+        out.print(f"! {text}", markup=False)
+    out.print(f"wrote {len(made)} files; look at them with: kubectl kustomize {output}/overlays/cpu", markup=False)
+
+
+@deploy.command
+def gate(
+    repository: Path, *, model: Annotated[tuple[str, ...], Parameter(consume_multiple=True)], max_drop: float
+) -> None:
+    """Hold models to the accuracy that compression may cost; exit code 3 where one lost more, or nobody knows.
+
+    Parameters
+    ----------
+    repository
+        What `serve pack` wrote; its files are checked.
+    model
+        Names of models that were packed.
+    max_drop
+        Points of the metric that the version which is served may have lost.
+    """
+    from serve.deploy.gate import judge
+
+    judged = [judge(repository, name, max_drop) for name in model]
+    for each in judged:
+        out.print(f"{each.model} {each.version}: {each.words}{'' if each.kept else ': refused'}", markup=False)
+    if not all(each.kept for each in judged):
+        sys.exit(NOT_KEPT)
+
+
+@deploy.command
+def requirements(repository: Path) -> None:
+    """Print what a repository's hooks require, for deploy/docker/triton.Dockerfile.
+
+    Parameters
+    ----------
+    repository
+        What `serve pack` wrote.
+    """
+    from serve.container import requirements_of
+    from serve.repository import read_models
+
+    for text in requirements_of(read_models(repository)):
+        print(text)

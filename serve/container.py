@@ -12,7 +12,7 @@ from serve.triton.memory import MIB, instance_count, region_bytes
 from serve.triton.ports import HOST
 from serve.up_options import UpOptions
 
-__all__ = ["IMAGE", "container_command"]
+__all__ = ["IMAGE", "SPARE_BYTES", "container_command", "requirements_of"]
 
 IMAGE = "nvcr.io/nvidia/tritonserver:26.07-py3"
 SPARE_BYTES = 64 * MIB
@@ -26,7 +26,7 @@ def container_command(repository: Path, models: list[ModelInfo], options: UpOpti
         models: what it holds.
         options: of `serve up`: ports, image, and whether models may be loaded and unloaded.
     """
-    requirements = sorted({text for model in models for text in _requirements(model)})
+    requirements = requirements_of(models)
     shared = instance_count([model for model in models if model.config.backend == "python"]) * region_bytes(models)
     server = ["tritonserver", "--model-repository=/models", "--disable-auto-complete-config"]
     if options.model_control:
@@ -44,6 +44,11 @@ def container_command(repository: Path, models: list[ModelInfo], options: UpOpti
         "docker", "run", "--rm", *(["--gpus=all"] if gpus else []), f"--shm-size={(shared + SPARE_BYTES) // MIB}m",
         *published, f"--volume={repository.absolute()}:/models:ro", options.image or IMAGE, *words,
     ]  # fmt: skip
+
+
+def requirements_of(models: list[ModelInfo]) -> list[str]:
+    """What the hooks of all models need beside what the image has."""
+    return sorted({text for model in models for text in _requirements(model)})
 
 
 def _requirements(model: ModelInfo) -> list[str]:

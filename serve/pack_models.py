@@ -19,6 +19,7 @@ from serve.overlay import lay_over
 from serve.pack_configs import configs_for
 from serve.pack_options import PackOptions
 from serve.pbtxt import parse, text_of, to_message
+from serve.provenance import write_provenance
 
 __all__ = ["BACKENDS", "Wanted", "keep_edits", "wanted_models", "write_model"]
 
@@ -148,3 +149,5 @@ def write_model(folder: Path, version: int, wanted: Wanted, source: Artifact, ho
         shutil.copyfile(hooks.path, inside / "hooks.py")
         for name in hooks.files:
             shutil.copyfile(hooks.path.parent / name, inside / name)
+    if wanted.role != "ensemble":
+        write_provenance(inside, source if wanted.role == "network" else None)

@@ -24,14 +24,16 @@ from serve.gateway.settings import Settings
 from serve.gateway.settings_file import load_settings
 from serve.lint.advice import core_advice
 from serve.lint.model import read
+from serve.provenance import verify
 from serve.repository import ModelInfo, read_models
+from serve.signing import check_signature
 from serve.supervisor import Backoff, supervise
 from serve.triton.launch import TritonOptions, TritonServer
 from serve.triton.ports import HOST
 from serve.up_options import UpOptions, cpus_of
 from serve.watch import follow
 
-__all__ = ["Started", "up"]
+__all__ = ["Started", "check_files", "up"]
 
 LOOK_S = 0.25
 
@@ -96,10 +98,24 @@ def up(
             _gateway(options, url, "", lambda at: on_ready(Started(at, url, loaded)))
         elif repository is not None:
             check_port(options.host, options.port)
+            check_files(repository, options.public_key, trust_changes=options.trust_changes)
             serve = _container if options.docker == "run" else _embedded
             serve(repository, options, on_ready, on_event)
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def check_files(repository: Path, public_key: Path | None, *, trust_changes: bool = False) -> int:
+    """What Triton is about to load and run: is it what was packed, and signed where that is asked for?
+
+    Returns:
+        How many files were checked.
+
+    Raises:
+        RepositoryError: something is another file, or of unknown origin.
+    """
+    signed = 0 if public_key is None else check_signature(repository, public_key)
+    return signed if trust_changes else max(verify(repository), signed)
 
 
 def _embedded(

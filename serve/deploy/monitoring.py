@@ -11,11 +11,12 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from compress.errors import MissingExtraError, ServerError
+from compress.errors import ServerError
 from serve.deploy.alerts import alert_rules
 from serve.deploy.dashboards import dashboard
 from serve.deploy.objectives import DEFAULT, objectives_of
 from serve.deploy.rules import recording_rules
+from serve.deploy.yaml_text import yaml_text
 
 __all__ = ["MonitoringOptions", "files", "write_monitoring"]
 
@@ -60,12 +61,12 @@ def files(options: MonitoringOptions) -> dict[str, str]:
     provider = {"name": "serving", "type": "file", "options": {"path": "/etc/grafana/dashboards"}}
     source = {"name": "Prometheus", "type": "prometheus", "url": "http://prometheus:9090", "isDefault": True}
     return {
-        "prometheus/prometheus.yml": _yaml(_scraping(options)),
-        "prometheus/recording.yml": _yaml(recording_rules(goal)),
-        "prometheus/alerts.yml": _yaml(alert_rules(goal)),
+        "prometheus/prometheus.yml": yaml_text(_scraping(options), HEAD),
+        "prometheus/recording.yml": yaml_text(recording_rules(goal), HEAD),
+        "prometheus/alerts.yml": yaml_text(alert_rules(goal), HEAD),
         "grafana/dashboards/serving.json": json.dumps(dashboard(goal), indent=2) + "\n",
-        "grafana/provisioning/dashboards/serving.yml": _yaml({"apiVersion": 1, "providers": [provider]}),
-        "grafana/provisioning/datasources/prometheus.yml": _yaml({"apiVersion": 1, "datasources": [source]}),
+        "grafana/provisioning/dashboards/serving.yml": yaml_text({"apiVersion": 1, "providers": [provider]}, HEAD),
+        "grafana/provisioning/datasources/prometheus.yml": yaml_text({"apiVersion": 1, "datasources": [source]}, HEAD),
     }
 
 
@@ -104,14 +105,3 @@ def _scraping(options: MonitoringOptions) -> dict[str, Any]:
 
 def _targets(addresses: Sequence[str]) -> list[dict[str, list[str]]]:
     return [{"targets": list(addresses)}]
-
-
-def _yaml(data: dict[str, Any]) -> str:
-    try:
-        import yaml
-    except ModuleNotFoundError as err:
-        if err.name != "yaml":
-            raise
-        raise MissingExtraError("can't write the monitoring", module="yaml", extra="deploy") from err
-    text: str = yaml.safe_dump(data, sort_keys=False, width=110, allow_unicode=True)
-    return HEAD + text

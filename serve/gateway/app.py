@@ -85,7 +85,8 @@ def create_app(settings: Settings) -> FastAPI:
         tasks.append(asyncio.create_task(history.watch()))
         if access is not None:
             tasks.append(asyncio.create_task(access.run()))
-        if len(settings.upstream) > 1:
+        await upstream.balancer.look_up()
+        if len(settings.upstream) > 1 or settings.discover:
             tasks.append(asyncio.create_task(upstream.balancer.watch(settings.health_interval_s)))
         yield
         for task in tasks:

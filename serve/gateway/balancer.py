@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 import time
 from collections.abc import Callable, Sequence
 
@@ -80,6 +81,7 @@ class Balancer:
         timeout_s: for a whole exchange, tries included.
         on_error: called with the kind of each failed exchange.
         on_retry: called for each further try.
+        discover: whether each address is a name that stands for a set of servers, which changes.
     """
 
     def __init__(
@@ -90,10 +92,14 @@ class Balancer:
         timeout_s: float,
         on_error: Callable[[str], None] = lambda _: None,
         on_retry: Callable[[], None] = lambda: None,
+        discover: bool = False,
     ) -> None:
-        self.nodes = [Node(address, max_connections, timeout_s) for address in addresses]
+        self._names = list(addresses) if discover else []
+        self._node = lambda address: Node(address, max_connections, timeout_s)
+        self.nodes = [self._node(address) for address in addresses]
+        self._leaving: list[Node] = []
         self.timeout_s = timeout_s
-        self._only = self.nodes[0] if len(self.nodes) == 1 else None
+        self._only = self.nodes[0] if len(self.nodes) == 1 and not discover else None
         self._turn = itertools.count()
         self._budget = BUDGET_MOST / 5
         self._on_error = on_error
@@ -127,7 +133,7 @@ class Balancer:
         while True:
             node = self.pick(tried)
             tried.append(node)
-            last = len(tried) == len(self.nodes)
+            last = len(tried) >= len(self.nodes)
             try:
                 answer = await self._one(node, method, target, headers, body, deadline - time.monotonic())
             except ExchangeError as err:
@@ -139,10 +145,36 @@ class Balancer:
             self._on_retry()
 
     async def watch(self, every_s: float) -> None:
-        """Probe the servers until cancelled."""
+        """Look the servers up where they are to be discovered, and probe them, until cancelled."""
         while True:
+            await self.look_up()
             await asyncio.gather(*map(self._probe, self.nodes))
             await asyncio.sleep(every_s)
+
+    async def look_up(self) -> None:
+        """Take up servers that a name stands for now, and let go those that it does not, once they have answered.
+
+        A name that can't be looked up, or stands for nothing, changes nothing: what was there may still answer.
+        """
+        if not self._names:
+            return
+        loop = asyncio.get_running_loop()
+        found: dict[Address, None] = {}
+        for name in self._names:
+            try:
+                told = await loop.getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
+            except OSError:
+                return
+            found |= {Address(str(entry[4][0]), name.port): None for entry in told}
+        if not found:
+            return
+        known = {node.address: node for node in self.nodes}
+        self._leaving += [node for address, node in known.items() if address not in found]
+        self.nodes = [known.get(address) or self._node(address) for address in sorted(found, key=str)]
+        for node in [each for each in self._leaving if not each.in_flight]:
+            self._leaving.remove(node)
+            await node.pool.close()
+            await node.probes.close()
 
     async def any_ready(self) -> bool:
         """Whether a server says, now, that it is ready."""
@@ -150,14 +182,14 @@ class Balancer:
         return any(node.ready and not node.failed_probes for node in self.nodes)
 
     async def close(self) -> None:
-        for node in self.nodes:
+        for node in (*self.nodes, *self._leaving):
             await node.pool.close()
             await node.probes.close()
 
     def pick(self, tried: Sequence[Node]) -> Node:
         """The least busy of those that can be asked; where none can, of the others: an attempt beats a refusal."""
         now = time.monotonic()
-        left = [node for node in self.nodes if node not in tried]
+        left = [node for node in self.nodes if node not in tried] or self.nodes
         able = [node for node in left if node.usable(now)] or left
         first = next(self._turn) % len(able)
         node = min(able[first:] + able[:first], key=lambda node: node.in_flight)

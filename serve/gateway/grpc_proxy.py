@@ -25,6 +25,7 @@ from serve.gateway.release import Grade, Release
 from serve.gateway.released import grade_status, sticky_value
 from serve.gateway.settings import Settings
 from serve.gateway.telemetry import GRPC_ROUTE, Observed, Telemetry
+from serve.http_message import Address
 from serve.rollout.plan import Target
 
 __all__ = ["GrpcProxy"]
@@ -70,10 +71,8 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         self._balancer = balancer
         self._telemetry = telemetry
         options = _options(settings)
-        self._channels = {
-            node: grpc.aio.insecure_channel(address, options=[("grpc.max_receive_message_length", -1), *options[1:]])
-            for node, address in zip(balancer.nodes, settings.grpc_upstream, strict=True)
-        }
+        self._addresses = dict(zip(balancer.nodes, settings.grpc_upstream, strict=True))
+        self._channels: dict[Node, Any] = {}
         self._server = grpc.aio.server(handlers=[self], options=options, maximum_concurrent_rpcs=settings.max_clients)
 
     async def start(self) -> None:
@@ -102,6 +101,18 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         await self._server.stop(grace_s)
         for channel in self._channels.values():
             await channel.close()
+
+    async def _channel(self, node: Node) -> Any:
+        """To a Triton; where they are discovered, its gRPC port is the same on each."""
+        channel = self._channels.get(node)
+        if channel is None:
+            port = self._settings.grpc_upstream[0].rpartition(":")[2]
+            address = self._addresses.get(node) or str(Address(node.address.host, int(port)))
+            options = [("grpc.max_receive_message_length", -1), *_options(self._settings)[1:]]
+            channel = self._channels[node] = grpc.aio.insecure_channel(address, options=options)
+            for gone in [each for each in self._channels if each not in self._balancer.nodes and not each.in_flight]:
+                await self._channels.pop(gone).close()
+        return channel
 
     def service(self, details: Any) -> Any:
         """gRPC asks this for the handler of a call."""
@@ -228,7 +239,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
                 return await self._call(node, "ModelInfer", body, deadline - time.monotonic())
             except grpc.aio.AioRpcError as err:
                 gone = err.code() is grpc.StatusCode.UNAVAILABLE
-                if not gone or len(tried) == len(self._channels) or not self._balancer.spend():
+                if not gone or len(tried) >= len(self._balancer.nodes) or not self._balancer.spend():
                     raise
 
     async def _stream(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
@@ -248,7 +259,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
                 yield body
 
         node = self._balancer.pick(())
-        call = self._channels[node].stream_stream(f"{SERVICE}ModelStreamInfer")(checked())
+        call = (await self._channel(node)).stream_stream(f"{SERVICE}ModelStreamInfer")(checked())
         try:
             async for answer in call:
                 yield answer
@@ -277,7 +288,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
     async def _call(self, node: Node, name: str, body: bytes, timeout_s: float) -> bytes:
         node.in_flight += 1
         try:
-            answer: bytes = await self._channels[node].unary_unary(SERVICE + name)(body, timeout=timeout_s)
+            answer: bytes = await (await self._channel(node)).unary_unary(SERVICE + name)(body, timeout=timeout_s)
             return answer
         finally:
             node.in_flight -= 1

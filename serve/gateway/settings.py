@@ -52,6 +52,10 @@ class Settings:
     upstream: tuple[str, ...] = ("http://127.0.0.1:8000",)
     """Triton's HTTP endpoint, http://host:port; may be given again for more of them, which hold the same models."""
 
+    discover: bool = False
+    """Whether each upstream is a name that stands for a changing set of Tritons, such as a headless service of
+    Kubernetes; it is looked up with each probe."""
+
     host: str = "127.0.0.1"
     """Address to listen on; only this machine reaches the default."""
 
@@ -121,7 +125,7 @@ class Settings:
     the shortest that the clock knows); 0 for never."""
 
     health_interval_s: float = 1.0
-    """Seconds between probes of each Triton, where there are several."""
+    """Seconds between probes of each Triton, where there are several or --discover."""
 
     reuse_port: bool = False
     """Share the port with another gateway of the same user: start the new one, then stop the old one."""

@@ -64,6 +64,7 @@ class Upstream:
             timeout_s=settings.timeout_s,
             on_error=lambda kind: telemetry.upstream_errors.labels(kind).inc(),
             on_retry=telemetry.retries.inc,
+            discover=settings.discover,
         )
 
         def joined(count: int) -> None:

@@ -1,0 +1,29 @@
+# The gateway, and `serve check` and `serve deploy gate` for a cluster's jobs: no torch, no ONNX Runtime, no Triton.
+# From the project's root: docker buildx build -f deploy/docker/gateway.Dockerfile --sbom=true --provenance=true .
+# Pin the base by its digest: --build-arg PYTHON=python@sha256:…
+ARG PYTHON=python:3.11-slim-bookworm
+
+FROM ${PYTHON} AS build
+WORKDIR /src
+RUN python -m venv /opt/serve
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY compress ./compress
+COPY serve ./serve
+RUN /opt/serve/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt ".[serve,otel,sign]" \
+    && /opt/serve/bin/pip uninstall --yes pip
+
+FROM ${PYTHON}
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="compress-serve gateway" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+RUN useradd --uid 1000 --user-group --no-create-home --shell /usr/sbin/nologin serve
+COPY --from=build /opt/serve /opt/serve
+ENV PATH=/opt/serve/bin:${PATH} PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+USER 1000:1000
+EXPOSE 8080
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10s \
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/healthz', timeout=4)"]
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["serve"]
+CMD ["gateway", "--help"]

@@ -1,0 +1,70 @@
+"""Whether a model's compression kept its budget: what a canary has to pass first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from compress.errors import RepositoryError
+from serve.model_folders import parts_of
+from serve.pbtxt import from_pbtxt
+from serve.provenance import Provenance, read_provenance, verify
+from serve.versions import served, versions_of
+
+__all__ = ["Judged", "judge"]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One model's newest version.
+
+    Attributes:
+        version: the one that is served.
+        kept: whether it lost no more than it may.
+        words: what it lost, by what measure.
+    """
+
+    model: str
+    version: int
+    kept: bool
+    words: str
+
+
+def judge(repository: Path, model: str, max_drop: float) -> Judged:
+    """Look up what the compression report says of the version that is served.
+
+    Args:
+        repository: its files are verified first.
+        model: that was packed.
+        max_drop: in points of the metric.
+
+    Raises:
+        RepositoryError: there is no such model, or a file was changed.
+    """
+    verify(repository)
+    version, told = _network(repository, model)
+    if told is None or told.drop is None:
+        return Judged(model, version, kept=False, words="its drop was not measured: export it with --eval")
+    shown = f"lost {told.drop:.2f} points of {told.metric or 'its metric'}"
+    if told.drop_high is not None:
+        shown += f" (at most {told.drop_high:.2f} with 95% confidence)"
+    return Judged(model, version, told.drop <= max_drop, f"{shown}; {max_drop:g} may be lost")
+
+
+def _network(repository: Path, model: str) -> tuple[int, Provenance | None]:
+    parts = parts_of(repository, model) if (repository / model).is_dir() else []
+    if not parts:
+        raise RepositoryError(
+            f"can't judge {model!r}",
+            why=f"`serve pack` wrote no such model into {repository}",
+            mend="name one that it wrote",
+        )
+    version = 0
+    for part in parts:
+        folder = repository / part
+        config = from_pbtxt((folder / "config.pbtxt").read_text(encoding="utf-8"), source=str(folder))
+        version = served(config, versions_of(folder)) or 0
+        told = read_provenance(folder / str(version))
+        if told is not None and told.stages:
+            return version, told
+    return version, None

@@ -1,0 +1,103 @@
+"""KServe: the same Triton as a ServingRuntime, and an InferenceService that names the repository."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve.deploy.manifests import TRITON_PORTS, labels
+from serve.deploy.options import RenderOptions
+from serve.deploy.scaling import Signal, bounds
+from serve.deploy.workload import Workload
+
+__all__ = ["kserve"]
+
+Object = dict[str, Any]
+MOUNTED = "/mnt/models"
+
+
+def kserve(workload: Workload, options: RenderOptions, plan: dict[str, Any], found: list[Signal]) -> list[Object]:
+    """Without the gateway: KServe has its own way in. KEDA scales it by the same signals.
+
+    Args:
+        found: what replicas follow; those that are times are left to the gateway's own deployment.
+    """
+    least, most = bounds(options, plan)
+    resources: Object = {
+        "requests": {"cpu": f"{workload.cpu_millis}m", "memory": f"{workload.memory_mib}Mi"},
+        "limits": {"memory": f"{workload.memory_mib}Mi"},
+    }
+    if workload.gpu:
+        resources["limits"]["nvidia.com/gpu"] = "1"
+    container = {
+        "name": "kserve-container",
+        "image": options.image,
+        "command": ["tritonserver"],
+        "args": [
+            f"--model-store={MOUNTED}", "--disable-auto-complete-config", "--strict-readiness=true",
+            f"--exit-timeout-secs={options.drain_s}", f"--http-port={TRITON_PORTS['http']}", *workload.flags,
+        ],
+        "ports": [{"containerPort": TRITON_PORTS["http"], "protocol": "TCP"}],
+        "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108  a volume of the pod's own
+        "resources": resources,
+        "readinessProbe": {"httpGet": {"path": "/v2/health/ready", "port": TRITON_PORTS["http"]}, "periodSeconds": 5},
+        "securityContext": {
+            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "runAsNonRoot": True, "runAsUser": 1000,
+            "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumeMounts": [
+            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  as above
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  as above
+        ],
+    }  # fmt: skip
+    runtime = {
+        "apiVersion": "serving.kserve.io/v1alpha1",
+        "kind": "ServingRuntime",
+        "metadata": {"name": f"{options.name}-triton", "labels": labels(options, "triton")},
+        "spec": {
+            "annotations": {
+                "prometheus.kserve.io/port": str(TRITON_PORTS["metrics"]), "prometheus.kserve.io/path": "/metrics",
+            },
+            "supportedModelFormats": [{"name": "triton", "version": "2", "autoSelect": False}],
+            "protocolVersions": ["v2", "grpc-v2"],
+            "containers": [container],
+            "volumes": [
+                {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{workload.shared_mib}Mi"}},
+                {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}},
+            ],
+        },
+    }  # fmt: skip
+    kind, _, where = options.storage.partition(":")
+    place = {"pvc": f"pvc://{where}", "s3": options.storage, "image": f"oci://{where}"}[kind]
+    rate = next((signal for signal in found if signal.each), None)
+    scaling: Object = {"minReplicas": least, "maxReplicas": most}
+    if rate is not None:
+        metric = {
+            "backend": "prometheus", "serverAddress": options.prometheus, "query": rate.query,
+        }  # fmt: skip
+        target = {"type": "AverageValue", "averageValue": f"{max(round(1000 * rate.bound), 1)}m"}
+        scaling["autoScaling"] = {"metrics": [{"type": "External", "external": {"metric": metric, "target": target}}]}
+    service = {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": {
+            "name": options.name,
+            "labels": labels(options, "triton"),
+            "annotations": {
+                "serving.kserve.io/deploymentMode": "Standard",
+                "serving.kserve.io/autoscalerClass": "keda" if rate is not None else "hpa",
+            },
+        },
+        "spec": {
+            "predictor": {
+                **scaling,
+                "terminationGracePeriodSeconds": options.drain_s + 15,
+                "model": {
+                    "modelFormat": {"name": "triton", "version": "2"},
+                    "protocolVersion": "v2",
+                    "runtime": f"{options.name}-triton",
+                    "storageUri": place,
+                },
+            }
+        },
+    }
+    return [runtime, service]

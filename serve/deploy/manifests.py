@@ -1,0 +1,303 @@
+"""Kubernetes objects: Triton behind a gateway, as a base that every cluster can take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from serve.deploy.options import RenderOptions
+from serve.deploy.workload import Workload
+
+__all__ = ["GATEWAY_TOML", "base", "helper", "labels", "secured", "storage_patch"]
+
+Object = dict[str, Any]
+TRITON_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+GATEWAY_PORT = 8080
+NOTICE_S = 5  # for endpoints and the gateway to notice that a pod leaves
+USER = 1000  # triton-server of NVIDIA's image, and the user of ours
+GATEWAY_CPU_MILLIS, GATEWAY_MEMORY_MIB = 1000, 256
+GATEWAY_TOML = """\
+# What the gateway keeps to in this cluster; `serve gateway --help` names every setting.
+upstream = ["http://{name}-triton:8000"]
+discover = true
+host = "0.0.0.0"
+port = 8080
+keys = "/run/secrets/gateway/keys.json"
+state = "/var/lib/gateway/rollouts.db"
+drain_delay_s = {notice}
+drain_timeout_s = {drain}
+access_log = "-"
+"""
+
+
+def labels(options: RenderOptions, part: str) -> dict[str, str]:
+    return {"app.kubernetes.io/name": part, "app.kubernetes.io/part-of": options.name}
+
+
+def base(workload: Workload, options: RenderOptions) -> dict[str, list[Object]]:
+    """The base's objects, by file."""
+    return {
+        "triton.yaml": [_triton(workload, options), _triton_service(options), _account(options, "triton")],
+        "gateway.yaml": [_gateway(options), _gateway_service(options), _account(options, "gateway")],
+        "policies.yaml": [*_network(options), _budget(options, "triton"), _budget(options, "gateway")],
+    }
+
+
+def storage_patch(options: RenderOptions) -> list[Object]:
+    """Where Triton's pod has /models from: a JSON patch of its Deployment."""
+    kind, _, where = options.storage.partition(":")
+    volume: Object
+    if kind == "pvc":
+        volume = {"name": "models", "persistentVolumeClaim": {"claimName": where, "readOnly": True}}
+    elif kind == "image":
+        volume = {"name": "models", "image": {"reference": where, "pullPolicy": "IfNotPresent"}}
+    else:
+        return []  # Triton reads the bucket itself
+    return [{"op": "add", "path": "/spec/template/spec/volumes/-", "value": volume}]
+
+
+def _meta(options: RenderOptions, part: str, name: str | None = None) -> Object:
+    return {"name": name or f"{options.name}-{part}", "labels": labels(options, part)}
+
+
+def _account(options: RenderOptions, part: str) -> Object:
+    """Its own, with no rights and no token."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": _meta(options, part),
+        "automountServiceAccountToken": False,
+    }
+
+
+def _pod(
+    options: RenderOptions,
+    part: str,
+    containers: list[Object],
+    volumes: list[Object],
+    grace_s: int,
+    first: Sequence[Object] = (),
+) -> Object:
+    return {
+        "metadata": {"labels": labels(options, part)},
+        "spec": {
+            "serviceAccountName": f"{options.name}-{part}",
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": grace_s,
+            "securityContext": {
+                "runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "topologySpreadConstraints": [
+                {
+                    "maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway",
+                    "labelSelector": {"matchLabels": labels(options, part)},
+                }
+                for key in ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
+            ],
+            **({"initContainers": list(first)} if first else {}),
+            "containers": containers,
+            "volumes": volumes,
+        },
+    }  # fmt: skip
+
+
+def helper(options: RenderOptions, name: str, args: list[str], mounts: list[Object], image: str = "") -> Object:
+    """A container that does one thing before the others, and ends."""
+    return {
+        "name": name,
+        "image": image or options.gateway_image,
+        "args": args,
+        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}},
+        "securityContext": secured(),
+        "volumeMounts": mounts,
+    }
+
+
+def _check(options: RenderOptions) -> Object:
+    """Nothing is loaded that was not packed, or signed."""
+    mounts = [{"name": "models", "mountPath": "/models", "readOnly": True}]
+    args = ["check", "/models"]
+    if options.signed_by:
+        args += ["--public-key", "/run/trust/public.pem"]
+        mounts.append({"name": "trust", "mountPath": "/run/trust", "readOnly": True})
+    return helper(options, "check", args, mounts)
+
+
+def secured() -> Object:
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def _probe(path: str, port: str, **times: int) -> Object:
+    return {"httpGet": {"path": path, "port": port}, **times}
+
+
+def _triton(workload: Workload, options: RenderOptions) -> Object:
+    kind, _, where = options.storage.partition(":")
+    repository = f"s3:{where}" if kind == "s3" else "/models"
+    container = {
+        "name": "triton",
+        "image": options.image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["tritonserver"],
+        "args": [
+            f"--model-repository={repository}", "--disable-auto-complete-config", "--model-control-mode=none",
+            "--strict-readiness=true", f"--exit-timeout-secs={options.drain_s}", *workload.flags,
+        ],
+        "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108  a volume of the pod's own
+        **({"envFrom": [{"secretRef": {"name": f"{options.name}-bucket"}}]} if kind == "s3" else {}),
+        "ports": [{"name": name, "containerPort": port} for name, port in TRITON_PORTS.items()],
+        # A processor limit would throttle threads that ONNX Runtime counts on; memory is limited to what is requested.
+        "resources": {
+            "requests": {"cpu": f"{workload.cpu_millis}m", "memory": f"{workload.memory_mib}Mi"},
+            "limits": {"memory": f"{workload.memory_mib}Mi"},
+        },
+        "startupProbe": _probe("/v2/health/ready", "http", periodSeconds=5, timeoutSeconds=2,
+                               failureThreshold=-(-options.start_s // 5)),
+        "readinessProbe": _probe("/v2/health/ready", "http", periodSeconds=5, timeoutSeconds=2, failureThreshold=2),
+        "livenessProbe": _probe("/v2/health/live", "http", periodSeconds=10, timeoutSeconds=5, failureThreshold=6),
+        # Requests still come while the endpoint is taken out of the service's name.
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(NOTICE_S)]}}},
+        "securityContext": secured(),
+        "volumeMounts": [
+            *([] if kind == "s3" else [{"name": "models", "mountPath": "/models", "readOnly": True}]),
+            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  a volume of the pod's own
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  as above
+        ],
+    }  # fmt: skip
+    volumes: list[Object] = [
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{workload.shared_mib}Mi"}},
+        {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}},
+    ]
+    if options.signed_by:
+        volumes.append({"name": "trust", "configMap": {"name": options.signed_by}})
+    grace_s = NOTICE_S + options.drain_s + 10
+    first = [] if kind == "s3" else [_check(options)]
+    return _deployment(options, "triton", _pod(options, "triton", [container], volumes, grace_s, first), replicas=None)
+
+
+def _gateway(options: RenderOptions) -> Object:
+    container = {
+        "name": "gateway",
+        "image": options.gateway_image,
+        "imagePullPolicy": "IfNotPresent",
+        "args": ["gateway", "--config", "/etc/gateway/gateway.toml"],
+        "ports": [{"name": "http", "containerPort": GATEWAY_PORT}],
+        "resources": {
+            "requests": {"cpu": f"{GATEWAY_CPU_MILLIS}m", "memory": f"{GATEWAY_MEMORY_MIB}Mi"},
+            "limits": {"cpu": f"{GATEWAY_CPU_MILLIS}m", "memory": f"{GATEWAY_MEMORY_MIB}Mi"},
+        },
+        "startupProbe": _probe("/healthz", "http", periodSeconds=1, timeoutSeconds=2, failureThreshold=60),
+        "readinessProbe": _probe("/readyz", "http", periodSeconds=2, timeoutSeconds=3, failureThreshold=2),
+        "livenessProbe": _probe("/healthz", "http", periodSeconds=10, timeoutSeconds=5, failureThreshold=6),
+        "securityContext": secured(),
+        "volumeMounts": [
+            {"name": "settings", "mountPath": "/etc/gateway", "readOnly": True},
+            {"name": "keys", "mountPath": "/run/secrets/gateway", "readOnly": True},
+            {"name": "state", "mountPath": "/var/lib/gateway"},
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  a volume of the pod's own
+        ],
+    }
+    volumes: list[Object] = [
+        {"name": "settings", "configMap": {"name": f"{options.name}-gateway"}},
+        {"name": "keys", "secret": {"secretName": f"{options.name}-keys", "defaultMode": 0o440}},
+        {"name": "state", "emptyDir": {"sizeLimit": "64Mi"}},
+        {"name": "tmp", "emptyDir": {"sizeLimit": "256Mi"}},
+    ]
+    # After SIGTERM it stays reachable for drain_delay_s, then gives what is in flight drain_timeout_s.
+    grace_s = NOTICE_S + options.drain_s + 10
+    return _deployment(options, "gateway", _pod(options, "gateway", [container], volumes, grace_s), replicas=2)
+
+
+def _deployment(options: RenderOptions, part: str, pod: Object, replicas: int | None) -> Object:
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": _meta(options, part),
+        "spec": {
+            **({} if replicas is None else {"replicas": replicas}),  # an autoscaler's are not to be overwritten
+            "selector": {"matchLabels": labels(options, part)},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            "template": pod,
+        },
+    }
+
+
+def _triton_service(options: RenderOptions) -> Object:
+    """Headless: the gateway looks up every pod and sends each request to the least busy one."""
+    ports = [{"name": name, "port": port, "targetPort": name} for name, port in TRITON_PORTS.items()]
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _meta(options, "triton"),
+        "spec": {"clusterIP": "None", "selector": labels(options, "triton"), "ports": ports},
+    }
+
+
+def _gateway_service(options: RenderOptions) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _meta(options, "gateway"),
+        "spec": {
+            "selector": labels(options, "gateway"),
+            "ports": [{"name": "http", "port": 80, "targetPort": "http"}],
+        },
+    }
+
+
+def _network(options: RenderOptions) -> list[Object]:
+    """Nothing but what is named: gateway to Triton, Prometheus to both, names for both."""
+    names = {
+        "to": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}}],
+        "ports": [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")],
+    }
+    watcher = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": options.monitoring_namespace}}}
+    gateway, triton = ({"podSelector": {"matchLabels": labels(options, part)}} for part in ("gateway", "triton"))
+
+    def ports(*numbers: int) -> list[Object]:
+        return [{"port": number, "protocol": "TCP"} for number in numbers]
+
+    def policy(part: str, ingress: list[Object], egress: list[Object]) -> Object:
+        return {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": _meta(options, part),
+            "spec": {
+                "podSelector": {"matchLabels": labels(options, part)},
+                "policyTypes": ["Ingress", "Egress"],
+                "ingress": ingress,
+                "egress": egress,
+            },
+        }
+
+    outside = [{"ports": ports(443)}] if options.storage.startswith("s3") else []
+    return [
+        policy(
+            "triton",
+            [
+                {"from": [gateway], "ports": ports(TRITON_PORTS["http"], TRITON_PORTS["grpc"])},
+                {"from": [watcher], "ports": ports(TRITON_PORTS["metrics"])},
+            ],
+            [names, *outside],
+        ),
+        policy(
+            "gateway",
+            [{"ports": ports(GATEWAY_PORT)}],
+            [names, {"to": [triton], "ports": ports(TRITON_PORTS["http"], TRITON_PORTS["grpc"])}],
+        ),
+    ]
+
+
+def _budget(options: RenderOptions, part: str) -> Object:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _meta(options, part),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": labels(options, part)}},
+    }

@@ -1,0 +1,157 @@
+"""What `serve deploy render` can be asked for."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cyclopts import Parameter
+
+from compress.errors import ServerError
+from serve.deploy.objectives import DEFAULT
+
+__all__ = ["RenderOptions", "image_of", "read_plan"]
+
+NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
+IMAGE = re.compile(
+    r"(?P<name>[a-z0-9]+(?:[._:/-][a-z0-9]+)*?)(?::(?P<tag>[\w][\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+Many = Parameter(consume_multiple=True, negative_iterable="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RenderOptions:
+    """What runs where.
+
+    Raises:
+        ServerError: a value that can't work.
+    """
+
+    gateway_image: str
+    """Of deploy/docker/gateway.Dockerfile, with a tag or a digest."""
+
+    image: str = "nvcr.io/nvidia/tritonserver:26.07-py3"
+    """Of Triton; one of deploy/docker/triton.Dockerfile where hooks require packages."""
+
+    name: str = "serving"
+    """Of the application; its parts are NAME-triton and NAME-gateway."""
+
+    namespace: str = "serving"
+    """Where it goes."""
+
+    storage: str = "pvc:models"
+    """Where the model repository is: pvc:CLAIM, s3://BUCKET/PATH, or image:REFERENCE (an image volume)."""
+
+    target: float | None = None
+    """Requests a second that one Triton shall have; by default that of --plan."""
+
+    min_replicas: int | None = None
+    """Tritons at least; by default that of --plan, or 2."""
+
+    max_replicas: int | None = None
+    """Tritons at most; by default that of --plan, or 10."""
+
+    plan: Path | None = None
+    """What `serve plan --output` wrote as .json: target, replicas and objective."""
+
+    load: Path | None = None
+    """What `serve load --output` wrote as .json, of one replica on this kind of machine: what is requested of a node."""
+
+    slo: str | None = None
+    """The objective that canaries and scaling are held to; by default that of --plan."""
+
+    max_queue_ms: float = 25.0
+    """Mean wait in Triton's queue, from which on there shall be more replicas."""
+
+    start_s: int = 300
+    """How long Triton may take to load and warm up, in seconds."""
+
+    drain_s: int = 30
+    """How long requests in flight may take to end when a pod stops, in seconds."""
+
+    max_drop: float = 1.0
+    """The most that a canary's model may have lost in compression, in points of its metric."""
+
+    prometheus: str = "http://prometheus.monitoring.svc:9090"
+    """Where KEDA and Argo Rollouts ask."""
+
+    monitoring_namespace: str = "monitoring"
+    """Where Prometheus runs: it alone may read Triton's metrics."""
+
+    signed_by: str = ""
+    """A ConfigMap whose public.pem is the key of `serve sign`: pods then serve nothing else."""
+
+    engine_script: Path | None = None
+    """What `compress engine-script` wrote: each Triton of the GPU overlay builds the plan for its own GPU before it
+    starts, from the artifact that then is in the storage instead of a repository."""
+
+    gpu_product: str = ""
+    """The node label nvidia.com/gpu.product of the GPUs that an engine is for, such as NVIDIA-H100-80GB-HBM3."""
+
+    def __post_init__(self) -> None:
+        image_of(self.image, "--image")
+        image_of(self.gateway_image, "--gateway-image")
+        for flag, name in (("--name", self.name), ("--namespace", self.namespace)):
+            if not NAME.fullmatch(name):
+                raise _unusable(flag, name, "it is no name of Kubernetes", "take letters, digits and -, 40 at most")
+        if self.signed_by and not NAME.fullmatch(self.signed_by):
+            raise _unusable("--signed-by", self.signed_by, "it is no name of Kubernetes", "name a ConfigMap")
+        kind, _, where = self.storage.partition(":")
+        if self.engine_script is not None and (kind == "s3" or not self.engine_script.is_file()):
+            why = "a bucket can't be mounted" if kind == "s3" else "there is no such file"
+            mend = "make it with `compress engine-script`, and keep the artifact on a volume"
+            raise _unusable("--engine-script", self.engine_script, why, mend)
+        if kind not in ("pvc", "s3", "image") or not where.strip("/"):
+            raise _unusable(
+                "--storage", self.storage, "it is none of the kinds", "pvc:CLAIM, s3://BUCKET/PATH, image:REF"
+            )
+        if kind == "image":
+            image_of(where, "--storage")
+        for field in ("target", "min_replicas", "max_replicas", "max_queue_ms", "start_s", "drain_s", "max_drop"):
+            value = getattr(self, field)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise _unusable(f"--{field.replace('_', '-')}", value, "it is too small", "give more than 0")
+
+
+def image_of(text: str, flag: str) -> str:
+    """An image that stays what it is.
+
+    Raises:
+        ServerError: it has neither a tag nor a digest, or the tag `latest`.
+    """
+    found = IMAGE.fullmatch(text)
+    if found is None or not (found["tag"] or found["digest"]) or found["tag"] == "latest":
+        why = "it is no image" if found is None else "what it stands for changes"
+        raise _unusable(flag, text, why, "give a tag other than latest, or a digest (name@sha256:…)")
+    return text
+
+
+def read_plan(path: Path | None) -> dict[str, Any]:
+    """Scaling and objective of a plan; without one, what is careful.
+
+    Raises:
+        ServerError: it is no plan.
+    """
+    if path is None:
+        return {"objective": DEFAULT, "scaling": {"least": 2, "most": 10, "target": None, "down_window_s": 300.0}}
+    try:
+        data = json.loads(path.read_text("utf-8"))
+        if data["kind"] != "serve plan" or data["schema_version"] != 1:
+            raise ValueError("it is of something else")
+        data["scaling"]["target"], data["objective"]
+        found: dict[str, Any] = data
+        return found
+    except OSError as err:
+        raise ServerError(f"can't read {path}", why=err.strerror or str(err), mend="name a file that is there") from err
+    except (KeyError, TypeError, ValueError) as err:
+        raise ServerError(
+            f"can't read {path}", why=f"it is no plan: {err!r}", mend="name a .json that `serve plan --output` wrote"
+        ) from err
+
+
+def _unusable(flag: str, value: object, why: str, mend: str) -> ServerError:
+    return ServerError(f"can't deploy with {flag} {value}", why=why, mend=mend)

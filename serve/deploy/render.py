@@ -1,0 +1,304 @@
+"""Writing the manifests: a Kustomize base, what can be added to it, and overlays for a few kinds of cluster."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from compress.errors import ServerError
+from serve.deploy.alerts import alert_rules
+from serve.deploy.canary import analysis_templates, rollout
+from serve.deploy.kserve import kserve
+from serve.deploy.manifests import GATEWAY_TOML, NOTICE_S, USER, base, helper, labels, storage_patch
+from serve.deploy.objectives import objectives_of
+from serve.deploy.options import RenderOptions, read_plan
+from serve.deploy.rules import recording_rules
+from serve.deploy.scaling import adapter_rules, hpa, scaled_object, signals
+from serve.deploy.workload import Workload, workload_of
+from serve.deploy.yaml_text import several, yaml_text
+from serve.gateway.buckets import BUCKETS_S
+from serve.load.slo import Term, parse_objective
+from serve.rollout.plan import Plan
+
+__all__ = ["files", "render", "warnings_of"]
+
+Object = dict[str, Any]
+MARK = ".rendered-by-serve"
+COMPONENT = {"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component"}
+KUSTOMIZATION = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+
+
+def render(repository: Path, folder: Path, options: RenderOptions) -> tuple[list[Path], list[str]]:
+    """Write the folder anew, beside, and put it in place.
+
+    Args:
+        repository: what is to be served.
+        folder: replaced where an earlier run wrote it.
+        options: what runs where.
+
+    Returns:
+        The files, and what to know before they are applied.
+
+    Raises:
+        RepositoryError: there is nothing to serve.
+        ServerError: the folder is something else, an option makes no sense, or the disk refuses.
+        MissingExtraError: PyYAML is not installed.
+    """
+    workload = workload_of(repository, options.load)
+    texts = files(workload, options)
+    if folder.exists() and not (folder / MARK).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ServerError(
+            f"can't write into {folder}", why="it holds something else", mend="name a new folder, or an empty one"
+        )
+    beside, aside = (folder.with_name(f".{folder.name}.{word}") for word in ("new", "old"))
+    try:
+        for path in (beside, aside):
+            shutil.rmtree(path, ignore_errors=True)
+        for name, text in {MARK: "", **texts}.items():
+            path = beside / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        if folder.exists():
+            folder.rename(aside)
+        beside.rename(folder)
+        shutil.rmtree(aside, ignore_errors=True)
+    except OSError as err:
+        raise ServerError(f"can't write {folder}", why=str(err), mend="name a folder that can be written") from err
+    return [folder / name for name in texts], warnings_of(workload, options)
+
+
+def warnings_of(workload: Workload, options: RenderOptions) -> list[str]:
+    """What to know before it is applied."""
+    found = []
+    if not workload.measured:
+        found.append(
+            "processors and memory are estimated from the repository: measure one replica with `serve load` on such a "
+            "machine, and give --load"
+        )
+    if options.plan is None and options.target is None:
+        found.append("scaling follows Triton's queue and the p99 alone: `serve plan` finds a rate for each replica")
+    told, widened = _watchable(options.slo or read_plan(options.plan)["objective"])
+    if widened:
+        found.append(
+            f"canaries, alerts and the p99 are held to {told}, the next bound that the gateway's histogram has"
+        )
+    if workload.requirements and options.image == RenderOptions.image:
+        found.append(
+            f"hooks require {', '.join(workload.requirements)}: build deploy/docker/triton.Dockerfile, and give --image"
+        )
+    if options.storage.startswith("s3"):
+        found.append(f"the secret {options.name}-bucket holds AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for Triton")
+        found.append("canaries are not held to the compression report: the gate's job can't read a bucket")
+    found.append(
+        f"make the gateway's keys first: serve keys add … --file keys.json; kubectl -n {options.namespace} create secret "
+        f"generic {options.name}-keys --from-file=keys.json"
+    )
+    return found
+
+
+def files(workload: Workload, options: RenderOptions) -> dict[str, str]:
+    """Every file by its path."""
+    plan = read_plan(options.plan)
+    goal = objectives_of(_watchable(options.slo or plan["objective"])[0])
+    course = Plan()
+    cpu, gpu = (signals(options, plan, goal.slow_s, gpu=each) for each in (False, True))
+    found: dict[str, str] = {}
+
+    def put(folder: str, objects: Mapping[str, Sequence[Object]], **kustomization: Any) -> None:
+        """Objects, and a kustomization that names them first."""
+        component = folder.startswith("components/")
+        for name, each in objects.items():
+            found[f"{folder}/{name}"] = several(each)
+        resources = [name for name in objects if not name.endswith("values.yaml")]
+        resources = [*kustomization.pop("resources", []), *resources]
+        head = COMPONENT if component else KUSTOMIZATION
+        whole = {**head, **({"resources": resources} if resources else {}), **kustomization}
+        found[f"{folder}/kustomization.yaml"] = yaml_text(whole)
+
+    found["base/gateway.toml"] = GATEWAY_TOML.format(name=options.name, notice=NOTICE_S, drain=options.drain_s)
+    put(
+        "base",
+        base(workload, options),
+        namespace=options.namespace,
+        configMapGenerator=[{"name": f"{options.name}-gateway", "files": ["gateway.toml"]}],
+        **_patches(_patch(options, "Deployment", storage_patch(options))),
+    )
+    put("components/keda", {"scaledobject.yaml": [scaled_object(options, plan, cpu)]})
+    put("components/hpa", {"hpa.yaml": [hpa(options, plan, cpu)], "adapter-values.yaml": [adapter_rules(options, cpu)]})
+    put("components/prometheus-operator", {"monitors.yaml": _monitors(options), "rules.yaml": [_rules(options, goal)]})
+    space = options.namespace
+    put("overlays/cpu", {}, namespace=space, resources=["../../base"], components=["../../components/keda"])
+    put(
+        "overlays/gpu",
+        {"scaledobject.yaml": [scaled_object(options, plan, gpu)]},
+        namespace=space,
+        resources=["../../base"],
+        **_engine_files(options),
+        **_patches(_patch(options, "Deployment", [*_gpu_patch(options), *_engine_patch(workload, options)])),
+    )
+    if options.engine_script is not None:
+        found["overlays/gpu/build_engine.py"] = options.engine_script.read_text(encoding="utf-8")
+    put(
+        "overlays/dev",
+        {},
+        namespace=space,
+        resources=["../../base"],
+        **_patches(
+            _patch(options, "Deployment", [{"op": "add", "path": "/spec/replicas", "value": 1}, *_small(workload)]),
+            (
+                {"kind": "Deployment", "name": f"{options.name}-gateway"},
+                [{"op": "replace", "path": "/spec/replicas", "value": 1}],
+            ),
+        ),
+    )
+    gate = None if options.storage.startswith("s3") else _gate(workload, options)
+    to_rollout = [
+        {"op": "replace", "path": "/spec/scaleTargetRef/apiVersion", "value": "argoproj.io/v1alpha1"},
+        {"op": "replace", "path": "/spec/scaleTargetRef/kind", "value": "Rollout"},
+    ]
+    put(
+        "overlays/canary",
+        {
+            "rollout.yaml": [rollout(options, course, gate=gate is not None)],
+            "analysis.yaml": analysis_templates(options, course, goal, gate=gate),
+        },
+        namespace=space,
+        resources=["../cpu"],
+        **_patches(_patch(options, "ScaledObject", to_rollout)),
+    )
+    put("kserve", {"inferenceservice.yaml": kserve(workload, options, plan, cpu)}, namespace=space)
+    return found
+
+
+def _watchable(objective: str) -> tuple[str, bool]:
+    """The terms that the gateway's histogram can tell (one percentile, and errors), and whether it had to be widened.
+
+    A latency between two bounds of the histogram is held to the next one.
+    """
+    terms = parse_objective(objective).terms
+    percents = sorted((term for term in terms if term.percent is not None), key=lambda term: term.percent or 0)
+    latency = percents[-1] if percents else Term("p99", 250.0)
+    bound = next((1000 * each for each in BUCKETS_S if 1000 * each >= latency.bound), 1000 * BUCKETS_S[-1])
+    errors = next(term for term in terms if term.name == "errors")
+    return f"{replace(latency, bound=bound)},{errors}", bound != latency.bound
+
+
+def _patch(options: RenderOptions, kind: str, steps: list[Object]) -> tuple[Object, list[Object]]:
+    return {"kind": kind, "name": f"{options.name}-triton"}, steps
+
+
+def _patches(*given: tuple[Object, list[Object]]) -> Object:
+    """Kustomize's JSON patches, of those that change something."""
+    whole = [{"target": target, "patch": yaml_text(steps, head="")} for target, steps in given if steps]
+    return {"patches": whole} if whole else {}
+
+
+def _gpu_patch(options: RenderOptions) -> list[Object]:
+    """One GPU to a Triton, of the kind that its engines were built for."""
+    node = {"nvidia.com/gpu.present": "true"} | (
+        {"nvidia.com/gpu.product": options.gpu_product} if options.gpu_product else {}
+    )
+    pod = "/spec/template/spec"
+    tolerated = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    return [
+        {"op": "add", "path": f"{pod}/containers/0/resources/limits/nvidia.com~1gpu", "value": "1"},
+        {"op": "add", "path": f"{pod}/nodeSelector", "value": node},
+        {"op": "add", "path": f"{pod}/tolerations", "value": tolerated},
+    ]
+
+
+def _engine_files(options: RenderOptions) -> Object:
+    if options.engine_script is None:
+        return {}
+    return {"configMapGenerator": [{"name": f"{options.name}-engine-script", "files": ["build_engine.py"]}]}
+
+
+def _engine_patch(workload: Workload, options: RenderOptions) -> list[Object]:
+    """A plan fits the kind of GPU that built it: each pod builds its own, and packs it, before Triton starts."""
+    if options.engine_script is None:
+        return []
+    pod, name = "/spec/template/spec", workload.models[0]
+    models = {"name": "models", "mountPath": "/artifact", "readOnly": True}
+    built = {"name": "built", "mountPath": "/built"}
+    script = {"name": "script", "mountPath": "/script", "readOnly": True}
+    tmp = {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108  a volume of the pod's own
+    build: Object = helper(
+        options, "build-engine", ["/script/build_engine.py", "/artifact", "/built/artifact"], [models, built, script, tmp],
+        image=options.image,
+    )  # fmt: skip
+    build["command"] = ["python3"]
+    build["resources"] = {
+        "requests": {"cpu": f"{workload.cpu_millis}m", "memory": f"{workload.memory_mib}Mi"},
+        "limits": {"memory": f"{workload.memory_mib}Mi", "nvidia.com/gpu": "1"},
+    }
+    packing = ["pack", "/built/artifact", "--repository", "/built/models", "--name", name]
+    pack = helper(options, "pack", packing, [built, tmp])
+    sources = {"name": "script", "configMap": {"name": f"{options.name}-engine-script"}}
+    repository = {"name": "built", "mountPath": "/models", "subPath": "models", "readOnly": True}
+    return [
+        {"op": "replace", "path": f"{pod}/initContainers", "value": [build, pack]},
+        {"op": "replace", "path": f"{pod}/containers/0/volumeMounts/0", "value": repository},
+        {"op": "add", "path": f"{pod}/volumes/-", "value": {"name": "built", "emptyDir": {"sizeLimit": "8Gi"}}},
+        {"op": "add", "path": f"{pod}/volumes/-", "value": sources},
+    ]
+
+
+def _small(workload: Workload) -> list[Object]:
+    """A tenth of a processor is enough to try it."""
+    cpu = f"{min(workload.cpu_millis, 100)}m"
+    return [{"op": "replace", "path": "/spec/template/spec/containers/0/resources/requests/cpu", "value": cpu}]
+
+
+def _gate(workload: Workload, options: RenderOptions) -> Object:
+    """A pod that reads the repository, and fails where compression cost a model more than its budget."""
+    volume = storage_patch(options)[0]["value"]
+    return {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "securityContext": {
+            "runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            helper(
+                options, "gate",
+                ["deploy", "gate", "/models", "--model", *workload.models, "--max-drop", f"{options.max_drop:g}"],
+                [{"name": "models", "mountPath": "/models", "readOnly": True}],
+            )
+        ],
+        "volumes": [volume],
+    }  # fmt: skip
+
+
+def _monitors(options: RenderOptions) -> list[Object]:
+    """What Prometheus Operator scrapes; the part's name becomes the job, as the rules expect it."""
+    ends = {"triton": {"port": "metrics"}, "gateway": {"port": "http", "path": "/metrics"}}
+    key = {"type": "Bearer", "credentials": {"name": f"{options.name}-metrics-key", "key": "key"}}
+    return [
+        {
+            "apiVersion": "monitoring.coreos.com/v1",
+            "kind": "PodMonitor",
+            "metadata": {"name": f"{options.name}-{part}", "labels": labels(options, part)},
+            "spec": {
+                "jobLabel": "app.kubernetes.io/name",
+                "selector": {"matchLabels": labels(options, part)},
+                "podTargetLabels": ["rollouts-pod-template-hash"],
+                "podMetricsEndpoints": [
+                    {**end, "interval": "15s", **({"authorization": key} if part == "gateway" else {})}
+                ],
+            },
+        }
+        for part, end in ends.items()
+    ]
+
+
+def _rules(options: RenderOptions, goal: Any) -> Object:
+    groups = [*recording_rules(goal)["groups"], *alert_rules(goal)["groups"]]
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": options.name, "labels": labels(options, "rules")},
+        "spec": {"groups": groups},
+    }

@@ -1,0 +1,44 @@
+"""YAML as the files of deploy/ have it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from compress.errors import MissingExtraError
+
+__all__ = ["several", "yaml_text"]
+
+HEAD = "# Written by `serve deploy render`; another run replaces it.\n"
+
+
+def yaml_text(data: Any, head: str = HEAD) -> str:
+    """One document.
+
+    Raises:
+        MissingExtraError: PyYAML is not installed.
+    """
+    return head + _dump([data])
+
+
+def several(documents: Sequence[Any]) -> str:
+    """Several, in one file."""
+    return HEAD + _dump(documents)
+
+
+def _dump(documents: Sequence[Any]) -> str:
+    try:
+        import yaml
+    except ModuleNotFoundError as err:
+        if err.name != "yaml":
+            raise
+        raise MissingExtraError("can't write the files", module="yaml", extra="deploy") from err
+
+    class Plain(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
+        """Writes what stands in two places twice: not every reader knows YAML's anchors."""
+
+        def ignore_aliases(self, _data: Any) -> bool:
+            return True
+
+    text: str = yaml.dump_all(documents, Dumper=Plain, sort_keys=False, width=110, allow_unicode=True)
+    return text

@@ -1,0 +1,121 @@
+"""Where a packed version comes from: its files' checksums, and what its compression cost; written beside the files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from compress.artifact import Artifact, sha256_of
+from compress.errors import RepositoryError
+from serve.model_folders import folders_of
+from serve.versions import versions_of
+
+__all__ = ["PROVENANCE_FILE", "Provenance", "provenance_of", "read_provenance", "verify", "write_provenance"]
+
+PROVENANCE_FILE = "provenance.json"
+SCHEMA_VERSION = 1
+CODE = (".py", ".so")
+CACHE = "__pycache__"
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Of one version of one model.
+
+    Attributes:
+        files: SHA-256 by path in the version's folder.
+        toolkit_version: the release that compressed it; "" for a file from elsewhere, as below.
+        stages: what compression did, in order; empty for hooks, too.
+        metric: what it was judged by; None where it was not measured.
+        drop: points of it that were lost; drop_high: at most, with 95% confidence.
+    """
+
+    files: dict[str, str]
+    toolkit_version: str = ""
+    stages: tuple[str, ...] = ()
+    metric: str | None = None
+    drop: float | None = None
+    drop_high: float | None = None
+    schema_version: int = field(default=SCHEMA_VERSION)
+
+
+def provenance_of(folder: Path, artifact: Artifact | None) -> Provenance:
+    """Of the files of a version's folder.
+
+    Args:
+        folder: MODEL/VERSION.
+        artifact: what the network is from; None for hooks.
+    """
+    files = {str(path.relative_to(folder)): sha256_of(path) for path in _files(folder)}
+    if artifact is None or not artifact.stages:
+        return Provenance(files)
+    last = artifact.stages[-1].measured
+    stages = tuple(stage.stage for stage in artifact.stages)
+    return Provenance(files, artifact.toolkit_version, stages, last.metric, last.drop, last.drop_high)
+
+
+def write_provenance(folder: Path, artifact: Artifact | None) -> None:
+    """Write it into a version's folder."""
+    text = json.dumps(asdict(provenance_of(folder, artifact)), indent=2, allow_nan=False)
+    (folder / PROVENANCE_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def read_provenance(folder: Path) -> Provenance | None:
+    """Of a version's folder; None where nothing was written.
+
+    Raises:
+        RepositoryError: it is damaged.
+    """
+    path = folder / PROVENANCE_FILE
+    if not path.is_file():
+        return None
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["schema_version"] > SCHEMA_VERSION:
+            raise ValueError(f"its schema is version {data['schema_version']}, this release reads {SCHEMA_VERSION}")
+        if not all(isinstance(part, str) for pair in data["files"].items() for part in pair):
+            raise ValueError("its files are no checksums")
+        return Provenance(**data | {"stages": tuple(data["stages"])})
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as err:
+        raise RepositoryError(f"can't read {path}", why=f"it is damaged: {err!r}", mend="pack the model again") from err
+
+
+def verify(repository: Path) -> int:
+    """Check each packed version against its checksums.
+
+    Returns:
+        How many files were checked.
+
+    Raises:
+        RepositoryError: a file is missing or another one, or there is code that was not packed.
+    """
+    count = 0
+    for model in folders_of(repository):
+        for version in versions_of(model):
+            folder = model / str(version)
+            told = read_provenance(folder)
+            for name, wanted in (told.files if told is not None else {}).items():
+                path = folder / name
+                if not path.is_file():
+                    raise _changed(path, "it is missing")
+                if sha256_of(path) != wanted:
+                    raise _changed(path, "it is not the file that `serve pack` wrote (its sha256 differs)")
+                count += 1
+            for path in _files(folder) if told is not None else ():
+                if path.suffix in CODE and str(path.relative_to(folder)) not in told.files:  # type: ignore[union-attr]
+                    raise _changed(path, "`serve pack` did not write it, and Triton may run it")
+    return count
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != PROVENANCE_FILE and CACHE not in path.parts:
+            yield path
+
+
+def _changed(path: Path, why: str) -> RepositoryError:
+    return RepositoryError(
+        f"won't serve {path}", why=why, mend="pack the model again, or give --trust-changes if the change is yours"
+    )

@@ -1,0 +1,106 @@
+"""A repository signed as a whole: SHA256SUMS of its files, and an Ed25519 signature of that.
+
+Both are what other tools know: `sha256sum --check SHA256SUMS`, and `openssl pkeyutl -verify -rawin`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from compress.artifact import sha256_of
+from compress.errors import MissingExtraError, RepositoryError
+from serve.lock import locked
+from serve.model_folders import folders_of
+from serve.versions import replace_file
+
+__all__ = ["SIGNATURE", "SUMS", "check_signature", "sign"]
+
+SUMS, SIGNATURE = "SHA256SUMS", "SHA256SUMS.sig"
+CACHE = "__pycache__"
+MAKE = "openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout -out public.pem"
+
+
+def sign(repository: Path, key: Path) -> int:
+    """Write checksums of all files, and their signature.
+
+    Args:
+        repository: to be signed as it is now.
+        key: an Ed25519 private key (PEM, without a password); it is only read.
+
+    Returns:
+        How many files there are.
+
+    Raises:
+        RepositoryError: it is no repository, or no such key.
+        MissingExtraError: there is no `cryptography`.
+    """
+    folders_of(repository)
+    private = _key(key, private=True)
+    with locked(repository):
+        text = _sums(repository)
+        replace_file(repository / SUMS, text.encode())
+        replace_file(repository / SIGNATURE, private.sign(text.encode()))
+    return text.count("\n")
+
+
+def check_signature(repository: Path, public_key: Path) -> int:
+    """Check that every file is what was signed, and that there are no others.
+
+    Returns:
+        How many files there are.
+
+    Raises:
+        RepositoryError: it is not signed, by another key, or changed since.
+        MissingExtraError: there is no `cryptography`.
+    """
+    folders_of(repository)
+    public = _key(public_key, private=False)
+    again = "sign it again with `serve sign`, if the change is yours"
+    try:
+        signed, signature = (repository / SUMS).read_bytes(), (repository / SIGNATURE).read_bytes()
+    except OSError as err:
+        raise RepositoryError(
+            f"{repository} is not signed", why=str(err), mend="sign it with `serve sign … --key key.pem`"
+        ) from err
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        public.verify(signature, signed)
+    except InvalidSignature as err:
+        raise RepositoryError(
+            f"won't trust {repository}", why=f"{SIGNATURE} is not of {public_key}'s owner", mend="ask who signed it"
+        ) from err
+    told = set(signed.decode(errors="replace").splitlines())
+    found = set(_sums(repository).splitlines())
+    if told != found:
+        names = sorted({line.partition("  ")[2] for line in told ^ found})
+        raise RepositoryError(
+            f"won't trust {repository}", why=f"changed since it was signed: {', '.join(names[:5])}", mend=again
+        )
+    return len(found)
+
+
+def _sums(repository: Path) -> str:
+    """In the form of sha256sum."""
+    files = sorted(
+        path
+        for path in repository.rglob("*")
+        if path.is_file() and CACHE not in path.parts and path.name not in (SUMS, SIGNATURE)
+    )
+    return "".join(f"{sha256_of(path)}  {path.relative_to(repository).as_posix()}\n" for path in files)
+
+
+def _key(path: Path, *, private: bool) -> Any:
+    try:
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+    except ModuleNotFoundError as err:
+        raise MissingExtraError("can't sign or verify", module="cryptography", extra="sign") from err
+    try:
+        key: Any = load_pem_private_key(path.read_bytes(), None) if private else load_pem_public_key(path.read_bytes())
+        if not isinstance(key, ed25519.Ed25519PrivateKey if private else ed25519.Ed25519PublicKey):
+            raise ValueError("it is a key of another kind")
+    except (OSError, ValueError, TypeError) as err:
+        raise RepositoryError(f"can't use the key {path}", why=str(err), mend=f"make one: {MAKE}") from err
+    return key
