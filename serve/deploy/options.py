@@ -17,6 +17,7 @@ from serve.deploy.objectives import DEFAULT
 __all__ = ["RenderOptions", "image_of", "read_plan"]
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
+SCALING = ("least", "most", "target", "down_window_s")
 IMAGE = re.compile(
     r"(?P<name>[a-z0-9]+(?:[._:/-][a-z0-9]+)*?)(?::(?P<tag>[\w][\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
@@ -59,7 +60,7 @@ class RenderOptions:
     """What `serve plan --output` wrote as .json: target, replicas and objective."""
 
     load: Path | None = None
-    """What `serve load --output` wrote as .json, of one replica on this kind of machine: what is requested of a node."""
+    """What `serve load --output` wrote as .json, of one replica on such a machine: what is requested of a node."""
 
     slo: str | None = None
     """The objective that canaries and scaling are held to; by default that of --plan."""

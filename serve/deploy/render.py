@@ -93,8 +93,8 @@ def warnings_of(workload: Workload, options: RenderOptions) -> list[str]:
         found.append(f"the secret {options.name}-bucket holds AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for Triton")
         found.append("canaries are not held to the compression report: the gate's job can't read a bucket")
     found.append(
-        f"make the gateway's keys first: serve keys add … --file keys.json; kubectl -n {options.namespace} create secret "
-        f"generic {options.name}-keys --from-file=keys.json"
+        "make the gateway's keys first: serve keys add … --file keys.json; "
+        f"kubectl -n {options.namespace} create secret generic {options.name}-keys --from-file=keys.json"
     )
     return found
 
@@ -226,8 +226,8 @@ def _engine_patch(workload: Workload, options: RenderOptions) -> list[Object]:
     script = {"name": "script", "mountPath": "/script", "readOnly": True}
     tmp = {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108  a volume of the pod's own
     build: Object = helper(
-        options, "build-engine", ["/script/build_engine.py", "/artifact", "/built/artifact"], [models, built, script, tmp],
-        image=options.image,
+        options, "build-engine", ["/script/build_engine.py", "/artifact", "/built/artifact"],
+        [models, built, script, tmp], image=options.image,
     )  # fmt: skip
     build["command"] = ["python3"]
     build["resources"] = {

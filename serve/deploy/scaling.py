@@ -90,7 +90,8 @@ def scaled_object(options: RenderOptions, plan: dict[str, Any], found: list[Sign
             "maxReplicaCount": most,
             # Where Prometheus is silent: what there is, and half of the most at least.
             "fallback": {
-                "failureThreshold": 3, "replicas": max(least, (least + most) // 2), "behavior": "currentReplicasIfHigher",
+                "failureThreshold": 3, "replicas": max(least, (least + most) // 2),
+                "behavior": "currentReplicasIfHigher",
             },
             "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behavior(plan)}},
             "triggers": [

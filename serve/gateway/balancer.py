@@ -95,8 +95,8 @@ class Balancer:
         discover: bool = False,
     ) -> None:
         self._names = list(addresses) if discover else []
-        self._node = lambda address: Node(address, max_connections, timeout_s)
-        self.nodes = [self._node(address) for address in addresses]
+        self._bounds = (max_connections, timeout_s)
+        self.nodes = [Node(address, *self._bounds) for address in addresses]
         self._leaving: list[Node] = []
         self.timeout_s = timeout_s
         self._only = self.nodes[0] if len(self.nodes) == 1 and not discover else None
@@ -170,7 +170,7 @@ class Balancer:
             return
         known = {node.address: node for node in self.nodes}
         self._leaving += [node for address, node in known.items() if address not in found]
-        self.nodes = [known.get(address) or self._node(address) for address in sorted(found, key=str)]
+        self.nodes = [known.get(address) or Node(address, *self._bounds) for address in sorted(found, key=str)]
         for node in [each for each in self._leaving if not each.in_flight]:
             self._leaving.remove(node)
             await node.pool.close()

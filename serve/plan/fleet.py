@@ -211,7 +211,7 @@ class _Fleet:
     def __init__(self, service: Service, scaling: Scaling, hosting: Hosting, clock: Clock, seed: int) -> None:
         self.replicas: list[Replica] = []
         self.ready: list[Replica] = []
-        self._make = lambda number: Replica(clock, service, seed * 100_003 + number)
+        self._service, self._seed = service, seed
         self._made = 0
         self._clock = clock
         self._start_s = hosting.start_s
@@ -232,7 +232,7 @@ class _Fleet:
 
     def grow(self, count: int, *, at_once: bool = False) -> None:
         for _ in range(count):
-            replica = self._make(self._made)
+            replica = Replica(self._clock, self._service, self._seed * 100_003 + self._made)
             self._made += 1
             self.replicas.append(replica)
             if at_once:
