@@ -45,9 +45,10 @@ def judge(repository: Path, model: str, max_drop: float) -> Judged:
     version, told = _network(repository, model)
     if told is None or told.drop is None:
         return Judged(model, version, kept=False, words="its drop was not measured: export it with --eval")
-    shown = f"lost {told.drop:.2f} points of {told.metric or 'its metric'}"
+    word = "gained" if told.drop < 0 else "lost"
+    shown = f"{word} {abs(told.drop):.2f} points of {told.metric or 'its metric'}"
     if told.drop_high is not None:
-        shown += f" (at most {told.drop_high:.2f} with 95% confidence)"
+        shown += f" (with 95% confidence it lost at most {max(told.drop_high, 0.0):.2f})"
     return Judged(model, version, told.drop <= max_drop, f"{shown}; {max_drop:g} may be lost")
 
 

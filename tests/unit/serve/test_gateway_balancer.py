@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -238,5 +239,97 @@ def test_a_lone_server_that_is_gone_for_long_is_still_asked() -> None:
             with pytest.raises(ExchangeError, match="no connection"):
                 await balancer.exchange(b"POST", INFER)
         await balancer.close()
+
+    uvloop.run(main())
+
+
+class Names:
+    """What a name stands for, in place of a name server."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.hosts: list[str] | None = []
+        monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", self.getaddrinfo)
+
+    async def getaddrinfo(self, host: str, port: int, **_: Any) -> list[Any]:
+        if self.hosts is None:
+            raise OSError("no such name")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in self.hosts]
+
+
+def discovering(monkeypatch: pytest.MonkeyPatch, check: Callable[[Balancer, Names], Awaitable[Any]]) -> None:
+    """Run `check` with a balancer that looks servers up by name; uvloop resolves names out of Python's reach."""
+
+    async def main() -> None:
+        names = Names(monkeypatch)
+        async with scripted_server(fine) as server:
+            address = Address("tritons", server.address.port)
+            balancer = Balancer([address], max_connections=4, timeout_s=2.0, discover=True)
+            try:
+                await check(balancer, names)
+            finally:
+                await balancer.close()
+
+    asyncio.run(main())
+
+
+def hosts(balancer: Balancer) -> list[str]:
+    return [node.address.host for node in balancer.nodes]
+
+
+def test_servers_come_and_go_as_their_name_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(balancer: Balancer, names: Names) -> None:
+        names.hosts = ["127.0.0.1", "127.0.0.2"]
+        await balancer.look_up()
+        assert hosts(balancer) == ["127.0.0.1", "127.0.0.2"]
+        stays = balancer.nodes[0]
+        names.hosts = ["127.0.0.3", "127.0.0.1"]
+        await balancer.look_up()
+        assert hosts(balancer) == ["127.0.0.1", "127.0.0.3"]
+        assert balancer.nodes[0] is stays
+        names.hosts = ["127.0.0.1"]
+        await balancer.look_up()
+        assert (await balancer.exchange(b"POST", INFER)).status == 200
+
+    discovering(monkeypatch, check)
+
+
+@pytest.mark.parametrize("told", [None, []])
+def test_a_name_that_stands_for_nothing_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, told: list[str] | None
+) -> None:
+    async def check(balancer: Balancer, names: Names) -> None:
+        names.hosts = ["127.0.0.1"]
+        await balancer.look_up()
+        names.hosts = told
+        await balancer.look_up()
+        assert hosts(balancer) == ["127.0.0.1"]
+
+    discovering(monkeypatch, check)
+
+
+def test_one_that_goes_still_answers_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(balancer: Balancer, names: Names) -> None:
+        names.hosts = ["127.0.0.1"]
+        await balancer.look_up()
+        leaving = balancer.nodes[0]
+        under_way = asyncio.create_task(balancer.exchange(b"POST", INFER))
+        await asyncio.sleep(0)
+        assert leaving.in_flight == 1
+        names.hosts = ["127.0.0.9"]
+        await balancer.look_up()
+        assert hosts(balancer) == ["127.0.0.9"]
+        assert (await under_way).status == 200
+
+    discovering(monkeypatch, check)
+
+
+def test_a_gateway_discovers_by_itself() -> None:
+    """With a real lookup: localhost."""
+
+    async def main() -> None:
+        async with scripted_server(fine) as server:
+            settings = Settings(upstream=(f"http://localhost:{server.address.port}",), port=0, discover=True)
+            async with gateway(settings) as address:
+                assert (await ask(address, INFER, b"{}")).status == 200
 
     uvloop.run(main())

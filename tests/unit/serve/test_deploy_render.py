@@ -1,0 +1,327 @@
+"""Kubernetes manifests: what Kustomize makes of them fits the schemas of several releases, and keeps the policies."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from compress.errors import ServerError
+from serve.deploy.gate import judge
+from serve.deploy.options import RenderOptions
+from serve.deploy.render import render, warnings_of
+from serve.deploy.workload import workload_of
+from serve.gateway.settings_file import load_settings
+from serve.repository import PackOptions, pack
+from tests.custom_resources import VERSIONS, check
+from tests.load_servers import result_of
+from tests.serve_models import hook_file, tiny_artifact
+
+ROOT = Path(__file__).parents[3]
+Object = dict[str, Any]
+OVERLAYS = ("overlays/cpu", "overlays/gpu", "overlays/dev", "overlays/canary", "kserve")
+OPTIONS = RenderOptions(gateway_image="registry.example/gateway:1.0", image="registry.example/triton:26.07-pillow")
+KUBECTL = shutil.which("kubectl")
+with_kubectl = pytest.mark.skipif(KUBECTL is None, reason="kubectl is not there")
+S3 = replace(OPTIONS, storage="s3://bucket/models")
+SIGNED = replace(OPTIONS, storage="image:registry.example/models@sha256:" + "0" * 64, signed_by="signer")
+
+
+def built(folder: Path) -> list[Object]:
+    done = subprocess.run([str(KUBECTL), "kustomize", folder], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What Kustomize makes of an overlay, of options."""
+    folder = tmp_path_factory.mktemp("rendered")
+    script = folder / "build_engine.py"
+    script.write_text("print('builds')\n")
+    every = {
+        "pvc": OPTIONS,
+        "s3": S3,
+        "signed": SIGNED,
+        "engine": replace(OPTIONS, engine_script=script, gpu_product="NVIDIA-H200"),
+    }
+
+    @cache
+    def of(name: str, overlay: str) -> list[Object]:
+        if not (folder / name).exists():
+            render(ROOT / "model_repository", folder / name, every[name])
+        return built(folder / name / overlay)
+
+    return of
+
+
+def one(documents: list[Object], kind: str, name: str = "") -> Object:
+    (found,) = [each for each in documents if each["kind"] == kind and name in each["metadata"]["name"]]
+    return found
+
+
+def pods(documents: list[Object]) -> Iterator[Object]:
+    """Pod specs, wherever they are."""
+    for document in documents:
+        match document["kind"]:
+            case "Deployment":
+                yield document["spec"]["template"]["spec"]
+            case "AnalysisTemplate":
+                for metric in document["spec"]["metrics"]:
+                    if "job" in metric["provider"]:
+                        yield metric["provider"]["job"]["spec"]["template"]["spec"]
+
+
+@with_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_object_fits_the_schemas_strictly(rendered: Any, overlay: str, version: str) -> None:
+    documents = rendered("pvc", overlay)
+    assert documents
+    for document in documents:
+        check(document, version)
+
+
+@with_kubectl
+@pytest.mark.parametrize(
+    ("storage", "overlay"), [("s3", "overlays/canary"), ("signed", "overlays/canary"), ("engine", "overlays/gpu")]
+)
+def test_so_do_those_of_other_options(rendered: Any, storage: str, overlay: str) -> None:
+    for document in rendered(storage, overlay):
+        check(document, VERSIONS[-1])
+
+
+def test_components_fit_too(tmp_path: Path) -> None:
+    render(ROOT / "model_repository", tmp_path / "out", replace(OPTIONS, target=20.0))
+    for name in ("keda/scaledobject", "hpa/hpa", "prometheus-operator/monitors", "prometheus-operator/rules"):
+        for document in yaml.safe_load_all((tmp_path / f"out/components/{name}.yaml").read_text()):
+            check(document, VERSIONS[0])
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "spec": {"scaleTargetRef": {"name": "a"}}},
+        {"apiVersion": "argoproj.io/v1alpha1", "kind": "Rollout", "spec": {"strategy": {"canary": {"step": []}}}},
+        {
+            "apiVersion": "serving.kserve.io/v1beta1",
+            "kind": "InferenceService",
+            "spec": {"predictor": {"minReplicas": "2"}},
+        },
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a"}, "spec": {"port": 1}},
+    ],
+)
+def test_the_schemas_refuse_what_is_wrong(broken: Object) -> None:
+    with pytest.raises(Exception, match=r"required|not allowed|not of type|unexpected|Additional"):
+        check(broken, VERSIONS[-1])
+
+
+@with_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS[:-1])
+def test_no_pod_is_root_or_writes_its_image_or_has_a_moving_tag_or_no_limit(rendered: Any, overlay: str) -> None:
+    found = list(pods(rendered("pvc", overlay)))
+    assert len(found) >= 2
+    for pod in found:
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["securityContext"]["runAsUser"] > 0
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is False
+        for container in (*pod["containers"], *pod.get("initContainers", ())):
+            secured = container["securityContext"]
+            assert secured["readOnlyRootFilesystem"]
+            assert not secured["allowPrivilegeEscalation"]
+            assert secured["capabilities"] == {"drop": ["ALL"]}
+            assert ":" in container["image"]
+            assert not container["image"].endswith(":latest")
+            assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"]
+            assert container["resources"]["requests"]["cpu"]
+            assert not any("value" in each and "KEY" in each["name"] for each in container.get("env", ()))
+
+
+@with_kubectl
+def test_triton_is_reached_by_the_gateway_and_by_prometheus_alone(rendered: Any) -> None:
+    documents = rendered("pvc", "overlays/cpu")
+    policy = one(documents, "NetworkPolicy", "triton")["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    by_port = {port["port"]: rule["from"] for rule in policy["ingress"] for port in rule["ports"]}
+    gateway = {
+        "podSelector": {"matchLabels": one(documents, "Deployment", "gateway")["spec"]["selector"]["matchLabels"]}
+    }
+    assert by_port[8000] == by_port[8001] == [gateway]
+    assert "podSelector" not in by_port[8002][0]
+    assert "namespaceSelector" in by_port[8002][0]
+    selected = one(documents, "Deployment", "triton")["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= selected.items()
+    assert one(documents, "Service", "triton")["spec"]["clusterIP"] == "None"
+
+
+@with_kubectl
+def test_what_a_pod_is_given_to_end_is_longer_than_what_it_takes(rendered: Any, tmp_path: Path) -> None:
+    documents = rendered("pvc", "overlays/cpu")
+    triton = one(documents, "Deployment", "triton")["spec"]["template"]["spec"]
+    waits = int(triton["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][1])
+    exits = next(int(text.partition("=")[2]) for text in triton["containers"][0]["args"] if "exit-timeout" in text)
+    assert triton["terminationGracePeriodSeconds"] > waits + exits
+    (tmp_path / "gateway.toml").write_text(
+        one(documents, "ConfigMap")["data"]["gateway.toml"].replace(
+            "/run/secrets/gateway/keys.json", str(tmp_path / "keys.json")
+        )
+    )
+    settings = load_settings(tmp_path / "gateway.toml", {})
+    assert settings.discover
+    assert settings.upstream == ("http://serving-triton:8000",)
+    grace = one(documents, "Deployment", "gateway")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert grace > settings.drain_delay_s + settings.drain_timeout_s
+
+
+@with_kubectl
+def test_files_are_checked_before_triton_starts(rendered: Any) -> None:
+    for storage, words in (
+        ("pvc", ["check", "/models"]),
+        ("signed", ["check", "/models", "--public-key", "/run/trust/public.pem"]),
+    ):
+        pod = one(rendered(storage, "overlays/cpu"), "Deployment", "triton")["spec"]["template"]["spec"]
+        assert pod["initContainers"][0]["args"] == words
+        mounted = {
+            mount["name"] for each in (*pod["initContainers"], *pod["containers"]) for mount in each["volumeMounts"]
+        }
+        assert mounted <= {volume["name"] for volume in pod["volumes"]}
+    assert (
+        "initContainers" not in one(rendered("s3", "overlays/cpu"), "Deployment", "triton")["spec"]["template"]["spec"]
+    )
+
+
+@with_kubectl
+def test_an_engine_is_built_on_the_gpu_that_will_run_it(rendered: Any) -> None:
+    pod = one(rendered("engine", "overlays/gpu"), "Deployment", "triton")["spec"]["template"]["spec"]
+    build, packs = pod["initContainers"]
+    assert build["command"] == ["python3"]
+    assert build["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert packs["args"][:2] == ["pack", "/built/artifact"]
+    assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert pod["nodeSelector"]["nvidia.com/gpu.product"] == "NVIDIA-H200"
+    assert pod["containers"][0]["volumeMounts"][0] == {
+        "name": "built",
+        "mountPath": "/models",
+        "subPath": "models",
+        "readOnly": True,
+    }
+
+
+@with_kubectl
+def test_a_canary_passes_the_budget_first_and_the_autoscaler_follows_the_rollout(rendered: Any) -> None:
+    documents = rendered("pvc", "overlays/canary")
+    canary = one(documents, "Rollout")["spec"]
+    assert canary["workloadRef"]["name"] == one(documents, "Deployment", "triton")["metadata"]["name"]
+    steps = canary["strategy"]["canary"]["steps"]
+    assert "analysis" in steps[0]
+    assert [each["setWeight"] for each in steps if "setWeight" in each] == [5, 25, 50]
+    named = {each["templateName"] for each in canary["strategy"]["canary"]["analysis"]["templates"]}
+    named |= {each["templateName"] for each in steps[0]["analysis"]["templates"]}
+    templates = [each for each in documents if each["kind"] == "AnalysisTemplate"]
+    assert named == {each["metadata"]["name"] for each in templates}
+    assert one(documents, "ScaledObject")["spec"]["scaleTargetRef"]["kind"] == "Rollout"
+    assert {each["metadata"]["namespace"] for each in documents} == {"serving"}
+
+
+def test_a_plan_says_how_to_scale(tmp_path: Path) -> None:
+    scaling = {"least": 3, "most": 12, "target": 42.5, "down_window_s": 120.0, "period_s": 15.0}
+    plan = {"kind": "serve plan", "schema_version": 1, "objective": "p99<80ms,errors<1%", "scaling": scaling}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    options = replace(OPTIONS, plan=tmp_path / "plan.json")
+    _, warnings = render(ROOT / "model_repository", tmp_path / "out", options)
+    assert any("p99<100ms" in text for text in warnings)  # the gateway's histogram has no 80
+    spec = yaml.safe_load((tmp_path / "out/components/keda/scaledobject.yaml").read_text())["spec"]
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (3, 12)
+    assert spec["triggers"][0]["metadata"]["threshold"] == "42.5"
+    assert spec["triggers"][0]["metricType"] == "AverageValue"
+    assert all(each["metadata"]["ignoreNullValues"] == "false" for each in spec["triggers"])
+    hpa = yaml.safe_load((tmp_path / "out/components/hpa/hpa.yaml").read_text())["spec"]
+    assert hpa["metrics"][0]["external"]["target"] == {"type": "AverageValue", "averageValue": "42500m"}
+    assert hpa["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == 120
+
+
+def test_pods_are_sized_by_what_a_load_test_saw(tmp_path: Path) -> None:
+    from serve.load.report import LoadReport
+    from serve.load.server_side import ServerUse
+
+    run = result_of([[1.0] * 20], server=ServerUse(1.83, 700 * 1024 * 1024, 4))
+    (tmp_path / "load.json").write_text(json.dumps(LoadReport((run,), "a").to_dict()))
+    found = workload_of(ROOT / "model_repository", tmp_path / "load.json")
+    assert found.measured
+    assert found.cpu_millis == 1900
+    assert found.memory_mib == 1050 + found.shared_mib
+    assert not workload_of(ROOT / "model_repository").measured
+    (tmp_path / "far.json").write_text(json.dumps(LoadReport((result_of([[1.0] * 20]),), "a").to_dict()))
+    with pytest.raises(ServerError, match="saw no server"):
+        workload_of(ROOT / "model_repository", tmp_path / "far.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"image": "tritonserver:latest"}, "changes"),
+        ({"gateway_image": "gateway"}, "changes"),
+        ({"gateway_image": "Not An Image"}, "no image"),
+        ({"name": "Serving"}, "no name"),
+        ({"storage": "nfs:there"}, "none of the kinds"),
+        ({"storage": "pvc:"}, "none of the kinds"),
+        ({"min_replicas": 0}, "too small"),
+        ({"signed_by": "No"}, "no name"),
+        ({"engine_script": Path("/nowhere/build.py")}, "no such file"),
+    ],
+)
+def test_options_that_can_not_work_are_refused(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(ServerError, match=why):
+        replace(OPTIONS, **changes)
+
+
+def test_a_folder_of_something_else_stays(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(ServerError, match="something else"):
+        render(ROOT / "model_repository", tmp_path, OPTIONS)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    render(ROOT / "model_repository", tmp_path / "out", OPTIONS)
+    (tmp_path / "out/stale.yaml").write_text("old")
+    render(ROOT / "model_repository", tmp_path / "out", OPTIONS)
+    assert not (tmp_path / "out/stale.yaml").exists()
+
+
+def test_what_to_know_is_said() -> None:
+    workload = workload_of(ROOT / "model_repository")
+    said = " ".join(warnings_of(workload, replace(S3, image=RenderOptions.image)))
+    for words in ("hooks require pillow", "serving-bucket", "estimated", "serving-keys", "serve plan"):
+        assert words in said
+
+
+@pytest.mark.parametrize(("most", "kept"), [(1.0, True), (0.2, False)])
+def test_the_gate_holds_a_model_to_its_budget(tmp_path: Path, most: float, kept: bool) -> None:
+    from compress.artifact import Artifact, Measured, StageReport
+
+    artifact = Artifact.load(tiny_artifact(tmp_path / "artifact"))
+    stage = StageReport("prune_channels", "", Measured(metric="top1", drop=0.4, drop_high=0.7), 1.0)
+    replace(artifact, stages=(stage,)).save()
+    pack(
+        tmp_path / "artifact",
+        repository=tmp_path / "models",
+        name="tiny",
+        hooks=hook_file(tmp_path),
+        options=PackOptions(),
+    )
+    found = judge(tmp_path / "models", "tiny", most)
+    assert found.kept is kept
+    assert "0.40 points of top1" in found.words
+    assert "0.70" in found.words
+
+
+def test_the_gate_refuses_what_nobody_measured(tmp_path: Path) -> None:
+    pack(tiny_artifact(tmp_path / "artifact"), repository=tmp_path / "models", name="tiny")
+    assert not judge(tmp_path / "models", "tiny", 5.0).kept
