@@ -10,7 +10,7 @@ LARGE := $(addprefix benchmarks/,compress_minilm.py compress_peers.py compress_f
   serving_peers.py serving_networks.py gpu_common.py gpu_resnet50.py gpu_minilm.py perf_analyzer.py \
   rollout_simulation.py load_server.py load_peers.py load_truth.py plan_truth.py)
 
-.PHONY: demo test deploy-check lint bench clean
+.PHONY: demo test pipeline deploy-check lint bench clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -33,8 +33,11 @@ test: $(VENV)/.installed-dev
 	  -n 2 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/integration/test_triton_process.py
 
+pipeline: $(VENV)/.installed
+	deploy/pipeline.sh
+
 deploy-check: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest tests/unit/serve/test_deploy_monitoring.py tests/e2e/test_prometheus.py
+	$(BIN)/python -m pytest $(wildcard tests/unit/serve/test_deploy_*.py) tests/e2e/test_prometheus.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
