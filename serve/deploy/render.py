@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +28,8 @@ __all__ = ["files", "render", "warnings_of"]
 
 Object = dict[str, Any]
 MARK = ".rendered-by-serve"
+RELEASE = re.compile(r"[:-](\d\d)\.(\d\d)-py3")
+SAFE = (26, 7)
 COMPONENT = {"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component"}
 KUSTOMIZATION = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
 
@@ -85,6 +88,8 @@ def warnings_of(workload: Workload, options: RenderOptions) -> list[str]:
         found.append(
             f"canaries, alerts and the p99 are held to {told}, the next bound that the gateway's histogram has"
         )
+    if (old := RELEASE.search(options.image)) is not None and (int(old[1]), int(old[2])) < SAFE:
+        found.append(f"{options.image} has known vulnerabilities: take 26.07 or newer (docs/security.md)")
     if workload.requirements and options.image == RenderOptions.image:
         found.append(
             f"hooks require {', '.join(workload.requirements)}: build deploy/docker/triton.Dockerfile, and give --image"

@@ -40,5 +40,10 @@ def _dump(documents: Sequence[Any]) -> str:
         def ignore_aliases(self, _data: Any) -> bool:
             return True
 
+    def lines(dumper: Any, text: str) -> Any:
+        """What has several is written as they are, to be read."""
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+    Plain.add_representer(str, lines)
     text: str = yaml.dump_all(documents, Dumper=Plain, sort_keys=False, width=110, allow_unicode=True)
     return text

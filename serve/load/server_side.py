@@ -121,11 +121,12 @@ async def observe(target: Target, model: str, at_ns: int) -> Observation:
     elif model:
         pool = Pool(address, max_connections=1, timeout_s=TIMEOUT_S)
         try:
-            for path in ("/v2/models/stats", f"{model_path(model)}/stats"):
-                answer = await pool.request(b"GET", path.encode(), target.headers)
-                if answer.status == 200:
-                    seen.statistics = _by_model(orjson.loads(answer.body))
-                    break
+            told = await _get(pool, "/v2/models/stats", target)
+            if told is None:  # for administrators alone; the model's own, and its steps', are for whoever may ask it
+                for name in (model, *await _steps(pool, model, target)):
+                    told = await _get(pool, f"{model_path(name)}/stats", target)
+                    seen.statistics |= _by_model(told)
+            seen.statistics |= _by_model(told)
             metrics = await pool.request(b"GET", b"/metrics", target.headers)
             if metrics.status == 200:
                 found = {kind: float(value) for kind, name, value in DURATIONS.findall(metrics.body)
@@ -138,6 +139,18 @@ async def observe(target: Target, model: str, at_ns: int) -> Observation:
         finally:
             await pool.close()
     return seen
+
+
+async def _get(pool: Pool, path: str, target: Target) -> Any:
+    answer = await pool.request(b"GET", path.encode(), target.headers)
+    return orjson.loads(answer.body) if answer.status == 200 else None
+
+
+async def _steps(pool: Pool, model: str, target: Target) -> list[str]:
+    """The models that an ensemble asks."""
+    config = await _get(pool, f"{model_path(model)}/config", target) or {}
+    steps = (config.get("ensemble_scheduling") or {}).get("step", [])
+    return list(dict.fromkeys(str(step.get("model_name", "")) for step in steps))
 
 
 def breakdown(before: Observation, after: Observation, model: str) -> Breakdown | None:

@@ -160,7 +160,7 @@ def service_of(report: LoadReport, batching: Sequence[Batching]) -> Service:
         warnings.append(f"the fullest run had {fullest.concurrency} clients: what a full house does is a guess")
     if any(run.invalid for run in (first, fullest)):
         warnings.append("the load test calls its own figures invalid: " + (first.invalid or fullest.invalid)[0])
-    if report.machine.get("interrupted"):
+    if any(run.interrupted for run in runs):
         warnings.append("the load test was interrupted")
     histogram = first.latency.samples()
     mean_ms = first.latency.mean_ms or 1.0

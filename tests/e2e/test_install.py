@@ -31,16 +31,23 @@ def say(python: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(600)
-def test_serve_alone_brings_no_torch_and_packs(tmp_path: Path) -> None:
+def test_what_the_gateways_image_installs_is_small_brings_no_torch_and_packs(tmp_path: Path) -> None:
     from tests.serve_models import tiny_artifact
 
-    python = install(tmp_path / "venv", "serve")
-    assert not {"torch", "onnx", "onnxruntime", "nvidia-pytriton", "matplotlib"} & names(python)
+    (words,) = [line for line in (ROOT / "deploy/docker/gateway.Dockerfile").read_text().splitlines() if '".[' in line]
+    extras = words.partition('".[')[2].partition("]")[0]
+    python = install(tmp_path / "venv", extras)
+    assert not {"torch", "onnx", "onnxruntime", "nvidia-pytriton", "matplotlib", "pyyaml", "simpy"} & names(python)
+    packages = next((tmp_path / "venv/lib").glob("python*/site-packages"))
+    size = sum(path.stat().st_size for path in packages.rglob("*") if path.is_file() and "/pip" not in str(path))
+    assert size < 250e6, f"{size / 1e6:.0f} MB"
     tiny_artifact(tmp_path / "artifact")
     packed = say(
         python, "serve", "pack", str(tmp_path / "artifact"), "--repository", str(tmp_path / "m"), "--name", "tiny"
     )
     assert packed.returncode == 0, packed.stderr
+    checked = say(python, "serve", "check", str(tmp_path / "m"))
+    assert checked.returncode == 0, checked.stderr
     started = say(python, "serve", "up", str(tmp_path / "m"), "--port", "0")
     assert started.returncode == 2
     assert ".[triton]" in started.stderr

@@ -18,13 +18,17 @@ from typing import Any
 import pytest
 
 from serve.deploy.alerts import alerts
+from serve.deploy.canary import analysis_queries
 from serve.deploy.dashboards import dashboard, queries
 from serve.deploy.monitoring import MonitoringOptions, write_monitoring
 from serve.deploy.objectives import objectives_of
+from serve.deploy.options import RenderOptions, read_plan
 from serve.deploy.rules import recording_rules
+from serve.deploy.scaling import Signal, adapter_rules, signals
 from serve.gateway.settings import Settings
 from serve.pack_options import PackOptions
 from serve.repository import pack
+from serve.rollout.plan import Plan
 from serve.triton.launch import Ports, TritonOptions, TritonServer
 from tests.e2e.conftest import free_port
 from tests.gateway_models import fetch
@@ -34,6 +38,8 @@ from tests.serve_models import tiny_artifact
 PROMETHEUS = shutil.which("prometheus")
 pytestmark = pytest.mark.skipif(PROMETHEUS is None, reason="Debian's package prometheus is not there")
 GOAL = objectives_of()
+RENDERED = RenderOptions(gateway_image="registry.example/gateway:1.0", target=10.0)
+ANALYSIS = analysis_queries(Plan(), GOAL, 'job="triton"', 'job="triton"')
 X = [[0.0, 2.0, 1.0, 0.0]]
 INFER = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": X}]}).encode()
 NO_GPU = "nv_gpu_"  # series that a Triton without a GPU does not have
@@ -153,6 +159,26 @@ def test_every_rule_is_evaluated_without_an_error(watched: Watched) -> None:
 def test_what_is_recorded_has_values(watched: Watched, query: str) -> None:
     """Among them those that an autoscaler looks at."""
     assert watched.until(query)
+
+
+@pytest.mark.parametrize("signal_", signals(RENDERED, read_plan(None), GOAL.slow_s, gpu=True), ids=lambda each: each.name)
+def test_what_replicas_follow_is_one_number(watched: Watched, signal_: Signal) -> None:
+    """As KEDA and the adapter ask it."""
+    found = watched.until(signal_.query, 0 if NO_GPU in signal_.query else 40)
+    assert len(found) == int(NO_GPU not in signal_.query)
+    rule = next(rule for rule in adapter_rules(RENDERED, [signal_])["rules"]["external"])
+    assert NO_GPU in rule["seriesQuery"] or watched.until(rule["seriesQuery"])
+
+
+@pytest.mark.parametrize("name", sorted(ANALYSIS))
+def test_what_a_canary_is_judged_by_is_one_number(watched: Watched, name: str) -> None:
+    """Canary and stable are the same Triton here, so that neither is worse than the other."""
+    query, most = ANALYSIS[name]
+    watched.until("autoscale:requests:rate1m > 0")
+    (found,) = watched.until(query)
+    if name in ("more-errors", "slower"):
+        assert found <= most
+    assert found == pytest.approx({"more-errors": 0, "slower": 1}.get(name, found))
 
 
 @pytest.mark.parametrize(("title", "query"), list(queries(dashboard(GOAL))))

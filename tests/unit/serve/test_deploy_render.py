@@ -35,6 +35,20 @@ S3 = replace(OPTIONS, storage="s3://bucket/models")
 SIGNED = replace(OPTIONS, storage="image:registry.example/models@sha256:" + "0" * 64, signed_by="signer")
 
 
+def test_what_stands_in_deploy_is_what_the_command_writes(tmp_path: Path) -> None:
+    """serve deploy render model_repository -o deploy/kubernetes, with the two images."""
+    options = RenderOptions(
+        gateway_image="registry.example/compress-serve-gateway:0.1.0",
+        image="registry.example/compress-serve-triton:26.07-hooks",
+    )
+    render(ROOT / "model_repository", tmp_path / "kubernetes", options)
+    anew, there = (
+        {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+        for folder in (tmp_path / "kubernetes", ROOT / "deploy/kubernetes")
+    )
+    assert anew == there
+
+
 def built(folder: Path) -> list[Object]:
     done = subprocess.run([str(KUBECTL), "kustomize", folder], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -298,7 +312,9 @@ def test_a_folder_of_something_else_stays(tmp_path: Path) -> None:
 def test_what_to_know_is_said() -> None:
     workload = workload_of(ROOT / "model_repository")
     said = " ".join(warnings_of(workload, replace(S3, image=RenderOptions.image)))
-    for words in ("hooks require pillow", "serving-bucket", "estimated", "serving-keys", "serve plan"):
+    said += " ".join(warnings_of(workload, replace(OPTIONS, image="nvcr.io/nvidia/tritonserver:24.10-py3")))
+    assert not any("vulnerabilities" in text for text in warnings_of(workload, replace(OPTIONS, image=RenderOptions.image)))
+    for words in ("tritonserver:24.10-py3 has known vulnerabilities", "hooks require pillow", "serving-bucket", "estimated", "serving-keys", "serve plan"):
         assert words in said
 
 
