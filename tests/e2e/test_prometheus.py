@@ -161,7 +161,9 @@ def test_what_is_recorded_has_values(watched: Watched, query: str) -> None:
     assert watched.until(query)
 
 
-@pytest.mark.parametrize("signal_", signals(RENDERED, read_plan(None), GOAL.slow_s, gpu=True), ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "signal_", signals(RENDERED, read_plan(None), GOAL.slow_s, gpu=True), ids=lambda each: each.name
+)
 def test_what_replicas_follow_is_one_number(watched: Watched, signal_: Signal) -> None:
     """As KEDA and the adapter ask it."""
     found = watched.until(signal_.query, 0 if NO_GPU in signal_.query else 40)

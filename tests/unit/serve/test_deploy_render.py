@@ -313,8 +313,17 @@ def test_what_to_know_is_said() -> None:
     workload = workload_of(ROOT / "model_repository")
     said = " ".join(warnings_of(workload, replace(S3, image=RenderOptions.image)))
     said += " ".join(warnings_of(workload, replace(OPTIONS, image="nvcr.io/nvidia/tritonserver:24.10-py3")))
-    assert not any("vulnerabilities" in text for text in warnings_of(workload, replace(OPTIONS, image=RenderOptions.image)))
-    for words in ("tritonserver:24.10-py3 has known vulnerabilities", "hooks require pillow", "serving-bucket", "estimated", "serving-keys", "serve plan"):
+    assert not any(
+        "vulnerabilities" in text for text in warnings_of(workload, replace(OPTIONS, image=RenderOptions.image))
+    )
+    for words in (
+        "tritonserver:24.10-py3 has known vulnerabilities",
+        "hooks require pillow",
+        "serving-bucket",
+        "estimated",
+        "serving-keys",
+        "serve plan",
+    ):
         assert words in said
 
 
