@@ -25,14 +25,16 @@ class Curve:
     """What one replica does.
 
     Attributes:
-        peak: requests a second that it answers at most.
+        peak: requests a second that it answers at most: as simulated, but no more than was measured.
         rates: the simulated ones, ascending, all below.
         shares: for each, the share of the requests in each bin of BOUNDS_S.
+        simulated_peak: without that bound.
     """
 
     peak: float
     rates: Floats
     shares: Floats
+    simulated_peak: float = 0.0
 
     def at(self, rate: float) -> Floats:
         """The share of requests in each bin, of Poisson arrivals at a rate; at most the highest simulated one's."""
@@ -69,7 +71,9 @@ def simulate_curve(
         seed: the same one draws the same.
         on_progress: told how many of how many rates are done.
     """
-    peak = capacity(service, max(samples // 2, 2000))
+    simulated = capacity(service, max(samples // 2, 2000))
+    # Larger batches than any that were measured may give more; that is not counted on.
+    peak = min(simulated, service.measured_peak or simulated)
     shares = []
     for number, share in enumerate(SHARES):
         times = poisson(share * peak, samples, seed)
@@ -78,7 +82,7 @@ def simulate_curve(
             on_progress(number + 1, len(SHARES))
     # More load never makes a replica faster; where a draw says so, it is the draw.
     below = np.minimum.accumulate(np.cumsum(np.array(shares), axis=1), axis=0)
-    return Curve(peak, np.array(SHARES) * peak, np.diff(below, axis=1, prepend=0.0))
+    return Curve(peak, np.array(SHARES) * peak, np.diff(below, axis=1, prepend=0.0), simulated)
 
 
 def binned(latencies_s: Floats) -> Floats:

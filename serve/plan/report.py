@@ -12,6 +12,7 @@ __all__ = ["KIND", "advice", "to_dict", "verdict"]
 KIND = "serve plan"
 SCHEMA_VERSION = 1
 POINTS = 600
+BEYOND = 1.1
 
 
 def verdict(planned: Planned) -> str:
@@ -45,6 +46,11 @@ def advice(planned: Planned) -> list[str]:
         lines.append(
             f"what is missed is missed while replicas start ({hosting.start_s:g} s): more replicas beforehand "
             "(--min-replicas), a smaller image, or models on the node already"
+        )
+    if planned.curve.simulated_peak > BEYOND * planned.curve.peak:
+        lines.append(
+            f"the simulation would answer {planned.curve.simulated_peak:,.4g} a second with larger batches than were "
+            "measured: measure with more clients to count on them"
         )
     how = (
         "each request was simulated"

@@ -49,7 +49,9 @@ def test_each_alert_fires_when_it_should_and_only_then() -> None:
     paths = sorted((DEPLOY / "prometheus").glob("alerts_*test.yml"))
     names = [test["name"] for path in paths for test in yaml.safe_load(path.read_text())["tests"]]
     assert sorted(names) == sorted(f"{alert.name} {what}" for alert in alerts(GOAL) for what in ("fires", "is quiet"))
-    done = subprocess.run([str(PROMTOOL), "test", "rules", *map(str, paths)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(PROMTOOL), "test", "rules", *map(str, paths)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -120,6 +120,12 @@ def test_the_curve_is_of_one_replica(curve: Curve) -> None:
     assert curve.highest(lambda weights: percentile_s(weights, 50) <= 0.001) == 0
 
 
+def test_a_replica_answers_no_more_than_was_measured() -> None:
+    found = simulate_curve(service_with(0.01, measured_peak=60.0), samples=2000)
+    assert found.peak == 60.0
+    assert found.simulated_peak == pytest.approx(100, rel=0.02)
+
+
 def test_percentiles_of_bins_are_those_of_the_values() -> None:
     values = np.random.default_rng(0).exponential(0.05, 20_000)
     for percent in (1, 50, 99, 99.9):
