@@ -17,7 +17,8 @@ ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="compress-serve gateway" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.licenses="Apache-2.0"
-RUN useradd --uid 1000 --user-group --no-create-home --shell /usr/sbin/nologin serve
+RUN useradd --uid 1000 --user-group --no-create-home --shell /usr/sbin/nologin serve \
+    && install --directory --owner=1000 --group=1000 /var/lib/gateway
 COPY --from=build /opt/serve /opt/serve
 ENV PATH=/opt/serve/bin:${PATH} PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 USER 1000:1000

@@ -12,7 +12,7 @@ RUN pip install --no-cache-dir --disable-pip-version-check -r /tmp/hooks.txt && 
 USER 1000:1000
 EXPOSE 8000 8001 8002
 HEALTHCHECK --interval=10s --timeout=5s --start-period=120s \
-    CMD ["curl", "--silent", "--fail", "http://127.0.0.1:8000/v2/health/ready"]
+    CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/v2/health/ready', timeout=4)"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["tritonserver"]
 CMD ["--model-repository=/models", "--disable-auto-complete-config", "--model-control-mode=none"]

@@ -111,7 +111,7 @@ def _targets_plot(planned: Planned) -> str:
             axes.scatter([each.scaling.target for each in mine], cost, color=colour, label=word)
     hours = planned.fixed[1]
     axes.axhline(planned.cost(hours) if money else hours, color=GREY, ls="--", lw=1, label="no autoscaler")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
     axes.set_xlabel("target, requests/s a replica")
     axes.set_ylabel("cost" if money else "replica hours")
     legend_of(axes)
