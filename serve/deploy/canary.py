@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve.deploy.manifests import labels
+from serve.deploy.naming import labels
 from serve.deploy.objectives import Objectives
 from serve.deploy.options import RenderOptions
 from serve.deploy.rules import INFERENCE

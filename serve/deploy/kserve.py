@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve.deploy.manifests import TRITON_PORTS, labels
+from serve.deploy.naming import TRITON_PORTS, labels
 from serve.deploy.options import RenderOptions
 from serve.deploy.scaling import Signal, bounds
 from serve.deploy.workload import Workload

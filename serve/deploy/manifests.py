@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from serve.deploy.naming import GATEWAY_PORT, TRITON_PORTS, labels, meta
 from serve.deploy.options import RenderOptions
+from serve.deploy.policies import disruption_budget, network_policies
 from serve.deploy.workload import Workload
 
-__all__ = ["GATEWAY_TOML", "base", "helper", "labels", "secured", "storage_patch"]
+__all__ = ["GATEWAY_TOML", "base", "helper", "secured", "storage_patch"]
 
 Object = dict[str, Any]
-TRITON_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
-GATEWAY_PORT = 8080
 NOTICE_S = 5  # for endpoints and the gateway to notice that a pod leaves
 USER = 1000  # triton-server of NVIDIA's image, and the user of ours
 GATEWAY_CPU_MILLIS, GATEWAY_MEMORY_MIB = 1000, 256
@@ -30,16 +30,16 @@ access_log = "-"
 """
 
 
-def labels(options: RenderOptions, part: str) -> dict[str, str]:
-    return {"app.kubernetes.io/name": part, "app.kubernetes.io/part-of": options.name}
-
-
 def base(workload: Workload, options: RenderOptions) -> dict[str, list[Object]]:
     """The base's objects, by file."""
     return {
         "triton.yaml": [_triton(workload, options), _triton_service(options), _account(options, "triton")],
         "gateway.yaml": [_gateway(options), _gateway_service(options), _account(options, "gateway")],
-        "policies.yaml": [*_network(options), _budget(options, "triton"), _budget(options, "gateway")],
+        "policies.yaml": [
+            *network_policies(options),
+            disruption_budget(options, "triton"),
+            disruption_budget(options, "gateway"),
+        ],
     }
 
 
@@ -56,16 +56,12 @@ def storage_patch(options: RenderOptions) -> list[Object]:
     return [{"op": "add", "path": "/spec/template/spec/volumes/-", "value": volume}]
 
 
-def _meta(options: RenderOptions, part: str, name: str | None = None) -> Object:
-    return {"name": name or f"{options.name}-{part}", "labels": labels(options, part)}
-
-
 def _account(options: RenderOptions, part: str) -> Object:
     """Its own, with no rights and no token."""
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
-        "metadata": _meta(options, part),
+        "metadata": meta(options, part),
         "automountServiceAccountToken": False,
     }
 
@@ -218,7 +214,7 @@ def _deployment(options: RenderOptions, part: str, pod: Object, replicas: int | 
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": _meta(options, part),
+        "metadata": meta(options, part),
         "spec": {
             **({} if replicas is None else {"replicas": replicas}),  # an autoscaler's are not to be overwritten
             "selector": {"matchLabels": labels(options, part)},
@@ -234,7 +230,7 @@ def _triton_service(options: RenderOptions) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _meta(options, "triton"),
+        "metadata": meta(options, "triton"),
         "spec": {"clusterIP": "None", "selector": labels(options, "triton"), "ports": ports},
     }
 
@@ -243,61 +239,9 @@ def _gateway_service(options: RenderOptions) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _meta(options, "gateway"),
+        "metadata": meta(options, "gateway"),
         "spec": {
             "selector": labels(options, "gateway"),
             "ports": [{"name": "http", "port": 80, "targetPort": "http"}],
         },
-    }
-
-
-def _network(options: RenderOptions) -> list[Object]:
-    """Nothing but what is named: gateway to Triton, Prometheus to both, names for both."""
-    names = {
-        "to": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}}],
-        "ports": [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")],
-    }
-    watcher = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": options.monitoring_namespace}}}
-    gateway, triton = ({"podSelector": {"matchLabels": labels(options, part)}} for part in ("gateway", "triton"))
-
-    def ports(*numbers: int) -> list[Object]:
-        return [{"port": number, "protocol": "TCP"} for number in numbers]
-
-    def policy(part: str, ingress: list[Object], egress: list[Object]) -> Object:
-        return {
-            "apiVersion": "networking.k8s.io/v1",
-            "kind": "NetworkPolicy",
-            "metadata": _meta(options, part),
-            "spec": {
-                "podSelector": {"matchLabels": labels(options, part)},
-                "policyTypes": ["Ingress", "Egress"],
-                "ingress": ingress,
-                "egress": egress,
-            },
-        }
-
-    outside = [{"ports": ports(443)}] if options.storage.startswith("s3") else []
-    return [
-        policy(
-            "triton",
-            [
-                {"from": [gateway], "ports": ports(TRITON_PORTS["http"], TRITON_PORTS["grpc"])},
-                {"from": [watcher], "ports": ports(TRITON_PORTS["metrics"])},
-            ],
-            [names, *outside],
-        ),
-        policy(
-            "gateway",
-            [{"ports": ports(GATEWAY_PORT)}],
-            [names, {"to": [triton], "ports": ports(TRITON_PORTS["http"], TRITON_PORTS["grpc"])}],
-        ),
-    ]
-
-
-def _budget(options: RenderOptions, part: str) -> Object:
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": _meta(options, part),
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": labels(options, part)}},
     }

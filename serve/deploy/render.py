@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from compress.errors import ServerError
-from serve.deploy.alerts import alert_rules
 from serve.deploy.canary import analysis_templates, rollout
+from serve.deploy.gpu import engine_files, engine_patch, gpu_patch
 from serve.deploy.kserve import kserve
-from serve.deploy.manifests import GATEWAY_TOML, NOTICE_S, USER, base, helper, labels, storage_patch
+from serve.deploy.manifests import GATEWAY_TOML, NOTICE_S, USER, base, helper, storage_patch
 from serve.deploy.objectives import objectives_of
+from serve.deploy.operator import monitors, rules_object
 from serve.deploy.options import RenderOptions, read_plan
-from serve.deploy.rules import recording_rules
 from serve.deploy.scaling import adapter_rules, hpa, scaled_object, signals
 from serve.deploy.workload import Workload, workload_of
 from serve.deploy.yaml_text import several, yaml_text
@@ -132,8 +132,14 @@ def files(workload: Workload, options: RenderOptions) -> dict[str, str]:
         **_patches(_patch(options, "Deployment", storage_patch(options))),
     )
     put("components/keda", {"scaledobject.yaml": [scaled_object(options, plan, cpu)]})
-    put("components/hpa", {"hpa.yaml": [hpa(options, plan, cpu)], "adapter-values.yaml": [adapter_rules(options, cpu)]})
-    put("components/prometheus-operator", {"monitors.yaml": _monitors(options), "rules.yaml": [_rules(options, goal)]})
+    put(
+        "components/hpa",
+        {"hpa.yaml": [hpa(options, plan, cpu)], "adapter-values.yaml": [adapter_rules(options, cpu)]},
+    )
+    put(
+        "components/prometheus-operator",
+        {"monitors.yaml": monitors(options), "rules.yaml": [rules_object(options, goal)]},
+    )
     space = options.namespace
     put("overlays/cpu", {}, namespace=space, resources=["../../base"], components=["../../components/keda"])
     put(
@@ -141,8 +147,8 @@ def files(workload: Workload, options: RenderOptions) -> dict[str, str]:
         {"scaledobject.yaml": [scaled_object(options, plan, gpu)]},
         namespace=space,
         resources=["../../base"],
-        **_engine_files(options),
-        **_patches(_patch(options, "Deployment", [*_gpu_patch(options), *_engine_patch(workload, options)])),
+        **engine_files(options),
+        **_patches(_patch(options, "Deployment", [*gpu_patch(options), *engine_patch(workload, options)])),
     )
     if options.engine_script is not None:
         found["overlays/gpu/build_engine.py"] = options.engine_script.read_text(encoding="utf-8")
@@ -201,62 +207,6 @@ def _patches(*given: tuple[Object, list[Object]]) -> Object:
     return {"patches": whole} if whole else {}
 
 
-def _gpu_patch(options: RenderOptions) -> list[Object]:
-    """One GPU to a Triton, of the kind that its engines were built for."""
-    node = {"nvidia.com/gpu.present": "true"} | (
-        {"nvidia.com/gpu.product": options.gpu_product} if options.gpu_product else {}
-    )
-    pod = "/spec/template/spec"
-    tolerated = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-    return [
-        {"op": "add", "path": f"{pod}/containers/0/resources/limits/nvidia.com~1gpu", "value": "1"},
-        {"op": "add", "path": f"{pod}/nodeSelector", "value": node},
-        {"op": "add", "path": f"{pod}/tolerations", "value": tolerated},
-    ]
-
-
-def _engine_files(options: RenderOptions) -> Object:
-    if options.engine_script is None:
-        return {}
-    return {"configMapGenerator": [{"name": f"{options.name}-engine-script", "files": ["build_engine.py"]}]}
-
-
-def _engine_patch(workload: Workload, options: RenderOptions) -> list[Object]:
-    """A plan fits the kind of GPU that built it: each pod builds its own, and packs it, before Triton starts."""
-    if options.engine_script is None:
-        return []
-    pod, name = "/spec/template/spec", workload.models[0]
-    models = {"name": "models", "mountPath": "/artifact", "readOnly": True}
-    built = {"name": "built", "mountPath": "/built"}
-    script = {"name": "script", "mountPath": "/script", "readOnly": True}
-    tmp = {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108  a volume of the pod's own
-    build: Object = helper(
-        options, "build-engine", ["/script/build_engine.py", "/artifact", "/built/artifact"],
-        [models, built, script, tmp], image=options.image,
-    )  # fmt: skip
-    build["command"] = ["python3"]
-    build["resources"] = {
-        "requests": {"cpu": f"{workload.cpu_millis}m", "memory": f"{workload.memory_mib}Mi"},
-        "limits": {"memory": f"{workload.memory_mib}Mi", "nvidia.com/gpu": "1"},
-    }
-    packing = ["pack", "/built/artifact", "--repository", "/built/models", "--name", name]
-    pack = helper(options, "pack", packing, [built, tmp])
-    sources = {"name": "script", "configMap": {"name": f"{options.name}-engine-script"}}
-    repository = {"name": "built", "mountPath": "/models", "subPath": "models", "readOnly": True}
-    return [
-        {"op": "replace", "path": f"{pod}/initContainers", "value": [build, pack]},
-        {"op": "replace", "path": f"{pod}/containers/0/volumeMounts/0", "value": repository},
-        {"op": "add", "path": f"{pod}/volumes/-", "value": {"name": "built", "emptyDir": {"sizeLimit": "8Gi"}}},
-        {"op": "add", "path": f"{pod}/volumes/-", "value": sources},
-    ]
-
-
-def _small(workload: Workload) -> list[Object]:
-    """A tenth of a processor is enough to try it."""
-    cpu = f"{min(workload.cpu_millis, 100)}m"
-    return [{"op": "replace", "path": "/spec/template/spec/containers/0/resources/requests/cpu", "value": cpu}]
-
-
 def _gate(workload: Workload, options: RenderOptions) -> Object:
     """A pod that reads the repository, and fails where compression cost a model more than its budget."""
     volume = storage_patch(options)[0]["value"]
@@ -277,33 +227,7 @@ def _gate(workload: Workload, options: RenderOptions) -> Object:
     }  # fmt: skip
 
 
-def _monitors(options: RenderOptions) -> list[Object]:
-    """What Prometheus Operator scrapes; the part's name becomes the job, as the rules expect it."""
-    ends = {"triton": {"port": "metrics"}, "gateway": {"port": "http", "path": "/metrics"}}
-    key = {"type": "Bearer", "credentials": {"name": f"{options.name}-metrics-key", "key": "key"}}
-    return [
-        {
-            "apiVersion": "monitoring.coreos.com/v1",
-            "kind": "PodMonitor",
-            "metadata": {"name": f"{options.name}-{part}", "labels": labels(options, part)},
-            "spec": {
-                "jobLabel": "app.kubernetes.io/name",
-                "selector": {"matchLabels": labels(options, part)},
-                "podTargetLabels": ["rollouts-pod-template-hash"],
-                "podMetricsEndpoints": [
-                    {**end, "interval": "15s", **({"authorization": key} if part == "gateway" else {})}
-                ],
-            },
-        }
-        for part, end in ends.items()
-    ]
-
-
-def _rules(options: RenderOptions, goal: Any) -> Object:
-    groups = [*recording_rules(goal)["groups"], *alert_rules(goal)["groups"]]
-    return {
-        "apiVersion": "monitoring.coreos.com/v1",
-        "kind": "PrometheusRule",
-        "metadata": {"name": options.name, "labels": labels(options, "rules")},
-        "spec": {"groups": groups},
-    }
+def _small(workload: Workload) -> list[Object]:
+    """A tenth of a processor is enough to try it."""
+    cpu = f"{min(workload.cpu_millis, 100)}m"
+    return [{"op": "replace", "path": "/spec/template/spec/containers/0/resources/requests/cpu", "value": cpu}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from serve.deploy.manifests import labels
+from serve.deploy.naming import labels
 from serve.deploy.options import RenderOptions
 
 __all__ = ["Signal", "adapter_rules", "bounds", "hpa", "scaled_object", "signals"]

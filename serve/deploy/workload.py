@@ -32,7 +32,6 @@ class Workload:
         gpu: whether it has an instance on one.
         requirements: of the hooks, which the image must hold.
         measured: whether processors and memory are from a load test.
-        batch: whether the network's config.pbtxt speaks of a TensorRT plan.
     """
 
     models: tuple[str, ...]
@@ -43,7 +42,6 @@ class Workload:
     gpu: bool
     requirements: tuple[str, ...]
     measured: bool
-    plans: bool
 
 
 def workload_of(repository: Path, load: Path | None = None) -> Workload:
@@ -81,7 +79,6 @@ def workload_of(repository: Path, load: Path | None = None) -> Workload:
         any(group.kind == "KIND_GPU" for model in models for group in model.config.instance_group),
         tuple(requirements_of(models)),
         load is not None,
-        any(model.config.backend == "tensorrt" for model in models),
     )
 
 

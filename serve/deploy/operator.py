@@ -1,0 +1,47 @@
+"""What Prometheus Operator is told: which pods to scrape, and the rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve.deploy.alerts import alert_rules
+from serve.deploy.naming import labels
+from serve.deploy.objectives import Objectives
+from serve.deploy.options import RenderOptions
+from serve.deploy.rules import recording_rules
+
+__all__ = ["monitors", "rules_object"]
+
+Object = dict[str, Any]
+
+
+def monitors(options: RenderOptions) -> list[Object]:
+    """What Prometheus Operator scrapes; the part's name becomes the job, as the rules expect it."""
+    ends = {"triton": {"port": "metrics"}, "gateway": {"port": "http", "path": "/metrics"}}
+    key = {"type": "Bearer", "credentials": {"name": f"{options.name}-metrics-key", "key": "key"}}
+    return [
+        {
+            "apiVersion": "monitoring.coreos.com/v1",
+            "kind": "PodMonitor",
+            "metadata": {"name": f"{options.name}-{part}", "labels": labels(options, part)},
+            "spec": {
+                "jobLabel": "app.kubernetes.io/name",
+                "selector": {"matchLabels": labels(options, part)},
+                "podTargetLabels": ["rollouts-pod-template-hash"],
+                "podMetricsEndpoints": [
+                    {**end, "interval": "15s", **({"authorization": key} if part == "gateway" else {})}
+                ],
+            },
+        }
+        for part, end in ends.items()
+    ]
+
+
+def rules_object(options: RenderOptions, goal: Objectives) -> Object:
+    groups = [*recording_rules(goal)["groups"], *alert_rules(goal)["groups"]]
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": options.name, "labels": labels(options, "rules")},
+        "spec": {"groups": groups},
+    }
