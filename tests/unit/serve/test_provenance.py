@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from compress.errors import RepositoryError
+from serve.cli import main
 from serve.provenance import read_provenance, verify
 from serve.repository import pack
 from serve.signing import check_signature, sign
@@ -120,3 +121,34 @@ def test_what_is_no_key_is_refused_with_how_to_make_one(repository: Path, tmp_pa
     (tmp_path / "key.pem").write_text(text)
     with pytest.raises(RepositoryError, match="openssl genpkey"):
         sign(repository, tmp_path / "key.pem")
+
+
+def test_the_commands_say_what_they_checked(
+    repository: Path, keys: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["check", str(repository)])
+    main(["sign", str(repository), "--key", str(keys[0])])
+    main(["check", str(repository), "--public-key", str(keys[1])])
+    told = capsys.readouterr().out
+    assert "7 files are what was packed" in told
+    assert "files are what was signed" in told
+    _change("tiny_network/1/model.onnx")(repository)
+    with pytest.raises(SystemExit) as ended:
+        main(["check", str(repository)])
+    assert ended.value.code == 2
+    assert "won't serve" in capsys.readouterr().err
+
+
+def test_a_server_does_not_start_on_what_was_changed(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _change("tiny_network/1/model.onnx")(repository)
+    with pytest.raises(SystemExit) as ended:
+        main(["up", str(repository), "--port", "0"])
+    assert ended.value.code == 2
+    assert "--trust-changes" in capsys.readouterr().err
+
+
+def test_the_gate_ends_with_code_3_where_nobody_knows(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["deploy", "gate", str(repository), "--model", "tiny", "--max-drop", "5"])
+    assert ended.value.code == 3
+    assert "not measured" in capsys.readouterr().out
