@@ -126,9 +126,11 @@ def test_what_is_no_key_is_refused_with_how_to_make_one(repository: Path, tmp_pa
 def test_the_commands_say_what_they_checked(
     repository: Path, keys: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["check", str(repository)])
-    main(["sign", str(repository), "--key", str(keys[0])])
-    main(["check", str(repository), "--public-key", str(keys[1])])
+    words = (["check"], ["sign", "--key", str(keys[0])], ["check", "--public-key", str(keys[1])])
+    for command, *flags in words:
+        with pytest.raises(SystemExit) as ended:
+            main([command, str(repository), *flags])
+        assert not ended.value.code
     told = capsys.readouterr().out
     assert "7 files are what was packed" in told
     assert "files are what was signed" in told
