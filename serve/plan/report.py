@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from serve.plan.choose import Planned
 
-__all__ = ["KIND", "advice", "to_dict", "verdict"]
+__all__ = ["KIND", "advice", "outside_s", "to_dict", "verdict"]
 
 KIND = "serve plan"
 SCHEMA_VERSION = 1
@@ -42,6 +44,9 @@ def advice(planned: Planned) -> list[str]:
         lines.append(f"without an autoscaler the highest rate takes {number} replicas: this is {saved:.0%} less")
     else:
         lines.append(f"{number} replicas without an autoscaler take {hours:,.4g} replica hours: it saves nothing here")
+    if (outside := outside_s(planned)) > 0:
+        whole = planned.course.step_s * len(planned.course.rates)
+        lines.append(f"taken by themselves, {outside:,.0f} s of the {whole:,.0f} do not keep it")
     if planned.course.refusals >= 1 or not planned.kept:
         lines.append(
             f"what is missed is missed while replicas start ({hosting.start_s:g} s): more replicas beforehand "
@@ -58,6 +63,15 @@ def advice(planned: Planned) -> list[str]:
         else "too many requests to simulate each: one replica was simulated, the fleet is a fluid shared evenly by them"
     )
     return [*lines, how, *planned.service.warnings]
+
+
+def outside_s(planned: Planned) -> float:
+    """Seconds of the steps whose own percentile is over its bound, or that refuse more than may fail."""
+    course = planned.course
+    bounds = {term.name: term.bound for term in planned.objective.terms}
+    slow = course.slow_ms > bounds.get(f"p{planned.percent:g}", np.inf)
+    refusing = course.refused > bounds.get("errors", 1.0) * np.maximum(course.rates, 1e-9)
+    return float((slow | refusing).sum() * course.step_s)
 
 
 def to_dict(planned: Planned) -> dict[str, Any]:
@@ -86,6 +100,7 @@ def to_dict(planned: Planned) -> dict[str, Any]:
         "requests": course.requests,
         "refused_share": course.refused_share,
         "slow_ms": planned.chosen.slow_ms,
+        "outside_s": outside_s(planned),
         "replica_hours": planned.chosen.replica_hours,
         "cost": planned.cost(planned.chosen.replica_hours),
         "fixed": {"replicas": number, "replica_hours": hours, "cost": planned.cost(hours)},

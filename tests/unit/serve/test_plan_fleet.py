@@ -18,7 +18,7 @@ from serve.plan.choose import plan
 from serve.plan.curve import Curve, binned, percentile_s, simulate_curve
 from serve.plan.fleet import Hosting, run_exact, run_fluid
 from serve.plan.page import page
-from serve.plan.report import advice, to_dict, verdict
+from serve.plan.report import advice, outside_s, to_dict, verdict
 from serve.plan.traffic import Traffic, read_traffic
 from tests.unit.serve.test_plan_service import SWEEP, service_with
 
@@ -172,6 +172,13 @@ def test_the_cheapest_settings_that_keep_the_objective_are_chosen() -> None:
     assert any("fluid" in line for line in advice(found))
     text = page(found, SWEEP.runs)
     assert text.count("<figure>") == text.count("<svg") == 3
+
+
+def test_the_seconds_outside_of_the_objective_are_told() -> None:
+    burst = Traffic(np.array([0.0, 3000.0, 3000.001, 3600.0]), np.array([50.0, 50.0, 300.0, 300.0]))
+    found = plan(SERVICE, burst, parse_objective("p99<50ms,errors<20%"), Hosting(), samples=2000, target=40.0)
+    assert 60 <= outside_s(found) <= 300
+    assert any("do not keep it" in line for line in advice(found))
 
 
 def test_an_objective_that_no_fleet_keeps_says_why() -> None:
