@@ -19,7 +19,7 @@ from tests.lint_corpus import CASES, ENSEMBLE, NETWORK, PYTHON, Case
 from tests.lint_mutations import mutated
 
 pytestmark = pytest.mark.integration
-MUTATIONS = 100
+MUTATIONS = 60
 
 
 class Control:
@@ -106,4 +106,4 @@ def test_they_agree_on_random_changes(tmp_path: Path) -> None:
     assert not wrong, "\n".join(
         f"{(models / name / 'config.pbtxt').read_text(encoding='utf-8')}{errors.get(name)}" for name in wrong
     )
-    assert 10 < sum(loaded.values()) < 90, "both happen"
+    assert 0.1 < sum(loaded.values()) / MUTATIONS < 0.9, "both happen"
