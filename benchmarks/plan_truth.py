@@ -31,7 +31,7 @@ from serve.load.report import LoadReport
 from serve.load.result import LoadResult
 from serve.load.run import run_load
 from serve.pack_options import PackOptions
-from serve.plan.replica import capacity, open_loop
+from serve.plan.replica import closed_loop, open_loop
 from serve.plan.service import Service, batching_of, service_of
 from serve.repository import pack, read_models
 from serve.triton.launch import Ports, TritonServer
@@ -114,7 +114,8 @@ def one_round(options: LoadOptions, requests: int) -> tuple[list[LoadResult], li
 
 def compare(service: Service, given: list[LoadResult], loads: list[LoadResult], requests: int) -> dict[str, float]:
     """Predicted over measured."""
-    found = {"throughput, 32 clients": capacity(service) / max(run.throughput for run in given)}
+    fullest = max(given, key=lambda run: run.concurrency)
+    found = {"throughput, 32 clients": closed_loop(service, fullest.concurrency, 10_000)[0] / fullest.throughput}
     for run, share in zip(loads, SHARES, strict=True):
         rate = run.rate or 0.0
         legs = (Leg(rate, rate, WARMUP_S), Leg(rate, rate, max(requests / rate, SHORTEST_S)))

@@ -13,7 +13,7 @@ import pytest
 from compress.errors import ServerError
 from serve.load.report import LoadReport
 from serve.load.result import LoadResult
-from serve.load.server_side import Breakdown, ModelTime
+from serve.load.server_side import Breakdown, ModelTime, ServerUse
 from serve.plan.replica import capacity, closed_loop, open_loop, poisson
 from serve.plan.service import Batching, Service, Stage, batching_of, service_of
 from serve.repository import pack, read_models
@@ -82,6 +82,13 @@ def test_where_the_models_idle_what_all_requests_pass_is_the_bound() -> None:
 def test_runs_that_do_not_tell_enough_are_refused(runs: tuple[LoadResult, ...], why: str) -> None:
     with pytest.raises(ServerError, match=why):
         service_of(LoadReport(runs, "m"), [Batching("m")])
+
+
+@pytest.mark.parametrize(("share", "warned"), [(1.1, False), (1.6, True)])
+def test_a_server_that_took_most_cores_is_warned_of(share: float, warned: bool) -> None:
+    runs = tuple(replace(run, server=ServerUse(share, 1, 1)) for run in SWEEP.runs)
+    found = service_of(replace(SWEEP, runs=runs, machine={"cores": 2}), [Batching("m", 1, 8)])
+    assert any("wait for each other" in text for text in found.warnings) is warned
 
 
 def test_another_model_is_refused() -> None:
