@@ -21,7 +21,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 ENOUGH = 10  # executions; sizes that were run less are taken together with their neighbours
 BUSY = 0.7  # of the time: instances that were busier are what the fullest run lacked
 QUANTILES = 2001
-CROWDED = 0.7  # of the cores: from there on processes stand in each other's way
+CROWDED = 0.7  # of the cores: from there on processes wait for each other
 SWEEP = "measure again with `serve load … --concurrency 1,2,4,8,16,32 --output load.json`"
 
 
@@ -162,8 +162,8 @@ def service_of(report: LoadReport, batching: Sequence[Batching]) -> Service:
     cores = report.machine.get("cores")
     if fullest.server is not None and cores and fullest.server.cpu_share > CROWDED * cores:
         warnings.append(
-            f"the server took {fullest.server.cpu_share:.1f} of {cores} cores in the fullest run: its processes wait for "
-            "each other there, which is not simulated, and latencies will be longer than planned (docs/plan.md)"
+            f"the server took {fullest.server.cpu_share:.1f} of {cores} cores in the fullest run: its processes wait "
+            "for each other there, which is not simulated; latencies will be longer than planned (docs/plan.md)"
         )
     if any(run.invalid for run in (first, fullest)):
         warnings.append("the load test calls its own figures invalid: " + (first.invalid or fullest.invalid)[0])
