@@ -11,7 +11,7 @@ from compress.errors import RepositoryError
 from serve.pack_configs import PACKED_BY, PART_OF, SUFFIXES
 from serve.pbtxt import from_pbtxt
 
-__all__ = ["PACKED_FILE", "folders_of", "parts_of", "replaceable", "replacing", "staging", "unwritable"]
+__all__ = ["PACKED_FILE", "files_of", "folders_of", "parts_of", "replaceable", "replacing", "staging", "unwritable"]
 
 PACKED_FILE = ".packed.pbtxt"
 """Beside config.pbtxt: what `serve pack` wrote into it, so that edits by hand can be told."""
@@ -32,6 +32,11 @@ def folders_of(repository: Path) -> list[Path]:
             f"{repository} holds no model", why="it has no model folder", mend="write one into it with `serve pack`"
         )
     return folders
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The files below a folder, by path, without what Python compiled."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
 
 
 def unwritable(repository: Path, err: OSError) -> RepositoryError:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from compress.artifact import Artifact, sha256_of
 from compress.errors import RepositoryError
-from serve.model_folders import folders_of
+from serve.model_folders import files_of, folders_of
 from serve.versions import versions_of
 
 __all__ = ["PROVENANCE_FILE", "Provenance", "provenance_of", "read_provenance", "verify", "write_provenance"]
@@ -17,7 +17,6 @@ __all__ = ["PROVENANCE_FILE", "Provenance", "provenance_of", "read_provenance", 
 PROVENANCE_FILE = "provenance.json"
 SCHEMA_VERSION = 1
 CODE = (".py", ".so")
-CACHE = "__pycache__"
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,9 @@ def provenance_of(folder: Path, artifact: Artifact | None) -> Provenance:
         folder: MODEL/VERSION.
         artifact: what the network is from; None for hooks.
     """
-    files = {str(path.relative_to(folder)): sha256_of(path) for path in _files(folder)}
+    files = {
+        str(path.relative_to(folder)): sha256_of(path) for path in files_of(folder) if path.name != PROVENANCE_FILE
+    }
     if artifact is None or not artifact.stages:
         return Provenance(files)
     last = artifact.stages[-1].measured
@@ -82,8 +83,12 @@ def read_provenance(folder: Path) -> Provenance | None:
         raise RepositoryError(f"can't read {path}", why=f"it is damaged: {err!r}", mend="pack the model again") from err
 
 
-def verify(repository: Path) -> int:
+def verify(repository: Path, sums: Mapping[Path, str] | None = None) -> int:
     """Check each packed version against its checksums.
+
+    Args:
+        repository: holds the models.
+        sums: SHA-256 of files that were read just now.
 
     Returns:
         How many files were checked.
@@ -91,28 +96,25 @@ def verify(repository: Path) -> int:
     Raises:
         RepositoryError: a file is missing or another one, or there is code that was not packed.
     """
+    sums = sums or {}
     count = 0
     for model in folders_of(repository):
         for version in versions_of(model):
             folder = model / str(version)
             told = read_provenance(folder)
-            for name, wanted in (told.files if told is not None else {}).items():
+            if told is None:
+                continue
+            for name, wanted in told.files.items():
                 path = folder / name
                 if not path.is_file():
                     raise _changed(path, "it is missing")
-                if sha256_of(path) != wanted:
+                if (sums.get(path) or sha256_of(path)) != wanted:
                     raise _changed(path, "it is not the file that `serve pack` wrote (its sha256 differs)")
                 count += 1
-            for path in _files(folder) if told is not None else ():
-                if path.suffix in CODE and str(path.relative_to(folder)) not in told.files:  # type: ignore[union-attr]
+            for path in files_of(folder):
+                if path.suffix in CODE and str(path.relative_to(folder)) not in told.files:
                     raise _changed(path, "`serve pack` did not write it, and Triton may run it")
     return count
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != PROVENANCE_FILE and CACHE not in path.parts:
-            yield path
 
 
 def _changed(path: Path, why: str) -> RepositoryError:

@@ -5,19 +5,19 @@ Both are what other tools know: `sha256sum --check SHA256SUMS`, and `openssl pke
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from compress.artifact import sha256_of
 from compress.errors import MissingExtraError, RepositoryError
 from serve.lock import locked
-from serve.model_folders import folders_of
+from serve.model_folders import files_of, folders_of
 from serve.versions import replace_file
 
-__all__ = ["SIGNATURE", "SUMS", "check_signature", "sign"]
+__all__ = ["SIGNATURE", "SUMS", "check_signature", "sign", "sums_of"]
 
 SUMS, SIGNATURE = "SHA256SUMS", "SHA256SUMS.sig"
-CACHE = "__pycache__"
 MAKE = "openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout -out public.pem"
 
 
@@ -38,14 +38,19 @@ def sign(repository: Path, key: Path) -> int:
     folders_of(repository)
     private = _key(key, private=True)
     with locked(repository):
-        text = _sums(repository)
+        text = _text(repository, sums_of(repository))
         replace_file(repository / SUMS, text.encode())
         replace_file(repository / SIGNATURE, private.sign(text.encode()))
     return text.count("\n")
 
 
-def check_signature(repository: Path, public_key: Path) -> int:
+def check_signature(repository: Path, public_key: Path, sums: Mapping[Path, str] | None = None) -> int:
     """Check that every file is what was signed, and that there are no others.
+
+    Args:
+        repository: as it is now.
+        public_key: of whoever signed it (PEM).
+        sums: its `sums_of`, where they are known.
 
     Returns:
         How many files there are.
@@ -72,7 +77,7 @@ def check_signature(repository: Path, public_key: Path) -> int:
             f"won't trust {repository}", why=f"{SIGNATURE} is not of {public_key}'s owner", mend="ask who signed it"
         ) from err
     told = set(signed.decode(errors="replace").splitlines())
-    found = set(_sums(repository).splitlines())
+    found = set(_text(repository, sums_of(repository) if sums is None else sums).splitlines())
     if told != found:
         names = sorted({line.partition("  ")[2] for line in told ^ found})
         raise RepositoryError(
@@ -81,14 +86,14 @@ def check_signature(repository: Path, public_key: Path) -> int:
     return len(found)
 
 
-def _sums(repository: Path) -> str:
+def sums_of(repository: Path) -> dict[Path, str]:
+    """SHA-256 of all that is signed."""
+    return {path: sha256_of(path) for path in files_of(repository) if path.name not in (SUMS, SIGNATURE)}
+
+
+def _text(repository: Path, sums: Mapping[Path, str]) -> str:
     """In the form of sha256sum."""
-    files = sorted(
-        path
-        for path in repository.rglob("*")
-        if path.is_file() and CACHE not in path.parts and path.name not in (SUMS, SIGNATURE)
-    )
-    return "".join(f"{sha256_of(path)}  {path.relative_to(repository).as_posix()}\n" for path in files)
+    return "".join(f"{told}  {path.relative_to(repository).as_posix()}\n" for path, told in sums.items())
 
 
 def _key(path: Path, *, private: bool) -> Any:

@@ -26,7 +26,7 @@ from serve.lint.advice import core_advice
 from serve.lint.model import read
 from serve.provenance import verify
 from serve.repository import ModelInfo, read_models
-from serve.signing import check_signature
+from serve.signing import check_signature, sums_of
 from serve.supervisor import Backoff, supervise
 from serve.triton.launch import TritonOptions, TritonServer
 from serve.triton.ports import HOST
@@ -114,8 +114,9 @@ def check_files(repository: Path, public_key: Path | None, *, trust_changes: boo
     Raises:
         RepositoryError: something is another file, or of unknown origin.
     """
-    signed = 0 if public_key is None else check_signature(repository, public_key)
-    return signed if trust_changes else max(verify(repository), signed)
+    sums = {} if public_key is None else sums_of(repository)  # each file is read once, however large
+    signed = 0 if public_key is None else check_signature(repository, public_key, sums)
+    return signed if trust_changes else max(verify(repository, sums), signed)
 
 
 def _embedded(

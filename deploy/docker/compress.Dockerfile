@@ -1,4 +1,4 @@
-# Compression jobs on CPUs: `compress export /work/model.pt … -o /work/artifact`, with /work mounted.
+# Compression jobs on CPUs: `compress export model.pt … -o artifact`, with a folder mounted at /data.
 # From the project's root: docker buildx build -f deploy/docker/compress.Dockerfile --sbom=true --provenance=true .
 # Pin the base by its digest: --build-arg PYTHON=python@sha256:…
 # TORCH_INDEX is an index of CPU wheels; without it pip brings CUDA, several GB.
@@ -23,7 +23,7 @@ LABEL org.opencontainers.image.title="compress-serve compression" \
 RUN useradd --uid 1000 --user-group --create-home --shell /usr/sbin/nologin compress
 COPY --from=build /opt/compress /opt/compress
 ENV PATH=/opt/compress/bin:${PATH} PYTHONUNBUFFERED=1 MPLCONFIGDIR=/tmp/matplotlib
-WORKDIR /work
+WORKDIR /data
 USER 1000:1000
 HEALTHCHECK NONE
 ENTRYPOINT ["compress"]

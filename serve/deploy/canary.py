@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve.deploy.naming import labels
+from serve.deploy.naming import labels, meta
 from serve.deploy.objectives import Objectives
 from serve.deploy.options import RenderOptions
 from serve.deploy.rules import INFERENCE
@@ -31,7 +31,7 @@ def rollout(options: RenderOptions, plan: Plan, *, gate: bool) -> Object:
     return {
         "apiVersion": "argoproj.io/v1alpha1",
         "kind": "Rollout",
-        "metadata": {"name": f"{options.name}-triton", "labels": labels(options, "triton")},
+        "metadata": meta(options, "triton"),
         "spec": {
             "workloadRef": {
                 "apiVersion": "apps/v1", "kind": "Deployment", "name": f"{options.name}-triton",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve.deploy.manifests import helper
+from serve.deploy.manifests import helper, resources
 from serve.deploy.options import RenderOptions
 from serve.deploy.workload import Workload
 
@@ -47,10 +47,7 @@ def engine_patch(workload: Workload, options: RenderOptions) -> list[Object]:
         [models, built, script, tmp], image=options.image,
     )  # fmt: skip
     build["command"] = ["python3"]
-    build["resources"] = {
-        "requests": {"cpu": f"{workload.cpu_millis}m", "memory": f"{workload.memory_mib}Mi"},
-        "limits": {"memory": f"{workload.memory_mib}Mi", "nvidia.com/gpu": "1"},
-    }
+    build["resources"] = resources(workload, gpu=True)
     packing = ["pack", "/built/artifact", "--repository", "/built/models", "--name", name]
     pack = helper(options, "pack", packing, [built, tmp])
     sources = {"name": "script", "configMap": {"name": f"{options.name}-engine-script"}}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve.deploy.naming import TRITON_PORTS, labels
+from serve.deploy.manifests import USER, resources, scratch, secured
+from serve.deploy.naming import TRITON_PORTS, labels, meta
 from serve.deploy.options import RenderOptions
-from serve.deploy.scaling import Signal, bounds
+from serve.deploy.scaling import Signal, bounds, quantity
 from serve.deploy.workload import Workload
 
 __all__ = ["kserve"]
@@ -22,12 +23,6 @@ def kserve(workload: Workload, options: RenderOptions, plan: dict[str, Any], fou
         found: what replicas follow; those that are times are left to the gateway's own deployment.
     """
     least, most = bounds(options, plan)
-    resources: Object = {
-        "requests": {"cpu": f"{workload.cpu_millis}m", "memory": f"{workload.memory_mib}Mi"},
-        "limits": {"memory": f"{workload.memory_mib}Mi"},
-    }
-    if workload.gpu:
-        resources["limits"]["nvidia.com/gpu"] = "1"
     container = {
         "name": "kserve-container",
         "image": options.image,
@@ -38,11 +33,10 @@ def kserve(workload: Workload, options: RenderOptions, plan: dict[str, Any], fou
         ],
         "ports": [{"containerPort": TRITON_PORTS["http"], "protocol": "TCP"}],
         "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108  a volume of the pod's own
-        "resources": resources,
+        "resources": resources(workload, gpu=workload.gpu),
         "readinessProbe": {"httpGet": {"path": "/v2/health/ready", "port": TRITON_PORTS["http"]}, "periodSeconds": 5},
         "securityContext": {
-            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "runAsNonRoot": True, "runAsUser": 1000,
-            "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
+            **secured(), "runAsNonRoot": True, "runAsUser": USER, "seccompProfile": {"type": "RuntimeDefault"},
         },
         "volumeMounts": [
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  as above
@@ -52,7 +46,7 @@ def kserve(workload: Workload, options: RenderOptions, plan: dict[str, Any], fou
     runtime = {
         "apiVersion": "serving.kserve.io/v1alpha1",
         "kind": "ServingRuntime",
-        "metadata": {"name": f"{options.name}-triton", "labels": labels(options, "triton")},
+        "metadata": meta(options, "triton"),
         "spec": {
             "annotations": {
                 "prometheus.kserve.io/port": str(TRITON_PORTS["metrics"]), "prometheus.kserve.io/path": "/metrics",
@@ -60,10 +54,7 @@ def kserve(workload: Workload, options: RenderOptions, plan: dict[str, Any], fou
             "supportedModelFormats": [{"name": "triton", "version": "2", "autoSelect": False}],
             "protocolVersions": ["v2", "grpc-v2"],
             "containers": [container],
-            "volumes": [
-                {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{workload.shared_mib}Mi"}},
-                {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}},
-            ],
+            "volumes": scratch(workload),
         },
     }  # fmt: skip
     kind, _, where = options.storage.partition(":")
@@ -74,7 +65,7 @@ def kserve(workload: Workload, options: RenderOptions, plan: dict[str, Any], fou
         metric = {
             "backend": "prometheus", "serverAddress": options.prometheus, "query": rate.query,
         }  # fmt: skip
-        target = {"type": "AverageValue", "averageValue": f"{max(round(1000 * rate.bound), 1)}m"}
+        target = {"type": "AverageValue", "averageValue": quantity(rate.bound)}
         scaling["autoScaling"] = {"metrics": [{"type": "External", "external": {"metric": metric, "target": target}}]}
     service = {
         "apiVersion": "serving.kserve.io/v1beta1",

@@ -10,7 +10,7 @@ from serve.deploy.options import RenderOptions
 from serve.deploy.policies import disruption_budget, network_policies
 from serve.deploy.workload import Workload
 
-__all__ = ["GATEWAY_TOML", "base", "helper", "secured", "storage_patch"]
+__all__ = ["GATEWAY_TOML", "base", "helper", "models_volume", "resources", "scratch", "secured"]
 
 Object = dict[str, Any]
 NOTICE_S = 5  # for endpoints and the gateway to notice that a pod leaves
@@ -43,17 +43,29 @@ def base(workload: Workload, options: RenderOptions) -> dict[str, list[Object]]:
     }
 
 
-def storage_patch(options: RenderOptions) -> list[Object]:
-    """Where Triton's pod has /models from: a JSON patch of its Deployment."""
+def models_volume(options: RenderOptions) -> Object | None:
+    """Where a pod has the repository from; None where Triton reads a bucket itself."""
     kind, _, where = options.storage.partition(":")
-    volume: Object
     if kind == "pvc":
-        volume = {"name": "models", "persistentVolumeClaim": {"claimName": where, "readOnly": True}}
-    elif kind == "image":
-        volume = {"name": "models", "image": {"reference": where, "pullPolicy": "IfNotPresent"}}
-    else:
-        return []  # Triton reads the bucket itself
-    return [{"op": "add", "path": "/spec/template/spec/volumes/-", "value": volume}]
+        return {"name": "models", "persistentVolumeClaim": {"claimName": where, "readOnly": True}}
+    if kind == "image":
+        return {"name": "models", "image": {"reference": where, "pullPolicy": "IfNotPresent"}}
+    return None
+
+
+def resources(workload: Workload, *, gpu: bool = False) -> Object:
+    """A processor limit would throttle threads that ONNX Runtime counts on; memory is limited to what is requested."""
+    memory = f"{workload.memory_mib}Mi"
+    limits = {"memory": memory} | ({"nvidia.com/gpu": "1"} if gpu else {})
+    return {"requests": {"cpu": f"{workload.cpu_millis}m", "memory": memory}, "limits": limits}
+
+
+def scratch(workload: Workload) -> list[Object]:
+    """The volumes that a Triton writes to."""
+    return [
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{workload.shared_mib}Mi"}},
+        {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}},
+    ]
 
 
 def _account(options: RenderOptions, part: str) -> Object:
@@ -148,11 +160,7 @@ def _triton(workload: Workload, options: RenderOptions) -> Object:
         "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108  a volume of the pod's own
         **({"envFrom": [{"secretRef": {"name": f"{options.name}-bucket"}}]} if kind == "s3" else {}),
         "ports": [{"name": name, "containerPort": port} for name, port in TRITON_PORTS.items()],
-        # A processor limit would throttle threads that ONNX Runtime counts on; memory is limited to what is requested.
-        "resources": {
-            "requests": {"cpu": f"{workload.cpu_millis}m", "memory": f"{workload.memory_mib}Mi"},
-            "limits": {"memory": f"{workload.memory_mib}Mi"},
-        },
+        "resources": resources(workload),
         "startupProbe": _probe("/v2/health/ready", "http", periodSeconds=5, timeoutSeconds=2,
                                failureThreshold=-(-options.start_s // 5)),
         "readinessProbe": _probe("/v2/health/ready", "http", periodSeconds=5, timeoutSeconds=2, failureThreshold=2),
@@ -166,14 +174,13 @@ def _triton(workload: Workload, options: RenderOptions) -> Object:
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  as above
         ],
     }  # fmt: skip
-    volumes: list[Object] = [
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{workload.shared_mib}Mi"}},
-        {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}},
-    ]
+    volumes = scratch(workload)
     if options.signed_by:
         volumes.append({"name": "trust", "configMap": {"name": options.signed_by}})
+    models = models_volume(options)
+    volumes += [] if models is None else [models]
     grace_s = NOTICE_S + options.drain_s + 10
-    first = [] if kind == "s3" else [_check(options)]
+    first = [] if models is None else [_check(options)]
     return _deployment(options, "triton", _pod(options, "triton", [container], volumes, grace_s, first), replicas=None)
 
 

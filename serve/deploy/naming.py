@@ -16,5 +16,5 @@ def labels(options: RenderOptions, part: str) -> dict[str, str]:
     return {"app.kubernetes.io/name": part, "app.kubernetes.io/part-of": options.name}
 
 
-def meta(options: RenderOptions, part: str, name: str | None = None) -> dict[str, Any]:
-    return {"name": name or f"{options.name}-{part}", "labels": labels(options, part)}
+def meta(options: RenderOptions, part: str) -> dict[str, Any]:
+    return {"name": f"{options.name}-{part}", "labels": labels(options, part)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from serve.deploy.alerts import alert_rules
-from serve.deploy.naming import labels
+from serve.deploy.naming import labels, meta
 from serve.deploy.objectives import Objectives
 from serve.deploy.options import RenderOptions
 from serve.deploy.rules import recording_rules
@@ -23,7 +23,7 @@ def monitors(options: RenderOptions) -> list[Object]:
         {
             "apiVersion": "monitoring.coreos.com/v1",
             "kind": "PodMonitor",
-            "metadata": {"name": f"{options.name}-{part}", "labels": labels(options, part)},
+            "metadata": meta(options, part),
             "spec": {
                 "jobLabel": "app.kubernetes.io/name",
                 "selector": {"matchLabels": labels(options, part)},

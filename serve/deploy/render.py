@@ -13,7 +13,7 @@ from compress.errors import ServerError
 from serve.deploy.canary import analysis_templates, rollout
 from serve.deploy.gpu import engine_files, engine_patch, gpu_patch
 from serve.deploy.kserve import kserve
-from serve.deploy.manifests import GATEWAY_TOML, NOTICE_S, USER, base, helper, storage_patch
+from serve.deploy.manifests import GATEWAY_TOML, NOTICE_S, USER, base, helper, models_volume
 from serve.deploy.objectives import objectives_of
 from serve.deploy.operator import monitors, rules_object
 from serve.deploy.options import RenderOptions, read_plan
@@ -129,7 +129,6 @@ def files(workload: Workload, options: RenderOptions) -> dict[str, str]:
         base(workload, options),
         namespace=options.namespace,
         configMapGenerator=[{"name": f"{options.name}-gateway", "files": ["gateway.toml"]}],
-        **_patches(_patch(options, "Deployment", storage_patch(options))),
     )
     put("components/keda", {"scaledobject.yaml": [scaled_object(options, plan, cpu)]})
     put(
@@ -165,7 +164,8 @@ def files(workload: Workload, options: RenderOptions) -> dict[str, str]:
             ),
         ),
     )
-    gate = None if options.storage.startswith("s3") else _gate(workload, options)
+    models = models_volume(options)
+    gate = None if models is None else _gate(workload, options, models)
     to_rollout = [
         {"op": "replace", "path": "/spec/scaleTargetRef/apiVersion", "value": "argoproj.io/v1alpha1"},
         {"op": "replace", "path": "/spec/scaleTargetRef/kind", "value": "Rollout"},
@@ -207,9 +207,8 @@ def _patches(*given: tuple[Object, list[Object]]) -> Object:
     return {"patches": whole} if whole else {}
 
 
-def _gate(workload: Workload, options: RenderOptions) -> Object:
+def _gate(workload: Workload, options: RenderOptions, volume: Object) -> Object:
     """A pod that reads the repository, and fails where compression cost a model more than its budget."""
-    volume = storage_patch(options)[0]["value"]
     return {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,

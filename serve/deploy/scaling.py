@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from serve.deploy.naming import labels
+from serve.deploy.naming import meta
 from serve.deploy.options import RenderOptions
 
-__all__ = ["Signal", "adapter_rules", "bounds", "hpa", "scaled_object", "signals"]
+__all__ = ["Signal", "adapter_rules", "bounds", "hpa", "quantity", "scaled_object", "signals"]
 
 Object = dict[str, Any]
 GPU_BUSY = 0.75
 UP_PODS, PERIOD_S = 4, 15
-QUERY_OF_GPU = "avg(nv_gpu_utilization)"
+RATE, WAIT = "autoscale:requests:rate1m", "autoscale:queue_seconds:mean1m"
+SLOW, GPU = "autoscale:latency_p99_seconds:1m", "nv_gpu_utilization"
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,14 @@ class Signal:
 
     Attributes:
         name: of the metric.
-        query: of Prometheus; one value.
+        series: of Prometheus, which the query is of.
+        query: one value.
         bound: of the value.
         each: whether the bound is for one replica's part (a rate), or for all of them alike (a time).
     """
 
     name: str
+    series: str
     query: str
     bound: float
     each: bool
@@ -40,14 +43,12 @@ def signals(options: RenderOptions, plan: dict[str, Any], slow_s: float, *, gpu:
     the objective itself as its bound.
     """
     target = options.target if options.target is not None else plan["scaling"]["target"]
-    found = [] if target is None else [Signal("requests", "autoscale:requests:rate1m", float(target), each=True)]
+    found = [] if target is None else [Signal("requests", RATE, RATE, float(target), each=True)]
     # What waits for nothing has no wait: without requests the quotient is 0 / 0.
-    wait = "(autoscale:queue_seconds:mean1m >= 0) or vector(0)"
-    found.append(Signal("queue-seconds", wait, options.max_queue_ms / 1000, each=False))
-    slow = "(autoscale:latency_p99_seconds:1m >= 0) or vector(0)"
-    found.append(Signal("latency-p99", slow, slow_s, each=False))
+    for name, series, bound in (("queue-seconds", WAIT, options.max_queue_ms / 1000), ("latency-p99", SLOW, slow_s)):
+        found.append(Signal(name, series, f"({series} >= 0) or vector(0)", bound, each=False))
     if gpu:
-        found.append(Signal("gpu-busy", QUERY_OF_GPU, GPU_BUSY, each=False))
+        found.append(Signal("gpu-busy", GPU, f"avg({GPU})", GPU_BUSY, each=False))
     return found
 
 
@@ -82,7 +83,7 @@ def scaled_object(options: RenderOptions, plan: dict[str, Any], found: list[Sign
     return {
         "apiVersion": "keda.sh/v1alpha1",
         "kind": "ScaledObject",
-        "metadata": {"name": f"{options.name}-triton", "labels": labels(options, "triton")},
+        "metadata": meta(options, "triton"),
         "spec": {
             "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": f"{options.name}-triton"},
             "pollingInterval": PERIOD_S,
@@ -118,7 +119,7 @@ def hpa(options: RenderOptions, plan: dict[str, Any], found: list[Signal]) -> Ob
     return {
         "apiVersion": "autoscaling/v2",
         "kind": "HorizontalPodAutoscaler",
-        "metadata": {"name": f"{options.name}-triton", "labels": labels(options, "triton")},
+        "metadata": meta(options, "triton"),
         "spec": {
             "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": f"{options.name}-triton"},
             "minReplicas": least,
@@ -129,9 +130,9 @@ def hpa(options: RenderOptions, plan: dict[str, Any], found: list[Signal]) -> Ob
                     "type": "External",
                     "external": {
                         "metric": {"name": _metric_name(options, signal)},
-                        "target": {"type": "AverageValue", "averageValue": _quantity(signal.bound)}
+                        "target": {"type": "AverageValue", "averageValue": quantity(signal.bound)}
                         if signal.each
-                        else {"type": "Value", "value": _quantity(signal.bound)},
+                        else {"type": "Value", "value": quantity(signal.bound)},
                     },
                 }
                 for signal in found
@@ -142,14 +143,11 @@ def hpa(options: RenderOptions, plan: dict[str, Any], found: list[Signal]) -> Ob
 
 def adapter_rules(options: RenderOptions, found: list[Signal]) -> Object:
     """Values of Prometheus adapter's chart: each signal as an external metric."""
-    series = {"autoscale:requests:rate1m", "autoscale:queue_seconds:mean1m", "autoscale:latency_p99_seconds:1m"}
     return {
         "rules": {
             "external": [
                 {
-                    "seriesQuery": next(
-                        (name for name in sorted(series) if name in signal.query), "nv_gpu_utilization"
-                    ),
+                    "seriesQuery": signal.series,
                     "resources": {"namespaced": False},
                     "name": {"as": _metric_name(options, signal)},
                     "metricsQuery": signal.query,
@@ -164,6 +162,6 @@ def _metric_name(options: RenderOptions, signal: Signal) -> str:
     return f"{options.name}-{signal.name}".replace("-", "_")
 
 
-def _quantity(value: float) -> str:
+def quantity(value: float) -> str:
     """In thousandths, which Kubernetes' quantities know; they know no exponent of ours."""
     return f"{max(round(1000 * value), 1)}m"

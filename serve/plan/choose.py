@@ -113,26 +113,25 @@ def plan(
         )
     highest = float(traffic.steps(Scaling(1.0).period_s).max())
     targets = [fill * rate for fill in FILLS] if target is None else [target]
-    candidates: list[Candidate] = []
+    tried: list[tuple[Candidate, Course]] = []
     for number, each in enumerate(targets):
         scaling = Scaling(each, least=least, most=most or max(math.ceil(3 * highest / each), least))
         course = run_fluid(curve, traffic, scaling, hosting, percent)
-        candidates.append(_judged(scaling, course, objective, percent))
+        tried.append((_judged(scaling, course, objective, percent), course))
         tell("the fleet", number + 1, len(targets))
-    good = [each for each in candidates if each.kept]
-    chosen = min(good, key=lambda each: each.replica_hours) if good else min(candidates, key=_misses)
-    peak_replicas = float(run_fluid(curve, traffic, chosen.scaling, hosting, percent).replicas.max())
-    if most is None:  # what the traffic took, with half as much again for a day that is busier
-        chosen = replace(chosen, scaling=replace(chosen.scaling, most=max(math.ceil(1.5 * peak_replicas), least)))
+    good = [each for each in tried if each[0].kept]
+    chosen, course = min(good, key=lambda each: each[0].replica_hours) if good else min(tried, key=_misses)
+    if most is None:
+        # What the traffic took, with half as much again for a day that is busier; the course never came near it.
+        scaling = replace(chosen.scaling, most=max(math.ceil(1.5 * float(course.replicas.max())), least))
+        chosen = replace(chosen, scaling=scaling)
     if traffic.requests <= FEW_REQUESTS:
         course = run_exact(service, traffic, chosen.scaling, hosting, curve.peak, percent=percent, seed=seed)
-    else:
-        course = run_fluid(curve, traffic, chosen.scaling, hosting, percent)
-    chosen = _judged(chosen.scaling, course, objective, percent)
+        chosen = _judged(chosen.scaling, course, objective, percent)
     needed = max(math.ceil(highest / rate), least)
     return Planned(
-        service, curve, objective, hosting, percent, rate, tuple(candidates), chosen, chosen.kept, course,
-        (needed, needed * traffic.seconds / 3600),
+        service, curve, objective, hosting, percent, rate, tuple(each for each, _ in tried), chosen, chosen.kept,
+        course, (needed, needed * traffic.seconds / 3600),
     )  # fmt: skip
 
 
@@ -146,5 +145,5 @@ def _judged(scaling: Scaling, course: Course, objective: Objective, percent: flo
     )
 
 
-def _misses(candidate: Candidate) -> tuple[float, float]:
-    return candidate.refused_share, candidate.slow_ms
+def _misses(tried: tuple[Candidate, Course]) -> tuple[float, float]:
+    return tried[0].refused_share, tried[0].slow_ms

@@ -49,7 +49,7 @@ class Stage:
     Attributes:
         batching: how it is run.
         sizes, seconds: rows of an execution, and how long it takes while the server is busy; ascending.
-        fixed_s, row_s: the line through these, for sizes beyond.
+        row_s: what a row more takes, for sizes beyond.
         alone: what an execution takes when nothing else is asked for, as a share of that.
         gap_row_s: what each row of an execution keeps its instance busy after its answer.
     """
@@ -57,7 +57,6 @@ class Stage:
     batching: Batching
     sizes: tuple[float, ...]
     seconds: tuple[float, ...]
-    fixed_s: float
     row_s: float
     alone: float = 1.0
     gap_row_s: float = 0.0
@@ -203,7 +202,7 @@ def _stage(part: Batching, first: LoadResult, busy: Sequence[LoadResult], fulles
             counts[size] = counts.get(size, 0) + count
             spent[size] = spent.get(size, 0.0) + count * time.batch_ms[size] / 1000
     sizes, seconds = _grouped(counts, spent)
-    stage = Stage(part, sizes, seconds, *_line(counts, spent))
+    stage = Stage(part, sizes, seconds, _row_s(counts, spent))
     size = min(lonely.batch_ms, key=lambda each: abs(each - rows))
     alone = lonely.batch_ms[size] / 1000 / stage.duration_s(size, 10**6)
     if (share := _busy_share(stage, fullest)) < BUSY:
@@ -248,17 +247,16 @@ def _grouped(counts: Mapping[int, int], spent: Mapping[int, float]) -> tuple[tup
     return tuple(sizes), tuple(np.maximum.accumulate(seconds).tolist())
 
 
-def _line(counts: Mapping[int, int], spent: Mapping[int, float]) -> tuple[float, float]:
-    """Fixed part and part of a row, by least squares weighted by executions; neither is negative."""
+def _row_s(counts: Mapping[int, int], spent: Mapping[int, float]) -> float:
+    """Of the line through the times, by least squares weighted by executions; nothing on it is negative."""
     sizes = np.array(list(counts), np.float64)
     means = np.array([spent[size] / counts[size] for size in counts])
     weights = np.array(list(counts.values()), np.float64)
     middle, mean = np.average(sizes, weights=weights), np.average(means, weights=weights)
     across = float(np.sum(weights * (sizes - middle) ** 2))
     if across == 0:
-        return 0.0, float(mean / middle)  # one size: the careful guess is that nothing is gained by larger ones
-    slope = min(max(float(np.sum(weights * (sizes - middle) * (means - mean))) / across, 0.0), float(mean / middle))
-    return float(mean - slope * middle), slope
+        return float(mean / middle)  # one size: the careful guess is that nothing is gained by larger ones
+    return min(max(float(np.sum(weights * (sizes - middle) * (means - mean))) / across, 0.0), float(mean / middle))
 
 
 def _of(name: str, run: LoadResult) -> ModelTime | None:

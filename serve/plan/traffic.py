@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,24 +38,26 @@ class Traffic:
     @property
     def requests(self) -> float:
         """In all."""
-        return float(np.sum((self.rates[1:] + self.rates[:-1]) / 2 * np.diff(self.times_s)))
+        return float(self._reached[-1])
+
+    @cached_property
+    def _reached(self) -> Floats:
+        """Requests until each point."""
+        return _integral(self.times_s, self.rates)
 
     def steps(self, step_s: float) -> Floats:
         """Mean rate in each step of so many seconds; what is left at the end is a step, too."""
         edges = np.arange(0.0, self.seconds + step_s, step_s)
         edges = np.append(edges[edges < self.seconds], self.seconds)
-        whole = np.concatenate([[0.0], np.cumsum((self.rates[1:] + self.rates[:-1]) / 2 * np.diff(self.times_s))])
         every = np.union1d(self.times_s, edges)
-        rates = np.interp(every, self.times_s, self.rates)
-        sums = np.concatenate([[0.0], np.cumsum((rates[1:] + rates[:-1]) / 2 * np.diff(every))])
-        sums *= whole[-1] / sums[-1] if sums[-1] else 1.0
-        found: Floats = np.diff(np.interp(edges, every, sums)) / np.diff(edges)
+        reached = _integral(every, np.interp(every, self.times_s, self.rates))
+        found: Floats = np.diff(np.interp(edges, every, reached)) / np.diff(edges)
         return found
 
     def arrivals(self, seed: int = 0) -> Floats:
         """Poisson arrivals at this rate, in seconds from the beginning."""
         generator = np.random.default_rng((seed, 2))
-        whole = np.concatenate([[0.0], np.cumsum((self.rates[1:] + self.rates[:-1]) / 2 * np.diff(self.times_s))])
+        whole = self._reached
         units = np.sort(generator.uniform(0, whole[-1], generator.poisson(whole[-1])))
         at = np.clip(np.searchsorted(whole, units, side="right") - 1, 0, len(whole) - 2)
         # Within a leg from r0 to r1 over w seconds, u requests are reached where r0 t + (r1 - r0) t^2 / 2w = u.
@@ -64,6 +67,11 @@ class Traffic:
         offset = np.where(first + root > 0, 2 * inside / np.maximum(first + root, 1e-300), 0.0)
         found: Floats = self.times_s[at] + np.minimum(offset, width)
         return found
+
+
+def _integral(times_s: Floats, rates: Floats) -> Floats:
+    """Of a rate that is straight between its points, until each of them."""
+    return np.concatenate([[0.0], np.cumsum((rates[1:] + rates[:-1]) / 2 * np.diff(times_s))])
 
 
 def read_traffic(path: Path, *, scale: float = 1.0) -> Traffic:

@@ -28,7 +28,7 @@ def service_with(
 ) -> Service:
     """One model that takes so long for an execution, and so much for each further row."""
     sizes = (1.0, 64.0)
-    stage = Stage(Batching("m", instances, most), sizes, (seconds, seconds + 63 * row_s), seconds - row_s, row_s)
+    stage = Stage(Batching("m", instances, most), sizes, (seconds, seconds + 63 * row_s), row_s)
     return replace(Service("m", 1, (stage,), 0.0, FLAT), **more)
 
 
