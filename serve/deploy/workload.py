@@ -9,6 +9,7 @@ from pathlib import Path
 from compress.errors import ServerError
 from serve.container import SPARE_BYTES, requirements_of
 from serve.load.report import read_report
+from serve.model_folders import files_of
 from serve.repository import ModelInfo, read_models
 from serve.triton.flags import flags_for
 from serve.triton.memory import MIB, instance_count, region_bytes
@@ -56,7 +57,7 @@ def workload_of(repository: Path, load: Path | None = None) -> Workload:
     shared = (instance_count(python) * region_bytes(models) + SPARE_BYTES) // MIB
     if load is None:
         cores = max(sum(map(_threads, models)), 1)
-        files = sum(path.stat().st_size for path in repository.rglob("*") if path.is_file())
+        files = sum(path.stat().st_size for path in files_of(repository))
         processes = max(instance_count(models), 1)
         memory = TRITON_BYTES // MIB + math.ceil(3 * files * processes / MIB) + shared
         cpu = 1000 * cores

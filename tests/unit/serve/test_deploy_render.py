@@ -263,6 +263,16 @@ def test_a_plan_says_how_to_scale(tmp_path: Path) -> None:
     assert hpa["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == 120
 
 
+def test_what_python_compiled_takes_no_memory(tmp_path: Path) -> None:
+    before = workload_of(ROOT / "model_repository")
+    copy = tmp_path / "repository"
+    shutil.copytree(ROOT / "model_repository", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    compiled = copy / "digits_preprocess/1/__pycache__/model.cpython-311.pyc"
+    compiled.parent.mkdir()
+    compiled.write_bytes(b"x" * 2**22)
+    assert workload_of(copy) == before
+
+
 def test_pods_are_sized_by_what_a_load_test_saw(tmp_path: Path) -> None:
     from serve.load.report import LoadReport
     from serve.load.server_side import ServerUse
