@@ -16,6 +16,7 @@ from compress.options import (
     RUN,
     EngineOptions,
     ExportOptions,
+    FinetuneOptions,
     MeasureOptions,
     OptimizeOptions,
     SensitivityOptions,
@@ -139,6 +140,34 @@ def sensitivity(checkpoint: Path, *, options: SensitivityOptions) -> None:
     console = _console()
     console.print(sensitivity_table(found, options.max_drop))
     console.print(f"wrote {options.output}: sensitivity.json, sensitivity.html", soft_wrap=True)
+
+
+@app.command
+def finetune(checkpoint: Path, *, options: FinetuneOptions) -> None:
+    """Train a model to recover what pruning lost, or from its labels alone; on a CPU, a GPU or many.
+
+    An interrupted training goes on where it was when the same command is given again. On several machines, start it
+    with torchrun: `torchrun --nnodes 2 --nproc-per-node 4 … -m compress finetune …`.
+
+    Parameters
+    ----------
+    checkpoint
+        Any model file that still has its layers.
+    """
+    from compress.progress import Terminal
+    from compress.recovery import finetune as run
+    from compress.training_report import training_table
+
+    with Terminal(Console(stderr=True)) as terminal:
+        found = run(checkpoint, options, watcher=terminal)
+    if found is None:
+        return
+    console = _console()
+    if found.metric is not None:
+        console.print(training_table(found.metric, found.rows))
+    for line in found.details.get("profile", {}).get("words", ()):
+        console.print(line, highlight=False, soft_wrap=True)
+    print(f"wrote {found.folder}: {found.model_file}, training.json, training.html")
 
 
 @app.command(name="run")

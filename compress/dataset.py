@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import random
 import re
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import torch
 
 from compress.artifact import Signature, TensorSpec, sha256_of
+from compress.data_sources import Converted, Fetched, Fetcher, Rows, open_shards
 from compress.errors import DatasetError, SignatureError
 from compress.model import Arrays
 
-__all__ = ["Dataset"]
+__all__ = ["Dataset", "seeded"]
 
 _LABELS = ("label", "labels", "target", "targets", "y")
 _MEND = "save it with np.savez(path, input_name=array, label=array), the first dimension being the samples"
@@ -30,32 +34,38 @@ class Dataset:
 
     Attributes:
         source: where it came from, as the user wrote it.
-        inputs: arrays whose first dimension is the sample; memory-mapped where the source is .npy.
+        inputs: arrays whose first dimension is the sample, or what behaves like them: memory-mapped where the source
+            is .npy or uncompressed .npz shards, opened a few at a time where these are compressed, made when asked for
+            where it is a torch Dataset.
         labels: integers [n] for classification, or None.
-        sha256: of the data.
+        sha256: of the data; of a torch Dataset, of its length and a few samples.
+        starts: where each compressed shard begins: reading from many at once is slow.
+        fetcher: makes the samples, of a torch Dataset.
     """
 
     source: str
-    inputs: Arrays
-    labels: np.ndarray[Any, Any] | None
+    inputs: Mapping[str, Any]
+    labels: Any | None
     sha256: str
+    starts: tuple[int, ...] = ()
+    fetcher: Fetcher | None = None
 
     @classmethod
     def open(cls, source: str, signature: Signature) -> Self:
-        """Read an .npz, a .npy, a folder of .npy files, or what `package.module:function` returns.
+        """Read an .npz, a .npy, a folder of .npy files or of .npz shards, or what `package.module:function` returns.
 
-        An array belongs to the input of its name; a model with one input takes the only array that is not the
+        That is a dict of arrays, or a map-style torch Dataset. An array belongs to the input of its name; a model with one input takes the only array that is not the
         labels, whatever its name. Labels are called label, labels, target, targets or y.
 
         Raises:
             DatasetError: missing, empty, damaged, without an array for an input, of unequal lengths, or with NaN.
             SignatureError: an array of the wrong shape or dtype.
         """
-        arrays, digest = _read(source)
+        arrays, digest, starts, fetcher = _read(source, signature)
         labels = next((arrays.pop(name) for name in _LABELS if name in arrays), None)
         if len(signature.inputs) == 1 and len(arrays) == 1:
             arrays = {signature.inputs[0].name: next(iter(arrays.values()))}
-        inputs: Arrays = {}
+        inputs: dict[str, Any] = {}
         for spec in signature.inputs:
             if spec.name not in arrays:
                 have = ", ".join(arrays) or "no arrays"
@@ -71,7 +81,7 @@ class Dataset:
         if len(set(lengths.values())) > 1:
             why = ", ".join(f"{name} has {length} samples" for name, length in lengths.items())
             raise DatasetError(f"the arrays in {source} are of unequal length", why=why, mend=_MEND)
-        return cls(source, inputs, labels, digest)
+        return cls(source, inputs, labels, digest, starts, fetcher)
 
     def __len__(self) -> int:
         return len(next(iter(self.inputs.values())))
@@ -83,21 +93,53 @@ class Dataset:
 
     def take(self, index: slice | np.ndarray[Any, Any]) -> tuple[Arrays, np.ndarray[Any, Any] | None]:
         """The samples at an index, and their labels."""
-        chosen = {name: np.ascontiguousarray(array[index]) for name, array in self.inputs.items()}
-        return chosen, None if self.labels is None else np.asarray(self.labels[index])
+        if self.fetcher is None:
+            chosen = {name: np.ascontiguousarray(array[index]) for name, array in self.inputs.items()}
+            return chosen, None if self.labels is None else np.asarray(self.labels[index])
+        places = np.arange(len(self))[index] if isinstance(index, slice) else index
+        rows = self.fetcher.rows(places)
+        labels = None if self.labels is None else rows[self.labels.name]
+        return {
+            name: np.ascontiguousarray(rows[_name_in(array)], array.dtype) for name, array in self.inputs.items()
+        }, labels
+
+    def part(self, index: np.ndarray[Any, Any]) -> Dataset:
+        """These samples as a dataset of their own, taken when they are asked for."""
+        inputs = {name: _Part((len(index), *array.shape[1:]), array.dtype, array, index)
+                  for name, array in self.inputs.items()}  # fmt: skip
+        labels = None if self.labels is None else np.asarray(self.labels[index])
+        digest = hashlib.sha256(self.sha256.encode() + index.astype(np.int64).tobytes()).hexdigest()
+        return replace(self, inputs=inputs, labels=labels, sha256=digest, starts=(), fetcher=None)
 
 
-def _fitting(array: np.ndarray[Any, Any], spec: TensorSpec, source: str) -> np.ndarray[Any, Any]:
+@dataclass(frozen=True)
+class _Part(Converted):
+    """Some of the rows of an array."""
+
+    places: np.ndarray[Any, Any]
+
+    def __getitem__(self, index: Any) -> np.ndarray[Any, Any]:
+        return np.asarray(self.rows[self.places[index]], self.dtype)
+
+
+def _name_in(array: Fetched | Converted) -> str:
+    return array.name if isinstance(array, Fetched) else _name_in(array.rows)  # type: ignore[arg-type]
+
+
+def _fitting(array: Any, spec: TensorSpec, source: str) -> Any:
     want = np.dtype(spec.dtype)
-    if array.dtype != want and array.dtype.kind == want.kind:
-        array = array.astype(want)  # float64 for float32 and the like: the same numbers, another width
+    if array.dtype != want and array.dtype.kind == want.kind:  # float64 for float32 and the like: the same numbers
+        in_memory = isinstance(array, np.ndarray) and not isinstance(array, np.memmap)
+        array = array.astype(want) if in_memory else Converted(array.shape, want, array)
     try:
         spec.check(array, source=source)
     except SignatureError:
         if array.ndim and array.shape[1:] == tuple(spec.shape[1:]) and not len(array):
             raise DatasetError(f"{source} is empty", why="it holds no samples", mend=_MEND) from None
         raise
-    if want.kind == "f" and not all(np.isfinite(array[i : i + 1024]).all() for i in range(0, len(array), 1024)):
+    made = isinstance(array, Fetched) or (isinstance(array, Converted) and isinstance(array.rows, Fetched))
+    whole = range(0, 0 if made else len(array), 1024)  # what is made when asked for is looked at in training
+    if want.kind == "f" and not all(np.isfinite(array[i : i + 1024]).all() for i in whole):
         raise DatasetError(
             f"{source} holds NaN or infinite values",
             why=f"in the array of the input {spec.name!r}",
@@ -106,29 +148,35 @@ def _fitting(array: np.ndarray[Any, Any], spec: TensorSpec, source: str) -> np.n
     return array
 
 
-def _read(source: str) -> tuple[Arrays, str]:
+_Found = tuple[dict[str, Any], str, tuple[int, ...], Fetcher | None]
+
+
+def _read(source: str, signature: Signature) -> _Found:
     path = Path(source)
     if re.fullmatch(r"[\w.]+:\w+", source) and not path.exists():
-        return _call(source)
+        return _call(source, signature)
     try:
         if path.is_dir():
-            files = sorted(path.glob("*.npy"))
+            files = sorted(path.glob("*.npy")) or sorted(path.glob("*.npz"))
             digest = hashlib.sha256("".join(sha256_of(file) for file in files).encode()).hexdigest()
-            return {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in files}, digest
+            if files and files[0].suffix == ".npz":
+                shards, starts = open_shards(path)
+                return dict(shards), digest, starts, None
+            return {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in files}, digest, (), None
         if not path.is_file():
             raise DatasetError(f"can't read the data {source}", why="there is no such file", mend=_MEND)
         if path.suffix == ".npy":
-            return {"": np.load(path, mmap_mode="r", allow_pickle=False)}, sha256_of(path)
+            return {"": np.load(path, mmap_mode="r", allow_pickle=False)}, sha256_of(path), (), None
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}, sha256_of(path)
+            return {name: archive[name] for name in archive.files}, sha256_of(path), (), None
     except (ValueError, EOFError, OSError, TypeError, zipfile.BadZipFile) as err:
         why = f"it is not a whole .npz or .npy file ({err})"
         raise DatasetError(f"can't read the data {source}", why=why, mend=_MEND) from err
 
 
-def _call(source: str) -> tuple[Arrays, str]:
+def _call(source: str, signature: Signature) -> _Found:
     module, _, function = source.partition(":")
-    mend = "it is to return a dict of arrays by input name; run from the folder that holds its module"
+    mend = "it is to return a dict of arrays by input name, or a torch Dataset; run from the folder of its module"
     sys.path.insert(0, "")
     try:
         given = getattr(importlib.import_module(module), function)()
@@ -136,10 +184,40 @@ def _call(source: str) -> tuple[Arrays, str]:
         raise DatasetError(f"can't get data from {source}", why=f"{type(err).__name__}: {err}", mend=mend) from err
     finally:
         sys.path.remove("")
-    if not isinstance(given, Mapping):
+    if isinstance(given, Mapping):
+        arrays = {str(name): np.asarray(array) for name, array in given.items()}
+        return arrays, _digest(arrays), (), None
+    if not (hasattr(given, "__getitem__") and hasattr(given, "__len__")):
         raise DatasetError(f"can't get data from {source}", why=f"it gave a {type(given).__name__}", mend=mend)
-    arrays = {str(name): np.asarray(array) for name, array in given.items()}
+    if not len(given):
+        raise DatasetError(f"{source} is empty", why="it holds no samples", mend=mend)
+    fetcher = Fetcher(given, [spec.name for spec in signature.inputs], source)
+    views: dict[str, Rows] = {
+        name: Fetched(shape, dtype, name, fetcher.rows) for name, (shape, dtype) in fetcher.specs.items()
+    }
+    with seeded(0):  # its samples may be random
+        few = fetcher.rows(np.unique([0, len(given) // 2, len(given) - 1]))
+    digest = hashlib.sha256(f"{source} {len(given)} {_digest(few)}".encode()).hexdigest()
+    return dict(views), digest, (), fetcher
+
+
+def _digest(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
     digest = hashlib.sha256()
     for name, array in sorted(arrays.items()):
         digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
-    return arrays, digest.hexdigest()
+    return digest.hexdigest()
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """What a user's code draws from the global generators of Python, numpy and torch follows from the seed."""
+    python, legacy, own = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)
+        torch.set_rng_state(own)

@@ -41,7 +41,7 @@ def spread(data: Dataset, count: int) -> Dataset:
     """At most so many samples, evenly over the data."""
     index = np.unique(np.linspace(0, len(data) - 1, min(count, len(data))).astype(np.int64))
     inputs, labels = data.take(index)
-    return dataclasses.replace(data, inputs=inputs, labels=labels)
+    return dataclasses.replace(data, inputs=inputs, labels=labels, starts=(), fetcher=None)
 
 
 class Judge:

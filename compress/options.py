@@ -11,12 +11,15 @@ from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
 
+from compress.training_options import DATA, MACHINE, TrainingOptions
+
 __all__ = [
     "RUN",
     "Calibrator",
     "CompressOptions",
     "EngineOptions",
     "ExportOptions",
+    "FinetuneOptions",
     "MeasureOptions",
     "OptimizeOptions",
     "SensitivityOptions",
@@ -26,9 +29,7 @@ __all__ = [
 Calibrator = Literal["minmax", "percentile", "entropy", "mse"]
 
 _SOURCE = Group("The model", sort_key=1)
-_DATA = Group("Data", sort_key=2, help="An .npz, a .npy, a folder of .npy files or package.module:function.")
 _PRUNE = Group("Pruning", sort_key=3)
-_TRAIN = Group("Recovery", sort_key=4)
 _INT8 = Group("Precision", sort_key=5)
 _SEARCH = Group("Search", sort_key=6)
 _PROOF = Group("Proof", sort_key=7)
@@ -53,19 +54,19 @@ class SourceOptions:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class CompressOptions(SourceOptions):
+class CompressOptions(TrainingOptions, SourceOptions):
     """What `compress export` and `compress optimize` have in common."""
 
     output: Annotated[Path, Parameter(name=["--output", "-o"], group=RUN)]
     """Folder for the artifact; one that is there already is replaced when the run has succeeded."""
 
-    eval: Annotated[str | None, Parameter(group=_DATA)] = None
+    eval: Annotated[str | None, Parameter(group=DATA)] = None
     """Inputs and labels to judge each stage by; apart from training and calibration data."""
 
-    calibration: Annotated[str | None, Parameter(group=_DATA)] = None
+    calibration: Annotated[str | None, Parameter(group=DATA)] = None
     """Typical inputs, about 100, for the ranges of activations."""
 
-    finetune: Annotated[str | None, Parameter(group=_DATA)] = None
+    finetune: Annotated[str | None, Parameter(group=DATA)] = None
     """Training data for the recovery, with labels or without."""
 
     importance: Annotated[Literal["magnitude", "taylor", "random"], Parameter(group=_PRUNE)] = "magnitude"
@@ -79,15 +80,6 @@ class CompressOptions(SourceOptions):
 
     round_to: Annotated[int | None, Parameter(group=_PRUNE)] = None
     """Channel counts are multiples of this; by default of 16, or the largest power of two that reaches the fraction."""
-
-    epochs: Annotated[int, Parameter(group=_TRAIN)] = 20
-    """Passes over the training data."""
-
-    learning_rate: Annotated[float, Parameter(group=_TRAIN)] = 2e-3
-    """Its peak, after the warm-up."""
-
-    batch_size: Annotated[int, Parameter(group=_TRAIN)] = 64
-    """Samples in a training step."""
 
     target: Annotated[Literal["cpu", "tensorrt", "cuda"], Parameter(group=_INT8)] = "cpu"
     """What will run the model: decides the types of INT8 weights and activations."""
@@ -234,7 +226,7 @@ class SensitivityOptions(SourceOptions):
     output: Annotated[Path, Parameter(name=["--output", "-o"], group=RUN)]
     """Folder for sensitivity.json and sensitivity.html."""
 
-    eval: Annotated[str, Parameter(group=_DATA)]
+    eval: Annotated[str, Parameter(group=DATA)]
     """Inputs, and labels where there are some, to judge each layer's pruning by."""
 
     metric: Annotated[str | None, Parameter(group=_PROOF)] = None
@@ -243,7 +235,7 @@ class SensitivityOptions(SourceOptions):
     ratios: Annotated[tuple[float, ...], Parameter(consume_multiple=True, group=_PRUNE)] = (0.25, 0.5, 0.75)
     """Shares of a layer's channels to take away."""
 
-    samples: Annotated[int, Parameter(group=_DATA)] = 1000
+    samples: Annotated[int, Parameter(group=DATA)] = 1000
     """Evaluation samples to use, spread over the data."""
 
     importance: Annotated[Literal["magnitude", "random"], Parameter(group=_PRUNE)] = "magnitude"
@@ -251,6 +243,39 @@ class SensitivityOptions(SourceOptions):
 
     max_drop: Annotated[float, Parameter(group=_PRUNE)] = 1.0
     """Points that a layer may cost, to show what each bears."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class FinetuneOptions(TrainingOptions, SourceOptions):
+    """What `compress finetune` is asked for."""
+
+    output: Annotated[Path, Parameter(name=["--output", "-o"], group=RUN)]
+    """Folder for model.pt, training.json and training.html; one that is there already is replaced at the end."""
+
+    data: Annotated[str, Parameter(group=DATA)]
+    """Training data, with labels or without."""
+
+    teacher: Annotated[Path | None, Parameter(group=_SOURCE)] = None
+    """The original model, whose answers are learnt; without it, the labels teach alone."""
+
+    eval: Annotated[str | None, Parameter(group=DATA)] = None
+    """Inputs and labels to judge the model by, before and after; apart from training and validation data."""
+
+    metric: Annotated[str | None, Parameter(group=_PROOF)] = None
+    """top1, top5, agreement, cosine, mse or package.module:function; by default what fits the data."""
+
+    train_precision: Annotated[
+        Literal["auto", "bf16-mixed", "16-mixed", "32"],
+        Parameter(name=["--precision", "--train-precision"], group=MACHINE),
+    ] = "auto"
+    """auto takes bf16-mixed where the hardware multiplies it and the network gains by it."""
+
+    seed: Annotated[int, Parameter(group=RUN)] = 0
+    """Of everything random."""
+
+    work: Annotated[Path | None, Parameter(group=RUN)] = None
+    """Folder that keeps the state, so that a run can be resumed; by default OUTPUT.work."""
 
 
 _WHERE = Group("Where and how", sort_key=2)

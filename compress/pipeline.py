@@ -98,8 +98,9 @@ def run(
 
 def _run(stage: Stage, model: Model, folder: Path, progress: Progress) -> Outcome:
     beside = folder.with_name(folder.name + ".part")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir()
+    if not getattr(stage, "resumes", False):
+        shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(exist_ok=True)
     start = time.perf_counter()
     given = stage.run(model, beside, progress)
     seconds = time.perf_counter() - start

@@ -74,9 +74,10 @@ def estimate(model: TorchModel, stages: Sequence[Stage], samples: int) -> list[t
 def _stage_seconds(stage: Stage, model: TorchModel, single: float) -> float:
     if isinstance(stage, Finetune | TrainQuantized):
         training = stage if isinstance(stage, Finetune) else stage.training
-        size = min(training.batch_size, len(training.data))
+        asked = training.training.batch_size
+        size = min(64 if asked == "auto" else asked, len(training.data))
         factor = TRAINING_STEP if isinstance(stage, Finetune) else FAKE_QUANTIZED_STEP
-        return training.epochs * len(training.data) / size * _forward_seconds(model, size) * factor
+        return training.training.epochs * len(training.data) / size * _forward_seconds(model, size) * factor
     if isinstance(stage, PruneToBudget):
         return STEPS * (PRUNING * 2 * single + EXPORT_SECONDS)
     if isinstance(stage, PruneChannels):

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from compress.artifact import StageReport
 
-__all__ = ["axes_of", "plots", "svg_of"]
+__all__ = ["INK", "INT8", "ONNX", "TORCH", "axes_of", "plots", "svg_of"]
 
 INK = "#0a0b0c"  # stands for the page's text colour
 TORCH, ONNX, INT8 = "#8c6bb1", "#3b8bc4", "#2ca25f"

@@ -25,8 +25,9 @@ from compress.stages.quantize_onnx import QuantizeOnnx
 from compress.stages.quantize_within import QuantizeWithin
 from compress.stages.smooth_onnx import SmoothOnnx
 from compress.stages.train_quantized import TrainQuantized, shorter
+from compress.training_options import TrainingOptions
 
-__all__ = ["find_data", "stages_for"]
+__all__ = ["find_data", "stages_for", "training_of"]
 
 # Of the epochs that --epochs names, for training with fake quantization: the weights are near their place already.
 QAT_SHARE = 0.25
@@ -60,8 +61,10 @@ def stages_for(
         return None if source is None else Dataset.open(find_data(source, checkpoint), model.signature)
 
     training, calibration = data(options.finetune), data(options.calibration)
+    validation = data(options.validation) if training is not None else None
     precision = _precision(options, model, calibration, judged)
-    stages = [*_pruning(options, model, training, precision), *_qat(options, model, training), *precision]
+    recovery = None if training is None else _finetune(options, model, training, validation)
+    stages = [*_pruning(options, training, recovery, precision), *_qat(options, recovery), *precision]
     return [*stages, *_engine(options)]
 
 
@@ -75,7 +78,7 @@ def _engine(options: ExportOptions) -> list[Stage]:
 
 
 def _pruning(
-    options: ExportOptions, model: TorchModel, training: Dataset | None, precision: list[Stage]
+    options: ExportOptions, training: Dataset | None, recovery: Finetune | None, precision: list[Stage]
 ) -> list[Stage]:
     kind, limit = _budget(options)
     pruned = options.prune is not None or kind is not None
@@ -103,26 +106,26 @@ def _pruning(
             stages.append(PruneToBudget(prune, kind, limit, tail, options.threads))
         elif pruned:
             stages.append(prune)
-        if training is not None:
-            stages.append(_finetune(options, model, training))
+        if recovery is not None:
+            stages.append(recovery)
     return stages
 
 
-def _qat(options: ExportOptions, model: TorchModel, training: Dataset | None) -> list[Stage]:
-    if options.int8 != "qat" or training is None:
+def _qat(options: ExportOptions, recovery: Finetune | None) -> list[Stage]:
+    if options.int8 != "qat" or recovery is None:
         return []
-    return [TrainQuantized(shorter(_finetune(options, model, training), QAT_SHARE, QAT_RATE), options.target)]
+    return [TrainQuantized(shorter(recovery, options.epochs, QAT_SHARE, QAT_RATE), options.target)]
 
 
-def _finetune(options: ExportOptions, model: TorchModel, training: Dataset) -> Finetune:
-    return Finetune(
-        training,
-        model,
-        epochs=math.ceil(options.epochs / options.rounds),
-        learning_rate=options.learning_rate,
-        batch_size=options.batch_size,
-        seed=options.seed,
-    )
+def _finetune(options: ExportOptions, model: TorchModel, training: Dataset, validation: Dataset | None) -> Finetune:
+    asked = training_of(options)
+    asked = dataclasses.replace(asked, epochs=math.ceil(options.epochs / options.rounds))
+    return Finetune(training, model, asked, options.seed, validation)
+
+
+def training_of(options: TrainingOptions) -> TrainingOptions:
+    """These alone, of options that have more."""
+    return TrainingOptions(**{field.name: getattr(options, field.name) for field in dataclasses.fields(TrainingOptions)})
 
 
 def _precision(

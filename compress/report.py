@@ -15,6 +15,7 @@ from rich.table import Table
 from compress.artifact import Measured, Signature, StageReport
 from compress.grid import Cell
 from compress.plots import plots
+from compress.training_plots import training_plots
 from compress.roofline import Roofline
 from compress.roofline_report import roofline_plot
 
@@ -101,7 +102,10 @@ class Report:
             report=self,
             rows=_cells(self.stages),
             columns=COLUMNS,
-            plots=plots(self.stages, latencies_ms, self.layer_bytes),
+            plots=[
+                *plots(self.stages, latencies_ms, self.layer_bytes),
+                *(plot for row in self.stages if "curve" in row.details for plot in training_plots(row.details, row.stage)),
+            ],
             roofs=[(name, roofline_plot(found)) for name, found in self.rooflines.items()],
             gains=self.gains,
             left=[(row.stage, row.details[key]) for row in self.stages for key in LEFT if row.details.get(key)],

@@ -153,7 +153,7 @@ def layer_sensitivity(
         )
     index = np.unique(np.linspace(0, len(data) - 1, min(samples, len(data))).astype(np.int64))
     inputs, labels = data.take(index)
-    part = dataclasses.replace(data, inputs=inputs, labels=labels)
+    part = dataclasses.replace(data, inputs=inputs, labels=labels, starts=(), fetcher=None)
     channels = Channels(model, progress)
     if not channels.groups:
         why = "; ".join(f"{name}: {reason}" for name, reason in list(channels.left_alone.items())[:3])

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -21,12 +22,14 @@ from compress.errors import StageError
 from compress.model import Model, TorchModel
 from compress.stages import Given, Progress
 from compress.stages.channels import PRUNABLE
-from compress.stages.finetune import Finetune
+from compress.stages.finetune import Finetune, details_of, told
 from compress.stages.quantize_onnx import Target
+from compress.training.machine_setup import distributed
 
 __all__ = ["TrainQuantized"]
 
 MOMENTUM = 0.05
+RANGE = "_seen_range"  # of what a layer is given: lowest and highest
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class TrainQuantized:
     target: Target = "cpu"
 
     name: ClassVar[str] = "train_quantized"
+    resumes: ClassVar[bool] = True
     takes: ClassVar[type] = TorchModel
     gives: ClassVar[type] = TorchModel
 
@@ -55,7 +59,11 @@ class TrainQuantized:
     def check(self, model: Model) -> None:
         self.training.check(model)
 
-    def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:  # noqa: ARG002
+    def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:
+        if self.training.training.devices > 1 and not distributed():
+            from compress.stages.in_processes import in_processes
+
+            return in_processes(self, model, folder, progress)
         module = copy.deepcopy(model.module)
         inside = {
             child for layer in module.modules() if isinstance(layer, nn.MultiheadAttention) for child in layer.modules()
@@ -69,32 +77,38 @@ class TrainQuantized:
                 mend="ask for --int8 static or dynamic",
             )
         hooks = []
+        plain = set(module.state_dict())
         for layer in found.values():
             axis = 1 if getattr(layer, "transposed", False) else 0
             parametrize.register_parametrization(layer, "weight", _Weight(axis))
+            layer.register_buffer(RANGE, torch.zeros(2))
             hooks.append(layer.register_forward_pre_hook(_Activation(signed=self.target != "cpu")))
-        first, last, steps = self.training.fit(module, model.signature, progress, freeze_statistics=True, exact=True)
+        # What is computed twice would be counted twice among the ranges.
+        asked = dataclasses.replace(self.training.training, gradient_checkpointing=False, compile="off")
+        training = dataclasses.replace(self.training, training=asked)
+        trained = training.fit(
+            module, model.signature, progress, folder=folder, freeze_statistics=True, exact=True
+        )  # fmt: skip
         for layer, hook in zip(found.values(), hooks, strict=True):
             hook.remove()
             parametrize.remove_parametrizations(layer, "weight", leave_parametrized=False)
+        state = {name: tensor for name, tensor in module.state_dict().items() if name in plain}
         return Given(
-            TorchModel(_plain(module, model.module), model.signature),
-            did=f"trained {self.training.epochs} epochs in fake INT8 on {len(self.training.data)} samples, "
-            f"loss {first:.4f} to {last:.4f}",
+            TorchModel(_plain(state, model.module), model.signature),
+            did=f"trained in fake INT8 {told(trained, asked)}",
+            warnings=trained.warnings,
             details={
-                "loss_first_epoch": first,
-                "loss_last_epoch": last,
-                "steps": steps,
+                **details_of(trained),
                 "layers": len(found),
                 "left_float": sorted(set(layers) - set(found)),
             },
         )
 
 
-def _plain(trained: nn.Module, template: nn.Module) -> nn.Module:
+def _plain(state: Mapping[str, torch.Tensor], template: nn.Module) -> nn.Module:
     """The trained weights in a copy of the module as it was: parametrizing leaves traces in a layer's class."""
     module = copy.deepcopy(template)
-    module.load_state_dict(trained.state_dict())
+    module.load_state_dict(state)
     return module.eval()
 
 
@@ -113,29 +127,43 @@ class _Weight(nn.Module):
 
 
 class _Activation:
-    """Rounds what a layer is given to 8 bits, over the range that it has seen in training."""
+    """Rounds what a layer is given to 8 bits, over the range that it has seen in training: a buffer of the layer."""
 
     def __init__(self, *, signed: bool) -> None:
         self.signed = signed
-        self.low = self.high = 0.0
 
     def __call__(self, layer: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
         x = given[0]
         if not x.is_floating_point():
             return given
+        seen = layer.get_buffer(RANGE)
         if layer.training:
-            low, high = (float(value) for value in torch.aminmax(x.detach()))
-            fresh = self.low == self.high
-            self.low = min(low, 0.0) if fresh else self.low + MOMENTUM * (min(low, 0.0) - self.low)
-            self.high = max(high, 0.0) if fresh else self.high + MOMENTUM * (max(high, 0.0) - self.high)
+            self._see(seen, x.detach())
+        low, high = seen.unbind()
         if self.signed:
-            scale = max(-self.low, self.high, 1e-9) / 127
-            return (torch.fake_quantize_per_tensor_affine(x, scale, 0, -127, 127), *given[1:])
-        scale = max(self.high - self.low, 1e-9) / 255
-        return (torch.fake_quantize_per_tensor_affine(x, scale, round(-self.low / scale), 0, 255), *given[1:])
+            scale = torch.maximum(-low, high).clamp(min=1e-9) / 127
+            zero = torch.zeros_like(scale, dtype=torch.int32)
+            return (torch.fake_quantize_per_tensor_affine(x, scale, zero, -127, 127), *given[1:])
+        scale = (high - low).clamp(min=1e-9) / 255
+        zero = (-low / scale).round().to(torch.int32)
+        return (torch.fake_quantize_per_tensor_affine(x, scale, zero, 0, 255), *given[1:])
+
+    @staticmethod
+    @torch.no_grad()
+    def _see(seen: torch.Tensor, x: torch.Tensor) -> None:
+        low, high = torch.aminmax(x)
+        now = torch.stack([low.clamp(max=0.0), high.clamp(min=0.0)]).to(seen.dtype)
+        if distributed():
+            apart = now * now.new_tensor([-1.0, 1.0])
+            dist.all_reduce(apart, dist.ReduceOp.MAX)
+            now = apart * now.new_tensor([-1.0, 1.0])
+        seen.copy_(torch.where((seen == 0).all(), now, seen.lerp(now, MOMENTUM)))
 
 
-def shorter(training: Finetune, share: float, rate: float) -> Finetune:
-    """The same training with a share of its epochs (at least one) and of its learning rate."""
-    epochs = max(1, round(training.epochs * share))
-    return dataclasses.replace(training, epochs=epochs, learning_rate=training.learning_rate * rate)
+def shorter(recovery: Finetune, epochs: int, share: float, rate: float) -> Finetune:
+    """The same training with a share of so many epochs (at least one), and of its learning rate."""
+    training = recovery.training
+    asked = dataclasses.replace(
+        training, epochs=max(1, round(epochs * share)), learning_rate=training.learning_rate * rate
+    )  # fmt: skip
+    return dataclasses.replace(recovery, training=asked)

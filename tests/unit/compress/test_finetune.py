@@ -14,6 +14,7 @@ from compress.errors import RecipeError, StageError
 from compress.model import TorchModel
 from compress.stages.finetune import Finetune
 from compress.stages.prune_channels import PruneChannels
+from compress.training_options import TrainingOptions
 from tests.unit.compress.test_prune_channels import loaded, quiet
 
 
@@ -58,7 +59,7 @@ def test_a_pruned_model_recovers_what_it_lost(tmp_path: Path) -> None:
     teacher, data = trained(tmp_path)
     pruned = PruneChannels(0.7).run(teacher, tmp_path, quiet).model
     assert isinstance(pruned, TorchModel)
-    given = Finetune(data, teacher, epochs=6).run(pruned, tmp_path, quiet)
+    given = Finetune(data, teacher, TrainingOptions(epochs=6)).run(pruned, tmp_path, quiet)
     assert isinstance(given.model, TorchModel)
     assert accuracy(teacher, data) > 0.95
     assert accuracy(pruned, data) < 0.8
@@ -71,7 +72,7 @@ def test_the_same_seed_gives_the_same_weights_and_the_input_stays(tmp_path: Path
     teacher = loaded("mlp")
     data = data_for(teacher, tmp_path)
     before = teacher.module.get_parameter("0.weight").clone()
-    runs = [Finetune(data, teacher, epochs=2, seed=seed).run(teacher, tmp_path, quiet).model for seed in (1, 1, 2)]
+    runs = [Finetune(data, teacher, TrainingOptions(epochs=2), seed).run(teacher, tmp_path, quiet).model for seed in (1, 1, 2)]
     first, again, other = (run.module.get_parameter("0.weight") for run in runs if isinstance(run, TorchModel))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -84,21 +85,21 @@ def test_outputs_that_are_no_classes_are_taught_without_labels(tmp_path: Path) -
     data = Dataset.open(str(tmp_path / "x.npy"), teacher.signature)
     pruned = PruneChannels(0.3).run(teacher, tmp_path, quiet).model
     assert isinstance(pruned, TorchModel)
-    given = Finetune(data, teacher, epochs=4, batch_size=8).run(pruned, tmp_path, quiet)
+    given = Finetune(data, teacher, TrainingOptions(epochs=4, batch_size=8)).run(pruned, tmp_path, quiet)
     assert given.details["loss_last_epoch"] < given.details["loss_first_epoch"]
 
 
 def test_a_training_that_diverges_is_an_error_not_a_model(tmp_path: Path) -> None:
     teacher = loaded("residual")
     with pytest.raises(StageError) as caught:
-        Finetune(data_for(teacher, tmp_path), teacher, epochs=3, learning_rate=1e30).run(teacher, tmp_path, quiet)
+        Finetune(data_for(teacher, tmp_path), teacher, TrainingOptions(epochs=3, learning_rate=1e30)).run(teacher, tmp_path, quiet)
     assert "diverged" in caught.value.what
     assert "--learning-rate" in caught.value.mend
 
 
 def test_a_last_batch_of_one_does_not_break_batch_normalization(tmp_path: Path) -> None:
     teacher = loaded("residual")
-    Finetune(data_for(teacher, tmp_path, count=33), teacher, epochs=1, batch_size=32).run(teacher, tmp_path, quiet)
+    Finetune(data_for(teacher, tmp_path, count=33), teacher, TrainingOptions(epochs=1, batch_size=32)).run(teacher, tmp_path, quiet)
 
 
 @pytest.mark.parametrize(
@@ -107,4 +108,4 @@ def test_a_last_batch_of_one_does_not_break_batch_normalization(tmp_path: Path) 
 def test_options_out_of_range_are_refused_before_any_work(tmp_path: Path, options: dict[str, float]) -> None:
     teacher = loaded("mlp")
     with pytest.raises(RecipeError, match="can't finetune"):
-        Finetune(data_for(teacher, tmp_path), teacher, **options).check(teacher)  # type: ignore[arg-type]
+        Finetune(data_for(teacher, tmp_path), teacher, TrainingOptions(**options)).check(teacher)  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from compress.model import TorchModel, call
 from compress.stages.finetune import Finetune
 from compress.stages.quantize_onnx import QuantizeOnnx
 from compress.stages.train_quantized import TrainQuantized, shorter
+from compress.training_options import TrainingOptions
 from tests.families import family
 from tests.unit.compress.test_half_onnx import exported
 from tests.unit.compress.test_prune_channels import quiet, wrapped
@@ -27,7 +28,9 @@ def training(model: TorchModel, count: int = 512, **options: object) -> Finetune
     shapes = {spec.name: spec.fixed(count) for spec in model.signature.inputs}
     rng = np.random.default_rng(0)
     inputs = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-    return Finetune(Dataset("", inputs, None, "train"), model, **{"epochs": 6, "learning_rate": 1e-3, **options})  # type: ignore[arg-type]
+    seed = int(options.pop("seed", 0))  # type: ignore[call-overload]
+    asked = TrainingOptions(**{"epochs": 6, "learning_rate": 1e-3, **options})  # type: ignore[arg-type]
+    return Finetune(Dataset("", inputs, None, "train"), model, asked, seed)
 
 
 def unlike() -> nn.Module:
@@ -108,4 +111,4 @@ def test_the_target_is_among_the_options() -> None:
     model = wrapped(unlike(), "x:float32[batch,8]")
     options = [TrainQuantized(training(model), target).options for target in ("cpu", "tensorrt")]
     assert options[0] != options[1]
-    assert shorter(training(model, epochs=20), 0.25, 0.1).epochs == 5
+    assert shorter(training(model), 20, 0.25, 0.1).training.epochs == 5

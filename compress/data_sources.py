@@ -1,0 +1,286 @@
+"""Samples that need not fit into memory: shards of .npz files, and a user's own map-style Dataset.
+
+Both behave as arrays of samples do: a shape, a dtype, a length, and rows by slice or by index.
+"""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from compress.errors import DatasetError
+
+__all__ = ["Converted", "Fetched", "Fetcher", "Rows", "Shards", "open_shards"]
+
+Array = np.ndarray[Any, Any]
+KEPT = 2  # decompressed shards in memory at a time
+
+
+class Rows(Protocol):
+    """An array whose first dimension is the sample, or what behaves like one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Samples first."""
+
+    @property
+    def ndim(self) -> int:
+        """Of the shape."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the rows."""
+
+    def __len__(self) -> int:
+        """Samples."""
+
+    def __getitem__(self, index: Any) -> Any:
+        """The rows at a slice or at an array of indices."""
+
+
+@dataclass(frozen=True)
+class _View:
+    """What stands for an array [n, …] without being one."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # noqa: ARG002
+        return np.asarray(self[:], dtype)
+
+    def __getitem__(self, index: Any) -> Array:
+        raise NotImplementedError
+
+    def _places(self, index: Any) -> Array:
+        return np.arange(len(self))[index] if isinstance(index, slice) else np.asarray(index)
+
+
+@dataclass(frozen=True)
+class Converted(_View):
+    """Rows that become another width when they are taken."""
+
+    rows: Rows
+
+    def __getitem__(self, index: Any) -> Array:
+        return np.asarray(self.rows[index], self.dtype)
+
+
+class _Files:
+    """The .npz files of a folder: arrays that are stored as they are become memory maps, others are kept for a while."""
+
+    def __init__(self, paths: Sequence[Path], names: Sequence[str]) -> None:
+        self._paths = paths
+        self._names = names
+        self._maps: dict[tuple[int, str], Array] = {}
+        self._kept: OrderedDict[tuple[int, str], Array] = OrderedDict()
+
+    def array(self, shard: int, name: str) -> Array:
+        at = shard, name
+        if at in self._maps:
+            return self._maps[at]
+        if at in self._kept:
+            self._kept.move_to_end(at)
+            return self._kept[at]
+        mapped = _mapped(self._paths[shard], name)
+        if mapped is not None:
+            self._maps[at] = mapped
+            return mapped
+        while len(self._kept) >= KEPT * len(self._names):
+            self._kept.popitem(last=False)
+        with np.load(self._paths[shard], allow_pickle=False) as archive:
+            self._kept[at] = archive[name]
+        return self._kept[at]
+
+
+@dataclass(frozen=True)
+class Shards(_View):
+    """One array over all files of a folder."""
+
+    name: str
+    starts: tuple[int, ...]
+    files: _Files
+
+    def __getitem__(self, index: Any) -> Array:
+        places = self._places(index)
+        shards = np.searchsorted(self.starts, places, side="right") - 1
+        found = np.empty((len(places), *self.shape[1:]), self.dtype)
+        for shard in np.unique(shards):
+            here = shards == shard
+            found[here] = self.files.array(int(shard), self.name)[places[here] - self.starts[shard]]
+        return found
+
+
+def open_shards(folder: Path) -> tuple[dict[str, Shards], tuple[int, ...]]:
+    """The arrays of a folder of .npz files, by name; and where each file begins, if they are compressed.
+
+    Raises:
+        DatasetError: files of unlike arrays.
+        ValueError, OSError, zipfile.BadZipFile: damaged ones.
+    """
+    paths = sorted(folder.glob("*.npz"))
+    headers = [_headers(path) for path in paths]
+    first = headers[0]
+    for path, header in zip(paths, headers, strict=True):
+        unlike = {name: (shape[1:], dtype) for name, (shape, dtype) in header.items()} != {
+            name: (shape[1:], dtype) for name, (shape, dtype) in first.items()
+        }
+        if unlike or len({shape[0] for shape, _ in header.values()}) != 1:
+            raise DatasetError(
+                f"the shards in {folder} don't fit each other",
+                why=f"{path.name} holds {_told(header)}; {paths[0].name} holds {_told(first)}",
+                mend="give each .npz the same arrays, of the same dtype and shape but for the number of samples",
+            )
+    lengths = [next(iter(header.values()))[0][0] for header in headers]
+    starts = tuple(int(start) for start in np.cumsum([0, *lengths])[:-1])
+    files = _Files(paths, list(first))
+    total = sum(lengths)
+    arrays = {name: Shards((total, *shape[1:]), dtype, name, starts, files) for name, (shape, dtype) in first.items()}
+    stored = all(_mapped(paths[0], name) is not None for name in first)
+    return arrays, () if stored else starts
+
+
+def _told(header: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> str:
+    return ", ".join(f"{name} {dtype}{list(shape)}" for name, (shape, dtype) in header.items())
+
+
+def _headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    found = {}
+    with zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            with archive.open(info) as file:
+                shape, _, dtype = _header(file)
+            if dtype.hasobject or not shape:
+                raise ValueError(f"{info.filename} in {path.name} is no array of samples")
+            found[info.filename.removesuffix(".npy")] = shape, dtype
+    if not found:
+        raise ValueError(f"{path.name} holds no array")
+    return found
+
+
+def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(file)
+    read: Any = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    return shape, fortran, dtype
+
+
+def _mapped(path: Path, name: str) -> Array | None:
+    """A memory map into the archive, where the array is stored as it is."""
+    with zipfile.ZipFile(path) as archive:
+        info = archive.getinfo(f"{name}.npy")
+    if info.compress_type != zipfile.ZIP_STORED:
+        return None
+    with path.open("rb") as file:
+        file.seek(info.header_offset + 26)
+        name_length, extra_length = struct.unpack("<HH", file.read(4))
+        file.seek(info.header_offset + 30 + name_length + extra_length)
+        shape, fortran, dtype = _header(file)
+        offset = file.tell()
+    return None if fortran else np.memmap(path, dtype, "r", offset, shape)
+
+
+class Fetcher:
+    """A user's map-style dataset, whose samples are made when they are asked for.
+
+    Args:
+        samples: has `__len__` and `__getitem__`, which gives an input, inputs and a label as a tuple, or a dict.
+        inputs: the names of the model's inputs, in order.
+
+    Raises:
+        DatasetError: samples that are none of these.
+    """
+
+    def __init__(self, samples: Any, inputs: Sequence[str], source: str) -> None:
+        self._samples = samples
+        self._inputs = inputs
+        self._source = source
+        self._folder: Path | None = None
+        self._cached: dict[str, Array] = {}
+        first = self._sample(0)
+        self.specs = {name: ((len(samples), *value.shape), value.dtype) for name, value in first.items()}
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def keep_in(self, folder: Path) -> None:
+        """Write each sample to a folder when it is first made, and read it from there later."""
+        folder.mkdir(parents=True, exist_ok=True)
+        specs = self.specs | {"seen ": ((len(self),), np.dtype(np.bool_))}
+        for name, (shape, dtype) in specs.items():
+            path = folder / f"{name.strip()}.{'seen' if name == 'seen ' else 'rows'}.npy"
+            mode: Any = "r+" if path.exists() else "w+"
+            self._cached[name] = np.lib.format.open_memmap(path, mode, dtype, shape)  # type: ignore[no-untyped-call]
+
+    def rows(self, index: Array) -> dict[str, Array]:
+        """Samples at an index, by the names of inputs and `label`."""
+        if not self._cached:
+            return self._made(index)
+        seen = self._cached["seen "]
+        missing = np.unique(index[~seen[index]])
+        if len(missing):
+            for name, value in self._made(missing).items():
+                self._cached[name][missing] = value
+            seen[missing] = True
+        return {name: self._cached[name][index] for name in self.specs}
+
+    def _made(self, index: Array) -> dict[str, Array]:
+        samples = [self._sample(int(place)) for place in index]
+        try:
+            return {name: np.stack([sample[name] for sample in samples]) for name in self.specs}
+        except (KeyError, ValueError) as err:
+            raise DatasetError(
+                f"the samples of {self._source} are unlike each other",
+                why=str(err),
+                mend="give each sample the same arrays, of the same shape",
+            ) from err
+
+    def _sample(self, place: int) -> dict[str, Array]:
+        try:
+            given = self._samples[place]
+        except Exception as err:  # the user's dataset: anything may come out of it
+            raise DatasetError(
+                f"can't get sample {place} of {self._source}",
+                why=f"{type(err).__name__}: {err}",
+                mend="mend its __getitem__",
+            ) from err
+        if isinstance(given, Mapping):
+            named = {str(name): value for name, value in given.items()}
+        else:
+            parts = list(given) if isinstance(given, tuple | list) else [given]
+            if len(parts) not in (len(self._inputs), len(self._inputs) + 1):
+                raise DatasetError(
+                    f"can't use the samples of {self._source}",
+                    why=f"one has {len(parts)} parts, the model {len(self._inputs)} inputs",
+                    mend="give (input, …, label), the inputs alone, or a dict by name",
+                )
+            named = dict(zip([*self._inputs, "label"], parts, strict=False))
+        return {name: np.asarray(value) for name, value in named.items()}
+
+
+@dataclass(frozen=True)
+class Fetched(_View):
+    """One of the arrays that a fetcher's samples make."""
+
+    name: str
+    fetch: Callable[[Array], Mapping[str, Array]]
+
+    def __getitem__(self, index: Any) -> Array:
+        places = self._places(index)
+        if len(places) == 0:
+            return np.empty((0, *self.shape[1:]), self.dtype)
+        parts = [self.fetch(part)[self.name] for part in np.array_split(places, -(-len(places) // 1024))]
+        return np.concatenate(parts)

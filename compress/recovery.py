@@ -1,0 +1,225 @@
+"""`compress finetune`: a training alone, of any model that has its layers; all or nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compress.backends import Backend, TorchBackend
+from compress.bootstrap import mean_interval
+from compress.checkpoint import fingerprint, load, write
+from compress.compare import compare
+from compress.dataset import Dataset
+from compress.errors import ArtifactError, CheckpointError, SignatureError
+from compress.machine import environment, versions
+from compress.measure import cores, torch_macs, torch_params
+from compress.metrics import find_metric
+from compress.model import TorchModel, in_float32
+from compress.options import FinetuneOptions
+from compress.pipeline import Outcome, Watcher, check, run
+from compress.recipe import find_data, training_of
+from compress.stages import Given
+from compress.stages.finetune import Finetune
+from compress.training.loop import TRACE_FILE
+from compress.training.machine_setup import distributed, rank
+from compress.training_report import write_page
+
+__all__ = ["Recovery", "Row", "finetune"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model judged on the evaluation data.
+
+    Attributes:
+        name: "before", "after" or "original".
+        value, low, high: the metric with its 95% interval.
+        drop, drop_low, drop_high: against the first row, paired by sample, in points for shares.
+    """
+
+    name: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    drop: float | None = None
+    drop_low: float | None = None
+    drop_high: float | None = None
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What a training gave.
+
+    Attributes:
+        folder: with model.pt (or weights.pt), training.json and training.html.
+        model_file: its name in the folder.
+        did: in a clause.
+        seconds: that the stage took, earlier parts of a resumed one not counted.
+        metric: of the rows; None without evaluation data.
+        rows: the models judged.
+        details: the training's own figures.
+        warnings: what to know.
+    """
+
+    folder: Path
+    model_file: str
+    did: str
+    seconds: float
+    metric: str | None
+    rows: tuple[Row, ...]
+    details: Mapping[str, Any]
+    warnings: tuple[str, ...]
+
+
+def finetune(checkpoint: str | Path, options: FinetuneOptions, *, watcher: Watcher) -> Recovery | None:
+    """Train a model, judge it before and after, and write it with a report.
+
+    Args:
+        checkpoint: any model file that still has its layers.
+        options: what to do.
+        watcher: is told how it goes on.
+
+    Returns:
+        What was written; None in a process that torchrun started beside the first one.
+
+    Raises:
+        ToolkitError: input that can't be used, or a training that diverges; what was there before is left as it was.
+    """
+    checkpoint = Path(checkpoint)
+    _check_output(options.output)
+    model = _load(checkpoint, options)
+    teacher = None if options.teacher is None else _load(options.teacher, options)
+    if teacher is not None and _shapes(teacher) != _shapes(model):
+        raise SignatureError(
+            f"{options.teacher} can't teach {checkpoint}",
+            why=f"it takes and gives {_shapes(teacher)}, the model {_shapes(model)}",
+            mend="name the model that this one was pruned from",
+        )
+
+    def data(source: str | None) -> Dataset | None:
+        return None if source is None else Dataset.open(find_data(source, checkpoint), model.signature)
+
+    training, validation, judged = data(options.data), data(options.validation), data(options.eval)
+    assert training is not None  # noqa: S101  the option is required
+    metric = None if judged is None else find_metric(options.metric, judged, model.signature)
+    stage = Finetune(training, teacher, training_of(options), options.seed, validation)
+    check([stage], model)
+    source = fingerprint(model) + ("" if teacher is None else fingerprint(teacher)) + json.dumps(versions())
+    work = options.work or options.output.with_name(options.output.name + ".work")
+    outcome = _run(stage, model, work, source, watcher)
+    if rank() > 0:
+        return None
+    given = outcome.given
+    assert isinstance(given.model, TorchModel)  # noqa: S101  the stage gives one
+    rows: tuple[Row, ...] = ()
+    if judged is not None and metric is not None:
+        models = {"before": model, "after": given.model} | ({} if teacher is None else {"original": teacher})
+        progress = watcher.started("compare")
+        backends: dict[str, Backend] = {name: TorchBackend(each, cores()) for name, each in models.items()}
+        reference = "before" if teacher is None else "original"
+        found = compare(reference, backends, judged, metric, progress=lambda d, t: progress(d, t, "samples"))
+        first = found[reference]
+        for name in [reference, *(name for name in ("before", "after") if name != reference)]:
+            row = Row(name, found[name].value)
+            scores = found[name].scores
+            if scores is not None and first.scores is not None:
+                own, against = mean_interval(scores), mean_interval(scores - first.scores).times(metric.points)
+                drop = None if name == reference else metric.drop(first.value, found[name].value)
+                row = Row(name, found[name].value, own.low, own.high, drop, against.low, against.high)
+            rows = (*rows, row)
+    _write(model, given, outcome.seconds, rows, options, checkpoint, metric.name if metric else None, stage, work)
+    name = "model.pt" if (options.output / "model.pt").exists() else "weights.pt"
+    return Recovery(
+        options.output, name, given.did, outcome.seconds, metric.name if metric else None, rows, given.details,
+        given.warnings,
+    )  # fmt: skip
+
+
+def _run(stage: Finetune, model: TorchModel, work: Path, source: str, watcher: Watcher) -> Outcome:
+    if not distributed():
+        return run([stage], model, work=work, source=source, watcher=watcher)[-1]
+    # All processes train, whatever the folder of the first one holds already.
+    key = hashlib.sha256(json.dumps([source, dict(stage.options)], sort_keys=True).encode()).hexdigest()
+    folder = work / f"training-{key[:12]}"
+    if rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+    progress = watcher.started(stage.name) if rank() == 0 else lambda _done, _total, _note: None
+    given = stage.run(model, folder, progress)
+    outcome = Outcome(stage, given, given.details["training_seconds"], reused=False, size_bytes=None)
+    if rank() == 0:
+        watcher.ended(outcome)
+    return outcome
+
+
+def _load(path: Path, options: FinetuneOptions) -> TorchModel:
+    found = load(path, inputs=options.input, model=options.model, trust_pickle=options.trust_pickle)
+    return in_float32(found)
+
+
+def _shapes(model: TorchModel) -> str:
+    ends = (model.signature.inputs, model.signature.outputs)
+    return " → ".join(", ".join(f"{spec.dtype}{list(spec.shape)}" for spec in specs) for specs in ends)
+
+
+def _check_output(output: Path) -> None:
+    old = output.with_name(output.name + ".old")
+    if old.exists() and not output.exists():
+        old.rename(output)
+    if output.is_file() or (output.is_dir() and any(output.iterdir()) and not (output / "training.json").exists()):
+        raise ArtifactError(
+            f"won't replace {output}",
+            why="it is a file" if output.is_file() else "it is a folder that holds something other than a training",
+            mend="name a new folder with -o",
+        )
+
+
+def _write(
+    before: TorchModel, given: Given, seconds: float, rows: tuple[Row, ...], options: FinetuneOptions,
+    checkpoint: Path, metric: str | None, stage: Finetune, work: Path,
+) -> None:  # fmt: skip
+    """Fill a folder beside the output, then swap the two."""
+    model = given.model
+    assert isinstance(model, TorchModel)  # noqa: S101  the stage gives one
+    beside, old = (options.output.with_name(options.output.name + ending) for ending in (".part", ".old"))
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        write(model, beside / "model.pt")
+    except CheckpointError:  # a forward that can't be traced: the factory that made it is needed again
+        torch.save(model.module.state_dict(), beside / "weights.pt")
+    for trace in work.glob(f"*/{TRACE_FILE}"):
+        shutil.copyfile(trace, beside / TRACE_FILE)
+    report = {
+        "checkpoint": str(checkpoint),
+        "teacher": None if options.teacher is None else str(options.teacher),
+        "did": given.did,
+        "seconds": seconds,
+        "params": torch_params(before.module),
+        "macs": torch_macs(before.module, before.signature),
+        "metric": metric,
+        "rows": [dataclasses.asdict(row) for row in rows],
+        "options": dict(stage.options),
+        "training": dict(given.details),
+        "warnings": list(given.warnings),
+        "environment": environment(cores()),
+    }
+    (beside / "training.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    write_page(report, beside / "training.html")
+    shutil.rmtree(old, ignore_errors=True)
+    try:
+        if options.output.exists():
+            options.output.rename(old)
+        beside.rename(options.output)
+    except BaseException:
+        if old.exists() and not options.output.exists():
+            old.rename(options.output)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

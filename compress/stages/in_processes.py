@@ -1,0 +1,148 @@
+"""A training stage run by several processes of this machine that share each batch: one for each GPU, or on the CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compress.checkpoint import load, write
+from compress.dataset import Dataset
+from compress.errors import RecipeError, StageError, ToolkitError
+from compress.model import TorchModel
+from compress.stages import Given, Progress
+from compress.training.loop import TRACE_FILE
+from compress.training_options import TrainingOptions
+
+if TYPE_CHECKING:
+    from compress.stages.finetune import Finetune
+    from compress.stages.train_quantized import TrainQuantized
+
+__all__ = ["in_processes"]
+
+JOB, RESULT, ERROR = "job.json", "given.json", "error.json"
+LAST_LINES = 5
+
+
+def in_processes(stage: Finetune | TrainQuantized, model: TorchModel, folder: Path, progress: Progress) -> Given:
+    """Start them, follow them, and read what the first of them wrote.
+
+    Raises:
+        RecipeError: data that another process can't open.
+        StageError: one of them failed.
+    """
+    job = folder / "processes"
+    job.mkdir(parents=True, exist_ok=True)
+    for name in (RESULT, ERROR):
+        (job / name).unlink(missing_ok=True)
+    training = stage.training if stage.name == "finetune" else stage.training.training  # type: ignore[union-attr]
+    devices = training.devices
+    _describe(stage, model, job)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"]
+    command += ["-m", "compress.stages.training_process", str(job)]
+    environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    with (job / "log.txt").open("w", encoding="utf-8") as log:
+        running = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, start_new_session=True
+        )
+        try:
+            assert running.stdout is not None  # noqa: S101  a pipe was asked for
+            for line in running.stdout:
+                if line.startswith("{"):
+                    told = json.loads(line)
+                    progress(told["done"], told["total"], told["note"])
+            code = running.wait()
+        finally:
+            if running.poll() is None:
+                _end(running)
+    if (job / ERROR).exists():
+        error = json.loads((job / ERROR).read_text(encoding="utf-8"))
+        raise StageError(error["what"], why=error["why"], mend=error["mend"])
+    if code or not (job / RESULT).exists():
+        lines = [line for line in (job / "log.txt").read_text(encoding="utf-8").splitlines() if line.strip()]
+        raise StageError(
+            f"training in {devices} processes failed",
+            why=next((line for line in reversed(lines) if "Error" in line), " ".join(lines[-LAST_LINES:]))[:400],
+            mend=f"see {job / 'log.txt'}, or train with --devices 1",
+        )
+    given = json.loads((job / RESULT).read_text(encoding="utf-8"))
+    trained = load(job / "trained.pt")
+    if (job / TRACE_FILE).exists():
+        (job / TRACE_FILE).replace(folder / TRACE_FILE)
+    shutil.rmtree(job)
+    return Given(TorchModel(trained.module, model.signature), given["did"], given["details"], tuple(given["warnings"]))
+
+
+def _end(running: subprocess.Popen[str]) -> None:
+    """torchrun ends its processes when it is asked to."""
+    running.terminate()
+    try:
+        running.wait(20)
+    except subprocess.TimeoutExpired:
+        running.kill()
+        running.wait()
+
+
+def _describe(stage: Finetune | TrainQuantized, model: TorchModel, job: Path) -> None:
+    from compress.stages.train_quantized import TrainQuantized
+
+    tuned = stage.training if isinstance(stage, TrainQuantized) else stage
+    for data in (tuned.data, tuned.validation):
+        if data is not None and not data.source:
+            raise RecipeError(
+                "can't train in several processes",
+                why="the data is in this process's memory alone",
+                mend="give it as a file, a folder or package.module:function",
+            )
+    write(model, job / "student.pt")
+    if tuned.teacher is not None:
+        write(tuned.teacher, job / "teacher.pt")
+    description = {
+        "stage": stage.name,
+        "target": stage.target if isinstance(stage, TrainQuantized) else None,
+        "data": tuned.data.source,
+        "validation": None if tuned.validation is None else tuned.validation.source,
+        "seed": tuned.seed,
+        "training": {
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in dataclasses.asdict(tuned.training).items()
+        },
+    }
+    (job / JOB).write_text(json.dumps(description, indent=2), encoding="utf-8")
+
+
+def read_job(job: Path) -> tuple[Finetune | TrainQuantized, TorchModel]:
+    """The stage and the model, in one of the processes."""
+    from compress.stages.finetune import Finetune
+    from compress.stages.train_quantized import TrainQuantized
+
+    told: dict[str, Any] = json.loads((job / JOB).read_text(encoding="utf-8"))
+    model = load(job / "student.pt")
+    values = told["training"]
+    values["augment"] = tuple(values["augment"])
+    values["tensorboard"] = None if values["tensorboard"] is None else Path(values["tensorboard"])
+    tuned = Finetune(
+        Dataset.open(told["data"], model.signature),
+        load(job / "teacher.pt") if (job / "teacher.pt").exists() else None,
+        TrainingOptions(**values),
+        told["seed"],
+        None if told["validation"] is None else Dataset.open(told["validation"], model.signature),
+    )
+    return (TrainQuantized(tuned, told["target"]) if told["stage"] == "train_quantized" else tuned), model
+
+
+def write_result(job: Path, given: Given | ToolkitError) -> None:
+    """By the first of the processes."""
+    if isinstance(given, ToolkitError):
+        told: dict[str, Any] = {"what": given.what, "why": given.why, "mend": given.mend}
+        (job / ERROR).write_text(json.dumps(told), encoding="utf-8")
+        return
+    assert isinstance(given.model, TorchModel)  # noqa: S101  a training gives one
+    write(given.model, job / "trained.pt")
+    told = {"did": given.did, "details": dict(given.details), "warnings": list(given.warnings)}
+    (job / RESULT).write_text(json.dumps(told), encoding="utf-8")

@@ -1,0 +1,106 @@
+"""Random changes of a batch of images, so that few images go further."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from compress.errors import RecipeError, StageError
+
+__all__ = ["Augmentation", "augmentation"]
+
+Tensors = dict[str, torch.Tensor]
+Augmentation = Callable[[Tensors, torch.Generator], Tensors]
+
+
+def augmentation(names: Sequence[str]) -> Augmentation | None:
+    """What the names stand for, one after the other; None where there are none.
+
+    Args:
+        names: "flip" (each image mirrored or not), "shift:2" (each moved by up to so many pixels, the border zero), or
+            `package.module:function`, which is given the tensors by input name and a generator, and gives tensors of
+            the same shapes.
+
+    Raises:
+        RecipeError: none of these.
+    """
+    steps = [_step(name) for name in names]
+    if not steps:
+        return None
+
+    def apply(tensors: Tensors, generator: torch.Generator) -> Tensors:
+        for step in steps:
+            tensors = step(tensors, generator)
+        return tensors
+
+    return apply
+
+
+def _step(name: str) -> Augmentation:
+    kind, _, argument = name.partition(":")
+    if name == "flip":
+        return _of_images(_flip)
+    if kind == "shift" and argument.isdigit() and int(argument) > 0:
+        most = int(argument)
+        return _of_images(lambda images, generator: _shift(images, most, generator))
+    if "." in kind or (argument and not argument.isdigit()):
+        return _users(name)
+    raise RecipeError(
+        f"there is no augmentation {name!r}",
+        why="known are flip, shift:PIXELS and package.module:function",
+        mend="name one of these, such as --augment flip shift:2",
+    )
+
+
+def _of_images(change: Callable[[torch.Tensor, torch.Generator], torch.Tensor]) -> Augmentation:
+    def apply(tensors: Tensors, generator: torch.Generator) -> Tensors:
+        return {
+            name: change(tensor, generator) if tensor.ndim == 4 and tensor.is_floating_point() else tensor
+            for name, tensor in tensors.items()
+        }
+
+    return apply
+
+
+def _flip(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    mirrored = torch.rand(len(images), 1, 1, 1, generator=generator) < 0.5
+    return torch.where(mirrored, images.flip(3), images)
+
+
+def _shift(images: torch.Tensor, most: int, generator: torch.Generator) -> torch.Tensor:
+    count, channels, height, width = images.shape
+    down, right = torch.randint(0, 2 * most + 1, (2, count, 1), generator=generator)
+    rows, columns = down + torch.arange(height), right + torch.arange(width)
+    padded = F.pad(images, (most,) * 4)
+    sample, channel = torch.arange(count)[:, None, None, None], torch.arange(channels)[None, :, None, None]
+    return padded[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
+
+
+def _users(source: str) -> Augmentation:
+    module, _, name = source.partition(":")
+    sys.path.insert(0, "")
+    try:
+        function: Any = getattr(importlib.import_module(module), name)
+    except Exception as err:  # the user's module: anything may come out of it
+        mend = "name a function (tensors by input name, generator); run from the folder that holds its module"
+        raise RecipeError(f"can't find the augmentation {source}", why=f"{type(err).__name__}: {err}", mend=mend) from err
+    finally:
+        sys.path.remove("")
+
+    def apply(tensors: Tensors, generator: torch.Generator) -> Tensors:
+        given = function(tensors, generator)
+        shapes = {key: tensor.shape for key, tensor in tensors.items()}
+        if not isinstance(given, dict) or {key: getattr(value, "shape", None) for key, value in given.items()} != shapes:
+            raise StageError(
+                f"can't use what the augmentation {source} gives",
+                why="it is not a dict of tensors of the shapes that it was given",
+                mend="give each input back under its name",
+            )
+        return given
+
+    return apply

@@ -1,0 +1,70 @@
+"""The metric on validation data while a model trains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from compress.artifact import Signature
+from compress.dataset import Dataset
+from compress.metrics import METRICS, Metric, find_metric
+from compress.model import Arrays, call
+from compress.training.loader import tensors_of
+
+__all__ = ["Judge"]
+
+BATCH = 256
+
+
+class Judge:
+    """Judges a model on data, the work shared by the processes.
+
+    Args:
+        data: apart from what is trained on.
+        signature: of the model.
+        fabric: whose autocast and processes are used.
+        taught: whether there is an original to agree with.
+    """
+
+    def __init__(self, data: Dataset, signature: Signature, fabric: Any, *, taught: bool) -> None:
+        self._data = data
+        self._signature = signature
+        self._fabric = fabric
+        found = find_metric(None, data, signature)
+        self.metric: Metric = found if taught or found.needs_labels else METRICS["mse"]
+
+    def better(self, value: float, than: float | None) -> bool:
+        """Whether a value is a new best."""
+        if than is None:
+            return not np.isnan(value)
+        return value > than if self.metric.higher_is_better else value < than
+
+    @torch.no_grad()
+    def __call__(self, model: Any, teacher: Any) -> float:
+        """Mean score; the model is in eval mode after it."""
+        model.eval()
+        total = torch.zeros(2, dtype=torch.float64)
+        assert self.metric.per_sample is not None  # noqa: S101  the built-in ones score samples
+        starts = range(0, len(self._data), BATCH)
+        for start in starts[self._fabric.global_rank :: self._fabric.world_size]:
+            inputs, labels = tensors_of(self._data, slice(start, start + BATCH))
+            inputs = {name: tensor.to(self._fabric.device) for name, tensor in inputs.items()}
+            got = self._outputs(model, inputs)
+            wanted = got
+            if not self.metric.needs_labels:
+                wanted = self._outputs(teacher, inputs) if teacher is not None else {}
+                if teacher is None and labels is not None:
+                    name, first = next(iter(got.items()))
+                    wanted = {name: labels.numpy().reshape(first.shape)}
+            scores = self.metric.per_sample(got, wanted, None if labels is None else labels.numpy())
+            total += torch.tensor([float(np.sum(scores)), len(scores)], dtype=torch.float64)
+        if self._fabric.world_size > 1:
+            total = self._fabric.all_reduce(total, reduce_op="sum")
+        return float(total[0] / total[1])
+
+    def _outputs(self, model: Any, inputs: dict[str, torch.Tensor]) -> Arrays:
+        with self._fabric.autocast():
+            outputs = call(model, self._signature.inputs, inputs)
+        return {name: tensor.float().cpu().numpy() for name, tensor in outputs.items() if tensor.is_floating_point()}

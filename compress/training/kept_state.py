@@ -1,0 +1,62 @@
+"""The state of a training on disk, so that one that was killed goes on where it was."""
+
+from __future__ import annotations
+
+import os
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["KeptState"]
+
+SHARE = 0.02  # of the time, at most, for keeping states
+
+
+class KeptState:
+    """One file, replaced whole.
+
+    Args:
+        path: of the file; None keeps nothing.
+        seconds: between two states.
+    """
+
+    def __init__(self, path: Path | None, seconds: float) -> None:
+        self._path = path
+        self._seconds = seconds
+        self._last = time.monotonic()
+        self._took = 0.0
+
+    def due(self) -> bool:
+        """Whether it is time, and keeping one takes little of it."""
+        return time.monotonic() - self._last >= max(self._seconds, self._took / SHARE)
+
+    def keep(self, state: dict[str, Any]) -> None:
+        """Write beside, then rename; a kill at any moment leaves the old one or the new one."""
+        start = time.monotonic()
+        if self._path is not None:
+            beside = self._path.with_name(self._path.name + ".part")
+            with beside.open("wb") as file:
+                torch.save(state, file)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(self._path)
+        self._last = time.monotonic()
+        self._took = self._last - start
+
+    def load(self) -> dict[str, Any] | None:
+        """The last one, or None if there is none that can be read."""
+        if self._path is None or not self._path.exists():
+            return None
+        try:
+            found: dict[str, Any] = torch.load(self._path, weights_only=True, map_location="cpu")
+        except (OSError, RuntimeError, EOFError, ValueError, zipfile.BadZipFile):
+            return None
+        return found
+
+    def drop(self) -> None:
+        """The training is through."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)

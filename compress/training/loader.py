@@ -1,0 +1,158 @@
+"""Batches for training: fetched, changed and laid out, beside the training where that pays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+
+from compress.dataset import Dataset, seeded
+from compress.measure import cores
+from compress.training.augment import Augmentation
+
+__all__ = ["Batch", "Loader", "tensors_of", "workers_for"]
+
+AHEAD = 4  # batches that each worker has ready
+
+
+class Batch(NamedTuple):
+    """Samples of a step, those of this process."""
+
+    inputs: dict[str, torch.Tensor]
+    labels: torch.Tensor | None
+    index: torch.Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """On a device; from pinned memory without waiting."""
+        if device.type == "cpu":
+            return self
+        inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in self.inputs.items()}
+        return Batch(inputs, None if self.labels is None else self.labels.to(device, non_blocking=True), self.index)
+
+    def parts(self, count: int) -> list[Batch]:
+        """Up to so many parts, of nearly equal size."""
+        if count <= 1:
+            return [self]
+        inputs = {name: tensor.chunk(count) for name, tensor in self.inputs.items()}
+        labels = (None,) * count if self.labels is None else self.labels.chunk(count)
+        return [
+            Batch({name: chunks[n] for name, chunks in inputs.items()}, labels[n], part)
+            for n, part in enumerate(self.index.chunk(count))
+        ]
+
+
+def tensors_of(data: Dataset, index: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
+    """Samples and labels as tensors."""
+    arrays, labels = data.take(index)
+    writable = {name: array if array.flags.writeable else array.copy() for name, array in arrays.items()}
+    tensors = {name: torch.from_numpy(array) for name, array in writable.items()}
+    return tensors, None if labels is None else torch.from_numpy(np.array(labels))
+
+
+def workers_for(data: Dataset, device: torch.device, asked: int | None) -> int:
+    """How many processes fetch samples, where it was not said.
+
+    Arrays are read in no time, beside which handing them over costs more than it gains on a CPU; a user's own samples
+    are code that runs for each.
+    """
+    if asked is not None:
+        return asked
+    made = data.fetcher is not None
+    if device.type == "cpu":
+        return min(4, cores() // 2) if made else 0
+    return min(8 if made else 2, cores() - 1)
+
+
+class _Batches(TorchDataset[Batch]):
+    def __init__(self, data: Dataset, augment: Augmentation | None, part: slice, channels_last: bool) -> None:
+        self._data = data
+        self._augment = augment
+        self._part = part
+        self._channels_last = channels_last
+
+    def __getitem__(self, step: tuple[int, np.ndarray[Any, Any]]) -> Batch:
+        seed, whole = step
+        index = whole[self._part]
+        if self._data.fetcher is None:
+            inputs, labels = tensors_of(self._data, index)
+        else:
+            with seeded(seed):
+                inputs, labels = tensors_of(self._data, index)
+        if self._augment is not None:
+            inputs = self._augment(inputs, torch.Generator().manual_seed(seed))
+        if self._channels_last:
+            inputs = {name: _laid_out(tensor) for name, tensor in inputs.items()}
+        return Batch(inputs, labels, torch.from_numpy(index))
+
+
+def _laid_out(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
+
+
+class _Order:
+    """What the workers are to fetch, set anew for each epoch."""
+
+    def __init__(self) -> None:
+        self.steps: Sequence[tuple[int, np.ndarray[Any, Any]]] = ()
+
+    def __iter__(self) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+        return iter(self.steps)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+class Loader:
+    """Gives the batches of an epoch; what is random in them follows from the seed and the step alone.
+
+    Args:
+        data: the samples.
+        augment: changes them.
+        seed: of the training.
+        rank: of this process.
+        world: processes that share each batch.
+        workers: processes that fetch.
+        pinned: whether batches go to a GPU.
+        channels_last: whether images are laid out so.
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        augment: Augmentation | None,
+        seed: int,
+        *,
+        rank: int = 0,
+        world: int = 1,
+        workers: int = 0,
+        pinned: bool = False,
+        channels_last: bool = True,
+    ) -> None:
+        self._seed = seed
+        self._rank = rank
+        self._order = _Order()
+        self._loader: DataLoader[Batch] = DataLoader(
+            _Batches(data, augment, slice(rank, None, world), channels_last),
+            batch_size=None,
+            sampler=self._order,  # type: ignore[arg-type]
+            num_workers=workers,
+            prefetch_factor=AHEAD if workers else None,
+            persistent_workers=workers > 0,
+            pin_memory=pinned,
+        )
+
+    def batches(self, first_step: int, order: Sequence[np.ndarray[Any, Any]]) -> Iterator[Batch]:
+        """The batches of these steps, of which the first has this number in the whole training."""
+        self._order.steps = [
+            (seed_of(self._seed, first_step + n, self._rank), index) for n, index in enumerate(order)
+        ]  # fmt: skip
+        return iter(self._loader)
+
+
+def seed_of(seed: int, step: int, rank: int = 0) -> int:
+    """A seed for what is random in one step of one process."""
+    return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0] >> np.uint64(1))

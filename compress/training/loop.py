@@ -1,0 +1,367 @@
+"""The training loop: epochs, validation, the state that is kept, and the way back when the loss is lost."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+
+from compress.errors import StageError
+from compress.training.answers import Answers
+from compress.training.augment import augmentation
+from compress.training.batch_size import BASE, find_batch_size, scaled_rate
+from compress.training.gpu_watch import GpuWatch
+from compress.training.journal import Journal
+from compress.training.judging import Judge
+from compress.training.kept_state import KeptState
+from compress.training.loader import Batch, Loader, seed_of, tensors_of, workers_for
+from compress.training.machine_setup import device_kind, distributed, fabric_for
+from compress.training.precision import precision_for
+from compress.training.profile import Profile
+from compress.training.sampler import Sampler, unsure
+from compress.training.schedule import SCHEDULES, one_cycle_momentum
+from compress.training.stepper import Stepper
+from compress.training.synced_norm import synced
+from compress.training.task import Task, Trained
+
+__all__ = ["STATE_FILE", "TRACE_FILE", "train"]
+
+STATE_FILE, TRACE_FILE = "training.state", "trace.json"
+ROLLBACKS = 4
+SLOWER = 0.25  # factor on the rate after each
+LOOK_EVERY = {"cpu": 1, "cuda": 20}  # steps between looks at the loss: on a GPU each is a wait
+
+Progress = Callable[[int, int, str], None]
+
+
+def train(task: Task, progress: Progress) -> Trained:
+    """Train a module in place, and leave it in eval mode, without gradients, on the CPU.
+
+    The result is the weights of the best epoch where there is validation data, else the moving average where one is
+    kept, else the last weights.
+
+    Args:
+        task: what is trained, and on what.
+        progress: is told of steps.
+
+    Raises:
+        StageError: the loss became infinite or NaN again and again.
+    """
+    module = task.module
+    for parameter in module.parameters():
+        parameter.requires_grad_(parameter.is_floating_point())
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng())
+        trained = _Training(task, progress, stack).run()
+    module.to("cpu").to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
+    for parameter in module.parameters():
+        parameter.grad = None
+    return trained
+
+
+class _Training:
+    def __init__(self, task: Task, progress: Progress, stack: ExitStack) -> None:
+        self.task, self.options, self.progress = task, task.options, progress
+        kind = device_kind(self.options.accelerator)
+        self.precision, note = precision_for(self.options.train_precision, task.module, kind, exact=task.exact)
+        self.warnings = [] if note is None else [note]
+        self.fabric = fabric_for(kind, self.precision)
+        self.device: torch.device = self.fabric.device
+        first = self.fabric.is_global_zero
+        folder = task.folder if first else None
+        self.kept = KeptState(None if folder is None else folder / STATE_FILE, self.options.checkpoint_seconds)
+        found = self.kept.load()
+        if distributed():
+            found = self.fabric.broadcast(found)
+        trace = folder / TRACE_FILE if self.options.profile and folder is not None else None
+        self.profile = Profile(trace, self.device)
+        self.size, self.tried = self._batch_size(found)
+        auto = self.options.batch_size == "auto"
+        self.rate = scaled_rate(self.options.learning_rate, self.size) if auto else self.options.learning_rate
+        self.sampler = Sampler(len(task.data), self.size, self.options.sampler, task.seed, task.data.starts)
+        self.steps = self.options.epochs * self.sampler.steps
+        if self.fabric.world_size > 1:
+            stack.enter_context(synced(task.module))
+        self.stepper = Stepper(task, self.fabric, self.profile, self.rate, self._example(2))
+        if self.stepper.features is not None:
+            stack.callback(self.stepper.features.close)
+        if Answers.pays(task, self.stepper.ask_teacher):
+            self.stepper.answers = Answers(task, self.stepper.ask_teacher, self.fabric, progress)
+        self.judge = None
+        if task.validation is not None:
+            taught = self.stepper.teacher is not None
+            self.judge = Judge(task.validation, task.signature, self.fabric, taught=taught)
+        self.journal = Journal(self.steps, self.device, self.options.tensorboard if first else None)
+        stack.callback(self.journal.close)
+        self.step, self.scale, self.rollbacks, self.back_to = 0, 1.0, 0, -1
+        self.best: dict[str, Any] | None = None
+        self.fresh = torch.full((len(task.data),), -1.0)  # how unsure the model was in this epoch; -1: not shown
+        self.initial = _copied(task.module.state_dict())
+        self.resumed_at = None
+        if found is not None:
+            self._restore(found)
+            self.resumed_at = self.step
+        good = self._state()
+        assert good is not None  # noqa: S101  weights are finite where a model is loaded
+        self.good = good
+        self.workers = workers_for(task.data, self.device, self.options.loader_workers)
+        self.loader = Loader(
+            task.data,
+            augmentation(self.options.augment),
+            task.seed,
+            rank=self.fabric.global_rank,
+            world=self.fabric.world_size,
+            workers=self.workers,
+            pinned=kind == "cuda",
+            channels_last=self.options.channels_last,
+        )
+        self.watch = stack.enter_context(GpuWatch(self.device.index if kind == "cuda" else None))
+
+    def run(self) -> Trained:
+        while self.step < self.steps:
+            ended = self._epoch()
+            if ended and self._after_epoch():
+                break
+        self.profile.close()
+        if self.best is not None:
+            self.task.module.load_state_dict(self.best["state"])
+        elif self.stepper.average is not None:
+            self.task.module.load_state_dict(self.stepper.average.state)
+        trained = self._trained()
+        self.kept.drop()
+        if self.stepper.answers is not None:
+            self.stepper.answers.drop()
+        return trained
+
+    def _epoch(self) -> bool:
+        """Train to the end of the epoch; False where it had to go back."""
+        per_epoch = self.sampler.steps
+        epoch, done = divmod(self.step, per_epoch)
+        order = self.sampler.order(epoch)
+        batches = iter(self.loader.batches(self.step, order[done:]))
+        self.journal.resumes()
+        for index in order[done:]:
+            self.profile.begins()
+            with self.profile.phase("data"):
+                batch = next(batches)
+            if len(index) < 2 * self.fabric.world_size:  # batch normalization needs two
+                self.step += 1
+                continue
+            torch.manual_seed(seed_of(self.task.seed, self.step, self.fabric.global_rank))
+            loss, logits = self.stepper.gradients(batch, len(index))
+            look = (self.step + 1) % LOOK_EVERY[self.device.type] == 0 or self.step + 1 == self.steps
+            if look and not torch.isfinite(loss):
+                self._go_back(float(loss))
+                return False
+            rate = self.rate * self.scale * SCHEDULES[self.options.schedule](self.step, self.steps)
+            momentum = one_cycle_momentum(self.step, self.steps) if self.options.schedule == "one-cycle" else None
+            self.stepper.update(rate, momentum, self.step + 1, self.steps - self.step - 1)
+            if self.sampler.learns:
+                self.fresh[batch.index] = unsure(logits, self.options.sampler).cpu()
+            self.step += 1
+            self.journal.step(self.step, loss, len(index), rate, read=look)
+            if look:
+                self.progress(self.step, self.steps, self._note(epoch))
+            if look and self.step % per_epoch and self._time_to_keep():
+                self._keep()
+        return True
+
+    def _time_to_keep(self) -> bool:
+        due = self.kept.due()
+        return bool(self.fabric.broadcast(due)) if distributed() and self.step % 20 == 0 else due and not distributed()
+
+    def _after_epoch(self) -> bool:
+        """Validate, learn from the scores, keep the state; True where it is enough."""
+        value = None
+        if self.judge is not None:
+            value = self._validate()
+        if self.sampler.learns:
+            seen = self.fresh
+            if distributed():
+                seen = self.fabric.all_reduce(seen.clone(), reduce_op="max")
+            shown = seen.numpy() >= 0
+            self.sampler.scores = np.where(shown, seen.numpy(), self.sampler.scores).astype(np.float32)
+            self.fresh = torch.full_like(self.fresh, -1.0)
+        epoch = self.step // self.sampler.steps
+        enough = False
+        if value is not None and self.judge is not None:
+            if self.judge.better(value, None if self.best is None else self.best["value"]):
+                average = self.stepper.average
+                state = self.task.module.state_dict() if average is None else average.state
+                self.best = {"value": value, "epoch": epoch, "state": _copied(state)}
+            elif self.best is not None:
+                enough = 0 < self.options.patience <= epoch - self.best["epoch"]
+        metric = None if self.judge is None else self.judge.metric.name
+        self.journal.epoch(self.step, self.rate * self.scale, value, metric)
+        self._keep()
+        return enough
+
+    def _validate(self) -> float:
+        assert self.judge is not None  # noqa: S101  the caller looked
+        average = self.stepper.average
+        if average is None:
+            value = self.judge(self.task.module, self.stepper.teacher)
+        else:
+            with average.in_place():
+                value = self.judge(self.task.module, self.stepper.teacher)
+        self.stepper.train_mode()
+        return value
+
+    def _go_back(self, loss: float) -> None:
+        """To the last good state, or, when that does not help either, to the beginning; slower from there on."""
+        self.rollbacks += 1
+        where = f"step {self.step + 1} of {self.steps}"
+        if self.rollbacks > ROLLBACKS:
+            raise StageError(
+                "the training has diverged",
+                why=f"the loss became {loss} in {where}, after {ROLLBACKS} times of going back and training slower",
+                mend=f"try a lower rate: --learning-rate {self.options.learning_rate / 10:g}",
+            )
+        again = self.back_to == self.good["step"]
+        rollbacks, scale = self.rollbacks, self.scale * SLOWER
+        if again:
+            self.task.module.load_state_dict(self.initial)
+            self.stepper.optimizer.state.clear()
+            self.step = 0
+            self.journal.restart()
+            if self.stepper.average is not None:
+                self.stepper.average.state = _copied(self.initial)
+            good = self._state()
+            assert good is not None  # noqa: S101  it began with finite weights
+            self.good = good
+        else:
+            self._restore(self.good)
+        self.stepper.forget_gradients()
+        self.rollbacks, self.scale, self.back_to = rollbacks, scale, self.step
+        self.warnings.append(
+            f"the loss became {loss} in {where}: back to step {self.step}, and on at {scale:g} of the rate"
+        )
+
+    def _keep(self) -> None:
+        state = self._state()
+        if state is not None:
+            self.good = state
+            self.kept.keep(state)
+        self.journal.resumes()
+
+    def _state(self) -> dict[str, Any] | None:
+        """All that decides how the training goes on; None where weights are no numbers any more."""
+        module = _copied(self.task.module.state_dict())
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in module.values() if tensor.is_floating_point()):
+            return None
+        average, compiling = self.stepper.average, self.stepper.compiling
+        return {
+            "module": module,
+            "optimizer": copy.deepcopy(self.stepper.optimizer.state_dict()),
+            "average": None if average is None else _copied(average.state),
+            "step": self.step,
+            "scale": self.scale,
+            "rollbacks": self.rollbacks,
+            "back_to": self.back_to,
+            "best": None if self.best is None else dict(self.best),
+            "fresh": self.fresh.clone(),
+            "scores": torch.from_numpy(self.sampler.scores.copy()),
+            "journal": self.journal.state(),
+            "compiled": compiling.on if compiling.decided else None,
+            "size": self.size,
+            "tried": dict(self.tried),
+            "warnings": list(self.warnings),
+        }
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.task.module.load_state_dict(state["module"])
+        self.stepper.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        if self.stepper.average is not None:
+            self.stepper.average.state = _copied(state["average"], self.device)
+        self.step, self.scale = state["step"], state["scale"]
+        self.rollbacks, self.back_to = state["rollbacks"], state["back_to"]
+        self.best, self.warnings = state["best"], list(state["warnings"])
+        self.fresh, self.sampler.scores = state["fresh"].clone(), state["scores"].numpy().copy()
+        self.journal.restore(state["journal"])
+        if state["compiled"] is not None and self.options.compile == "auto":
+            self.stepper.compiling.decide(state["compiled"])
+
+    def _batch_size(self, found: dict[str, Any] | None) -> tuple[int, dict[int, float | None]]:
+        asked = self.options.batch_size
+        if asked != "auto":
+            return asked, {}
+        if found is not None:
+            return found["size"], found["tried"]
+        options = dataclasses.replace(self.options, compile="off")
+        task = dataclasses.replace(self.task, module=copy.deepcopy(self.task.module), options=options, folder=None)
+        stepper = Stepper(task, self.fabric, Profile(None, self.device), 0.0, self._example(2), alone=True)
+        mine = self.fabric.world_size  # each process tries its part of the batch
+
+        def step(size: int) -> None:
+            batch = self._example(size)
+            stepper.gradients(batch, size)
+            stepper.update(0.0, None, 1, 0)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()
+
+        tried = find_batch_size(step, len(self.task.data) // mine, self.options.epochs)
+        if stepper.features is not None:
+            stepper.features.close()
+        size, throughput = mine * tried.size, {mine * size: speed for size, speed in tried.throughput.items()}
+        return self.fabric.broadcast((size, throughput)) if distributed() else (size, throughput)
+
+    def _example(self, size: int) -> Batch:
+        """The first samples, again and again where they are too few."""
+        index = np.arange(size) % len(self.task.data)
+        inputs, labels = tensors_of(self.task.data, index)
+        return Batch(inputs, labels, torch.from_numpy(index))
+
+    def _note(self, epoch: int) -> str:
+        parts = [f"epoch {epoch + 1}/{self.options.epochs}, loss {self.journal.loss:.4f}"]
+        if self.best is not None and self.judge is not None:
+            value = self.best["value"]
+            shown = f"{value:.2%}" if self.judge.metric.scale == 100 else f"{value:.4g}"
+            parts.append(f"{self.judge.metric.name} {shown}")
+        if self.journal.speed:
+            parts.append(f"{self.journal.speed:,.0f}/s")
+        return ", ".join(parts)
+
+    def _trained(self) -> Trained:
+        epochs = self.journal.epochs
+        figures = self.journal.figures() | {
+            "steps": self.step,
+            "samples": len(self.task.data),
+            "batch_size": self.size,
+            "batch_sizes_tried": {str(size): speed for size, speed in self.tried.items()},
+            "learning_rate": self.rate,
+            "precision": self.precision,
+            "device": str(self.device) if self.device.type == "cpu" else torch.cuda.get_device_name(self.device),
+            "processes": self.fabric.world_size,
+            "loader_workers": self.workers,
+            "compiled": self.stepper.compiling.on,
+            "rollbacks": self.rollbacks,
+            "resumed_at_step": self.resumed_at,
+        }
+        notes = [*self.warnings]
+        if self.stepper.answers is not None:
+            figures["answers_seconds"] = self.stepper.answers.seconds
+        if self.stepper.compiling.note is not None:
+            figures["compile_note"] = self.stepper.compiling.note
+        if self.stepper.features is not None:
+            figures["features"] = self.stepper.features.names
+        if self.best is not None and self.judge is not None:
+            figures |= {"best_epoch": self.best["epoch"], "best_value": self.best["value"]}
+            figures |= {"validation_metric": self.judge.metric.name}
+        if self.profile.figures:
+            figures["profile"] = self.profile.figures
+        if self.device.type == "cuda":
+            figures["gpu"] = self.watch.samples
+            if self.watch.reason is not None:
+                figures["gpu_unknown"] = self.watch.reason
+        if self.options.batch_size == "auto" and self.size != BASE:
+            notes.append(f"batch size {self.size} found by trying, the rate scaled to {self.rate:.2g}")
+        return Trained(epochs[0]["loss"], epochs[-1]["loss"], self.step, figures, tuple(notes))
+
+
+def _copied(state: dict[str, torch.Tensor], device: torch.device | None = None) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone().to(device or tensor.device) for name, tensor in state.items()}

@@ -1,0 +1,84 @@
+"""What trains: one CPU, one GPU, or several processes that were started for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+from compress.errors import MissingExtraError, RecipeError
+from compress.measure import cores
+
+__all__ = ["device_kind", "distributed", "fabric_class", "fabric_for", "has_images", "rank"]
+
+
+def fabric_class() -> Any:
+    """Lightning's Fabric.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        from lightning_fabric import Fabric
+    except ImportError as err:
+        raise MissingExtraError("can't finetune", module="lightning-fabric", extra="finetune") from err
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it tells of its precision
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    return Fabric
+
+
+def distributed() -> bool:
+    """Whether torchrun started this process, with others."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def rank() -> int:
+    """Of this process among all; 0 where there are no others."""
+    return int(os.environ["RANK"]) if distributed() else 0
+
+
+def device_kind(asked: str) -> str:
+    """ "cpu" or "cuda".
+
+    Raises:
+        RecipeError: CUDA was asked for, and is not there.
+    """
+    there = torch.cuda.is_available()
+    if asked == "cuda" and not there:
+        cuda = torch.version.cuda
+        raise RecipeError(
+            "can't train on a GPU",
+            why="torch finds none" if cuda else f"this torch ({torch.__version__}) is built without CUDA",
+            mend="install a torch for CUDA where the GPU is, or leave --accelerator out",
+        )
+    return "cuda" if asked != "cpu" and there else "cpu"
+
+
+def fabric_for(kind: str, precision: str) -> Any:
+    """A launched Fabric: this process alone, or with those that torchrun started."""
+    threads = int(os.environ.get("OMP_NUM_THREADS", cores()))
+    torch.set_num_threads(threads)
+    if kind == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32
+        torch.backends.cudnn.allow_tf32 = True
+    options: dict[str, Any] = {"accelerator": kind, "devices": 1, "precision": precision}
+    if distributed():
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        torch.set_num_threads(max(1, cores() // local) if kind == "cpu" else threads)
+        nodes = int(os.environ["WORLD_SIZE"]) // local
+        options |= {"devices": local, "num_nodes": nodes, "strategy": "ddp"}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*GPU available but not used.*")
+        fabric = fabric_class()(**options)
+    if distributed():
+        fabric.launch()
+    return fabric
+
+
+def has_images(module: nn.Module) -> bool:
+    """Whether there are convolutions over images, which are twice as fast channels-last on a CPU."""
+    return any(isinstance(layer, nn.Conv2d | nn.ConvTranspose2d) for layer in module.modules())

@@ -1,0 +1,162 @@
+"""What is minimized: the distance to the original's answers, to its features, and to the labels.
+
+Answers: Hinton et al., Distilling the Knowledge in a Neural Network, 2015, section 2. Features have other channels in a
+pruned network, so what is compared does not depend on them: where in an image the activations are (Zagoruyko &
+Komodakis, Paying More Attention to Attention, ICLR 2017, section 3.1), and elsewhere which samples of a batch are like
+each other (Tung & Mori, Similarity-Preserving Knowledge Distillation, ICCV 2019, section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from compress.artifact import Signature
+from compress.errors import StageError
+from compress.model import call
+from compress.training.loader import Batch
+from compress.training_options import TrainingOptions
+
+__all__ = ["Features", "Objective"]
+
+MOST_FEATURES = 4
+Outputs = Mapping[str, torch.Tensor]
+
+
+class Features:
+    """Keeps what some layers of two models give, those that have the same names in both.
+
+    Args:
+        student: is trained.
+        teacher: the original.
+        trial: runs a model on a batch, to see what its layers give.
+    """
+
+    def __init__(self, student: nn.Module, teacher: nn.Module, trial: Callable[[nn.Module], object]) -> None:
+        self.names = _chosen(student, teacher, trial)
+        self._of_student: dict[str, torch.Tensor] = {}
+        self._of_teacher: dict[str, torch.Tensor] = {}
+        self._handles = [
+            model.get_submodule(name).register_forward_hook(_keeper(kept, name))
+            for model, kept in ((student, self._of_student), (teacher, self._of_teacher))
+            for name in self.names
+        ]
+
+    def loss(self) -> torch.Tensor:
+        """Mean over the layers."""
+        pairs = [(self._of_student[name].float(), self._of_teacher[name].float()) for name in self.names]
+        return torch.stack([_unlike(mine, taught) for mine, taught in pairs]).mean()
+
+    def close(self) -> None:
+        """Leave the models as they were."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def _keeper(kept: dict[str, torch.Tensor], name: str) -> Callable[[nn.Module, Any, Any], None]:
+    def keep(_module: nn.Module, _given: Any, result: Any) -> None:
+        kept[name] = result
+
+    return keep
+
+
+def _chosen(student: nn.Module, teacher: nn.Module, trial: Callable[[nn.Module], object]) -> list[str]:
+    """The last layer of each resolution; of networks without images, up to four layers spread over their depth."""
+    there = {name for name, layer in student.named_modules() if not list(layer.children())}
+    seen: dict[str, torch.Size] = {}
+    handles = []
+    for name, layer in teacher.named_modules():
+        if name and name in there and not list(layer.children()):
+
+            def look(_module: nn.Module, _given: Any, result: Any, name: str = name) -> None:
+                if isinstance(result, torch.Tensor) and result.is_floating_point() and result.ndim >= 2:
+                    seen[name] = result.shape
+
+            handles.append(layer.register_forward_hook(look))
+    try:
+        trial(teacher)
+    finally:
+        for handle in handles:
+            handle.remove()
+    images = {shape[2:]: name for name, shape in seen.items() if len(shape) == 4 and shape[2] * shape[3] > 1}
+    if images:
+        return list(images.values())
+    inner = list(seen)[:-1]  # the last is the answer itself
+    if not inner:
+        raise StageError(
+            "can't teach features",
+            why="no layer inside the model and the original has the same name in both",
+            mend="leave --feature-weight out",
+        )
+    return [inner[round(at)] for at in torch.linspace(0, len(inner) - 1, min(MOST_FEATURES, len(inner))).tolist()]
+
+
+def _unlike(mine: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
+    if mine.ndim == 4 and mine.shape[2:] == taught.shape[2:]:
+        maps = (F.normalize(features.square().mean(1).flatten(1), dim=1) for features in (mine, taught))
+        a, b = maps
+        return (a - b).square().sum(1).mean()
+    a, b = (features.flatten(1) @ features.flatten(1).T for features in (mine, taught))
+    return (F.normalize(a, dim=1) - F.normalize(b, dim=1)).square().sum(1).mean()
+
+
+class Objective:
+    """The loss of a batch.
+
+    Args:
+        signature: of both models.
+        options: its weights.
+        features: of both models, where they count.
+    """
+
+    def __init__(self, signature: Signature, options: TrainingOptions, features: Features | None = None) -> None:
+        self._signature = signature
+        self._options = options
+        self._features = features
+
+    def answers(self, model: Any, batch: Batch) -> dict[str, torch.Tensor]:
+        """What a model gives, by output name."""
+        return call(model, self._signature.inputs, batch.inputs)
+
+    def loss(self, got: Outputs, taught: Outputs | None, labels: torch.Tensor | None) -> torch.Tensor:
+        """The mean loss [] over the samples of a batch.
+
+        Args:
+            got: by the model in training.
+            taught: by the original; None without one.
+            labels: [n], or None.
+        """
+        if taught is None:
+            assert labels is not None  # noqa: S101  checked before the training
+            return self._labelled(got, labels)
+        loss = self._distilled(got, taught)
+        if labels is not None and _classes(got, labels):
+            weight = self._options.distillation
+            loss = weight * loss + (1 - weight) * self._labelled(got, labels)
+        if self._features is not None:
+            loss = loss + self._options.feature_weight * self._features.loss()
+        return loss
+
+    def _labelled(self, got: Outputs, labels: torch.Tensor) -> torch.Tensor:
+        first = next(iter(got.values())).float()
+        if _classes(got, labels):
+            return F.cross_entropy(first, labels.long(), label_smoothing=self._options.label_smoothing)
+        return F.mse_loss(first, labels.float().reshape(first.shape))
+
+    def _distilled(self, got: Outputs, taught: Outputs) -> torch.Tensor:
+        logits, target = next(iter(got.values())).float(), next(iter(taught.values())).float()
+        if logits.ndim != 2 or logits.shape[1] < 2:
+            floats = [name for name, tensor in got.items() if tensor.is_floating_point()]
+            return torch.stack([F.mse_loss(got[name].float(), taught[name].float()) for name in floats]).mean()
+        t = self._options.temperature
+        soft, wanted = F.log_softmax(logits / t, 1), F.log_softmax(target / t, 1)
+        return F.kl_div(soft, wanted, reduction="batchmean", log_target=True) * t * t
+
+
+def _classes(got: Outputs, labels: torch.Tensor) -> bool:
+    first = next(iter(got.values()))
+    return first.ndim == 2 and first.shape[1] > 1 and labels.ndim == 1 and not labels.is_floating_point()

@@ -1,0 +1,80 @@
+"""The order in which samples are shown.
+
+Hard samples more often: the scores are those of active learning (Settles, Active Learning Literature Survey, 2009,
+section 3.1): least confident, margin, entropy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from compress.data_sources import KEPT
+
+__all__ = ["Sampler", "unsure"]
+
+Array = np.ndarray[Any, Any]
+EXPLORED = 0.5  # share of an epoch that is drawn without regard to the scores
+
+
+def unsure(logits: torch.Tensor, kind: str) -> torch.Tensor:
+    """How unsure a model is of each sample, 0 to 1.
+
+    Args:
+        logits: [n, classes].
+        kind: "uncertainty" (1 - the largest probability), "margin" (1 - its distance to the second) or "entropy"
+            (as a share of the largest possible).
+
+    Returns:
+        float32 [n].
+    """
+    logs = torch.log_softmax(logits.detach().float(), 1)
+    if kind == "entropy":
+        return -(logs.exp() * logs).sum(1) / np.log(logits.shape[1])
+    first, second = logs.exp().topk(2, 1).values.unbind(1)
+    return 1 - first if kind == "uncertainty" else 1 - (first - second)
+
+
+class Sampler:
+    """Gives the batches of each epoch; the same for the same seed, epoch and scores.
+
+    Args:
+        count: of samples.
+        batch_size: of each step; batches of an epoch differ by at most one sample.
+        kind: "uniform" shows each sample once; the others draw with replacement, half of it by how unsure the model
+            was of each sample when it saw it last.
+        seed: of the order.
+        starts: where each shard begins; samples then come from a few shards at a time.
+    """
+
+    def __init__(self, count: int, batch_size: int, kind: str, seed: int, starts: Sequence[int] = ()) -> None:
+        self._count = count
+        self._kind = kind
+        self._seed = seed
+        self._starts = starts
+        self.steps = -(-count // batch_size)
+        self.scores = np.ones(count, np.float32)
+
+    def order(self, epoch: int) -> list[Array]:
+        """Indices of the samples of each step."""
+        rng = np.random.default_rng((self._seed, epoch))
+        if self._kind == "uniform":
+            index = rng.permutation(self._count)
+        else:
+            total = float(self.scores.sum(dtype=np.float64))
+            hard = self.scores / total if total > 0 else np.full(self._count, 1 / self._count)
+            chances = EXPLORED / self._count + (1 - EXPLORED) * hard.astype(np.float64)
+            index = rng.choice(self._count, self._count, p=chances / chances.sum())
+        if self._starts:
+            windows = rng.permutation(len(self._starts)) // KEPT
+            shard = np.searchsorted(self._starts, index, side="right") - 1
+            index = index[np.argsort(windows[shard], kind="stable")]
+        return np.array_split(index, self.steps)
+
+    @property
+    def learns(self) -> bool:
+        """Whether the order follows from what the model gave."""
+        return self._kind != "uniform"

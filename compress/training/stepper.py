@@ -1,0 +1,170 @@
+"""One step of a training: answers, loss, gradients, update."""
+
+from __future__ import annotations
+
+import copy
+import time
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from compress.training.answers import Answers
+from compress.training.average import Average
+from compress.training.compiling import Compiling
+from compress.training.loader import Batch
+from compress.training.objective import Features, Objective
+from compress.training.optimizers import optimizer_for
+from compress.training.profile import Profile
+from compress.training.segments import in_segments
+from compress.training.task import Task
+
+__all__ = ["Stepper", "laid_out"]
+
+
+class Stepper:
+    """Holds the model in training, the original, and the optimizer.
+
+    Args:
+        task: what is trained.
+        fabric: launched.
+        profile: is told of the parts of a step.
+        rate: the peak.
+        example: a small batch, by which layers are chosen whose features are taught.
+        alone: not shared with the other processes, where there are some.
+    """
+
+    def __init__(
+        self, task: Task, fabric: Any, profile: Profile, rate: float, example: Batch, *, alone: bool = False
+    ) -> None:
+        options = task.options
+        self._fabric, self._profile, self._accumulate = fabric, profile, options.accumulate
+        images = options.channels_last
+        self.module = laid_out(task.module.to(fabric.device), images)
+        self.teacher: nn.Module | None = None
+        if task.teacher is not None:
+            self.teacher = laid_out(copy.deepcopy(task.teacher).to(fabric.device), images).eval().requires_grad_(False)
+        self.features: Features | None = None
+        if options.feature_weight and self.teacher is not None:
+            inputs = Objective(task.signature, options)
+            self.features = Features(self.module, self.teacher, lambda model: self._look(inputs, model, example))
+        self.answers: Answers | None = None
+        self.objective = Objective(task.signature, options, self.features)
+        body = in_segments(self.module) if options.gradient_checkpointing else self.module
+        shared = fabric.world_size > 1 and not alone
+        asked = "off" if self.features is not None or (shared and options.compile == "auto") else options.compile
+        if shared:
+            asked, body = ("off", torch.compile(body)) if asked == "on" else (asked, body)
+        self.student: Any = body if alone else fabric.setup_module(body)
+        self.compiling = Compiling(asked, self.student, lambda: fabric.setup_module(torch.compile(body)))
+        self.optimizer = optimizer_for(options.optimizer, self.module, rate)
+        self._wrapped = fabric.setup_optimizers(self.optimizer)
+        self.average = Average(self.module, options.ema) if options.ema else None
+        self._frozen = task.freeze_statistics
+        self._began = 0.0
+        self.train_mode()
+
+    def train_mode(self) -> None:
+        """After a validation, too."""
+        self.student.train()
+        self.module.train()
+        for layer in self.module.modules() if self._frozen else ():
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                layer.eval()
+
+    def gradients(self, batch: Batch, total: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Forward and backward.
+
+        Args:
+            batch: this process's part.
+            total: samples over all processes.
+
+        Returns:
+            The mean loss [] over all processes, and the first output [n, …], both detached.
+        """
+        self._began = time.perf_counter()
+        try:
+            return self._gradients(self.compiling.current, batch, total)
+        except Exception as err:
+            if not self.compiling.failed(err):
+                raise
+            self._wrapped.zero_grad()
+            return self._gradients(self.compiling.current, batch, total)
+
+    def _gradients(self, student: Any, batch: Batch, total: int) -> tuple[torch.Tensor, torch.Tensor]:
+        phase, fabric = self._profile.phase, self._fabric
+        with phase("copy"):
+            batch = batch.to(fabric.device)
+        parts = batch.parts(self._accumulate)
+        whole = torch.zeros((), device=fabric.device)
+        logits = []
+        world = fabric.world_size if student is not self.module else 1
+        for number, part in enumerate(parts):
+            taught = None
+            if self.teacher is not None:
+                with phase("teacher"):
+                    taught = self._taught(part)
+            with fabric.no_backward_sync(student, enabled=number + 1 < len(parts)) if world > 1 else nullcontext():
+                with phase("forward"), fabric.autocast():
+                    got = self.objective.answers(student, part)
+                    loss = self.objective.loss(got, taught, part.labels)
+                with phase("backward"):
+                    fabric.backward(loss * (len(part.index) * world / total))
+            whole += loss.detach() * (len(part.index) * world / total)
+            logits.append(next(iter(got.values())).detach())
+        if world > 1:
+            whole = fabric.all_reduce(whole, reduce_op="mean")
+        return whole, torch.cat(logits)
+
+    def _taught(self, batch: Batch) -> dict[str, torch.Tensor]:
+        if self.answers is not None:
+            return self.answers.of(batch.index, self._fabric.device)
+        return self.ask_teacher(batch)
+
+    def ask_teacher(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """What the original gives, by output name."""
+        with torch.no_grad(), self._fabric.autocast():
+            return self.objective.answers(self.teacher, batch.to(self._fabric.device))
+
+    def update(self, rate: float, momentum: float | None, step: int, left: int) -> None:
+        """Move the weights.
+
+        Args:
+            rate: of this step.
+            momentum: of it, where the schedule has one.
+            step: counted from 1.
+            left: steps ahead.
+        """
+        with self._profile.phase("optimizer"):
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+                if momentum is not None:
+                    group["betas"] = (momentum, group["betas"][1])
+            self._wrapped.step()
+            self._wrapped.zero_grad()
+            if self.average is not None:
+                self.average.follow(step)
+        if not self.compiling.decided:
+            if self._fabric.device.type == "cuda":
+                torch.cuda.synchronize()
+            self.compiling.took(time.perf_counter() - self._began, left)
+
+    def forget_gradients(self) -> None:
+        """Those of a step that is not to be taken."""
+        self._wrapped.zero_grad()
+
+    def _look(self, objective: Objective, model: Any, batch: Batch) -> None:
+        mode = model.training
+        model.eval()
+        with torch.no_grad(), self._fabric.autocast():
+            objective.answers(model, batch.to(self._fabric.device))
+        model.train(mode)
+
+
+def laid_out(module: nn.Module, images: bool) -> nn.Module:
+    """Channels-last where there are convolutions over images."""
+    convolves = any(isinstance(layer, nn.Conv2d | nn.ConvTranspose2d) for layer in module.modules())
+    if images and convolves:
+        return module.to(memory_format=torch.channels_last)  # type: ignore[no-any-return, call-overload]
+    return module

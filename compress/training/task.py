@@ -1,0 +1,63 @@
+"""What is trained, and how it went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from compress.artifact import Signature
+from compress.dataset import Dataset
+from compress.training_options import TrainingOptions
+
+__all__ = ["Task", "Trained"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained, and on what.
+
+    Attributes:
+        module: is trained in place.
+        teacher: gives the answers to learn; None where the labels alone do.
+        signature: of both.
+        data: to train on.
+        validation: to judge epochs by, or None.
+        options: the rest.
+        seed: of everything random.
+        folder: keeps the state and the profile's trace; None keeps nothing.
+        freeze_statistics: batch normalization keeps what it has seen before.
+        exact: all in float32.
+    """
+
+    module: nn.Module
+    teacher: nn.Module | None
+    signature: Signature
+    data: Dataset
+    validation: Dataset | None
+    options: TrainingOptions
+    seed: int = 0
+    folder: Path | None = None
+    freeze_statistics: bool = False
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How a training went.
+
+    Attributes:
+        first: mean loss of the first epoch.
+        last: of the last one.
+        steps: that were taken.
+        figures: JSON values.
+        warnings: what to know.
+    """
+
+    first: float
+    last: float
+    steps: int
+    figures: dict[str, Any]
+    warnings: tuple[str, ...]
