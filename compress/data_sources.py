@@ -59,7 +59,7 @@ class _View:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # noqa: ARG002
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.asarray(self[:], dtype)
 
     def __getitem__(self, index: Any) -> Array:
@@ -80,7 +80,7 @@ class Converted(_View):
 
 
 class _Files:
-    """The .npz files of a folder: arrays that are stored as they are become memory maps, others are kept for a while."""
+    """The .npz files of a folder: arrays stored as they are become memory maps, others are kept for a while."""
 
     def __init__(self, paths: Sequence[Path], names: Sequence[str]) -> None:
         self._paths = paths
@@ -172,7 +172,7 @@ def _headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
 
 
 def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = np.lib.format.read_magic(file)
+    version = np.lib.format.read_magic(file)  # type: ignore[no-untyped-call]
     read: Any = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read(file)
     return shape, fortran, dtype

@@ -44,7 +44,7 @@ class Dataset:
     """
 
     source: str
-    inputs: Mapping[str, Any]
+    inputs: dict[str, Any]
     labels: Any | None
     sha256: str
     starts: tuple[int, ...] = ()
@@ -52,10 +52,11 @@ class Dataset:
 
     @classmethod
     def open(cls, source: str, signature: Signature) -> Self:
-        """Read an .npz, a .npy, a folder of .npy files or of .npz shards, or what `package.module:function` returns.
+        """Read an .npz, a .npy, a folder of .npy files or .npz shards, or what `package.module:function` returns.
 
-        That is a dict of arrays, or a map-style torch Dataset. An array belongs to the input of its name; a model with one input takes the only array that is not the
-        labels, whatever its name. Labels are called label, labels, target, targets or y.
+        That is a dict of arrays, or a map-style torch Dataset. An array belongs to the input of its name; a model with
+        one input takes the only array that is not the labels, whatever its name. Labels are called label, labels,
+        target, targets or y.
 
         Raises:
             DatasetError: missing, empty, damaged, without an array for an input, of unequal lengths, or with NaN.

@@ -125,7 +125,9 @@ def _finetune(options: ExportOptions, model: TorchModel, training: Dataset, vali
 
 def training_of(options: TrainingOptions) -> TrainingOptions:
     """These alone, of options that have more."""
-    return TrainingOptions(**{field.name: getattr(options, field.name) for field in dataclasses.fields(TrainingOptions)})
+    return TrainingOptions(
+        **{field.name: getattr(options, field.name) for field in dataclasses.fields(TrainingOptions)}
+    )
 
 
 def _precision(

@@ -15,9 +15,9 @@ from rich.table import Table
 from compress.artifact import Measured, Signature, StageReport
 from compress.grid import Cell
 from compress.plots import plots
-from compress.training_plots import training_plots
 from compress.roofline import Roofline
 from compress.roofline_report import roofline_plot
+from compress.training_plots import training_plots
 
 __all__ = ["Report", "bytes_text", "stage_table"]
 
@@ -104,7 +104,12 @@ class Report:
             columns=COLUMNS,
             plots=[
                 *plots(self.stages, latencies_ms, self.layer_bytes),
-                *(plot for row in self.stages if "curve" in row.details for plot in training_plots(row.details, row.stage)),
+                *(
+                    plot
+                    for row in self.stages
+                    if "curve" in row.details
+                    for plot in training_plots(row.details, row.stage)
+                ),
             ],
             roofs=[(name, roofline_plot(found)) for name, found in self.rooflines.items()],
             gains=self.gains,

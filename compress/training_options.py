@@ -1,4 +1,4 @@
-"""What a training can be asked for: the same flags in `compress export`, `compress optimize` and `compress finetune`."""
+"""What a training can be asked for, by the same flags in `compress export`, `optimize` and `finetune`."""
 
 # Without postponed annotations: what inherits these fields has its flags made from them in another module.
 from dataclasses import dataclass

@@ -29,6 +29,11 @@ __all__ = ["Finetune", "details_of", "told"]
 
 # What changes how a training runs, but not what it gives.
 _ELSEWHERE = ("loader_workers", "cache_data", "checkpoint_seconds", "profile", "tensorboard", "validation")
+_RANGED = (
+    "epochs", "batch_size", "learning_rate", "distillation", "temperature", "label_smoothing", "ema", "hold_out",
+    "feature_weight", "accumulate", "devices", "patience",
+)  # fmt: skip
+_RANGES = "epochs, parts and devices: 1 or more; a batch: 2 or more; rate and temperature: above 0; shares: 0 to 1"
 
 
 @dataclass(frozen=True)
@@ -90,12 +95,8 @@ class Finetune:
                 or not all(0 <= share <= 1 for share in shares) or o.feature_weight < 0 or o.accumulate < 1
                 or o.devices < 1 or (o.loader_workers or 0) < 0 or o.hold_out >= 1 or o.ema >= 1 or o.patience < 0,
                 "can't finetune with these options",
-                f"epochs={o.epochs}, batch size={o.batch_size}, learning rate={o.learning_rate}, "
-                f"distillation={o.distillation}, temperature={o.temperature}, label smoothing={o.label_smoothing}, "
-                f"ema={o.ema}, hold-out={o.hold_out}, feature weight={o.feature_weight}, accumulate={o.accumulate}, "
-                f"devices={o.devices}, patience={o.patience}",
-                "epochs are at least 1, a batch at least 2, the rate above 0, distillation and smoothing between 0 and "
-                "1, ema and hold-out from 0 to below 1",
+                ", ".join(f"{name}={getattr(o, name)}" for name in _RANGED),
+                _RANGES,
             ),
             (
                 self.teacher is None and self.data.labels is None,

@@ -40,8 +40,7 @@ def in_processes(stage: Finetune | TrainQuantized, model: TorchModel, folder: Pa
     job.mkdir(parents=True, exist_ok=True)
     for name in (RESULT, ERROR):
         (job / name).unlink(missing_ok=True)
-    training = stage.training if stage.name == "finetune" else stage.training.training  # type: ignore[union-attr]
-    devices = training.devices
+    devices = _tuned(stage).training.devices
     _describe(stage, model, job)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"]
     command += ["-m", "compress.stages.training_process", str(job)]
@@ -88,10 +87,14 @@ def _end(running: subprocess.Popen[str]) -> None:
         running.wait()
 
 
-def _describe(stage: Finetune | TrainQuantized, model: TorchModel, job: Path) -> None:
+def _tuned(stage: Finetune | TrainQuantized) -> Finetune:
     from compress.stages.train_quantized import TrainQuantized
 
-    tuned = stage.training if isinstance(stage, TrainQuantized) else stage
+    return stage.training if isinstance(stage, TrainQuantized) else stage
+
+
+def _describe(stage: Finetune | TrainQuantized, model: TorchModel, job: Path) -> None:
+    tuned = _tuned(stage)
     for data in (tuned.data, tuned.validation):
         if data is not None and not data.source:
             raise RecipeError(
@@ -104,7 +107,7 @@ def _describe(stage: Finetune | TrainQuantized, model: TorchModel, job: Path) ->
         write(tuned.teacher, job / "teacher.pt")
     description = {
         "stage": stage.name,
-        "target": stage.target if isinstance(stage, TrainQuantized) else None,
+        "target": getattr(stage, "target", None),
         "data": tuned.data.source,
         "validation": None if tuned.validation is None else tuned.validation.source,
         "seed": tuned.seed,

@@ -88,14 +88,15 @@ def _users(source: str) -> Augmentation:
         function: Any = getattr(importlib.import_module(module), name)
     except Exception as err:  # the user's module: anything may come out of it
         mend = "name a function (tensors by input name, generator); run from the folder that holds its module"
-        raise RecipeError(f"can't find the augmentation {source}", why=f"{type(err).__name__}: {err}", mend=mend) from err
+        why = f"{type(err).__name__}: {err}"
+        raise RecipeError(f"can't find the augmentation {source}", why=why, mend=mend) from err
     finally:
         sys.path.remove("")
 
     def apply(tensors: Tensors, generator: torch.Generator) -> Tensors:
         given = function(tensors, generator)
         shapes = {key: tensor.shape for key, tensor in tensors.items()}
-        if not isinstance(given, dict) or {key: getattr(value, "shape", None) for key, value in given.items()} != shapes:
+        if not isinstance(given, dict) or {key: getattr(each, "shape", None) for key, each in given.items()} != shapes:
             raise StageError(
                 f"can't use what the augmentation {source} gives",
                 why="it is not a dict of tensors of the shapes that it was given",

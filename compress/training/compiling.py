@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["Compiling"]
 
-# Seconds of plain training that must lie ahead: compiling takes up to a minute on a CPU, less time is not worth the try.
+# Seconds of plain training that must lie ahead: compiling takes up to a minute on a CPU.
 WORTH = 300.0
 COLD, TIMED = 2, 5
 GAIN = 0.95  # of the plain step's time, at most
@@ -81,6 +81,7 @@ class Compiling:
             pays = step < GAIN * plain
             spent = sum(times[:COLD]) + self._spent
             saves = "saves" if pays else "does not save enough"
-            self.note = f"torch.compile {saves}: {1e3 * step:.1f} ms a step, {1e3 * plain:.1f} ms without, {spent:.0f} s to compile"
+            told = f"{1e3 * step:.1f} ms a step, {1e3 * plain:.1f} ms without, {spent:.0f} s to compile"
+            self.note = f"torch.compile {saves}: {told}"
             self.on = pays
         self.decided = True

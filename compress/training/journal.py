@@ -169,4 +169,4 @@ def _writer(folder: Path) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as err:
         raise MissingExtraError("can't write TensorBoard's logs", module="tensorboard", extra="tensorboard") from err
-    return SummaryWriter(folder)  # type: ignore[no-untyped-call]
+    return SummaryWriter(folder)

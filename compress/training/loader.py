@@ -24,14 +24,14 @@ class Batch(NamedTuple):
 
     inputs: dict[str, torch.Tensor]
     labels: torch.Tensor | None
-    index: torch.Tensor
+    places: torch.Tensor
 
     def to(self, device: torch.device) -> Batch:
         """On a device; from pinned memory without waiting."""
         if device.type == "cpu":
             return self
         inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in self.inputs.items()}
-        return Batch(inputs, None if self.labels is None else self.labels.to(device, non_blocking=True), self.index)
+        return Batch(inputs, None if self.labels is None else self.labels.to(device, non_blocking=True), self.places)
 
     def parts(self, count: int) -> list[Batch]:
         """Up to so many parts, of nearly equal size."""
@@ -41,7 +41,7 @@ class Batch(NamedTuple):
         labels = (None,) * count if self.labels is None else self.labels.chunk(count)
         return [
             Batch({name: chunks[n] for name, chunks in inputs.items()}, labels[n], part)
-            for n, part in enumerate(self.index.chunk(count))
+            for n, part in enumerate(self.places.chunk(count))
         ]
 
 
@@ -138,7 +138,7 @@ class Loader:
         self._loader: DataLoader[Batch] = DataLoader(
             _Batches(data, augment, slice(rank, None, world), channels_last),
             batch_size=None,
-            sampler=self._order,  # type: ignore[arg-type]
+            sampler=self._order,
             num_workers=workers,
             prefetch_factor=AHEAD if workers else None,
             persistent_workers=workers > 0,

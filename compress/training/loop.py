@@ -162,7 +162,7 @@ class _Training:
             momentum = one_cycle_momentum(self.step, self.steps) if self.options.schedule == "one-cycle" else None
             self.stepper.update(rate, momentum, self.step + 1, self.steps - self.step - 1)
             if self.sampler.learns:
-                self.fresh[batch.index] = unsure(logits, self.options.sampler).cpu()
+                self.fresh[batch.places] = unsure(logits, self.options.sampler).cpu()
             self.step += 1
             self.journal.step(self.step, loss, len(index), rate, read=look)
             if look:

@@ -6,6 +6,7 @@ section 3.1): least confident, margin, entropy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ def unsure(logits: torch.Tensor, kind: str) -> torch.Tensor:
     """
     logs = torch.log_softmax(logits.detach().float(), 1)
     if kind == "entropy":
-        return -(logs.exp() * logs).sum(1) / np.log(logits.shape[1])
+        return -(logs.exp() * logs).sum(1) / math.log(logits.shape[1])
     first, second = logs.exp().topk(2, 1).values.unbind(1)
     return 1 - first if kind == "uncertainty" else 1 - (first - second)
 

@@ -51,7 +51,7 @@ class Stepper:
             self.features = Features(self.module, self.teacher, lambda model: self._look(inputs, model, example))
         self.answers: Answers | None = None
         self.objective = Objective(task.signature, options, self.features)
-        body = in_segments(self.module) if options.gradient_checkpointing else self.module
+        body: Any = in_segments(self.module) if options.gradient_checkpointing else self.module
         shared = fabric.world_size > 1 and not alone
         asked = "off" if self.features is not None or (shared and options.compile == "auto") else options.compile
         if shared:
@@ -110,8 +110,8 @@ class Stepper:
                     got = self.objective.answers(student, part)
                     loss = self.objective.loss(got, taught, part.labels)
                 with phase("backward"):
-                    fabric.backward(loss * (len(part.index) * world / total))
-            whole += loss.detach() * (len(part.index) * world / total)
+                    fabric.backward(loss * (len(part.places) * world / total))
+            whole += loss.detach() * (len(part.places) * world / total)
             logits.append(next(iter(got.values())).detach())
         if world > 1:
             whole = fabric.all_reduce(whole, reduce_op="mean")
@@ -119,7 +119,7 @@ class Stepper:
 
     def _taught(self, batch: Batch) -> dict[str, torch.Tensor]:
         if self.answers is not None:
-            return self.answers.of(batch.index, self._fabric.device)
+            return self.answers.of(batch.places, self._fabric.device)
         return self.ask_teacher(batch)
 
     def ask_teacher(self, batch: Batch) -> dict[str, torch.Tensor]:

@@ -27,7 +27,7 @@ def synced(module: nn.Module) -> Iterator[None]:
             if isinstance(layer, _BatchNorm):
                 swapped.append((parent, name, layer))
                 on_gpu = layer.weight is not None and layer.weight.is_cuda
-                setattr(parent, name, nn.SyncBatchNorm.convert_sync_batchnorm(layer) if on_gpu else _Synced(layer))
+                setattr(parent, name, _on_gpu(layer) if on_gpu else _Synced(layer))
     try:
         yield
     finally:
@@ -36,17 +36,22 @@ def synced(module: nn.Module) -> Iterator[None]:
             setattr(parent, name, layer)
 
 
+def _on_gpu(layer: nn.Module) -> nn.Module:
+    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(layer)  # type: ignore[no-untyped-call]
+    return converted
+
+
 class _Sum(torch.autograd.Function):
     """The sum over all processes; its gradient is the sum of theirs."""
 
     @staticmethod
-    def forward(_context: Any, mine: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(_context: Any, mine: torch.Tensor) -> torch.Tensor:
         total = mine.clone()
         dist.all_reduce(total)
         return total
 
     @staticmethod
-    def backward(_context: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(_context: Any, gradient: torch.Tensor) -> torch.Tensor:
         total = gradient.clone()
         dist.all_reduce(total)
         return total
@@ -59,6 +64,9 @@ class _Synced(nn.Module):
         super().__init__()
         self.eps, self.momentum, self.affine = plain.eps, plain.momentum, plain.affine
         self.weight, self.bias = plain.weight, plain.bias
+        self.running_mean: torch.Tensor | None
+        self.running_var: torch.Tensor | None
+        self.num_batches_tracked: torch.Tensor | None
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             self.register_buffer(name, getattr(plain, name))
         self.training = plain.training
@@ -81,14 +89,16 @@ class _Synced(nn.Module):
         result = (wide - mean.view(shape)) * (variance + self.eps).rsqrt().view(shape)
         if self.affine:
             result = result * self.weight.view(shape) + self.bias.view(shape)
-        return result.to(x.dtype)
+        given: torch.Tensor = result.to(x.dtype)
+        return given
 
     @torch.no_grad()
     def _remember(self, mean: torch.Tensor, variance: torch.Tensor, number: torch.Tensor) -> None:
         if self.running_mean is None or self.running_var is None:
             return
-        self.num_batches_tracked.add_(1)  # type: ignore[operator, union-attr]
-        share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum  # type: ignore[arg-type]
+        assert self.num_batches_tracked is not None  # noqa: S101  it goes with the other two
+        self.num_batches_tracked.add_(1)
+        share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         unbiased = variance * number / (number - 1).clamp(min=1)
-        self.running_mean.lerp_(mean, share)  # type: ignore[operator]
-        self.running_var.lerp_(unbiased, share)  # type: ignore[operator]
+        self.running_mean.lerp_(mean, share)
+        self.running_var.lerp_(unbiased, share)

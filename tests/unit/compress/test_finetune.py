@@ -72,7 +72,10 @@ def test_the_same_seed_gives_the_same_weights_and_the_input_stays(tmp_path: Path
     teacher = loaded("mlp")
     data = data_for(teacher, tmp_path)
     before = teacher.module.get_parameter("0.weight").clone()
-    runs = [Finetune(data, teacher, TrainingOptions(epochs=2), seed).run(teacher, tmp_path, quiet).model for seed in (1, 1, 2)]
+    runs = [
+        Finetune(data, teacher, TrainingOptions(epochs=2), seed).run(teacher, tmp_path, quiet).model
+        for seed in (1, 1, 2)
+    ]
     first, again, other = (run.module.get_parameter("0.weight") for run in runs if isinstance(run, TorchModel))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -92,14 +95,18 @@ def test_outputs_that_are_no_classes_are_taught_without_labels(tmp_path: Path) -
 def test_a_training_that_diverges_is_an_error_not_a_model(tmp_path: Path) -> None:
     teacher = loaded("residual")
     with pytest.raises(StageError) as caught:
-        Finetune(data_for(teacher, tmp_path), teacher, TrainingOptions(epochs=3, learning_rate=1e30)).run(teacher, tmp_path, quiet)
+        Finetune(data_for(teacher, tmp_path), teacher, TrainingOptions(epochs=3, learning_rate=1e30)).run(
+            teacher, tmp_path, quiet
+        )
     assert "diverged" in caught.value.what
     assert "--learning-rate" in caught.value.mend
 
 
 def test_a_last_batch_of_one_does_not_break_batch_normalization(tmp_path: Path) -> None:
     teacher = loaded("residual")
-    Finetune(data_for(teacher, tmp_path, count=33), teacher, TrainingOptions(epochs=1, batch_size=32)).run(teacher, tmp_path, quiet)
+    Finetune(data_for(teacher, tmp_path, count=33), teacher, TrainingOptions(epochs=1, batch_size=32)).run(
+        teacher, tmp_path, quiet
+    )
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ RNG = np.random.default_rng(0)
 
 
 def data(labels: object = None, count: int = 200) -> Dataset:
-    return Dataset("", {"x": RNG.standard_normal((count, 4)).astype(np.float32)}, labels, "")  # type: ignore[arg-type]
+    return Dataset("", {"x": RNG.standard_normal((count, 4)).astype(np.float32)}, labels, "")
 
 
 class Linear:

@@ -52,7 +52,7 @@ def stage(folder: Path, *, taught: bool = False, seed: int = 0, count: int = 256
     student = model(folder, "student", 8)
     teacher = model(folder, "teacher", 16) if taught else None
     opened = Dataset.open(str(data(folder, count=count)), student.signature)
-    asked = {"epochs": 2, "batch_size": 32, "train_precision": "32", "learning_rate": 5e-3} | options
+    asked: dict[str, Any] = {"epochs": 2, "batch_size": 32, "train_precision": "32", "learning_rate": 5e-3} | options
     return Finetune(opened, teacher, TrainingOptions(**asked), seed)
 
 

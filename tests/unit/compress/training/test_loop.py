@@ -15,8 +15,9 @@ from compress.dataset import Dataset
 from compress.errors import MissingExtraError, RecipeError, StageError
 from compress.model import TorchModel
 from compress.stages.finetune import Finetune
-from compress.training import loop
+from compress.training.answers import Answers
 from compress.training.compiling import Compiling
+from compress.training.stepper import Stepper
 from compress.training_options import TrainingOptions
 from tests.unit.compress.training.networks import (
     accuracy,
@@ -122,9 +123,11 @@ def test_features_that_are_taught_are_named_and_the_layers_are_left_as_they_were
     assert not any(layer._forward_hooks for layer in given.model.module.modules())
 
 
-def test_the_originals_answers_are_computed_once_and_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_originals_answers_are_computed_once_and_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = trained(tmp_path, taught=True)
-    monkeypatch.setattr(loop.Answers, "pays", staticmethod(lambda _task, _answer: False))
+    monkeypatch.setattr(Answers, "pays", staticmethod(lambda _task, _answer: False))
     asked = trained(tmp_path, taught=True)
     assert "answers_seconds" in kept.details
     assert "answers_seconds" not in asked.details
@@ -158,8 +161,8 @@ def test_validation_data_of_its_own(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_lost_goes_back_and_on_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradients of one step are spoilt, once."""
-    spoilt = []
-    own = loop.Stepper.update
+    spoilt: list[int] = []
+    own = Stepper.update
 
     def update(self: Any, rate: float, momentum: float | None, step: int, left: int) -> None:
         if step == 6 and not spoilt:
@@ -167,7 +170,7 @@ def test_a_loss_that_is_lost_goes_back_and_on_slower(tmp_path: Path, monkeypatch
             next(self.module.parameters()).grad.fill_(float("nan"))
         own(self, rate, momentum, step, left)
 
-    monkeypatch.setattr(loop.Stepper, "update", update)
+    monkeypatch.setattr(Stepper, "update", update)
     given = trained(tmp_path, epochs=6, checkpoint_seconds=0.0)
     assert given.details["rollbacks"] == 1
     assert "back to step" in given.warnings[0]
