@@ -64,7 +64,7 @@ def loaded(path: Path) -> Any:
 def accuracy(module: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
     """Share of the test images that a copy of the module gets right, in float32."""
     torch.set_num_threads(cores())
-    judged = copy.deepcopy(module).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
+    judged = copy.deepcopy(module).cpu().to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
     right = 0
     for start in range(0, len(labels), 500):
         shown = images[start : start + 500].contiguous(memory_format=torch.channels_last)

@@ -114,9 +114,8 @@ def _script(checkpoint: Path, options: ExportOptions) -> str:
     """reproduce.sh, where there is a command to run again."""
     if not _command():
         return ""
-    sources = [
-        find_data(source, checkpoint) for source in (options.finetune, options.calibration, options.eval) if source
-    ]
+    asked = (options.finetune, options.validation, options.calibration, options.eval)
+    sources = [find_data(source, checkpoint) for source in asked if source]
     files = [path for path in (checkpoint, *map(Path, sources)) if path.is_file()]
     inputs = {path: sha256_of(path) for path in files}
     return script(_command(), Path.cwd(), inputs, versions())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,12 +21,14 @@ from compress.stages.prune_to_budget import STEPS, PruneToBudget
 from compress.stages.quantize_onnx import QuantizeOnnx
 from compress.stages.quantize_within import QuantizeWithin
 from compress.stages.train_quantized import TrainQuantized
+from compress.training_options import TrainingOptions
 
 __all__ = ["estimate", "plan"]
 
 # How many forwards each kind of work costs, as seen on the benchmark models.
-TRAINING_STEP = 4  # the student forward and backward, the teacher forward
-FAKE_QUANTIZED_STEP = 6
+TRAINING_STEP = 3  # the student forward and backward
+FAKE_QUANTIZED_STEP = 5
+TEACHER = 1  # its forward: once for each sample, or in every epoch where samples are changed at random
 PRUNING = 60  # trials of every group, and the search for the ratio
 EXPORT_SECONDS = 4.0
 MIXED_EVALUATIONS = 12
@@ -63,12 +66,24 @@ def estimate(model: TorchModel, stages: Sequence[Stage], samples: int) -> list[t
     single = _forward_seconds(model, 1)
     found = []
     for stage in stages:
-        text = ", ".join(f"{name}={_short(value)}" for name, value in stage.options.items() if value not in (None, {}))
+        text = ", ".join(f"{name}={_short(value)}" for name, value in _worth_saying(stage).items())
         found.append((stage.name, text, _stage_seconds(stage, model, single)))
     rows = len(stages) + 2
     text = f"{rows} models, {samples} samples each" if samples else f"{rows} models"
     found.append(("compare, measure", text, rows * (samples * single + 3.0)))
     return found
+
+
+def _worth_saying(stage: Stage) -> dict[str, object]:
+    """Its options; of a training's many, those that are not at their defaults, and the first few."""
+    usual = dataclasses.asdict(TrainingOptions()) if isinstance(stage, Finetune | TrainQuantized) else {}
+    usual = {name: list(value) if isinstance(value, tuple) else value for name, value in usual.items()}
+    always = ("epochs", "learning_rate", "batch_size")
+    return {
+        name: value
+        for name, value in stage.options.items()
+        if value not in (None, {}, []) and (name not in usual or name in always or value != usual[name])
+    }
 
 
 def _stage_seconds(stage: Stage, model: TorchModel, single: float) -> float:
@@ -77,7 +92,10 @@ def _stage_seconds(stage: Stage, model: TorchModel, single: float) -> float:
         asked = training.training.batch_size
         size = min(64 if asked == "auto" else asked, len(training.data))
         factor = TRAINING_STEP if isinstance(stage, Finetune) else FAKE_QUANTIZED_STEP
-        return training.training.epochs * len(training.data) / size * _forward_seconds(model, size) * factor
+        epochs = training.training.epochs
+        taught = epochs if training.training.augment else 1
+        forwards = epochs * factor + (TEACHER * taught if training.teacher is not None else 0)
+        return forwards * len(training.data) / size * _forward_seconds(model, size)
     if isinstance(stage, PruneToBudget):
         return STEPS * (PRUNING * 2 * single + EXPORT_SECONDS)
     if isinstance(stage, PruneChannels):

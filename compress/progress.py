@@ -16,6 +16,7 @@ __all__ = ["Terminal"]
 
 # What goes on beside the stages, and is through when all of it is done.
 MEASURING = ("candidates", "compare", "measure", "memory", "grid", "roofline", "sensitivity")
+LINE_SECONDS = 15.0  # between two lines where there is no bar
 
 
 class Terminal:
@@ -51,10 +52,20 @@ class Terminal:
         for task in self._bar.task_ids:
             self._bar.remove_task(task)
         task = self._bar.add_task(stage, total=None, note="")
-        begun = time.perf_counter()
+        begun = told = time.perf_counter()
+        first = 0
 
         def progress(done: int, total: int, note: str) -> None:
+            nonlocal told, first
             self._bar.update(task, completed=done, total=total, note=note)
+            now = time.perf_counter()
+            first = first or done  # what was there from before has taken no time in this run
+            if not self._console.is_terminal and now - told >= LINE_SECONDS and first < done < total:
+                told = now
+                left = (now - begun) * (total - done) / (done - first)
+                self._console.print(
+                    f"  … {stage:<26} {done / total:.0%}, {note}, {_time(left)} left", highlight=False, soft_wrap=True
+                )  # fmt: skip
             if stage in MEASURING and done == total:
                 seconds = time.perf_counter() - begun
                 self._line(stage, f"{total} {note}", seconds)
@@ -70,3 +81,8 @@ class Terminal:
     def _line(self, label: str, did: str, seconds: float, *, reused: bool = False) -> None:
         took = "kept from before" if reused else f"{seconds:.1f} s"
         self._console.print(f"  [green]✓[/] {label:<26} {did} [dim]({took})[/]", highlight=False, soft_wrap=True)
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d} min" if minutes else f"{rest} s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import time
 import zipfile
 from pathlib import Path
@@ -52,7 +53,7 @@ class KeptState:
             return None
         try:
             found: dict[str, Any] = torch.load(self._path, weights_only=True, map_location="cpu")
-        except (OSError, RuntimeError, EOFError, ValueError, zipfile.BadZipFile):
+        except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile):
             return None
         return found
 

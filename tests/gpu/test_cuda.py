@@ -21,6 +21,8 @@ from compress.measured import measure_files
 from compress.model import EngineModel, OnnxModel, TorchModel, example_inputs
 from compress.options import ExportOptions, MeasureOptions
 from tests.families import family
+from tests.unit.compress.training.networks import accuracy, patterns, weights
+from tests.unit.compress.training.networks import trained as training
 
 NO_GPU = "" if torch.cuda.is_available() else "torch sees no CUDA device"
 NO_CUDA = "" if "CUDAExecutionProvider" in ort.get_available_providers() else "this onnxruntime has no CUDA provider"
@@ -102,3 +104,23 @@ def test_an_engine_is_built_judged_and_timed(made: Path, tmp_path: Path) -> None
     assert (tmp_path / "timing.cache").stat().st_size > 0
     backend = open_model(EngineModel(artifact.model_path, artifact.signature), threads=1)
     assert backend.runtime.startswith("TensorRT")
+
+
+@pytest.mark.parametrize("precision", ["auto", "bf16-mixed", "16-mixed", "32"])
+def test_a_training_on_the_gpu_learns(tmp_path: Path, precision: str) -> None:
+    given = training(tmp_path, epochs=6, count=320, train_precision=precision, accelerator="cuda", batch_size=32)
+    assert accuracy(given, *patterns(512, seed=7)) > 0.85
+    assert given.details["device"] == torch.cuda.get_device_name(0)
+    assert given.details["peak_device_bytes"] > 0
+
+
+def test_a_training_on_the_gpu_tells_where_its_time_goes(tmp_path: Path) -> None:
+    given = training(tmp_path, epochs=3, profile=True, accelerator="cuda")
+    assert 0 <= given.details["profile"]["device_idle"] <= 1
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU or none")
+def test_two_gpus_compute_what_one_does(tmp_path: Path) -> None:
+    options = {"epochs": 2, "train_precision": "32", "accelerator": "cuda"}
+    one, two = (weights(training(tmp_path, devices=devices, **options)) for devices in (1, 2))
+    assert all(torch.allclose(one[name], two[name], rtol=1e-3, atol=1e-4) for name in one)

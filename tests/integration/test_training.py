@@ -1,0 +1,99 @@
+"""Trainings as processes: killed and taken up again, and shared by two."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import compress
+from tests.unit.compress.training.networks import data, model
+
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+def command(folder: Path, output: str, *options: str) -> list[str]:
+    asked = ["finetune", folder / "student.pt", "--data", folder / "train.npz", "-o", folder / output, *options]
+    return [sys.executable, "-m", "compress", *map(str, asked)]
+
+
+def run(folder: Path, output: str, *options: str) -> dict[str, torch.Tensor]:
+    done = subprocess.run(command(folder, output, *options), capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    return weights(folder / output)
+
+
+def weights(output: Path) -> dict[str, torch.Tensor]:
+    return compress.load(output / "model.pt").module.state_dict()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    model(tmp_path, "student", 8, dropout=0.2)
+    model(tmp_path, "teacher", 12)
+    data(tmp_path, count=600, noise=2.0)
+    return tmp_path
+
+
+def test_a_training_that_is_killed_ends_where_one_that_was_not_ends(folder: Path) -> None:
+    options = [
+        "--teacher", str(folder / "teacher.pt"), "--epochs", "16", "--batch-size", "16", "--hold-out", "0.1",
+        "--ema", "0.99", "--sampler", "margin", "--augment", "shift:1", "--checkpoint-seconds", "0",
+    ]  # fmt: skip
+    whole = run(folder, "whole", *options)
+    states: list[int] = []
+    for times in (1, 2):
+        killed = subprocess.Popen(command(folder, "killed", *options), stderr=subprocess.PIPE, env=ENVIRONMENT)
+        before = None
+        while killed.poll() is None:  # until another state has been kept, and a little on
+            kept = [path.stat().st_mtime_ns for path in (folder / "killed.work").glob("*/training.state")]
+            before = before if before is not None or times > 1 else 0
+            if kept and before is None:
+                before = kept[0]
+            elif kept and kept[0] != before:
+                time.sleep(0.05 * times)
+                break
+            time.sleep(0.005)
+        killed.send_signal(signal.SIGKILL)
+        killed.communicate()
+        states.append(killed.returncode)
+    assert states == [-signal.SIGKILL] * 2, "it was still at work"
+    assert not (folder / "killed").exists()
+    again = run(folder, "killed", *options)
+    told = json.loads((folder / "killed/training.json").read_text())
+    assert told["training"]["resumed_at_step"] > 0
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    assert not list((folder / "killed.work").glob("*/training.state")), "a state that is done with goes"
+
+
+def test_two_processes_compute_what_one_does(folder: Path) -> None:
+    """The batch is shared, and batch normalization sees all of it."""
+    model(folder, "student", 8)
+    options = ("--teacher", str(folder / "teacher.pt"), "--epochs", "2", "--batch-size", "32", "--precision", "32")
+    one = run(folder, "one", *options)
+    two = run(folder, "two", *options, "--devices", "2")
+    assert all(torch.allclose(one[name], two[name], rtol=1e-4, atol=1e-5) for name in one)
+    assert json.loads((folder / "two/training.json").read_text())["training"]["processes"] == 2
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, *command(folder, "three", *options)[1:]], capture_output=True, text=True, env=ENVIRONMENT
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    three = weights(folder / "three")
+    assert all(torch.equal(two[name], three[name]) for name in two)
+
+
+def test_what_fails_in_one_of_several_processes_is_told(folder: Path) -> None:
+    options = ("--devices", "2", "--learning-rate", "1e30", "--epochs", "2")
+    done = subprocess.run(command(folder, "out", *options), capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 2
+    assert "error: the training has diverged" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (folder / "out").exists()
