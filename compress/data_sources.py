@@ -216,6 +216,10 @@ class Fetcher:
     def __len__(self) -> int:
         return len(self._samples)
 
+    def part(self, index: Array) -> Fetcher:
+        """These samples alone."""
+        return Fetcher(_Chosen(self._samples, index), self._inputs, self._source)
+
     def keep_in(self, folder: Path) -> None:
         """Write each sample to a folder when it is first made, and read it from there later."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -269,6 +273,18 @@ class Fetcher:
                 )
             named = dict(zip([*self._inputs, "label"], parts, strict=False))
         return {name: np.asarray(value) for name, value in named.items()}
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    samples: Any
+    index: Array
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, place: int) -> Any:
+        return self.samples[int(self.index[place])]
 
 
 @dataclass(frozen=True)

@@ -106,11 +106,18 @@ class Dataset:
 
     def part(self, index: np.ndarray[Any, Any]) -> Dataset:
         """These samples as a dataset of their own, taken when they are asked for."""
-        inputs = {name: _Part((len(index), *array.shape[1:]), array.dtype, array, index)
-                  for name, array in self.inputs.items()}  # fmt: skip
-        labels = None if self.labels is None else np.asarray(self.labels[index])
         digest = hashlib.sha256(self.sha256.encode() + index.astype(np.int64).tobytes()).hexdigest()
-        return replace(self, inputs=inputs, labels=labels, sha256=digest, starts=(), fetcher=None)
+        if self.fetcher is not None:
+            fetcher = self.fetcher.part(index)
+            views: dict[str, Any] = {name: _of(array, fetcher) for name, array in self.inputs.items()}
+            made = None if self.labels is None else _of(self.labels, fetcher)
+            return replace(self, inputs=views, labels=made, sha256=digest, fetcher=fetcher)
+        inputs: dict[str, Any] = {
+            name: _Part((len(index), *array.shape[1:]), array.dtype, array, index)
+            for name, array in self.inputs.items()
+        }  # fmt: skip
+        labels = None if self.labels is None else np.asarray(self.labels[index])
+        return replace(self, inputs=inputs, labels=labels, sha256=digest, starts=())
 
 
 @dataclass(frozen=True)
@@ -121,6 +128,14 @@ class _Part(Converted):
 
     def __getitem__(self, index: Any) -> np.ndarray[Any, Any]:
         return np.asarray(self.rows[self.places[index]], self.dtype)
+
+
+def _of(array: Any, fetcher: Fetcher) -> Fetched | Converted:
+    """The same array, of another fetcher's samples."""
+    shape = (len(fetcher), *array.shape[1:])
+    if isinstance(array, Fetched):
+        return Fetched(shape, array.dtype, array.name, fetcher.rows)
+    return Converted(shape, array.dtype, _of(array.rows, fetcher))
 
 
 def _name_in(array: Fetched | Converted) -> str:

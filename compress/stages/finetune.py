@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,13 +175,17 @@ class Finetune:
             order = np.random.default_rng(self.seed).permutation(len(data))
             held = max(1, round(len(data) * self.training.hold_out))
             data, validation = data.part(np.sort(order[held:])), data.part(np.sort(order[:held]))
-        if self.training.cache_data and data.fetcher is not None and folder is not None:
-            data.fetcher.keep_in(folder / "cache")
+        cache = None if folder is None or data.fetcher is None or not self.training.cache_data else folder / "cache"
+        if cache is not None and data.fetcher is not None:
+            data.fetcher.keep_in(cache)
         teacher = None if self.teacher is None else self.teacher.module
         task = Task(
             module, teacher, signature, data, validation, self.training, self.seed, folder, freeze_statistics, exact
         )  # fmt: skip
-        return train(task, progress)
+        trained = train(task, progress)
+        if cache is not None:
+            shutil.rmtree(cache)
+        return trained
 
 
 def details_of(trained: Trained) -> dict[str, Any]:

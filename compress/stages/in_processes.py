@@ -9,11 +9,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from compress.checkpoint import load, write
 from compress.dataset import Dataset
 from compress.errors import RecipeError, StageError, ToolkitError
+from compress.measure import cores
 from compress.model import TorchModel
 from compress.stages import Given, Progress
 from compress.training.loop import TRACE_FILE
@@ -44,21 +45,10 @@ def in_processes(stage: Finetune | TrainQuantized, model: TorchModel, folder: Pa
     _describe(stage, model, job)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"]
     command += ["-m", "compress.stages.training_process", str(job)]
-    environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    here = {"OMP_NUM_THREADS": str(max(1, cores() // devices)), "GLOO_SOCKET_IFNAME": "lo"}
+    environment = here | os.environ
     with (job / "log.txt").open("w", encoding="utf-8") as log:
-        running = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, start_new_session=True
-        )
-        try:
-            assert running.stdout is not None  # noqa: S101  a pipe was asked for
-            for line in running.stdout:
-                if line.startswith("{"):
-                    told = json.loads(line)
-                    progress(told["done"], told["total"], told["note"])
-            code = running.wait()
-        finally:
-            if running.poll() is None:
-                _end(running)
+        code = _follow(command, environment, log, progress)
     if (job / ERROR).exists():
         error = json.loads((job / ERROR).read_text(encoding="utf-8"))
         raise StageError(error["what"], why=error["why"], mend=error["mend"])
@@ -75,6 +65,23 @@ def in_processes(stage: Finetune | TrainQuantized, model: TorchModel, folder: Pa
         (job / TRACE_FILE).replace(folder / TRACE_FILE)
     shutil.rmtree(job)
     return Given(TorchModel(trained.module, model.signature), given["did"], given["details"], tuple(given["warnings"]))
+
+
+def _follow(command: list[str], environment: dict[str, str], log: TextIO, progress: Progress) -> int:
+    """Run it, and pass on what it says; its exit code."""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, start_new_session=True
+    ) as running:
+        try:
+            assert running.stdout is not None  # noqa: S101  a pipe was asked for
+            for line in running.stdout:
+                if line.startswith("{"):
+                    told = json.loads(line)
+                    progress(told["done"], told["total"], told["note"])
+            return running.wait()
+        finally:
+            if running.poll() is None:
+                _end(running)
 
 
 def _end(running: subprocess.Popen[str]) -> None:

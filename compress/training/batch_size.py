@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-__all__ = ["Tried", "find_batch_size", "scaled_rate"]
+from compress.training.loader import example
+from compress.training.profile import Profile
+from compress.training.stepper import Stepper
+from compress.training.task import Task
+
+__all__ = ["BASE", "Tried", "find_batch_size", "scaled_rate", "try_batch_sizes"]
 
 SMALLEST = 32
 COLD, TIMED = 1, 3
@@ -56,6 +64,32 @@ def scaled_rate(rate: float, size: int) -> float:
     """By the square root of the batch, as is right for Adam (Malladi et al., On the SDEs and Scaling Rules for Adaptive
     Gradient Algorithms, NeurIPS 2022, section 4)."""
     return rate * math.sqrt(size / BASE)
+
+
+def try_batch_sizes(task: Task, fabric: Any) -> Tried:
+    """Find the size for a task, on a copy of its model; of several processes, each tries its part, the first decides.
+
+    Args:
+        task: what is to be trained; is left as it is.
+        fabric: launched.
+    """
+    options = dataclasses.replace(task.options, compile="off")
+    copied = dataclasses.replace(task, module=copy.deepcopy(task.module), options=options, folder=None)
+    stepper = Stepper(copied, fabric, Profile(None, fabric.device), 0.0, example(task.data, 2), alone=True)
+
+    def step(size: int) -> None:
+        stepper.gradients(example(task.data, size), size)
+        stepper.update(0.0, None, 1, 0)
+        if fabric.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    processes = fabric.world_size
+    mine = find_batch_size(step, len(task.data) // processes, task.options.epochs)
+    if stepper.features is not None:
+        stepper.features.close()
+    tried = Tried(processes * mine.size, {processes * size: speed for size, speed in mine.throughput.items()})
+    decided: Tried = fabric.broadcast(tried) if processes > 1 else tried
+    return decided
 
 
 def _throughput(step: Callable[[int], None], size: int) -> float:

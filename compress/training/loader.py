@@ -14,7 +14,7 @@ from compress.dataset import Dataset, seeded
 from compress.measure import cores
 from compress.training.augment import Augmentation
 
-__all__ = ["Batch", "Loader", "tensors_of", "workers_for"]
+__all__ = ["Batch", "Loader", "example", "seed_of", "tensors_of", "workers_for"]
 
 AHEAD = 4  # batches that each worker has ready
 
@@ -51,6 +51,12 @@ def tensors_of(data: Dataset, index: Any) -> tuple[dict[str, torch.Tensor], torc
     writable = {name: array if array.flags.writeable else array.copy() for name, array in arrays.items()}
     tensors = {name: torch.from_numpy(array) for name, array in writable.items()}
     return tensors, None if labels is None else torch.from_numpy(np.array(labels))
+
+
+def example(data: Dataset, size: int) -> Batch:
+    """The first samples, again and again where they are too few."""
+    places = np.arange(size) % len(data)
+    return Batch(*tensors_of(data, places), torch.from_numpy(places))
 
 
 def workers_for(data: Dataset, device: torch.device, asked: int | None) -> int:

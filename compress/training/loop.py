@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -14,12 +13,12 @@ import torch
 from compress.errors import StageError
 from compress.training.answers import Answers
 from compress.training.augment import augmentation
-from compress.training.batch_size import BASE, find_batch_size, scaled_rate
+from compress.training.batch_size import BASE, scaled_rate, try_batch_sizes
 from compress.training.gpu_watch import GpuWatch
 from compress.training.journal import Journal
 from compress.training.judging import Judge
 from compress.training.kept_state import KeptState
-from compress.training.loader import Batch, Loader, seed_of, tensors_of, workers_for
+from compress.training.loader import Loader, example, seed_of, workers_for
 from compress.training.machine_setup import device_kind, distributed, fabric_for
 from compress.training.precision import precision_for
 from compress.training.profile import Profile
@@ -70,7 +69,7 @@ class _Training:
         kind = device_kind(self.options.accelerator)
         self.precision, note = precision_for(self.options.train_precision, task.module, kind, exact=task.exact)
         self.warnings = [] if note is None else [note]
-        self.fabric = fabric_for(kind, self.precision)
+        self.fabric = fabric_for(kind, self.precision, task.module)
         self.device: torch.device = self.fabric.device
         first = self.fabric.is_global_zero
         folder = task.folder if first else None
@@ -87,7 +86,7 @@ class _Training:
         self.steps = self.options.epochs * self.sampler.steps
         if self.fabric.world_size > 1:
             stack.enter_context(synced(task.module))
-        self.stepper = Stepper(task, self.fabric, self.profile, self.rate, self._example(2))
+        self.stepper = Stepper(task, self.fabric, self.profile, self.rate, example(task.data, 2))
         if self.stepper.features is not None:
             stack.callback(self.stepper.features.close)
         if Answers.pays(task, self.stepper.ask_teacher):
@@ -292,29 +291,8 @@ class _Training:
             return asked, {}
         if found is not None:
             return found["size"], found["tried"]
-        options = dataclasses.replace(self.options, compile="off")
-        task = dataclasses.replace(self.task, module=copy.deepcopy(self.task.module), options=options, folder=None)
-        stepper = Stepper(task, self.fabric, Profile(None, self.device), 0.0, self._example(2), alone=True)
-        mine = self.fabric.world_size  # each process tries its part of the batch
-
-        def step(size: int) -> None:
-            batch = self._example(size)
-            stepper.gradients(batch, size)
-            stepper.update(0.0, None, 1, 0)
-            if self.device.type == "cuda":
-                torch.cuda.synchronize()
-
-        tried = find_batch_size(step, len(self.task.data) // mine, self.options.epochs)
-        if stepper.features is not None:
-            stepper.features.close()
-        size, throughput = mine * tried.size, {mine * size: speed for size, speed in tried.throughput.items()}
-        return self.fabric.broadcast((size, throughput)) if distributed() else (size, throughput)
-
-    def _example(self, size: int) -> Batch:
-        """The first samples, again and again where they are too few."""
-        index = np.arange(size) % len(self.task.data)
-        inputs, labels = tensors_of(self.task.data, index)
-        return Batch(inputs, labels, torch.from_numpy(index))
+        tried = try_batch_sizes(self.task, self.fabric)
+        return tried.size, dict(tried.throughput)
 
     def _note(self, epoch: int) -> str:
         parts = [f"epoch {epoch + 1}/{self.options.epochs}, loss {self.journal.loss:.4f}"]

@@ -8,12 +8,12 @@ import warnings
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from compress.errors import MissingExtraError, RecipeError
 from compress.measure import cores
 
-__all__ = ["device_kind", "distributed", "fabric_class", "fabric_for", "has_images", "rank"]
+__all__ = ["device_kind", "distributed", "fabric_class", "fabric_for", "rank"]
 
 
 def fabric_class() -> Any:
@@ -58,7 +58,7 @@ def device_kind(asked: str) -> str:
     return "cuda" if asked != "cpu" and there else "cpu"
 
 
-def fabric_for(kind: str, precision: str) -> Any:
+def fabric_for(kind: str, precision: str, module: nn.Module) -> Any:
     """A launched Fabric: this process alone, or with those that torchrun started."""
     threads = int(os.environ.get("OMP_NUM_THREADS", cores()))
     torch.set_num_threads(threads)
@@ -70,15 +70,12 @@ def fabric_for(kind: str, precision: str) -> Any:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         torch.set_num_threads(max(1, cores() // local) if kind == "cpu" else threads)
         nodes = int(os.environ["WORLD_SIZE"]) // local
-        options |= {"devices": local, "num_nodes": nodes, "strategy": "ddp"}
+        # A traced module has no layer that its forward leaves out; another may have.
+        strategy = "ddp" if isinstance(module, fx.GraphModule) else "ddp_find_unused_parameters_true"
+        options |= {"devices": local, "num_nodes": nodes, "strategy": strategy}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*GPU available but not used.*")
         fabric = fabric_class()(**options)
     if distributed():
         fabric.launch()
     return fabric
-
-
-def has_images(module: nn.Module) -> bool:
-    """Whether there are convolutions over images, which are twice as fast channels-last on a CPU."""
-    return any(isinstance(layer, nn.Conv2d | nn.ConvTranspose2d) for layer in module.modules())

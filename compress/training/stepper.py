@@ -53,6 +53,7 @@ class Stepper:
         self.objective = Objective(task.signature, options, self.features)
         body: Any = in_segments(self.module) if options.gradient_checkpointing else self.module
         shared = fabric.world_size > 1 and not alone
+        self._world = fabric.world_size if shared else 1
         asked = "off" if self.features is not None or (shared and options.compile == "auto") else options.compile
         if shared:
             asked, body = ("off", torch.compile(body)) if asked == "on" else (asked, body)
@@ -99,7 +100,7 @@ class Stepper:
         parts = batch.parts(self._accumulate)
         whole = torch.zeros((), device=fabric.device)
         logits = []
-        world = fabric.world_size if student is not self.module else 1
+        world = self._world
         for number, part in enumerate(parts):
             taught = None
             if self.teacher is not None:

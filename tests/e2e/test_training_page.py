@@ -21,7 +21,9 @@ def test_the_page_shows_how_the_training_went(tmp_path: Path) -> None:
     model(tmp_path, "teacher", 12)
     data(tmp_path, count=600, noise=2.0)
     data(tmp_path, "eval", 200, noise=2.0, seed=9)
-    asked = "finetune student.pt --teacher teacher.pt --data train.npz --eval eval.npz --epochs 4 --hold-out 0.1 --profile"
+    asked = (
+        "finetune student.pt --teacher teacher.pt --data train.npz --eval eval.npz --epochs 4 --hold-out 0.1 --profile"
+    )
     done = subprocess.run(
         [sys.executable, "-m", "compress", *asked.split(), "--batch-size", "auto", "-o", "out"],
         cwd=tmp_path, capture_output=True, text=True,
@@ -38,7 +40,10 @@ def test_the_page_shows_how_the_training_went(tmp_path: Path) -> None:
         page.on("request", lambda request: asked_for.add(request.url))
         page.goto((tmp_path / "out/training.html").as_uri())
         assert page.locator("figure svg").count() == 4
-        assert all(box["height"] > 50 for box in [each.bounding_box() or {"height": 0} for each in page.locator("figure svg").all()])
+        assert all(
+            box["height"] > 50
+            for box in [each.bounding_box() or {"height": 0} for each in page.locator("figure svg").all()]
+        )
         assert "after" in page.locator("tr.best").inner_text()
         assert "Where the time goes" in page.locator("body").inner_text()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ IMAGES, LABELS = patterns(100)
 def shards(folder: Path, *, compressed: bool, cuts: tuple[int, ...] = (0, 30, 31, 75, 100)) -> Path:
     folder.mkdir(exist_ok=True)
     write = np.savez_compressed if compressed else np.savez
-    for number, (start, stop) in enumerate(zip(cuts, cuts[1:], strict=False)):
+    for number, (start, stop) in enumerate(itertools.pairwise(cuts)):
         write(folder / f"part-{number}.npz", image=IMAGES[start:stop], label=LABELS[start:stop])
     return folder
 
@@ -165,6 +166,21 @@ def test_a_cache_makes_each_sample_once(tmp_path: Path, module: str) -> None:
     type(stage(tmp_path))(opened, None, options).run(student, tmp_path, lambda _d, _t, _n: None)
     assert sorted(set(asked)) == list(range(64))
     assert len(asked) <= 64 + 2, "and two for the first look"
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_part_of_a_torch_dataset_makes_no_more_than_it_holds(tmp_path: Path, module: str) -> None:
+    import importlib
+
+    opened = Dataset.open(f"{module}:images", model(tmp_path, "student", 8).signature)
+    asked = importlib.import_module(module).Images.asked
+    asked.clear()
+    part = opened.part(np.array([5, 9, 60]))
+    inputs, labels = part.take(slice(0, 2))
+    assert set(asked) <= {5, 9}
+    assert np.array_equal(inputs["image"], opened.take(np.array([5, 9]))[0]["image"])
+    assert labels is not None
+    assert np.asarray(part.labels).shape == (3,)
 
 
 def test_another_width_is_converted_when_it_is_taken(tmp_path: Path, module: str) -> None:
@@ -184,9 +200,9 @@ def test_another_width_is_converted_when_it_is_taken(tmp_path: Path, module: str
 def test_a_torch_dataset_that_can_not_be_used(
     tmp_path: Path, module: str, name: str, error: type[Exception], why: str
 ) -> None:
+    signature = model(tmp_path, "student", 8).signature
     with pytest.raises(error, match=why):
-        opened = Dataset.open(f"{module}:{name}", model(tmp_path, "student", 8).signature)
-        opened.take(np.arange(64))
+        Dataset.open(f"{module}:{name}", signature).take(np.arange(64))
 
 
 def test_samples_of_the_wrong_shape_are_named(tmp_path: Path, module: str) -> None:

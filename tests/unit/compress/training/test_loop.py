@@ -15,6 +15,7 @@ from compress.dataset import Dataset
 from compress.errors import MissingExtraError, RecipeError, StageError
 from compress.model import TorchModel
 from compress.stages.finetune import Finetune
+from compress.stages.train_quantized import TrainQuantized
 from compress.training.answers import Answers
 from compress.training.compiling import Compiling
 from compress.training.stepper import Stepper
@@ -275,3 +276,31 @@ def test_nothing_to_learn_from_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", patterns(10)[0])
     with pytest.raises(RecipeError, match="nothing to learn"):
         Finetune(Dataset.open(str(tmp_path / "x.npy"), student.signature), None).check(student)
+
+
+@pytest.mark.parametrize("kind", ["finetune", "train_quantized"])
+def test_what_was_interrupted_goes_on_and_ends_in_the_same_bits(tmp_path: Path, kind: str) -> None:
+    options: dict[str, Any] = {"taught": True, "epochs": 4, "hold_out": 0.2, "ema": 0.9, "sampler": "entropy"}
+    tuned: Any = stage(tmp_path, **options)
+    if kind == "train_quantized":
+        tuned = TrainQuantized(tuned)
+    student = model(tmp_path, "student", 8, dropout=0.2)
+
+    class Pulled(Exception):  # noqa: N818
+        """The plug."""
+
+    def pull(done: int, total: int, note: str) -> None:
+        if note.startswith("epoch 3") and done % 7 == 4:
+            raise Pulled
+
+    folders = [tmp_path / name for name in ("whole", "pulled")]
+    for folder in folders:
+        folder.mkdir()
+    whole = tuned.run(student, folders[0], lambda _d, _t, _n: None)
+    with pytest.raises(Pulled):
+        tuned.run(student, folders[1], pull)
+    again = tuned.run(student, folders[1], lambda _d, _t, _n: None)
+    assert again.details["resumed_at_step"] == 14
+    assert same(weights(whole), weights(again))
+    assert [row["loss"] for row in whole.details["history"]] == [row["loss"] for row in again.details["history"]]
+    assert not list(folders[1].iterdir())

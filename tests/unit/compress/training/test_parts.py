@@ -51,7 +51,9 @@ def test_warm_up_and_cosine_and_one_cycle_have_their_shapes() -> None:
 
 
 @given(count=st.integers(1, 300), size=st.integers(1, 64), seed=st.integers(0, 3), epoch=st.integers(0, 3))
-def test_uniform_shows_each_sample_once_in_batches_of_nearly_one_size(count: int, size: int, seed: int, epoch: int) -> None:
+def test_uniform_shows_each_sample_once_in_batches_of_nearly_one_size(
+    count: int, size: int, seed: int, epoch: int
+) -> None:
     order = Sampler(count, size, "uniform", seed).order(epoch)
     assert sorted(np.concatenate(order)) == list(range(count))
     assert len(order) == -(-count // size)
