@@ -52,17 +52,18 @@ class Terminal:
         for task in self._bar.task_ids:
             self._bar.remove_task(task)
         task = self._bar.add_task(stage, total=None, note="")
-        begun = told = time.perf_counter()
-        first = 0
+        begun = told = since = time.perf_counter()
+        first, part = 0, -1
 
         def progress(done: int, total: int, note: str) -> None:
-            nonlocal told, first
+            nonlocal told, since, first, part
             self._bar.update(task, completed=done, total=total, note=note)
             now = time.perf_counter()
-            first = first or done  # what was there from before has taken no time in this run
+            if total != part:  # something else begins; what was there from before has taken no time in this run
+                since, first, part = now, done, total
             if not self._console.is_terminal and now - told >= LINE_SECONDS and first < done < total:
                 told = now
-                left = (now - begun) * (total - done) / (done - first)
+                left = (now - since) * (total - done) / (done - first)
                 self._console.print(
                     f"  … {stage:<26} {done / total:.0%}, {note}, {_time(left)} left", highlight=False, soft_wrap=True
                 )  # fmt: skip

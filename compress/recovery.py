@@ -195,7 +195,7 @@ def _write(
         write(model, beside / "model.pt")
     except CheckpointError:  # a forward that can't be traced: the factory that made it is needed again
         torch.save(model.module.state_dict(), beside / "weights.pt")
-    for trace in work.glob(f"*/{TRACE_FILE}"):
+    for trace in work.glob(f"*/{TRACE_FILE}") if "profile" in given.details else ():
         shutil.copyfile(trace, beside / TRACE_FILE)
     report = {
         "checkpoint": str(checkpoint),

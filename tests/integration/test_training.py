@@ -20,7 +20,7 @@ from compress.stages.finetune import Finetune
 from compress.training_options import TrainingOptions
 from tests.unit.compress.training.networks import data, model
 
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def command(folder: Path, output: str, *options: str) -> list[str]:

@@ -21,7 +21,7 @@ def test_without_a_terminal_long_work_tells_of_itself_line_by_line(monkeypatch: 
             tell(step, 100, f"epoch 1/1, loss {1 / step:.2f}")
     lines = shown.getvalue().splitlines()
     assert len(lines) == 6
-    assert lines[0].split() == ["…", "finetune", "15%,", "epoch", "1/1,", "loss", "0.07,", "1:31", "min", "left"]
+    assert lines[0].split() == ["…", "finetune", "15%,", "epoch", "1/1,", "loss", "0.07,", "1:25", "min", "left"]
     assert lines[-1].endswith("10 s left")
 
 
@@ -31,7 +31,7 @@ def test_what_an_earlier_run_had_done_does_not_count_as_speed(monkeypatch: pytes
     shown = io.StringIO()
     with Terminal(Console(file=shown, width=200)) as terminal:
         tell = terminal.started("finetune")
-        for step, second in ((900, 0.0), (910, 20.0)):
+        for step, total, second in ((400, 500, 0.0), (500, 500, 1.0), (900, 1000, 1.0), (910, 1000, 21.0)):
             clock[0] = second
-            tell(step, 1000, "")
+            tell(step, total, "")
     assert shown.getvalue().endswith("3:00 min left\n")
