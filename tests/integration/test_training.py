@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import compress
+from compress.cli import main
 from compress.dataset import Dataset
 from compress.errors import StageError
 from compress.stages.finetune import Finetune
@@ -23,14 +24,20 @@ from tests.unit.compress.training.networks import data, model
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
-def command(folder: Path, output: str, *options: str) -> list[str]:
+def words(folder: Path, output: str, *options: str) -> list[str]:
     asked = ["finetune", folder / "student.pt", "--data", folder / "train.npz", "-o", folder / output, *options]
-    return [sys.executable, "-m", "compress", *map(str, asked)]
+    return list(map(str, asked))
+
+
+def command(folder: Path, output: str, *options: str) -> list[str]:
+    return [sys.executable, "-m", "compress", *words(folder, output, *options)]
 
 
 def run(folder: Path, output: str, *options: str) -> dict[str, torch.Tensor]:
-    done = subprocess.run(command(folder, output, *options), capture_output=True, text=True, env=ENVIRONMENT)
-    assert done.returncode == 0, done.stderr
+    """In this process."""
+    with pytest.raises(SystemExit) as ended:
+        main(words(folder, output, *options))
+    assert not ended.value.code
     return weights(folder / output)
 
 
@@ -39,7 +46,9 @@ def weights(output: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, ENVIRONMENT[name])
     model(tmp_path, "student", 8, dropout=0.2)
     model(tmp_path, "teacher", 12)
     data(tmp_path, count=600, noise=2.0)
