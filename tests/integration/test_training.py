@@ -57,7 +57,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_training_that_is_killed_ends_where_one_that_was_not_ends(folder: Path) -> None:
     options = [
-        "--teacher", str(folder / "teacher.pt"), "--epochs", "16", "--batch-size", "16", "--hold-out", "0.1",
+        "--teacher", str(folder / "teacher.pt"), "--epochs", "30", "--batch-size", "16", "--hold-out", "0.1",
         "--ema", "0.99", "--sampler", "margin", "--augment", "shift:1", "--checkpoint-seconds", "0",
     ]  # fmt: skip
     whole = run(folder, "whole", *options)

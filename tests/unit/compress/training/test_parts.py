@@ -169,29 +169,32 @@ def test_a_flip_mirrors_some_images_and_a_function_may_do_what_it_likes(
         torn({"x": images}, torch.Generator())
 
 
-def test_a_batch_size_grows_while_it_pays() -> None:
-    """On a clock of its own: 10 ms a step, and 0.1 ms a sample from 256 on."""
-    tried = []
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Stands still but for what a test adds."""
+    now = [0.0]
+    monkeypatch.setattr("compress.training.batch_size.time.perf_counter", lambda: now[0])
+    return now
+
+
+def test_a_batch_size_grows_while_it_pays(clock: list[float]) -> None:
+    """A step takes 10 ms up to 256 samples, and grows with them beyond."""
 
     def step(size: int) -> None:
-        tried.append(size)
-        end = time.perf_counter() + 0.004 * max(1, size / 256)
-        while time.perf_counter() < end:
-            pass
+        clock[0] += 0.01 * max(1, size / 256)
 
     found = find_batch_size(step, samples=100_000, epochs=10)
-    assert 128 <= found.size <= 512
-    assert found.throughput[32] is not None
+    assert found.size == 256
+    assert found.throughput == pytest.approx({32: 3200, 64: 6400, 128: 12_800, 256: 25_600, 512: 25_600})
 
 
-def test_a_batch_size_leaves_enough_steps_and_takes_what_fits() -> None:
-    assert find_batch_size(lambda _size: time.sleep(0.002), samples=3000, epochs=10).size <= 100
-
+def test_a_batch_size_leaves_enough_steps_and_takes_what_fits(clock: list[float]) -> None:
     def step(size: int) -> None:
         if size > 64:
             raise torch.cuda.OutOfMemoryError("full")
-        time.sleep(0.002)
+        clock[0] += 0.01
 
+    assert find_batch_size(step, samples=1500, epochs=10).throughput == {32: 3200}
     found = find_batch_size(step, samples=100_000, epochs=10)
     assert found.size == 64
     assert found.throughput[128] is None
