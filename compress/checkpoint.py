@@ -8,10 +8,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
-import importlib
 import inspect
 import json
-import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +25,7 @@ from compress.file_kind import FileKind, file_kind
 from compress.graph_file import GraphError, from_data, to_data
 from compress.model import TorchModel, infer_outputs
 from compress.pickles import unpickle
+from compress.user_code import user_code
 
 __all__ = ["fingerprint", "load", "save", "write"]
 
@@ -264,17 +263,14 @@ def _state_dict(content: Any) -> dict[str, torch.Tensor] | None:
 
 
 def _build(factory: str) -> nn.Module:
-    module_name, _, attribute = factory.partition(":")
     mend = "write --model package.module:factory, and run from the folder that holds the package, or set PYTHONPATH"
-    sys.path.insert(0, "")
     try:
-        made = getattr(importlib.import_module(module_name), attribute)()
+        with user_code(factory) as make:
+            made = make()
     except Exception as err:  # the user's module: anything may come out of it
         raise CheckpointError(
             f"can't build the model by {factory}", why=f"{type(err).__name__}: {err}", mend=mend
         ) from err
-    finally:
-        sys.path.remove("")
     if not isinstance(made, nn.Module):
         raise CheckpointError(f"{factory} is no model factory", why=f"it gave a {type(made).__name__}", mend=mend)
     return made

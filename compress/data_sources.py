@@ -9,7 +9,7 @@ import struct
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -208,8 +208,8 @@ class Fetcher:
         self._samples = samples
         self._inputs = inputs
         self._source = source
-        self._folder: Path | None = None
         self._cached: dict[str, Array] = {}
+        self._seen: Array | None = None  # which samples are in the cache
         first = self._sample(0)
         self.specs = {name: ((len(samples), *value.shape), value.dtype) for name, value in first.items()}
 
@@ -223,23 +223,20 @@ class Fetcher:
     def keep_in(self, folder: Path) -> None:
         """Write each sample to a folder when it is first made, and read it from there later."""
         folder.mkdir(parents=True, exist_ok=True)
-        specs = self.specs | {"seen ": ((len(self),), np.dtype(np.bool_))}
-        for name, (shape, dtype) in specs.items():
-            path = folder / f"{name.strip()}.{'seen' if name == 'seen ' else 'rows'}.npy"
-            mode: Any = "r+" if path.exists() else "w+"
-            self._cached[name] = np.lib.format.open_memmap(path, mode, dtype, shape)  # type: ignore[no-untyped-call]
+        for name, (shape, dtype) in self.specs.items():
+            self._cached[name] = _kept(folder / f"{name}.rows.npy", dtype, shape)
+        self._seen = _kept(folder / "seen.npy", np.dtype(np.bool_), (len(self),))
 
     def rows(self, index: Array) -> dict[str, Array]:
         """Samples at an index, by the names of inputs and `label`."""
-        if not self._cached:
+        if self._seen is None:
             return self._made(index)
-        seen = self._cached["seen "]
-        missing = np.unique(index[~seen[index]])
+        missing = np.unique(index[~self._seen[index]])
         if len(missing):
             for name, value in self._made(missing).items():
                 self._cached[name][missing] = value
-            seen[missing] = True
-        return {name: self._cached[name][index] for name in self.specs}
+            self._seen[missing] = True
+        return {name: cached[index] for name, cached in self._cached.items()}
 
     def _made(self, index: Array) -> dict[str, Array]:
         samples = [self._sample(int(place)) for place in index]
@@ -275,6 +272,12 @@ class Fetcher:
         return {name: np.asarray(value) for name, value in named.items()}
 
 
+def _kept(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    mode: Any = "r+" if path.exists() else "w+"
+    mapped: Array = np.lib.format.open_memmap(path, mode, dtype, shape)  # type: ignore[no-untyped-call]
+    return mapped
+
+
 @dataclass(frozen=True)
 class _Chosen:
     samples: Any
@@ -294,9 +297,13 @@ class Fetched(_View):
     name: str
     fetch: Callable[[Array], Mapping[str, Array]]
 
+    def by(self, fetcher: Fetcher) -> Fetched:
+        """The same array, of another fetcher's samples."""
+        return replace(self, shape=(len(fetcher), *self.shape[1:]), fetch=fetcher.rows)
+
     def __getitem__(self, index: Any) -> Array:
         places = self._places(index)
         if len(places) == 0:
             return np.empty((0, *self.shape[1:]), self.dtype)
         parts = [self.fetch(part)[self.name] for part in np.array_split(places, -(-len(places) // 1024))]
-        return np.concatenate(parts)
+        return np.concatenate(parts).astype(self.dtype, copy=False)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import random
 import re
-import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +19,7 @@ from compress.artifact import Signature, TensorSpec, sha256_of
 from compress.data_sources import Converted, Fetched, Fetcher, Rows, open_shards
 from compress.errors import DatasetError, SignatureError
 from compress.model import Arrays
+from compress.user_code import user_code
 
 __all__ = ["Dataset", "seeded"]
 
@@ -100,17 +99,16 @@ class Dataset:
         places = np.arange(len(self))[index] if isinstance(index, slice) else index
         rows = self.fetcher.rows(places)
         labels = None if self.labels is None else rows[self.labels.name]
-        return {
-            name: np.ascontiguousarray(rows[_name_in(array)], array.dtype) for name, array in self.inputs.items()
-        }, labels
+        chosen = {name: np.ascontiguousarray(rows[array.name], array.dtype) for name, array in self.inputs.items()}
+        return chosen, labels
 
     def part(self, index: np.ndarray[Any, Any]) -> Dataset:
         """These samples as a dataset of their own, taken when they are asked for."""
         digest = hashlib.sha256(self.sha256.encode() + index.astype(np.int64).tobytes()).hexdigest()
         if self.fetcher is not None:
             fetcher = self.fetcher.part(index)
-            views: dict[str, Any] = {name: _of(array, fetcher) for name, array in self.inputs.items()}
-            made = None if self.labels is None else _of(self.labels, fetcher)
+            views: dict[str, Any] = {name: array.by(fetcher) for name, array in self.inputs.items()}
+            made = None if self.labels is None else self.labels.by(fetcher)
             return replace(self, inputs=views, labels=made, sha256=digest, fetcher=fetcher)
         inputs: dict[str, Any] = {
             name: _Part((len(index), *array.shape[1:]), array.dtype, array, index)
@@ -130,31 +128,23 @@ class _Part(Converted):
         return np.asarray(self.rows[self.places[index]], self.dtype)
 
 
-def _of(array: Any, fetcher: Fetcher) -> Fetched | Converted:
-    """The same array, of another fetcher's samples."""
-    shape = (len(fetcher), *array.shape[1:])
-    if isinstance(array, Fetched):
-        return Fetched(shape, array.dtype, array.name, fetcher.rows)
-    return Converted(shape, array.dtype, _of(array.rows, fetcher))
-
-
-def _name_in(array: Fetched | Converted) -> str:
-    return array.name if isinstance(array, Fetched) else _name_in(array.rows)  # type: ignore[arg-type]
-
-
 def _fitting(array: Any, spec: TensorSpec, source: str) -> Any:
     want = np.dtype(spec.dtype)
     if array.dtype != want and array.dtype.kind == want.kind:  # float64 for float32 and the like: the same numbers
         in_memory = isinstance(array, np.ndarray) and not isinstance(array, np.memmap)
-        array = array.astype(want) if in_memory else Converted(array.shape, want, array)
+        if isinstance(array, Fetched):
+            array = replace(array, dtype=want)
+        else:
+            array = array.astype(want) if in_memory else Converted(array.shape, want, array)
     try:
         spec.check(array, source=source)
     except SignatureError:
         if array.ndim and array.shape[1:] == tuple(spec.shape[1:]) and not len(array):
             raise DatasetError(f"{source} is empty", why="it holds no samples", mend=_MEND) from None
         raise
-    made = isinstance(array, Fetched) or (isinstance(array, Converted) and isinstance(array.rows, Fetched))
-    whole = range(0, 0 if made else len(array), 1024)  # what is made when asked for is looked at in training
+    whole = range(
+        0, 0 if isinstance(array, Fetched) else len(array), 1024
+    )  # what is made when asked for is looked at in training
     if want.kind == "f" and not all(np.isfinite(array[i : i + 1024]).all() for i in whole):
         raise DatasetError(
             f"{source} holds NaN or infinite values",
@@ -191,15 +181,12 @@ def _read(source: str, signature: Signature) -> _Found:
 
 
 def _call(source: str, signature: Signature) -> _Found:
-    module, _, function = source.partition(":")
     mend = "it is to return a dict of arrays by input name, or a torch Dataset; run from the folder of its module"
-    sys.path.insert(0, "")
     try:
-        given = getattr(importlib.import_module(module), function)()
+        with user_code(source) as function:
+            given = function()
     except Exception as err:  # the user's function: anything may come out of it
         raise DatasetError(f"can't get data from {source}", why=f"{type(err).__name__}: {err}", mend=mend) from err
-    finally:
-        sys.path.remove("")
     if isinstance(given, Mapping):
         arrays = {str(name): np.asarray(array) for name, array in given.items()}
         return arrays, _digest(arrays), (), None

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +14,7 @@ from compress.artifact import Signature
 from compress.dataset import Dataset
 from compress.errors import RecipeError
 from compress.model import Arrays
+from compress.user_code import user_code
 
 __all__ = ["METRICS", "Metric", "cosine_similarity", "find_metric"]
 
@@ -136,17 +135,13 @@ def find_metric(name: str | None, data: Dataset, signature: Signature) -> Metric
 
 def _users(source: str) -> Metric:
     """A user's function or torchmetrics object, with its own `higher_is_better` and `scale` where it has them."""
-    module, _, name = source.partition(":")
     mend = "name a function (outputs, labels) or a torchmetrics object; run from the folder that holds its module"
-    sys.path.insert(0, "")
     try:
-        found = getattr(importlib.import_module(module), name)
-        if isinstance(found, type):
-            found = found()
+        with user_code(source) as found:
+            if isinstance(found, type):
+                found = found()
     except Exception as err:  # the user's module: anything may come out of it
         raise RecipeError(f"can't find the metric {source}", why=f"{type(err).__name__}: {err}", mend=mend) from err
-    finally:
-        sys.path.remove("")
     if not callable(found):
         raise RecipeError(f"can't use the metric {source}", why=f"it is a {type(found).__name__}", mend=mend)
     higher = getattr(found, "higher_is_better", True)

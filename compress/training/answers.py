@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from compress.training.loader import Batch, tensors_of
+from compress.training.loader import Batch, laid_out, tensors_of
 from compress.training.task import Task
 
 __all__ = ["Answers"]
@@ -110,10 +110,7 @@ class Answers:
 def _batch(task: Task, start: int, stop: int) -> Batch:
     inputs, _ = tensors_of(task.data, slice(start, stop))
     if task.options.channels_last:
-        inputs = {
-            name: tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
-            for name, tensor in inputs.items()
-        }
+        inputs = laid_out(inputs)
     return Batch(inputs, None, torch.arange(start, stop))
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from compress.errors import RecipeError, StageError
+from compress.user_code import user_code
 
 __all__ = ["Augmentation", "augmentation"]
 
@@ -82,16 +80,13 @@ def _shift(images: torch.Tensor, most: int, generator: torch.Generator) -> torch
 
 
 def _users(source: str) -> Augmentation:
-    module, _, name = source.partition(":")
-    sys.path.insert(0, "")
     try:
-        function: Any = getattr(importlib.import_module(module), name)
+        with user_code(source) as function:
+            pass
     except Exception as err:  # the user's module: anything may come out of it
         mend = "name a function (tensors by input name, generator); run from the folder that holds its module"
         why = f"{type(err).__name__}: {err}"
         raise RecipeError(f"can't find the augmentation {source}", why=why, mend=mend) from err
-    finally:
-        sys.path.remove("")
 
     def apply(tensors: Tensors, generator: torch.Generator) -> Tensors:
         given = function(tensors, generator)

@@ -14,7 +14,7 @@ from compress.dataset import Dataset, seeded
 from compress.measure import cores
 from compress.training.augment import Augmentation
 
-__all__ = ["Batch", "Loader", "example", "seed_of", "tensors_of", "workers_for"]
+__all__ = ["Batch", "Loader", "example", "laid_out", "seed_of", "tensors_of", "workers_for"]
 
 AHEAD = 4  # batches that each worker has ready
 
@@ -91,12 +91,16 @@ class _Batches(TorchDataset[Batch]):
         if self._augment is not None:
             inputs = self._augment(inputs, torch.Generator().manual_seed(seed))
         if self._channels_last:
-            inputs = {name: _laid_out(tensor) for name, tensor in inputs.items()}
+            inputs = laid_out(inputs)
         return Batch(inputs, labels, torch.from_numpy(index))
 
 
-def _laid_out(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
+def laid_out(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Images channels-last, other tensors as they are."""
+    return {
+        name: tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
+        for name, tensor in inputs.items()
+    }  # fmt: skip
 
 
 class _Order:

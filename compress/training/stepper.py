@@ -20,7 +20,7 @@ from compress.training.profile import Profile
 from compress.training.segments import in_segments
 from compress.training.task import Task
 
-__all__ = ["Stepper", "laid_out"]
+__all__ = ["Stepper"]
 
 
 class Stepper:
@@ -41,10 +41,10 @@ class Stepper:
         options = task.options
         self._fabric, self._profile, self._accumulate = fabric, profile, options.accumulate
         images = options.channels_last
-        self.module = laid_out(task.module.to(fabric.device), images)
+        self.module = _laid_out(task.module.to(fabric.device), images)
         self.teacher: nn.Module | None = None
         if task.teacher is not None:
-            self.teacher = laid_out(copy.deepcopy(task.teacher).to(fabric.device), images).eval().requires_grad_(False)
+            self.teacher = _laid_out(copy.deepcopy(task.teacher).to(fabric.device), images).eval().requires_grad_(False)
         self.features: Features | None = None
         if options.feature_weight and self.teacher is not None:
             inputs = Objective(task.signature, options)
@@ -163,7 +163,7 @@ class Stepper:
         model.train(mode)
 
 
-def laid_out(module: nn.Module, images: bool) -> nn.Module:
+def _laid_out(module: nn.Module, images: bool) -> nn.Module:
     """Channels-last where there are convolutions over images."""
     convolves = any(isinstance(layer, nn.Conv2d | nn.ConvTranspose2d) for layer in module.modules())
     if images and convolves:
