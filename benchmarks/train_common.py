@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -22,8 +23,9 @@ from compress.artifact import Signature  # noqa: E402
 from compress.checkpoint import load, save  # noqa: E402
 from compress.dataset import Dataset  # noqa: E402
 from compress.measure import cores  # noqa: E402
+from compress.stages.prune_channels import PruneChannels  # noqa: E402
 
-__all__ = ["Clock", "Reached", "accuracy", "fresh", "loaded", "open_data", "test_data"]
+__all__ = ["Clock", "Reached", "accuracy", "fresh", "loaded", "open_data", "original_and_pruned", "test_data"]
 
 FOLDER = ROOT / "build/train-benchmark"
 SIGNATURE = "image:float32[batch,1,28,28]"
@@ -53,6 +55,14 @@ def fresh(seed: int) -> nn.Module:
         torch.manual_seed(seed)
         module: nn.Module = ResNet()
     return module
+
+
+def original_and_pruned(fraction: float) -> tuple[Any, Any]:
+    """The trained ResNet that stands in examples/fashion_mnist, and what is left of it; the data is written, too."""
+    script = ROOT / "examples/fashion_mnist/train_fashion.py"
+    subprocess.run([sys.executable, script, FOLDER, "--data-only"], check=True, stdout=sys.stderr)
+    original = load(FOLDER / "resnet.pt")
+    return original, PruneChannels(fraction).run(original, FOLDER, lambda _d, _t, _n: None).model
 
 
 def loaded(path: Path) -> Any:

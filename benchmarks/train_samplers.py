@@ -13,7 +13,6 @@ import argparse
 import copy
 import json
 import statistics
-import subprocess
 import sys
 from typing import Any
 
@@ -21,13 +20,12 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from train_common import FOLDER, ROOT, loaded, open_data, test_data
+from train_common import open_data, original_and_pruned, test_data
 
 from compress.bootstrap import mean_interval
 from compress.machine import environment
 from compress.measure import cores
 from compress.stages.finetune import Finetune
-from compress.stages.prune_channels import PruneChannels
 from compress.training_options import TrainingOptions
 
 SAMPLERS = ("uniform", "uncertainty", "margin", "entropy")
@@ -39,10 +37,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--samples", type=int, default=12_000)
     arguments = parser.parse_args()
-    script = ROOT / "examples/fashion_mnist/train_fashion.py"
-    subprocess.run([sys.executable, script, FOLDER, "--data-only"], check=True, stdout=sys.stderr)
-    original = loaded(FOLDER / "resnet.pt")
-    pruned: Any = PruneChannels(0.71).run(original, FOLDER, lambda _d, _t, _n: None).model
+    original, pruned = original_and_pruned(0.71)
     data, _ = open_data()
     right: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in SAMPLERS}
     for seed in range(arguments.seeds):

@@ -14,7 +14,7 @@ from compress.measure import Latency
 from compress.model import EngineModel, OnnxModel
 from compress.report import Report
 
-__all__ = ["check_output", "write_artifact"]
+__all__ = ["beside_output", "check_output", "put_in_place", "write_artifact"]
 
 
 def _restore(output: Path, old: Path) -> None:
@@ -23,19 +23,46 @@ def _restore(output: Path, old: Path) -> None:
         old.rename(output)
 
 
-def check_output(output: Path) -> None:
-    """Refuse to replace what is no artifact; one that an earlier run had set aside is put back.
+def check_output(output: Path, marker: str = "artifact.json", kind: str = "an artifact") -> None:
+    """Refuse to replace what is no such folder; one that an earlier run had set aside is put back.
+
+    Args:
+        output: the folder.
+        marker: a file that each such folder has.
+        kind: what it is called.
 
     Raises:
         ArtifactError: there is something else.
     """
     _restore(output, output.with_name(output.name + ".old"))
-    if output.is_file() or (output.is_dir() and any(output.iterdir()) and not (output / "artifact.json").exists()):
+    if output.is_file() or (output.is_dir() and any(output.iterdir()) and not (output / marker).exists()):
         raise ArtifactError(
             f"won't replace {output}",
-            why="it is a file" if output.is_file() else "it is a folder that holds something other than an artifact",
+            why="it is a file" if output.is_file() else f"it is a folder that holds something other than {kind}",
             mend="name a new folder with -o",
         )
+
+
+def beside_output(output: Path) -> Path:
+    """An empty folder beside the output, to be filled and put in its place."""
+    beside = output.with_name(output.name + ".part")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    return beside
+
+
+def put_in_place(beside: Path, output: Path) -> None:
+    """Swap a filled folder for what was there; if that fails, what was there stays."""
+    old = output.with_name(output.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    try:
+        if output.exists():
+            output.rename(old)
+        beside.rename(output)
+    except BaseException:
+        _restore(output, old)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def write_artifact(
@@ -45,10 +72,7 @@ def write_artifact(
 
     An engine's folder has the ONNX file that it was built from, too, and engine.json, what TensorRT says of it.
     """
-    beside = output.with_name(output.name + ".part")
-    old = output.with_name(output.name + ".old")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
+    beside = beside_output(output)
     engine = isinstance(model, EngineModel)
     files = ("model.plan", "model.onnx", "engine.json", "model.plan.stripped") if engine else ("model.onnx",)
     for name in files:
@@ -65,15 +89,7 @@ def write_artifact(
     )
     artifact.save()
     report.write(beside, _thinned(timed))
-    shutil.rmtree(old, ignore_errors=True)
-    try:
-        if output.exists():
-            output.rename(old)
-        beside.rename(output)
-    except BaseException:
-        _restore(output, old)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+    put_in_place(beside, output)
     return dataclasses.replace(artifact, folder=output)
 
 

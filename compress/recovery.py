@@ -18,12 +18,13 @@ from compress.bootstrap import mean_interval
 from compress.checkpoint import fingerprint, load, write
 from compress.compare import compare
 from compress.dataset import Dataset
-from compress.errors import ArtifactError, CheckpointError, SignatureError
+from compress.errors import CheckpointError, SignatureError
 from compress.machine import environment, versions
 from compress.measure import cores, torch_macs, torch_params
 from compress.metrics import find_metric
 from compress.model import TorchModel, in_float32
 from compress.options import FinetuneOptions
+from compress.output import beside_output, check_output, put_in_place
 from compress.pipeline import Outcome, Watcher, check, run
 from compress.recipe import find_data, training_of
 from compress.stages import Given
@@ -94,7 +95,7 @@ def finetune(checkpoint: str | Path, options: FinetuneOptions, *, watcher: Watch
         ToolkitError: input that can't be used, or a training that diverges; what was there before is left as it was.
     """
     checkpoint = Path(checkpoint)
-    _check_output(options.output)
+    check_output(options.output, "training.json", "a training")
     model = _load(checkpoint, options)
     teacher = None if options.teacher is None else _load(options.teacher, options)
     if teacher is not None and _shapes(teacher) != _shapes(model):
@@ -169,18 +170,6 @@ def _shapes(model: TorchModel) -> str:
     return " → ".join(", ".join(f"{spec.dtype}{list(spec.shape)}" for spec in specs) for specs in ends)
 
 
-def _check_output(output: Path) -> None:
-    old = output.with_name(output.name + ".old")
-    if old.exists() and not output.exists():
-        old.rename(output)
-    if output.is_file() or (output.is_dir() and any(output.iterdir()) and not (output / "training.json").exists()):
-        raise ArtifactError(
-            f"won't replace {output}",
-            why="it is a file" if output.is_file() else "it is a folder that holds something other than a training",
-            mend="name a new folder with -o",
-        )
-
-
 def _write(
     before: TorchModel, given: Given, seconds: float, rows: tuple[Row, ...], options: FinetuneOptions,
     checkpoint: Path, metric: str | None, stage: Finetune, work: Path,
@@ -188,9 +177,7 @@ def _write(
     """Fill a folder beside the output, then swap the two."""
     model = given.model
     assert isinstance(model, TorchModel)  # noqa: S101  the stage gives one
-    beside, old = (options.output.with_name(options.output.name + ending) for ending in (".part", ".old"))
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
+    beside = beside_output(options.output)
     try:
         write(model, beside / "model.pt")
     except CheckpointError:  # a forward that can't be traced: the factory that made it is needed again
@@ -213,13 +200,4 @@ def _write(
     }
     (beside / "training.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     write_page(report, beside / "training.html")
-    shutil.rmtree(old, ignore_errors=True)
-    try:
-        if options.output.exists():
-            options.output.rename(old)
-        beside.rename(options.output)
-    except BaseException:
-        if old.exists() and not options.output.exists():
-            old.rename(options.output)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+    put_in_place(beside, options.output)
