@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
 import torch
 
 from compress.errors import StageError
@@ -22,7 +21,7 @@ from compress.training.loader import Loader, example, seed_of, workers_for
 from compress.training.machine_setup import device_kind, distributed, fabric_for
 from compress.training.precision import precision_for
 from compress.training.profile import Profile
-from compress.training.sampler import Sampler, unsure
+from compress.training.sampler import Sampler
 from compress.training.schedule import SCHEDULES, one_cycle_momentum
 from compress.training.stepper import Stepper
 from compress.training.synced_norm import synced
@@ -99,7 +98,6 @@ class _Training:
         stack.callback(self.journal.close)
         self.step, self.scale, self.rollbacks, self.back_to = 0, 1.0, 0, -1
         self.best: dict[str, Any] | None = None
-        self.fresh = torch.full((len(task.data),), -1.0)  # how unsure the model was in this epoch; -1: not shown
         self.initial = _copied(task.module.state_dict())
         self.resumed_at = None
         if found is not None:
@@ -160,8 +158,7 @@ class _Training:
             rate = self.rate * self.scale * SCHEDULES[self.options.schedule](self.step, self.steps)
             momentum = one_cycle_momentum(self.step, self.steps) if self.options.schedule == "one-cycle" else None
             self.stepper.update(rate, momentum, self.step + 1, self.steps - self.step - 1)
-            if self.sampler.learns:
-                self.fresh[batch.places] = unsure(logits, self.options.sampler).cpu()
+            self.sampler.saw(batch.places, logits)
             self.step += 1
             self.journal.step(self.step, loss, len(index), rate, read=look)
             if look:
@@ -179,13 +176,7 @@ class _Training:
         value = None
         if self.judge is not None:
             value = self._validate()
-        if self.sampler.learns:
-            seen = self.fresh
-            if distributed():
-                seen = self.fabric.all_reduce(seen.clone(), reduce_op="max")
-            shown = seen.numpy() >= 0
-            self.sampler.scores = np.where(shown, seen.numpy(), self.sampler.scores).astype(np.float32)
-            self.fresh = torch.full_like(self.fresh, -1.0)
+        self.sampler.end_epoch(self._largest)
         epoch = self.step // self.sampler.steps
         enough = False
         if value is not None and self.judge is not None:
@@ -199,6 +190,12 @@ class _Training:
         self.journal.epoch(self.step, self.rate * self.scale, value, metric)
         self._keep()
         return enough
+
+    def _largest(self, mine: torch.Tensor) -> torch.Tensor:
+        if not distributed():
+            return mine
+        largest: torch.Tensor = self.fabric.all_reduce(mine.clone(), reduce_op="max")
+        return largest
 
     def _validate(self) -> float:
         assert self.judge is not None  # noqa: S101  the caller looked
@@ -263,8 +260,7 @@ class _Training:
             "rollbacks": self.rollbacks,
             "back_to": self.back_to,
             "best": None if self.best is None else dict(self.best),
-            "fresh": self.fresh.clone(),
-            "scores": torch.from_numpy(self.sampler.scores.copy()),
+            "sampler": self.sampler.state(),
             "journal": self.journal.state(),
             "compiled": compiling.on if compiling.decided else None,
             "size": self.size,
@@ -280,7 +276,7 @@ class _Training:
         self.step, self.scale = state["step"], state["scale"]
         self.rollbacks, self.back_to = state["rollbacks"], state["back_to"]
         self.best, self.warnings = state["best"], list(state["warnings"])
-        self.fresh, self.sampler.scores = state["fresh"].clone(), state["scores"].numpy().copy()
+        self.sampler.restore(state["sampler"])
         self.journal.restore(state["journal"])
         if state["compiled"] is not None and self.options.compile == "auto":
             self.stepper.compiling.decide(state["compiled"])

@@ -7,7 +7,7 @@ section 3.1): least confident, margin, entropy.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,7 @@ class Sampler:
         self._starts = starts
         self.steps = -(-count // batch_size)
         self.scores = np.ones(count, np.float32)
+        self._fresh = torch.full((count,), -1.0)  # how unsure the model was in this epoch; -1: not shown
 
     def order(self, epoch: int) -> list[Array]:
         """Indices of the samples of each step."""
@@ -74,6 +75,30 @@ class Sampler:
             shard = np.searchsorted(self._starts, index, side="right") - 1
             index = index[np.argsort(windows[shard], kind="stable")]
         return np.array_split(index, self.steps)
+
+    def saw(self, places: torch.Tensor, logits: torch.Tensor) -> None:
+        """What the model gave for some samples: counts from the next epoch on."""
+        if self.learns:
+            self._fresh[places] = unsure(logits, self._kind).cpu()
+
+    def end_epoch(self, together: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Take up what was seen.
+
+        Args:
+            together: gives the largest of what each process has, by element.
+        """
+        if self.learns:
+            seen = together(self._fresh).numpy()
+            self.scores = np.where(seen >= 0, seen, self.scores).astype(np.float32)
+            self._fresh = torch.full_like(self._fresh, -1.0)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """For the kept state."""
+        return {"fresh": self._fresh.clone(), "scores": torch.from_numpy(self.scores.copy())}
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        """From a kept state."""
+        self._fresh, self.scores = state["fresh"].clone(), state["scores"].numpy().copy()
 
     @property
     def learns(self) -> bool:
