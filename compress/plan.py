@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.table import Table
 
 from compress.backends import TorchBackend
+from compress.durations import duration
 from compress.job import prepare
 from compress.measure import cores
 from compress.model import TorchModel, example_inputs
@@ -50,8 +51,8 @@ def plan(checkpoint: Path, options: ExportOptions) -> Table:
     for column in ("stage", "options", "about"):
         table.add_column(column, justify="right" if column == "about" else "left", overflow="fold")
     for name, text, took in seconds:
-        table.add_row(name, text, _time(took))
-    table.add_row("", f"to {options.output}", _time(sum(took for _, _, took in seconds)), style="bold")
+        table.add_row(name, text, duration(took))
+    table.add_row("", f"to {options.output}", duration(sum(took for _, _, took in seconds)), style="bold")
     return table
 
 
@@ -88,7 +89,7 @@ def _worth_saying(stage: Stage) -> dict[str, object]:
 
 def _stage_seconds(stage: Stage, model: TorchModel, single: float) -> float:
     if isinstance(stage, Finetune | TrainQuantized):
-        training = stage if isinstance(stage, Finetune) else stage.training
+        training = stage.finetune
         asked = training.training.batch_size
         size = min(64 if asked == "auto" else asked, len(training.data))
         factor = TRAINING_STEP if isinstance(stage, Finetune) else FAKE_QUANTIZED_STEP
@@ -119,9 +120,3 @@ def _forward_seconds(model: TorchModel, batch: int) -> float:
 def _short(value: object) -> str:
     text = str(value)
     return text[:12] if isinstance(value, str) and len(value) == 64 else text if len(text) <= 40 else text[:37] + "…"
-
-
-def _time(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

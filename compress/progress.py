@@ -9,6 +9,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from compress.durations import duration
 from compress.pipeline import Outcome
 from compress.stages import Progress as StageProgress
 
@@ -64,9 +65,8 @@ class Terminal:
             if not self._console.is_terminal and now - told >= LINE_SECONDS and first < done < total:
                 told = now
                 left = (now - since) * (total - done) / (done - first)
-                self._console.print(
-                    f"  … {stage:<26} {done / total:.0%}, {note}, {_time(left)} left", highlight=False, soft_wrap=True
-                )  # fmt: skip
+                line = f"  … {stage:<26} {done / total:.0%}, {note}, {duration(left)} left"
+                self._console.print(line, highlight=False, soft_wrap=True)
             if stage in MEASURING and done == total:
                 seconds = time.perf_counter() - begun
                 self._line(stage, f"{total} {note}", seconds)
@@ -82,8 +82,3 @@ class Terminal:
     def _line(self, label: str, did: str, seconds: float, *, reused: bool = False) -> None:
         took = "kept from before" if reused else f"{seconds:.1f} s"
         self._console.print(f"  [green]✓[/] {label:<26} {did} [dim]({took})[/]", highlight=False, soft_wrap=True)
-
-
-def _time(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d} min" if minutes else f"{rest} s"

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from rich.table import Table
 
 from compress.artifact import Measured, Signature, StageReport
 from compress.grid import Cell
+from compress.pages import page
 from compress.plots import plots
 from compress.roofline import Roofline
 from compress.roofline_report import roofline_plot
@@ -96,9 +95,8 @@ class Report:
         """
         text = json.dumps(self.to_dict(), indent=2) + "\n"
         (folder / "report.json").write_text(text, encoding="utf-8")
-        template = resources.files("compress").joinpath("templates/report.html").read_text(encoding="utf-8")
-        html = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(template)
-        page = html.render(
+        html = page(
+            "report.html",
             report=self,
             rows=_cells(self.stages),
             columns=COLUMNS,
@@ -115,7 +113,7 @@ class Report:
             gains=self.gains,
             left=[(row.stage, row.details[key]) for row in self.stages for key in LEFT if row.details.get(key)],
         )
-        (folder / "report.html").write_text(page, encoding="utf-8")
+        (folder / "report.html").write_text(html, encoding="utf-8")
         if self.script:
             (folder / "reproduce.sh").write_text(self.script, encoding="utf-8")
             (folder / "reproduce.sh").chmod(0o755)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from importlib import resources
 from pathlib import Path
 
-import jinja2
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from rich.table import Table
 
+from compress.pages import page
 from compress.plots import axes_of, svg_of
 from compress.report import bytes_text
 from compress.search_result import SearchResult, Trial
@@ -38,14 +37,9 @@ def search_table(result: SearchResult) -> Table:
 def write_search(result: SearchResult, folder: Path) -> None:
     """Write search.json and search.html into a folder, made if missing."""
     folder.mkdir(parents=True, exist_ok=True)
-    template = resources.files("compress").joinpath("templates/search.html").read_text(encoding="utf-8")
-    page = (
-        jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-        .from_string(template)
-        .render(result=result, rows=_rows(result), columns=COLUMNS, plot=pareto_plot(result))
-    )
+    html = page("search.html", result=result, rows=_rows(result), columns=COLUMNS, plot=pareto_plot(result))
     text = json.dumps(result.to_dict(), indent=2) + "\n"
-    for name, content in (("search.json", text), ("search.html", page)):
+    for name, content in (("search.json", text), ("search.html", html)):
         beside = folder / f"{name}.part"
         beside.write_text(content, encoding="utf-8")
         beside.replace(folder / name)

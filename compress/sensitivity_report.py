@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
 
-import jinja2
 import numpy as np
 from matplotlib.colors import LogNorm
 from rich.table import Table
 
+from compress.pages import page
 from compress.plots import axes_of, svg_of
 from compress.sensitivity import Sensitivity
 
@@ -62,12 +61,7 @@ def write_sensitivity(found: Sensitivity, folder: Path, max_drop: float) -> None
     """Write sensitivity.json and sensitivity.html into a folder, made if missing."""
     folder.mkdir(parents=True, exist_ok=True)
     found.save(folder / "sensitivity.json")
-    template = resources.files("compress").joinpath("templates/sensitivity.html").read_text(encoding="utf-8")
-    page = (
-        jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-        .from_string(template)
-        .render(found=found, plot=heat_map(found), limits=found.limits(max_drop), max_drop=max_drop)
-    )
+    html = page("sensitivity.html", found=found, plot=heat_map(found), limits=found.limits(max_drop), max_drop=max_drop)
     beside = folder / "sensitivity.html.part"
-    beside.write_text(page, encoding="utf-8")
+    beside.write_text(html, encoding="utf-8")
     beside.replace(folder / "sensitivity.html")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from rich.table import Table
 
+from compress.pages import page
 from compress.training_plots import training_plots
 
 __all__ = ["training_table", "write_page"]
@@ -30,7 +29,6 @@ def training_table(metric: str, rows: Sequence[Any]) -> Table:
 
 def write_page(report: Mapping[str, Any], path: Path) -> None:
     """Write training.html."""
-    template = resources.files("compress").joinpath("templates/training.html").read_text(encoding="utf-8")
     training = report["training"]
     facts = {
         "trained": report["did"].removeprefix("trained "),
@@ -49,14 +47,11 @@ def write_page(report: Mapping[str, Any], path: Path) -> None:
         "features taught": ", ".join(training["features"]) if "features" in training else None,
         "NVML": training.get("gpu_unknown"),
     }
-    page = (
-        jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-        .from_string(template)
-        .render(
-            report=report,
-            training=training,
-            plots=training_plots(training),
-            facts={name: value for name, value in facts.items() if value is not None},
-        )
+    html = page(
+        "training.html",
+        report=report,
+        training=training,
+        plots=training_plots(training),
+        facts={name: value for name, value in facts.items() if value is not None},
     )
-    path.write_text(page, encoding="utf-8")
+    path.write_text(html, encoding="utf-8")

@@ -61,6 +61,11 @@ class Finetune:
     resumes: ClassVar[bool] = True
 
     @property
+    def finetune(self) -> Finetune:
+        """What is asked of the training, as of a stage that holds one."""
+        return self
+
+    @property
     def options(self) -> Mapping[str, Any]:
         asked = {
             field.name: getattr(self.training, field.name)

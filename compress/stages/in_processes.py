@@ -41,7 +41,7 @@ def in_processes(stage: Finetune | TrainQuantized, model: TorchModel, folder: Pa
     job.mkdir(parents=True, exist_ok=True)
     for name in (RESULT, ERROR):
         (job / name).unlink(missing_ok=True)
-    devices = _tuned(stage).training.devices
+    devices = stage.finetune.training.devices
     _describe(stage, model, job)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"]
     command += ["-m", "compress.stages.training_process", str(job)]
@@ -94,14 +94,8 @@ def _end(running: subprocess.Popen[str]) -> None:
         running.wait()
 
 
-def _tuned(stage: Finetune | TrainQuantized) -> Finetune:
-    from compress.stages.train_quantized import TrainQuantized
-
-    return stage.training if isinstance(stage, TrainQuantized) else stage
-
-
 def _describe(stage: Finetune | TrainQuantized, model: TorchModel, job: Path) -> None:
-    tuned = _tuned(stage)
+    tuned = stage.finetune
     for data in (tuned.data, tuned.validation):
         if data is not None and not data.source:
             raise RecipeError(

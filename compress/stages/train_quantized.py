@@ -53,6 +53,11 @@ class TrainQuantized:
     gives: ClassVar[type] = TorchModel
 
     @property
+    def finetune(self) -> Finetune:
+        """What is asked of the training."""
+        return self.training
+
+    @property
     def options(self) -> Mapping[str, Any]:
         return {**self.training.options, "target": self.target}
 

@@ -19,6 +19,8 @@ LARGEST = 2 << 30  # bytes of answers, on disk and in the page cache
 BATCH = 256
 NOTED_EVERY = 5.0  # seconds
 Answer = Callable[[Batch], Mapping[str, torch.Tensor]]
+Progress = Callable[[int, int, str], None]
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Answers:
@@ -26,17 +28,17 @@ class Answers:
 
     Args:
         task: says where it is kept; without a folder, in memory.
+        shapes: of one sample's answers.
         answer: by the original, of a batch.
         fabric: each of its processes computes a part.
         progress: is told of samples.
     """
 
-    def __init__(self, task: Task, answer: Answer, fabric: Any, progress: Callable[[int, int, str], None]) -> None:
+    def __init__(self, task: Task, shapes: Shapes, answer: Answer, fabric: Any, progress: Progress) -> None:
         start = time.perf_counter()
         self._count = len(task.data)
         self._folder = task.folder if fabric.world_size == 1 else None
         self._tables: dict[str, np.ndarray[Any, Any]] = {}
-        shapes = _shapes(task, answer)
         noted = self._noted(shapes)
         for name, shape in shapes.items():
             self._tables[name] = self._table(name, shape, anew=noted == 0)
@@ -59,15 +61,17 @@ class Answers:
             }
         self.seconds = time.perf_counter() - start
 
-    @staticmethod
-    def pays(task: Task, answer: Answer) -> bool:
-        """Whether there is a second epoch for which they are the same, and room for them."""
+    @classmethod
+    def where_they_pay(cls, task: Task, answer: Answer, fabric: Any, progress: Progress) -> Answers | None:
+        """Those of a training with a second epoch for which they are the same, and with room for them; else None."""
         options = task.options
         fetched = task.data.fetcher is not None
         if task.teacher is None or options.epochs < 2 or options.augment or options.feature_weight or fetched:
-            return False
+            return None
         shapes = _shapes(task, answer)
-        return bool(shapes) and sum(4 * len(task.data) * int(np.prod(shape)) for shape in shapes.values()) <= LARGEST
+        if not shapes or sum(4 * len(task.data) * int(np.prod(shape)) for shape in shapes.values()) > LARGEST:
+            return None
+        return cls(task, shapes, answer, fabric, progress)
 
     def of(self, index: torch.Tensor, device: torch.device) -> dict[str, torch.Tensor]:
         """Those to samples, by output name."""
@@ -89,7 +93,7 @@ class Answers:
         table: np.ndarray[Any, Any] = np.lib.format.open_memmap(path, mode, np.float32, (self._count, *shape))  # type: ignore[no-untyped-call]
         return table
 
-    def _noted(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    def _noted(self, shapes: Shapes) -> int:
         """How many samples an interrupted run had answered."""
         if self._folder is None or not all((self._folder / f"answers.{name}.npy").exists() for name in shapes):
             return 0
@@ -114,7 +118,7 @@ def _batch(task: Task, start: int, stop: int) -> Batch:
     return Batch(inputs, None, torch.arange(start, stop))
 
 
-def _shapes(task: Task, answer: Answer) -> dict[str, tuple[int, ...]]:
+def _shapes(task: Task, answer: Answer) -> Shapes:
     """Of one sample, by output name; none where an output has no batch."""
     two = answer(_batch(task, 0, min(2, len(task.data))))
     floats = {name: tuple(tensor.shape) for name, tensor in two.items() if tensor.is_floating_point()}

@@ -36,8 +36,9 @@ class Compiling:
         self.on = asked == "on"
 
     def decide(self, on: bool) -> None:
-        """Take up what an interrupted training had found."""
-        self.on, self.decided = on, True
+        """Take up what the training had found before; what was asked for stays."""
+        if self._asked == "auto":
+            self.on, self.decided = on, True
 
     @property
     def current(self) -> Any:

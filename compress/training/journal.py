@@ -130,11 +130,6 @@ class Journal:
         self._pending = []
         self._mark = time.perf_counter()
 
-    def restart(self) -> None:
-        """From the beginning; the time that was spent stays."""
-        self.epochs, self.curve, self._pending = [], [], []
-        self._sums = dict.fromkeys(SUMS, 0.0)
-
     def figures(self) -> dict[str, Any]:
         """Of the whole training; utilization and memory of this process since it went on last."""
         wall = time.perf_counter() - self._begun

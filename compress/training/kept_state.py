@@ -13,6 +13,7 @@ import torch
 
 __all__ = ["KeptState"]
 
+FORMAT = 2  # of the file; a state of another is not gone on from
 SHARE = 0.02  # of the time, at most, for keeping states
 
 
@@ -40,7 +41,7 @@ class KeptState:
         if self._path is not None:
             beside = self._path.with_name(self._path.name + ".part")
             with beside.open("wb") as file:
-                torch.save(state, file)
+                torch.save({"format": FORMAT, "state": state}, file)
                 file.flush()
                 os.fsync(file.fileno())
             beside.replace(self._path)
@@ -48,14 +49,14 @@ class KeptState:
         self._took = self._last - start
 
     def load(self) -> dict[str, Any] | None:
-        """The last one, or None if there is none that can be read."""
+        """The last one, or None if there is none that can be read and is of this format."""
         if self._path is None or not self._path.exists():
             return None
         try:
-            found: dict[str, Any] = torch.load(self._path, weights_only=True, map_location="cpu")
+            found = torch.load(self._path, weights_only=True, map_location="cpu")
         except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile):
             return None
-        return found
+        return found["state"] if isinstance(found, dict) and found.get("format") == FORMAT else None
 
     def drop(self) -> None:
         """The training is through."""

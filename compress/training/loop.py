@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 
-from compress.errors import StageError
 from compress.training.answers import Answers
 from compress.training.augment import augmentation
 from compress.training.batch_size import BASE, scaled_rate, try_batch_sizes
@@ -18,20 +16,20 @@ from compress.training.journal import Journal
 from compress.training.judging import Judge
 from compress.training.kept_state import KeptState
 from compress.training.loader import Loader, example, seed_of, workers_for
-from compress.training.machine_setup import device_kind, distributed, fabric_for
+from compress.training.machine_setup import device_kind, fabric_for
 from compress.training.precision import precision_for
 from compress.training.profile import Profile
+from compress.training.rollback import Rollback
 from compress.training.sampler import Sampler
 from compress.training.schedule import SCHEDULES, one_cycle_momentum
-from compress.training.stepper import Stepper
+from compress.training.stepper import Stepper, copied
 from compress.training.synced_norm import synced
 from compress.training.task import Task, Trained
 
 __all__ = ["STATE_FILE", "TRACE_FILE", "train"]
 
 STATE_FILE, TRACE_FILE = "training.state", "trace.json"
-ROLLBACKS = 4
-SLOWER = 0.25  # factor on the rate after each
+AGREE_EVERY = 20  # steps between two questions to the first process whether it is time to keep the state
 LOOK_EVERY = {"cpu": 1, "cuda": 20}  # steps between looks at the loss: on a GPU each is a wait
 
 Progress = Callable[[int, int, str], None]
@@ -73,9 +71,7 @@ class _Training:
         first = self.fabric.is_global_zero
         folder = task.folder if first else None
         self.kept = KeptState(None if folder is None else folder / STATE_FILE, self.options.checkpoint_seconds)
-        found = self.kept.load()
-        if distributed():
-            found = self.fabric.broadcast(found)
+        found = self.fabric.broadcast(self.kept.load())
         trace = folder / TRACE_FILE if self.options.profile and folder is not None else None
         self.profile = Profile(trace, self.device)
         self.size, self.tried = self._batch_size(found)
@@ -88,24 +84,21 @@ class _Training:
         self.stepper = Stepper(task, self.fabric, self.profile, self.rate, example(task.data, 2))
         if self.stepper.features is not None:
             stack.callback(self.stepper.features.close)
-        if Answers.pays(task, self.stepper.ask_teacher):
-            self.stepper.answers = Answers(task, self.stepper.ask_teacher, self.fabric, progress)
+        self.stepper.answers = Answers.where_they_pay(task, self.stepper.ask_teacher, self.fabric, progress)
         self.judge = None
         if task.validation is not None:
             taught = self.stepper.teacher is not None
             self.judge = Judge(task.validation, task.signature, self.fabric, taught=taught)
         self.journal = Journal(self.steps, self.device, self.options.tensorboard if first else None)
         stack.callback(self.journal.close)
-        self.step, self.scale, self.rollbacks, self.back_to = 0, 1.0, 0, -1
+        self.step = 0
         self.best: dict[str, Any] | None = None
-        self.initial = _copied(task.module.state_dict())
+        self.rollback = Rollback(self._position(), self.options.learning_rate)
         self.resumed_at = None
         if found is not None:
-            self._restore(found)
-            self.resumed_at = self.step
-        good = self._state()
-        assert good is not None  # noqa: S101  weights are finite where a model is loaded
-        self.good = good
+            self._restore(found["position"])
+            self.rollback.restore(found["rollback"], found["position"])
+            self.warnings, self.resumed_at = list(found["warnings"]), self.step
         self.workers = workers_for(task.data, self.device, self.options.loader_workers)
         self.loader = Loader(
             task.data,
@@ -155,7 +148,7 @@ class _Training:
             if look and not torch.isfinite(loss):
                 self._go_back(float(loss))
                 return False
-            rate = self.rate * self.scale * SCHEDULES[self.options.schedule](self.step, self.steps)
+            rate = self.rate * self.rollback.scale * SCHEDULES[self.options.schedule](self.step, self.steps)
             momentum = one_cycle_momentum(self.step, self.steps) if self.options.schedule == "one-cycle" else None
             self.stepper.update(rate, momentum, self.step + 1, self.steps - self.step - 1)
             self.sampler.saw(batch.places, logits)
@@ -168,8 +161,9 @@ class _Training:
         return True
 
     def _time_to_keep(self) -> bool:
-        due = self.kept.due()
-        return bool(self.fabric.broadcast(due)) if distributed() and self.step % 20 == 0 else due and not distributed()
+        if self.fabric.world_size == 1:
+            return self.kept.due()
+        return self.step % AGREE_EVERY == 0 and bool(self.fabric.broadcast(self.kept.due()))
 
     def _after_epoch(self) -> bool:
         """Validate, learn from the scores, keep the state; True where it is enough."""
@@ -183,17 +177,15 @@ class _Training:
             if self.judge.better(value, None if self.best is None else self.best["value"]):
                 average = self.stepper.average
                 state = self.task.module.state_dict() if average is None else average.state
-                self.best = {"value": value, "epoch": epoch, "state": _copied(state)}
+                self.best = {"value": value, "epoch": epoch, "state": copied(state)}
             elif self.best is not None:
                 enough = 0 < self.options.patience <= epoch - self.best["epoch"]
         metric = None if self.judge is None else self.judge.metric.name
-        self.journal.epoch(self.step, self.rate * self.scale, value, metric)
+        self.journal.epoch(self.step, self.rate * self.rollback.scale, value, metric)
         self._keep()
         return enough
 
     def _largest(self, mine: torch.Tensor) -> torch.Tensor:
-        if not distributed():
-            return mine
         largest: torch.Tensor = self.fabric.all_reduce(mine.clone(), reduce_op="max")
         return largest
 
@@ -209,77 +201,44 @@ class _Training:
         return value
 
     def _go_back(self, loss: float) -> None:
-        """To the last good state, or, when that does not help either, to the beginning; slower from there on."""
-        self.rollbacks += 1
-        where = f"step {self.step + 1} of {self.steps}"
-        if self.rollbacks > ROLLBACKS:
-            raise StageError(
-                "the training has diverged",
-                why=f"the loss became {loss} in {where}, after {ROLLBACKS} times of going back and training slower",
-                mend=f"try a lower rate: --learning-rate {self.options.learning_rate / 10:g}",
-            )
-        again = self.back_to == self.good["step"]
-        rollbacks, scale = self.rollbacks, self.scale * SLOWER
-        if again:
-            self.task.module.load_state_dict(self.initial)
-            self.stepper.optimizer.state.clear()
-            self.step = 0
-            self.journal.restart()
-            if self.stepper.average is not None:
-                self.stepper.average.state = _copied(self.initial)
-            good = self._state()
-            assert good is not None  # noqa: S101  it began with finite weights
-            self.good = good
-        else:
-            self._restore(self.good)
+        lost, seconds = self.step + 1, self.journal.seconds
+        self._restore(self.rollback.to(loss, lost, self.steps))
+        self.journal.seconds = seconds  # they were spent
         self.stepper.forget_gradients()
-        self.rollbacks, self.scale, self.back_to = rollbacks, scale, self.step
         self.warnings.append(
-            f"the loss became {loss} in {where}: back to step {self.step}, and on at {scale:g} of the rate"
+            f"the loss became {loss} in step {lost} of {self.steps}: "
+            f"back to step {self.step}, and on at {self.rollback.scale:g} of the rate"
         )
 
     def _keep(self) -> None:
-        state = self._state()
-        if state is not None:
-            self.good = state
-            self.kept.keep(state)
+        if self.stepper.sound():
+            self.rollback.good = self._position()
+            self.kept.keep(
+                {
+                    "position": self.rollback.good,
+                    "rollback": self.rollback.state(),
+                    "size": self.size,
+                    "tried": dict(self.tried),
+                    "warnings": list(self.warnings),
+                }
+            )
         self.journal.resumes()
 
-    def _state(self) -> dict[str, Any] | None:
-        """All that decides how the training goes on; None where weights are no numbers any more."""
-        module = _copied(self.task.module.state_dict())
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in module.values() if tensor.is_floating_point()):
-            return None
-        average, compiling = self.stepper.average, self.stepper.compiling
+    def _position(self) -> dict[str, Any]:
+        """All that decides how the training goes on from here."""
         return {
-            "module": module,
-            "optimizer": copy.deepcopy(self.stepper.optimizer.state_dict()),
-            "average": None if average is None else _copied(average.state),
             "step": self.step,
-            "scale": self.scale,
-            "rollbacks": self.rollbacks,
-            "back_to": self.back_to,
             "best": None if self.best is None else dict(self.best),
+            "stepper": self.stepper.state(),
             "sampler": self.sampler.state(),
             "journal": self.journal.state(),
-            "compiled": compiling.on if compiling.decided else None,
-            "size": self.size,
-            "tried": dict(self.tried),
-            "warnings": list(self.warnings),
         }
 
-    def _restore(self, state: dict[str, Any]) -> None:
-        self.task.module.load_state_dict(state["module"])
-        self.stepper.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
-        if self.stepper.average is not None:
-            self.stepper.average.state = _copied(state["average"], self.device)
-        self.step, self.scale = state["step"], state["scale"]
-        self.rollbacks, self.back_to = state["rollbacks"], state["back_to"]
-        self.best, self.warnings = state["best"], list(state["warnings"])
-        self.sampler.restore(state["sampler"])
-        self.journal.restore(state["journal"])
-        if state["compiled"] is not None and self.options.compile == "auto":
-            self.stepper.compiling.decide(state["compiled"])
+    def _restore(self, position: dict[str, Any]) -> None:
+        self.step, self.best = position["step"], position["best"]
+        self.stepper.restore(position["stepper"])
+        self.sampler.restore(position["sampler"])
+        self.journal.restore(position["journal"])
 
     def _batch_size(self, found: dict[str, Any] | None) -> tuple[int, dict[int, float | None]]:
         asked = self.options.batch_size
@@ -302,27 +261,24 @@ class _Training:
 
     def _trained(self) -> Trained:
         epochs = self.journal.epochs
-        figures = self.journal.figures() | {
-            "steps": self.step,
-            "samples": len(self.task.data),
-            "batch_size": self.size,
-            "batch_sizes_tried": {str(size): speed for size, speed in self.tried.items()},
-            "learning_rate": self.rate,
-            "precision": self.precision,
-            "device": str(self.device) if self.device.type == "cpu" else torch.cuda.get_device_name(self.device),
-            "processes": self.fabric.world_size,
-            "loader_workers": self.workers,
-            "compiled": self.stepper.compiling.on,
-            "rollbacks": self.rollbacks,
-            "resumed_at_step": self.resumed_at,
-        }
+        figures = (
+            self.journal.figures()
+            | self.stepper.figures()
+            | {
+                "steps": self.step,
+                "samples": len(self.task.data),
+                "batch_size": self.size,
+                "batch_sizes_tried": {str(size): speed for size, speed in self.tried.items()},
+                "learning_rate": self.rate,
+                "precision": self.precision,
+                "device": str(self.device) if self.device.type == "cpu" else torch.cuda.get_device_name(self.device),
+                "processes": self.fabric.world_size,
+                "loader_workers": self.workers,
+                "rollbacks": self.rollback.count,
+                "resumed_at_step": self.resumed_at,
+            }
+        )
         notes = [*self.warnings]
-        if self.stepper.answers is not None:
-            figures["answers_seconds"] = self.stepper.answers.seconds
-        if self.stepper.compiling.note is not None:
-            figures["compile_note"] = self.stepper.compiling.note
-        if self.stepper.features is not None:
-            figures["features"] = self.stepper.features.names
         if self.best is not None and self.judge is not None:
             figures |= {"best_epoch": self.best["epoch"], "best_value": self.best["value"]}
             figures |= {"validation_metric": self.judge.metric.name}
@@ -335,7 +291,3 @@ class _Training:
         if self.options.batch_size == "auto" and self.size != BASE:
             notes.append(f"batch size {self.size} found by trying, the rate scaled to {self.rate:.2g}")
         return Trained(epochs[0]["loss"], epochs[-1]["loss"], self.step, figures, tuple(notes))
-
-
-def _copied(state: dict[str, torch.Tensor], device: torch.device | None = None) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().clone().to(device or tensor.device) for name, tensor in state.items()}

@@ -15,10 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from compress.artifact import Signature
 from compress.errors import StageError
-from compress.model import call
-from compress.training.loader import Batch
 from compress.training_options import TrainingOptions
 
 __all__ = ["Features", "Objective"]
@@ -108,19 +105,13 @@ class Objective:
     """The loss of a batch.
 
     Args:
-        signature: of both models.
         options: its weights.
         features: of both models, where they count.
     """
 
-    def __init__(self, signature: Signature, options: TrainingOptions, features: Features | None = None) -> None:
-        self._signature = signature
+    def __init__(self, options: TrainingOptions, features: Features | None = None) -> None:
         self._options = options
         self._features = features
-
-    def answers(self, model: Any, batch: Batch) -> dict[str, torch.Tensor]:
-        """What a model gives, by output name."""
-        return call(model, self._signature.inputs, batch.inputs)
 
     def loss(self, got: Outputs, taught: Outputs | None, labels: torch.Tensor | None) -> torch.Tensor:
         """The mean loss [] over the samples of a batch.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
+from compress.model import call
 from compress.training.answers import Answers
 from compress.training.average import Average
 from compress.training.compiling import Compiling
@@ -20,7 +22,7 @@ from compress.training.profile import Profile
 from compress.training.segments import in_segments
 from compress.training.task import Task
 
-__all__ = ["Stepper"]
+__all__ = ["Stepper", "copied"]
 
 
 class Stepper:
@@ -40,17 +42,16 @@ class Stepper:
     ) -> None:
         options = task.options
         self._fabric, self._profile, self._accumulate = fabric, profile, options.accumulate
-        images = options.channels_last
+        self._inputs, images = task.signature.inputs, options.channels_last
         self.module = _laid_out(task.module.to(fabric.device), images)
         self.teacher: nn.Module | None = None
         if task.teacher is not None:
             self.teacher = _laid_out(copy.deepcopy(task.teacher).to(fabric.device), images).eval().requires_grad_(False)
         self.features: Features | None = None
         if options.feature_weight and self.teacher is not None:
-            inputs = Objective(task.signature, options)
-            self.features = Features(self.module, self.teacher, lambda model: self._look(inputs, model, example))
+            self.features = Features(self.module, self.teacher, lambda model: self._look(model, example))
         self.answers: Answers | None = None
-        self.objective = Objective(task.signature, options, self.features)
+        self.objective = Objective(options, self.features)
         body: Any = in_segments(self.module) if options.gradient_checkpointing else self.module
         shared = fabric.world_size > 1 and not alone
         self._world = fabric.world_size if shared else 1
@@ -108,7 +109,7 @@ class Stepper:
                     taught = self._taught(part)
             with fabric.no_backward_sync(student, enabled=number + 1 < len(parts)) if world > 1 else nullcontext():
                 with phase("forward"), fabric.autocast():
-                    got = self.objective.answers(student, part)
+                    got = self._outputs(student, part)
                     loss = self.objective.loss(got, taught, part.labels)
                 with phase("backward"):
                     fabric.backward(loss * (len(part.places) * world / total))
@@ -126,7 +127,10 @@ class Stepper:
     def ask_teacher(self, batch: Batch) -> dict[str, torch.Tensor]:
         """What the original gives, by output name."""
         with torch.no_grad(), self._fabric.autocast():
-            return self.objective.answers(self.teacher, batch.to(self._fabric.device))
+            return self._outputs(self.teacher, batch.to(self._fabric.device))
+
+    def _outputs(self, model: Any, batch: Batch) -> dict[str, torch.Tensor]:
+        return call(model, self._inputs, batch.inputs)
 
     def update(self, rate: float, momentum: float | None, step: int, left: int) -> None:
         """Move the weights.
@@ -155,12 +159,53 @@ class Stepper:
         """Those of a step that is not to be taken."""
         self._wrapped.zero_grad()
 
-    def _look(self, objective: Objective, model: Any, batch: Batch) -> None:
+    def sound(self) -> bool:
+        """Whether all weights are numbers."""
+        tensors = [tensor for tensor in self.module.state_dict().values() if tensor.is_floating_point()]
+        return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+
+    def state(self) -> dict[str, Any]:
+        """A copy of the weights and of what the optimizer keeps; for the kept state."""
+        return {
+            "module": copied(self.module.state_dict()),
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+            "scaler": dict(self._fabric.strategy.precision.state_dict()),
+            "average": None if self.average is None else copied(self.average.state),
+            "compiled": self.compiling.on if self.compiling.decided else None,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """From a kept state."""
+        self.module.load_state_dict(state["module"])
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self._fabric.strategy.precision.load_state_dict(state["scaler"])
+        if self.average is not None:
+            self.average.state = copied(state["average"], self._fabric.device)
+        if state["compiled"] is not None:
+            self.compiling.decide(state["compiled"])
+
+    def figures(self) -> dict[str, Any]:
+        """JSON values for the report."""
+        found: dict[str, Any] = {"compiled": self.compiling.on}
+        if self.answers is not None:
+            found["answers_seconds"] = self.answers.seconds
+        if self.compiling.note is not None:
+            found["compile_note"] = self.compiling.note
+        if self.features is not None:
+            found["features"] = self.features.names
+        return found
+
+    def _look(self, model: Any, batch: Batch) -> None:
         mode = model.training
         model.eval()
         with torch.no_grad(), self._fabric.autocast():
-            objective.answers(model, batch.to(self._fabric.device))
+            self._outputs(model, batch.to(self._fabric.device))
         model.train(mode)
+
+
+def copied(state: Mapping[str, torch.Tensor], device: torch.device | None = None) -> dict[str, torch.Tensor]:
+    """The same tensors, their own memory; on a device, where one is named."""
+    return {name: tensor.detach().clone().to(device or tensor.device) for name, tensor in state.items()}
 
 
 def _laid_out(module: nn.Module, images: bool) -> nn.Module:

@@ -128,7 +128,7 @@ def test_the_originals_answers_are_computed_once_and_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = trained(tmp_path, taught=True)
-    monkeypatch.setattr(Answers, "pays", staticmethod(lambda _task, _answer: False))
+    monkeypatch.setattr(Answers, "where_they_pay", lambda *_given: None)
     asked = trained(tmp_path, taught=True)
     assert "answers_seconds" in kept.details
     assert "answers_seconds" not in asked.details
@@ -160,18 +160,34 @@ def test_validation_data_of_its_own(tmp_path: Path) -> None:
     assert given.details["best_value"] == accuracy(given, *patterns(60, seed=5))
 
 
-def test_a_loss_that_is_lost_goes_back_and_on_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gradients of one step are spoilt, once."""
+def spoil(monkeypatch: pytest.MonkeyPatch, at: int, times: int) -> None:
+    """The gradients of a step are no numbers, the first times that it is taken."""
     spoilt: list[int] = []
     own = Stepper.update
 
     def update(self: Any, rate: float, momentum: float | None, step: int, left: int) -> None:
-        if step == 6 and not spoilt:
+        if step == at and len(spoilt) < times:
             spoilt.append(step)
             next(self.module.parameters()).grad.fill_(float("nan"))
         own(self, rate, momentum, step, left)
 
     monkeypatch.setattr(Stepper, "update", update)
+
+
+def test_a_loss_that_is_lost_again_from_the_last_good_state_goes_back_to_the_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(monkeypatch, 14, times=2)
+    given = trained(tmp_path, epochs=6, ema=0.9)
+    assert given.details["rollbacks"] == 2
+    first, second = (warning for warning in given.warnings if "back to step" in warning)
+    assert "back to step 8, and on at 0.25 " in first
+    assert "back to step 0, and on at 0.0625 " in second
+    assert [row["epoch"] for row in given.details["history"]] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_loss_that_is_lost_goes_back_and_on_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, 6, times=1)
     given = trained(tmp_path, epochs=6, checkpoint_seconds=0.0)
     assert given.details["rollbacks"] == 1
     assert "back to step" in given.warnings[0]

@@ -220,6 +220,8 @@ def test_a_state_that_can_not_be_read_is_none(tmp_path: Path, damage: bytes) -> 
     assert kept.load() == {"step": 3}
     (tmp_path / "training.state").write_bytes(damage)
     assert kept.load() is None
+    torch.save({"step": 3}, tmp_path / "training.state")
+    assert kept.load() is None, "of another format"
     kept.drop()
     assert list(tmp_path.iterdir()) == []
 
