@@ -57,12 +57,17 @@ def fresh(seed: int) -> nn.Module:
     return module
 
 
-def original_and_pruned(fraction: float) -> tuple[Any, Any]:
-    """The trained ResNet that stands in examples/fashion_mnist, and what is left of it; the data is written, too."""
+def original_and_pruned(fraction: float) -> tuple[Any, Any, float]:
+    """The trained ResNet that stands in examples/fashion_mnist, what is left of it, and the seconds that pruning took.
+
+    The data and the original are written into FOLDER, too.
+    """
     script = ROOT / "examples/fashion_mnist/train_fashion.py"
     subprocess.run([sys.executable, script, FOLDER, "--data-only"], check=True, stdout=sys.stderr)
     original = load(FOLDER / "resnet.pt")
-    return original, PruneChannels(fraction).run(original, FOLDER, lambda _d, _t, _n: None).model
+    begun = time.perf_counter()
+    pruned = PruneChannels(fraction).run(original, FOLDER, lambda _d, _t, _n: None).model
+    return original, pruned, time.perf_counter() - begun
 
 
 def loaded(path: Path) -> Any:

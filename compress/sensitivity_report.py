@@ -15,6 +15,7 @@ from compress.sensitivity import Sensitivity
 __all__ = ["heat_map", "sensitivity_table", "write_sensitivity"]
 
 LEAST = 0.1  # points; what is below is nobody's loss
+DARK = 0.4  # relative luminance below which figures are white
 
 
 def sensitivity_table(found: Sensitivity, max_drop: float) -> Table:
@@ -42,9 +43,10 @@ def heat_map(found: Sensitivity) -> str:
     drops = np.array([group.drops for group in found.groups])
     figure, axes = axes_of(0.3 * len(found.groups) + 1.2)
     shown = np.maximum(drops, LEAST)
-    axes.imshow(shown, cmap="YlOrRd", norm=LogNorm(LEAST, max(float(shown.max()), 10 * LEAST)), aspect="auto")
+    image = axes.imshow(shown, cmap="YlOrRd", norm=LogNorm(LEAST, max(float(shown.max()), 10 * LEAST)), aspect="auto")
     for row, column in np.ndindex(*drops.shape):
-        dark = shown[row, column] > 0.35 * shown.max()
+        red, green, blue, _ = image.cmap(image.norm(shown[row, column]))
+        dark = 0.21 * red + 0.72 * green + 0.07 * blue < DARK
         axes.text(
             column, row, f"{drops[row, column]:+.2f}", ha="center", va="center", fontsize=8,
             color="#fefefe" if dark else "#222222", gid="cell",

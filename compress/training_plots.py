@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from matplotlib.ticker import MaxNLocator
+
 from compress.plots import INK, ONNX, TORCH, axes_of, svg_of
 
 __all__ = ["training_plots"]
@@ -59,6 +61,7 @@ def _validation(details: Mapping[str, Any]) -> str:
         if row["epoch"] == best:
             axes.scatter(best, row["validation"], s=80, facecolors="none", edgecolors=INK, label="kept")
     axes.set_xlabel("epoch")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(str(details.get("validation_metric", "")))
     axes.legend(frameon=False)
     return svg_of(figure)
