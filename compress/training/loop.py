@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -113,10 +113,9 @@ class _Training:
         self.watch = stack.enter_context(GpuWatch(self.device.index if kind == "cuda" else None))
 
     def run(self) -> Trained:
-        while self.step < self.steps:
-            ended = self._epoch()
-            if ended and self._after_epoch():
-                break
+        while self.step < self.steps and not self._enough():
+            if self._epoch():
+                self._after_epoch()
         self.profile.close()
         if self.best is not None:
             self.task.module.load_state_dict(self.best["state"])
@@ -146,7 +145,7 @@ class _Training:
             loss, logits = self.stepper.gradients(batch, len(index))
             look = (self.step + 1) % LOOK_EVERY[self.device.type] == 0 or self.step + 1 == self.steps
             if look and not torch.isfinite(loss):
-                self._go_back(float(loss))
+                self._go_back(f"the loss became {float(loss)}", self.step + 1)
                 return False
             rate = self.rate * self.rollback.scale * SCHEDULES[self.options.schedule](self.step, self.steps)
             momentum = one_cycle_momentum(self.step, self.steps) if self.options.schedule == "one-cycle" else None
@@ -165,50 +164,44 @@ class _Training:
             return self.kept.due()
         return self.step % AGREE_EVERY == 0 and bool(self.fabric.broadcast(self.kept.due()))
 
-    def _after_epoch(self) -> bool:
-        """Validate, learn from the scores, keep the state; True where it is enough."""
-        value = None
+    def _enough(self) -> bool:
+        """Whether the best epoch is too long ago."""
+        epoch, within = divmod(self.step, self.sampler.steps)
+        return self.best is not None and within == 0 and 0 < self.options.patience <= epoch - self.best["epoch"]
+
+    def _after_epoch(self) -> None:
+        """Validate, learn from the scores, keep the state."""
+        if not self.stepper.sound():  # the last step's loss was still a number, what it did to the weights is none
+            self._go_back("weights became infinite or NaN", self.step)
+            return
+        value = metric = None
         if self.judge is not None:
-            value = self._validate()
-        self.sampler.end_epoch(self._largest)
-        epoch = self.step // self.sampler.steps
-        enough = False
-        if value is not None and self.judge is not None:
+            value, metric = self._validate(self.judge), self.judge.metric.name
             if self.judge.better(value, None if self.best is None else self.best["value"]):
                 average = self.stepper.average
                 state = self.task.module.state_dict() if average is None else average.state
-                self.best = {"value": value, "epoch": epoch, "state": copied(state)}
-            elif self.best is not None:
-                enough = 0 < self.options.patience <= epoch - self.best["epoch"]
-        metric = None if self.judge is None else self.judge.metric.name
+                self.best = {"value": value, "epoch": self.step // self.sampler.steps, "state": copied(state)}
+        self.sampler.end_epoch(self._largest)
         self.journal.epoch(self.step, self.rate * self.rollback.scale, value, metric)
         self._keep()
-        return enough
 
     def _largest(self, mine: torch.Tensor) -> torch.Tensor:
         largest: torch.Tensor = self.fabric.all_reduce(mine.clone(), reduce_op="max")
         return largest
 
-    def _validate(self) -> float:
-        assert self.judge is not None  # noqa: S101  the caller looked
+    def _validate(self, judge: Judge) -> float:
         average = self.stepper.average
-        if average is None:
-            value = self.judge(self.task.module, self.stepper.teacher)
-        else:
-            with average.in_place():
-                value = self.judge(self.task.module, self.stepper.teacher)
+        with nullcontext() if average is None else average.in_place():
+            value = judge(self.task.module, self.stepper.teacher)
         self.stepper.train_mode()
         return value
 
-    def _go_back(self, loss: float) -> None:
-        lost, seconds = self.step + 1, self.journal.seconds
-        self._restore(self.rollback.to(loss, lost, self.steps))
+    def _go_back(self, lost: str, step: int) -> None:
+        what, seconds = f"{lost} in step {step} of {self.steps}", self.journal.seconds
+        self._restore(self.rollback.after(what))
         self.journal.seconds = seconds  # they were spent
         self.stepper.forget_gradients()
-        self.warnings.append(
-            f"the loss became {loss} in step {lost} of {self.steps}: "
-            f"back to step {self.step}, and on at {self.rollback.scale:g} of the rate"
-        )
+        self.warnings.append(f"{what}: back to step {self.step}, and on at {self.rollback.scale:g} of the rate")
 
     def _keep(self) -> None:
         if self.stepper.sound():

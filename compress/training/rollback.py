@@ -27,13 +27,11 @@ class Rollback:
         self._back_to = -1
         self.count, self.scale = 0, 1.0
 
-    def to(self, loss: float, step: int, steps: int) -> State:
+    def after(self, what: str) -> State:
         """The state to go on from: the last good one, or, when that did not help, the first; slower from there on.
 
         Args:
-            loss: that was found.
-            step: in which, counted from 1.
-            steps: of the training.
+            what: happened, and when.
 
         Raises:
             StageError: it was enough.
@@ -41,7 +39,7 @@ class Rollback:
         if self.count == MOST:
             raise StageError(
                 "the training has diverged",
-                why=f"the loss became {loss} in step {step} of {steps}, after {MOST} times of going on slower",
+                why=f"{what}, after {MOST} times of going back and on slower",
                 mend=f"try a lower rate: --learning-rate {self._rate / 10:g}",
             )
         self.count += 1

@@ -18,6 +18,7 @@ from compress.stages.finetune import Finetune
 from compress.stages.train_quantized import TrainQuantized
 from compress.training.answers import Answers
 from compress.training.compiling import Compiling
+from compress.training.kept_state import KeptState
 from compress.training.stepper import Stepper
 from compress.training_options import TrainingOptions
 from tests.unit.compress.training.networks import (
@@ -152,6 +153,25 @@ def test_the_best_epoch_is_kept_and_the_training_stops_when_no_better_one_comes(
     assert accuracy(given, images[held], labels[held]) == pytest.approx(given.details["best_value"])
 
 
+def test_a_training_that_is_killed_when_it_has_stopped_early_has_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"epochs": 30, "hold_out": 0.25, "patience": 2, "learning_rate": 0.3}
+    own = KeptState.drop
+    monkeypatch.setattr(KeptState, "drop", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path, **options)
+    monkeypatch.setattr(KeptState, "drop", own)
+    again = trained(tmp_path, **options)
+    assert again.details["resumed_at_step"] == again.details["steps"] < 30 * 6
+    (tmp_path / "work").rename(tmp_path / "elsewhere")
+    assert same(weights(again), weights(trained(tmp_path, **options)))
+
+
+def interrupted(_self: KeptState) -> None:
+    raise KeyboardInterrupt
+
+
 def test_validation_data_of_its_own(tmp_path: Path) -> None:
     tuned = stage(tmp_path, epochs=2)
     held = Dataset.open(str(data(tmp_path, "held", 60, seed=5)), model(tmp_path, "s", 8).signature)
@@ -184,6 +204,14 @@ def test_a_loss_that_is_lost_again_from_the_last_good_state_goes_back_to_the_beg
     assert "back to step 8, and on at 0.25 " in first
     assert "back to step 0, and on at 0.0625 " in second
     assert [row["epoch"] for row in given.details["history"]] == [1, 2, 3, 4, 5, 6]
+
+
+def test_weights_that_the_last_step_spoils_are_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, 8 * 3, times=1)
+    given = trained(tmp_path, epochs=3)
+    assert given.details["rollbacks"] == 1
+    assert "weights became infinite or NaN in step 24 of 24: back to step 16" in given.warnings[0]
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in weights(given).values() if tensor.is_floating_point())
 
 
 def test_a_loss_that_is_lost_goes_back_and_on_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
