@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from compress.checkpoint import load, write
 from compress.dataset import Dataset
 from compress.errors import RecipeError, StageError, ToolkitError
-from compress.measure import cores
 from compress.model import TorchModel
 from compress.stages import Given, Progress
+from compress.training.launch import ended_as, launch
 from compress.training.loop import TRACE_FILE
 from compress.training_options import TrainingOptions
 
@@ -43,20 +41,24 @@ def in_processes(stage: Finetune | TrainQuantized, model: TorchModel, folder: Pa
         (job / name).unlink(missing_ok=True)
     devices = stage.finetune.training.devices
     _describe(stage, model, job)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"]
-    command += ["-m", "compress.stages.training_process", str(job)]
-    here = {"OMP_NUM_THREADS": str(max(1, cores() // devices)), "GLOO_SOCKET_IFNAME": "lo"}
-    environment = here | os.environ
+    command = [sys.executable, "-m", "compress.stages.training_process", str(job)]
+
+    def told(line: str) -> None:
+        if line.startswith("{"):
+            found = json.loads(line)
+            progress(found["done"], found["total"], found["note"])
+
     with (job / "log.txt").open("w", encoding="utf-8") as log:
-        code = _follow(command, environment, log, progress)
+        failed = ended_as(launch(command, devices, log, told))
     if (job / ERROR).exists():
         error = json.loads((job / ERROR).read_text(encoding="utf-8"))
         raise StageError(error["what"], why=error["why"], mend=error["mend"])
-    if code or not (job / RESULT).exists():
+    if failed is not None:
         lines = [line for line in (job / "log.txt").read_text(encoding="utf-8").splitlines() if line.strip()]
+        last = next((line for line in reversed(lines) if "Error" in line), " ".join(lines[-LAST_LINES:]))[:400]
         raise StageError(
-            f"training in {devices} processes failed",
-            why=next((line for line in reversed(lines) if "Error" in line), " ".join(lines[-LAST_LINES:]))[:400],
+            "training in several processes failed",
+            why=f"{failed}: {last}" if last else failed,
             mend=f"see {job / 'log.txt'}, or train with --devices 1",
         )
     given = json.loads((job / RESULT).read_text(encoding="utf-8"))
@@ -65,33 +67,6 @@ def in_processes(stage: Finetune | TrainQuantized, model: TorchModel, folder: Pa
         (job / TRACE_FILE).replace(folder / TRACE_FILE)
     shutil.rmtree(job)
     return Given(TorchModel(trained.module, model.signature), given["did"], given["details"], tuple(given["warnings"]))
-
-
-def _follow(command: list[str], environment: dict[str, str], log: TextIO, progress: Progress) -> int:
-    """Run it, and pass on what it says; its exit code."""
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, start_new_session=True
-    ) as running:
-        try:
-            assert running.stdout is not None  # noqa: S101  a pipe was asked for
-            for line in running.stdout:
-                if line.startswith("{"):
-                    told = json.loads(line)
-                    progress(told["done"], told["total"], told["note"])
-            return running.wait()
-        finally:
-            if running.poll() is None:
-                _end(running)
-
-
-def _end(running: subprocess.Popen[str]) -> None:
-    """torchrun ends its processes when it is asked to."""
-    running.terminate()
-    try:
-        running.wait(20)
-    except subprocess.TimeoutExpired:
-        running.kill()
-        running.wait()
 
 
 def _describe(stage: Finetune | TrainQuantized, model: TorchModel, job: Path) -> None:

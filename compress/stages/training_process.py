@@ -1,4 +1,4 @@
-"""One of several processes that train together: `torchrun -m compress.stages.training_process FOLDER`."""
+"""One of several processes that train together: `python -m compress.stages.training_process FOLDER`, launched."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from pathlib import Path
 
 from compress.errors import ToolkitError
 from compress.stages.in_processes import read_job, write_result
+from compress.training.launch import end_with_parent
 from compress.training.machine_setup import rank
 
 EVERY = 0.1  # seconds between two words on how it goes
 
 
 def main() -> None:
+    end_with_parent()
     job = Path(sys.argv[1])
     first = rank() == 0
     told = 0.0

@@ -12,6 +12,7 @@ from torch import fx, nn
 
 from compress.errors import MissingExtraError, RecipeError
 from compress.measure import cores
+from compress.training.launch import join
 
 __all__ = ["device_kind", "distributed", "fabric_class", "fabric_for", "rank"]
 
@@ -32,7 +33,7 @@ def fabric_class() -> Any:
 
 
 def distributed() -> bool:
-    """Whether torchrun started this process, with others."""
+    """Whether this process was started with others, by torchrun or by `--devices`."""
     return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
@@ -59,7 +60,7 @@ def device_kind(asked: str) -> str:
 
 
 def fabric_for(kind: str, precision: str, module: nn.Module) -> Any:
-    """A launched Fabric: this process alone, or with those that torchrun started."""
+    """A launched Fabric: this process alone, or with those that were started with it."""
     threads = int(os.environ.get("OMP_NUM_THREADS", cores()))
     torch.set_num_threads(threads)
     if kind == "cuda":
@@ -77,5 +78,6 @@ def fabric_for(kind: str, precision: str, module: nn.Module) -> Any:
         warnings.filterwarnings("ignore", message=".*GPU available but not used.*")
         fabric = fabric_class()(**options)
     if distributed():
+        join(kind)
         fabric.launch()
     return fabric

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -103,3 +105,48 @@ def test_what_fails_in_one_of_several_processes_is_told(folder: Path) -> None:
     with pytest.raises(StageError, match="the training has diverged"):
         stage.run(student, folder, lambda done, _total, _note: told.append(done))
     assert told, "until then it told of its progress"
+
+
+def test_processes_that_train_together_listen_on_loopback_and_end_together(folder: Path) -> None:
+    student = compress.load(folder / "student.pt")
+    opened = Dataset.open(str(folder / "train.npz"), student.signature)
+    heard: set[str] = set()
+
+    def progress(_done: int, _total: int, _note: str) -> None:
+        together = trainers(psutil.Process())
+        if not heard:
+            found = [one for process in together.values() for one in process.net_connections()]
+            heard.update(one.laddr.ip for one in found if one.status == psutil.CONN_LISTEN)
+            together["1"].kill()
+
+    stage = Finetune(opened, None, TrainingOptions(devices=2, epochs=10_000))
+    with pytest.raises(StageError, match="several processes failed") as caught:
+        stage.run(student, folder, progress)
+    assert "process 2 of 2 ended with signal SIGKILL" in caught.value.why
+    assert heard == {"127.0.0.1"}
+    assert not trainers(psutil.Process())
+
+
+def test_processes_end_with_the_one_that_started_them(folder: Path) -> None:
+    options = ("--epochs", "10000", "--devices", "2")
+    started = subprocess.Popen(command(folder, "killed", *options), stderr=subprocess.DEVNULL, env=ENVIRONMENT)
+    try:
+        until = time.monotonic() + 60
+        while len(found := trainers(psutil.Process(started.pid))) < 2 and time.monotonic() < until:
+            time.sleep(0.1)
+        assert len(found) == 2
+    finally:
+        started.kill()
+        started.wait()
+    gone, alive = psutil.wait_procs(found.values(), timeout=30)
+    assert len(gone) == 2, alive
+
+
+def trainers(parent: psutil.Process) -> dict[str, psutil.Process]:
+    """By rank."""
+    found = {}
+    for process in parent.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "compress.stages.training_process" in process.cmdline():
+                found[process.environ()["RANK"]] = process
+    return found
