@@ -13,25 +13,28 @@ LARGE := $(addprefix benchmarks/,compress_minilm.py compress_peers.py compress_f
 
 .PHONY: demo test pipeline deploy-check lint bench clean
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
 	$(PIP) -e '.[all]'
 	$(COMPILE)
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/pip
 	$(PIP) -e '.[all,dev]'
 	$(COMPILE)
-	touch $@
+	touch $(VENV)/.installed $@
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/digits/demo.py
 
-# One file at a time has the machine's shared memory to itself; the longest file, of e2e, comes first.
+# One file at a time has the machine's shared memory to itself; the longest file, of e2e, comes first. Tests of servers
+# wait much: three at a time.
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n logical --maxprocesses 8
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/e2e tests/integration tests/gpu --ignore tests/integration/test_triton_process.py \
-	  -n 2 --dist loadfile --no-loadscope-reorder
+	  -n 3 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/integration/test_triton_process.py
 
 pipeline: $(VENV)/.installed

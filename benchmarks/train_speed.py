@@ -12,8 +12,8 @@ product is the time. With a constant rate, the target is reached when a look eve
 schedule is planned for its epochs, so it gets the fewest quarters of an epoch (from 4 epochs on, the fewest epochs)
 that end at the target. What changes only the speed (memory layout, how samples are fetched, the compiler) takes the
 steps of the defaults. The defaults and the constant rate are trained on to the high target, too: where a schedule is
-to pay, as a constant rate soon finds what is easy. The plain loop, the defaults and the constant rate get all seeds, the
-other rows the first.
+to pay, as a constant rate soon finds what is easy. The plain loop, the defaults and the constant rate get all seeds,
+the other rows the first.
 Where torch finds a GPU, all rows train there, and float16 is a row. What is through is kept in build/train-benchmark
 until all is, so that the same command goes on after an interruption. The last line of
 stdout is one JSON object.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from torch.onnx._internal.exporter import _registration
 
 from compress import grid, prove, search
 from compress.measure import latency
@@ -19,3 +22,12 @@ def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (grid, prove, search):
         monkeypatch.setattr(module, "latency", short)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def operators_read_once() -> Iterator[None]:
+    """torch.onnx parses the sources of its thousand operators anew in each export, which is half of a small one."""
+    with pytest.MonkeyPatch.context() as patched:
+        apis = vars(_registration)["onnxscript_apis"]
+        patched.setattr(apis, "get_torchlib_ops", functools.cache(apis.get_torchlib_ops))
+        yield
