@@ -74,7 +74,8 @@ def _environment(rank: int, count: int, store: Path) -> dict[str, str]:
     }
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     told = {name: str(value) for name, value in ranks.items()}
-    return usual | os.environ | told | {STORE: str(store), "TORCHELASTIC_RUN_ID": "launched"}
+    told["TORCHELASTIC_RUN_ID"] = "launched"  # by which Lightning sees that others start its processes
+    return usual | os.environ | told | {STORE: str(store)}
 
 
 def _end_together(running: Sequence[subprocess.Popen[str]]) -> None:
