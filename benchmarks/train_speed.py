@@ -47,6 +47,7 @@ from compress.dataset import Dataset
 from compress.machine import environment
 from compress.measure import cores
 from compress.stages.finetune import Finetune
+from compress.training.loop import LOOK_EVERY
 from compress.training_options import TrainingOptions
 
 PLANS = (*(quarters / 4 for quarters in range(1, 17)), 5.0, 6.0, 8.0)
@@ -99,6 +100,7 @@ def main() -> None:
     parser.add_argument("--high-seeds", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(cores())
+    LOOK_EVERY["cuda"] = 1  # as each step is timed and counted
     low, high = arguments.target, arguments.high_target
     bench = Bench(low, high, arguments.high_seeds)
     times: dict[str, list[float]] = {way.name: [] for way in WAYS}
@@ -193,15 +195,24 @@ class Bench:
         return clock.found
 
     def _planned(self, way: Way, seed: int, target: float) -> Run:
-        tried: dict[str, float] = {}
-        for number in range(max(0, self.first.get((way.name, target), 4) - 1), len(PLANS)):
+        tried: dict[float, tuple[int, float]] = {}
+
+        def enough(number: int) -> bool:
             plan = PLANS[number]
-            steps, value = self.kept(f"{way} {seed} {plan}", lambda plan=plan: self._trained(way, seed, plan))  # type: ignore[misc]
-            tried[str(plan)] = value
-            if value >= target:
-                self.first[way.name, target] = number
-                return {"epochs": plan, "steps": steps, "accuracy": value, "tried": tried}
-        return {"epochs": None, "steps": None, "accuracy": max(tried.values()), "tried": tried}
+            tried[plan] = self.kept(f"{way} {seed} {plan}", lambda: self._trained(way, seed, plan))
+            return tried[plan][1] >= target
+
+        number = begin = self.first.get((way.name, target), 3)
+        while number < len(PLANS) and not enough(number):
+            number += 1
+        while number == begin and number and enough(number - 1):
+            number = begin = number - 1
+        told = {str(plan): value for plan, (_, value) in sorted(tried.items())}
+        if number == len(PLANS):
+            return {"epochs": None, "steps": None, "accuracy": max(told.values()), "tried": told}
+        self.first[way.name, target] = number
+        steps, value = tried[PLANS[number]]
+        return {"epochs": PLANS[number], "steps": steps, "accuracy": value, "tried": told}
 
     def _trained(self, way: Way, seed: int, plan: float) -> tuple[int, float]:
         """Steps and accuracy of a training of so many epochs: whole ones, of a part of the data where they are none."""

@@ -31,7 +31,13 @@ __all__ = [
     "SignatureError",
     "StageError",
     "ToolkitError",
+    "first_line",
 ]
+
+
+def first_line(error: BaseException) -> str:
+    """Of what another's error says; its kind, if it says nothing."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 class ToolkitError(Exception):

@@ -21,7 +21,7 @@ from compress.model import Model, TorchModel
 from compress.stages import Given, Progress
 from compress.training.augment import augmentation
 from compress.training.loop import train
-from compress.training.machine_setup import device_kind, distributed, fabric_class
+from compress.training.machine_setup import device_kind, distributed, fabric_class, rank
 from compress.training.precision import precision_for
 from compress.training.task import Task, Trained
 from compress.training_options import TrainingOptions
@@ -92,17 +92,23 @@ class Finetune:
 
     def _rules(self) -> tuple[tuple[bool, str, str, str], ...]:
         o = self.training
-        size = 2 if o.batch_size == "auto" else o.batch_size
+        size = max(2, o.devices) if o.batch_size == "auto" else o.batch_size
         shares = (o.distillation, o.label_smoothing, o.ema, o.hold_out)
         judged = self.validation is not None or o.hold_out > 0
         return (
             (
-                o.epochs < 1 or size < 2 or not 0 < o.learning_rate < math.inf or not o.temperature > 0
+                o.epochs < 1 or size < max(2, o.devices) or not 0 < o.learning_rate < math.inf or not o.temperature > 0
                 or not all(0 <= share <= 1 for share in shares) or o.feature_weight < 0 or o.accumulate < 1
                 or o.devices < 1 or (o.loader_workers or 0) < 0 or o.hold_out >= 1 or o.ema >= 1 or o.patience < 0,
                 "can't finetune with these options",
                 ", ".join(f"{name}={getattr(o, name)}" for name in _RANGED),
                 _RANGES,
+            ),
+            (
+                0 < o.hold_out < 1 and len(self.data) - self._held() < 2,
+                "can't train and judge on this data",
+                f"of {len(self.data)} samples, --hold-out {o.hold_out:g} leaves {len(self.data) - self._held()}",
+                "hold fewer out, or give data to judge by with --validation",
             ),
             (
                 self.teacher is None and self.data.labels is None,
@@ -135,6 +141,10 @@ class Finetune:
                 "leave --sampler out",
             ),
         )  # fmt: skip
+
+    def _held(self) -> int:
+        """Samples that are held out."""
+        return max(1, round(len(self.data) * self.training.hold_out))
 
     def _classifies(self) -> bool:
         if self.teacher is None:
@@ -178,7 +188,7 @@ class Finetune:
         data, validation = self.data, self.validation
         if self.training.hold_out:
             order = np.random.default_rng(self.seed).permutation(len(data))
-            held = max(1, round(len(data) * self.training.hold_out))
+            held = self._held()
             data, validation = data.part(np.sort(order[held:])), data.part(np.sort(order[:held]))
         cache = None if folder is None or data.fetcher is None or not self.training.cache_data else folder / "cache"
         if cache is not None and data.fetcher is not None:
@@ -188,8 +198,8 @@ class Finetune:
             module, teacher, signature, data, validation, self.training, self.seed, folder, freeze_statistics, exact
         )  # fmt: skip
         trained = train(task, progress)
-        if cache is not None:
-            shutil.rmtree(cache)
+        if cache is not None and rank() == 0:
+            shutil.rmtree(cache, ignore_errors=True)
         return trained
 
 

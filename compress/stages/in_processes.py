@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -44,15 +45,20 @@ def in_processes(stage: Finetune | TrainQuantized, model: TorchModel, folder: Pa
     command = [sys.executable, "-m", "compress.stages.training_process", str(job)]
 
     def told(line: str) -> None:
-        if line.startswith("{"):
+        try:
             found = json.loads(line)
-            progress(found["done"], found["total"], found["note"])
+            how = found["done"], found["total"], found["note"]
+        except (ValueError, KeyError, TypeError):
+            return  # the user's own code may print, too
+        progress(*how)
 
     with (job / "log.txt").open("w", encoding="utf-8") as log:
         failed = ended_as(launch(command, devices, log, told))
     if (job / ERROR).exists():
         error = json.loads((job / ERROR).read_text(encoding="utf-8"))
         raise StageError(error["what"], why=error["why"], mend=error["mend"])
+    if failed is None and not (job / RESULT).exists():
+        failed = "a process ended before the training did"
     if failed is not None:
         lines = [line for line in (job / "log.txt").read_text(encoding="utf-8").splitlines() if line.strip()]
         last = next((line for line in reversed(lines) if "Error" in line), " ".join(lines[-LAST_LINES:]))[:400]
@@ -115,12 +121,15 @@ def read_job(job: Path) -> tuple[Finetune | TrainQuantized, TorchModel]:
     return (TrainQuantized(tuned, told["target"]) if told["stage"] == "train_quantized" else tuned), model
 
 
-def write_result(job: Path, given: Given | ToolkitError) -> None:
+def write_error(job: Path, error: ToolkitError) -> None:
+    """By the one that meets it: the others may only see that it is gone."""
+    beside = job / f"{ERROR}.{os.getpid()}"
+    beside.write_text(json.dumps({"what": error.what, "why": error.why, "mend": error.mend}), encoding="utf-8")
+    beside.replace(job / ERROR)
+
+
+def write_result(job: Path, given: Given) -> None:
     """By the first of the processes."""
-    if isinstance(given, ToolkitError):
-        told: dict[str, Any] = {"what": given.what, "why": given.why, "mend": given.mend}
-        (job / ERROR).write_text(json.dumps(told), encoding="utf-8")
-        return
     assert isinstance(given.model, TorchModel)  # noqa: S101  a training gives one
     write(given.model, job / "trained.pt")
     told = {"did": given.did, "details": dict(given.details), "warnings": list(given.warnings)}

@@ -24,7 +24,7 @@ from compress.stages import Given, Progress
 from compress.stages.channels import PRUNABLE
 from compress.stages.finetune import Finetune, details_of, told
 from compress.stages.quantize_onnx import Target
-from compress.training.machine_setup import distributed
+from compress.training.machine_setup import distributed, shared
 
 __all__ = ["TrainQuantized"]
 
@@ -158,7 +158,7 @@ class _Activation:
     def _see(seen: torch.Tensor, x: torch.Tensor) -> None:
         low, high = torch.aminmax(x)
         now = torch.stack([low.clamp(max=0.0), high.clamp(min=0.0)]).to(seen.dtype)
-        if distributed():
+        if shared():
             apart = now * now.new_tensor([-1.0, 1.0])
             dist.all_reduce(apart, dist.ReduceOp.MAX)
             now = apart * now.new_tensor([-1.0, 1.0])

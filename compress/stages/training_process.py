@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from compress.errors import ToolkitError
-from compress.stages.in_processes import read_job, write_result
+from compress.stages.in_processes import read_job, write_error, write_result
 from compress.training.launch import end_with_parent
 from compress.training.machine_setup import rank
 
@@ -32,8 +32,7 @@ def main() -> None:
         stage, model = read_job(job)
         given = stage.run(model, job, progress)
     except ToolkitError as err:
-        if first:
-            write_result(job, err)
+        write_error(job, err)
         raise SystemExit(err.exit_code) from err
     if first:
         write_result(job, given)

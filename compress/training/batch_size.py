@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from compress.training.loader import example
+from compress.training.machine_setup import alone
 from compress.training.profile import Profile
 from compress.training.stepper import Stepper
 from compress.training.task import Task
@@ -84,7 +85,8 @@ def try_batch_sizes(task: Task, fabric: Any) -> Tried:
             torch.cuda.synchronize()
 
     processes = fabric.world_size
-    mine = find_batch_size(step, len(task.data) // processes, task.options.epochs)
+    with alone():  # each may stop at another size
+        mine = find_batch_size(step, len(task.data) // processes, task.options.epochs)
     if stepper.features is not None:
         stepper.features.close()
     tried = Tried(processes * mine.size, {processes * size: speed for size, speed in mine.throughput.items()})

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from compress.errors import first_line
+
 __all__ = ["Compiling"]
 
 # Seconds of plain training that must lie ahead: compiling takes up to a minute on a CPU.
@@ -55,7 +57,7 @@ class Compiling:
         """Whether the step is to be tried again without, as the compiler can't."""
         if not self.on or self._asked == "on":
             return False
-        self.note = f"not compiled: torch.compile can't ({type(error).__name__}: {str(error).splitlines()[0][:120]})"
+        self.note = f"not compiled: torch.compile can't ({type(error).__name__}: {first_line(error)[:120]})"
         self.on, self.decided = False, True
         return True
 

@@ -5,6 +5,7 @@ They find each other by a file, not by torchrun's rendezvous, whose port is open
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import TextIO
 
@@ -27,6 +29,7 @@ __all__ = ["STORE", "end_with_parent", "ended_as", "join", "launch"]
 STORE = "COMPRESS_TRAINING_STORE"  # path of the file; set in the processes that were launched
 GRACE = 10.0  # seconds that the others have to end by themselves when one has failed
 EVERY = 0.1
+PATIENCE = timedelta(minutes=30)  # of one for another
 
 
 def launch(command: Sequence[str], count: int, log: TextIO, told: Callable[[str], None]) -> list[int]:
@@ -135,8 +138,9 @@ def join(kind: str) -> None:
     if store is None or dist.is_initialized():
         return
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    backend = "gloo"
     if kind == "cuda":
         torch.cuda.set_device(rank)
-    dist.init_process_group(
-        "nccl" if kind == "cuda" else "gloo", init_method=f"file://{store}", rank=rank, world_size=count
-    )
+        backend = "nccl"
+        atexit.register(dist.destroy_process_group)  # which NCCL asks for
+    dist.init_process_group(backend, init_method=f"file://{store}", timeout=PATIENCE, world_size=count, rank=rank)

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from compress.dataset import Dataset, seeded
+from compress.errors import DatasetError
 from compress.measure import cores
 from compress.training.augment import Augmentation
 
@@ -34,14 +35,14 @@ class Batch(NamedTuple):
         return Batch(inputs, None if self.labels is None else self.labels.to(device, non_blocking=True), self.places)
 
     def parts(self, count: int) -> list[Batch]:
-        """Up to so many parts, of nearly equal size."""
+        """So many parts, of nearly equal size."""
         if count <= 1:
             return [self]
-        inputs = {name: tensor.chunk(count) for name, tensor in self.inputs.items()}
-        labels = (None,) * count if self.labels is None else self.labels.chunk(count)
+        inputs = {name: tensor.tensor_split(count) for name, tensor in self.inputs.items()}
+        labels = (None,) * count if self.labels is None else self.labels.tensor_split(count)
         return [
             Batch({name: chunks[n] for name, chunks in inputs.items()}, labels[n], part)
-            for n, part in enumerate(self.places.chunk(count))
+            for n, part in enumerate(self.places.tensor_split(count))
         ]
 
 
@@ -73,14 +74,34 @@ def workers_for(data: Dataset, device: torch.device, asked: int | None) -> int:
     return min(8 if made else 2, cores() - 1)
 
 
-class _Batches(TorchDataset[Batch]):
+class _Failed(NamedTuple):
+    """A batch that could not be had."""
+
+    what: str
+    why: str
+    mend: str
+
+
+def _had(batch: Batch | _Failed) -> Batch:
+    if isinstance(batch, _Failed):
+        raise DatasetError(batch.what, why=batch.why, mend=batch.mend)
+    return batch
+
+
+class _Batches(TorchDataset["Batch | _Failed"]):
     def __init__(self, data: Dataset, augment: Augmentation | None, part: slice, channels_last: bool) -> None:
         self._data = data
         self._augment = augment
         self._part = part
         self._channels_last = channels_last
 
-    def __getitem__(self, step: tuple[int, np.ndarray[Any, Any]]) -> Batch:
+    def __getitem__(self, step: tuple[int, np.ndarray[Any, Any]]) -> Batch | _Failed:
+        try:
+            return self._batch(step)
+        except DatasetError as err:  # from a worker process it would come as another error
+            return _Failed(err.what, err.why, err.mend)
+
+    def _batch(self, step: tuple[int, np.ndarray[Any, Any]]) -> Batch:
         seed, whole = step
         index = whole[self._part]
         if self._data.fetcher is None:
@@ -145,7 +166,7 @@ class Loader:
         self._seed = seed
         self._rank = rank
         self._order = _Order()
-        self._loader: DataLoader[Batch] = DataLoader(
+        self._loader: DataLoader[Batch | _Failed] = DataLoader(
             _Batches(data, augment, slice(rank, None, world), channels_last),
             batch_size=None,
             sampler=self._order,
@@ -160,7 +181,7 @@ class Loader:
         self._order.steps = [
             (seed_of(self._seed, first_step + n, self._rank), index) for n, index in enumerate(order)
         ]  # fmt: skip
-        return iter(self._loader)
+        return map(_had, self._loader)
 
 
 def seed_of(seed: int, step: int, rank: int = 0) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from compress.errors import StageError
 from compress.training.answers import Answers
 from compress.training.augment import augmentation
 from compress.training.batch_size import BASE, scaled_rate, try_batch_sizes
@@ -79,7 +80,18 @@ class _Training:
         self.rate = scaled_rate(self.options.learning_rate, self.size) if auto else self.options.learning_rate
         self.sampler = Sampler(len(task.data), self.size, self.options.sampler, task.seed, task.data.starts)
         self.steps = self.options.epochs * self.sampler.steps
+        self.fewest = max(2, self.fabric.world_size)  # samples of a step: batch normalization needs two
+        if -(-len(task.data) // self.sampler.steps) < self.fewest:
+            raise StageError(
+                "can't train",
+                why=f"batches of {self.size}, of {len(task.data)} samples, leave less than one sample for each of "
+                f"{self.fabric.world_size} processes"
+                if self.fewest > 2
+                else f"there is {len(task.data)} sample",
+                mend="give more samples, a larger --batch-size, or fewer processes",
+            )
         if self.fabric.world_size > 1:
+            task.module.to(self.device)  # later, buffers would be others than those that are wrapped here
             stack.enter_context(synced(task.module))
         self.stepper = Stepper(task, self.fabric, self.profile, self.rate, example(task.data, 2))
         if self.stepper.features is not None:
@@ -138,7 +150,7 @@ class _Training:
             self.profile.begins()
             with self.profile.phase("data"):
                 batch = next(batches)
-            if len(index) < 2 * self.fabric.world_size:  # batch normalization needs two
+            if len(index) < self.fewest:
                 self.step += 1
                 continue
             torch.manual_seed(seed_of(self.task.seed, self.step, self.fabric.global_rank))
@@ -187,7 +199,14 @@ class _Training:
 
     def _largest(self, mine: torch.Tensor) -> torch.Tensor:
         largest: torch.Tensor = self.fabric.all_reduce(mine.clone(), reduce_op="max")
-        return largest
+        return largest.cpu()
+
+    def _of_each(self, mine: torch.Tensor) -> torch.Tensor:
+        """What each process has, [processes, …]."""
+        rows = mine.new_zeros(self.fabric.world_size, *mine.shape)
+        rows[self.fabric.global_rank] = mine
+        together: torch.Tensor = self.fabric.all_reduce(rows, reduce_op="sum")
+        return together.cpu()
 
     def _validate(self, judge: Judge) -> float:
         average = self.stepper.average
@@ -223,14 +242,14 @@ class _Training:
             "step": self.step,
             "best": None if self.best is None else dict(self.best),
             "stepper": self.stepper.state(),
-            "sampler": self.sampler.state(),
+            "sampler": self.sampler.state(self._of_each),
             "journal": self.journal.state(),
         }
 
     def _restore(self, position: dict[str, Any]) -> None:
         self.step, self.best = position["step"], position["best"]
         self.stepper.restore(position["stepper"])
-        self.sampler.restore(position["sampler"])
+        self.sampler.restore(position["sampler"], self.fabric.global_rank)
         self.journal.restore(position["journal"])
 
     def _batch_size(self, found: dict[str, Any] | None) -> tuple[int, dict[int, float | None]]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -14,7 +17,7 @@ from compress.errors import MissingExtraError, RecipeError
 from compress.measure import cores
 from compress.training.launch import join
 
-__all__ = ["device_kind", "distributed", "fabric_class", "fabric_for", "rank"]
+__all__ = ["alone", "device_kind", "distributed", "fabric_class", "fabric_for", "rank", "shared"]
 
 
 def fabric_class() -> Any:
@@ -35,6 +38,24 @@ def fabric_class() -> Any:
 def distributed() -> bool:
     """Whether this process was started with others, by torchrun or by `--devices`."""
     return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+_alone: ContextVar[bool] = ContextVar("alone", default=False)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """What is computed inside is this process's own, and waits for no other."""
+    before = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(before)
+
+
+def shared() -> bool:
+    """Whether what is computed is to be put together with what the others compute."""
+    return distributed() and not _alone.get()
 
 
 def rank() -> int:

@@ -97,7 +97,8 @@ def _unlike(mine: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
         maps = (F.normalize(features.square().mean(1).flatten(1), dim=1) for features in (mine, taught))
         a, b = maps
         return (a - b).square().sum(1).mean()
-    a, b = (features.flatten(1) @ features.flatten(1).T for features in (mine, taught))
+    with torch.autocast(mine.device.type, enabled=False):  # sums of squares are too large for float16
+        a, b = (features.flatten(1) @ features.flatten(1).T for features in (mine, taught))
     return (F.normalize(a, dim=1) - F.normalize(b, dim=1)).square().sum(1).mean()
 
 
@@ -123,7 +124,7 @@ class Objective:
         """
         if taught is None:
             assert labels is not None  # noqa: S101  checked before the training
-            return self._labelled(got, labels)
+            return self._labelled(got, labels) + _nothing(got)
         loss = self._distilled(got, taught)
         if labels is not None and _classes(got, labels):
             weight = self._options.distillation
@@ -143,9 +144,17 @@ class Objective:
         if logits.ndim != 2 or logits.shape[1] < 2:
             floats = [name for name, tensor in got.items() if tensor.is_floating_point()]
             return torch.stack([F.mse_loss(got[name].float(), taught[name].float()) for name in floats]).mean()
+        others = [name for name, tensor in list(got.items())[1:] if tensor.is_floating_point()]
+        rest = sum(F.mse_loss(got[name].float(), taught[name].float()) for name in others)
         t = self._options.temperature
         soft, wanted = F.log_softmax(logits / t, 1), F.log_softmax(target / t, 1)
-        return F.kl_div(soft, wanted, reduction="batchmean", log_target=True) * t * t
+        return F.kl_div(soft, wanted, reduction="batchmean", log_target=True) * t * t + rest
+
+
+def _nothing(got: Outputs) -> torch.Tensor | int:
+    """0 that hangs on the further outputs: several processes wait for the gradients of all that the outputs hang on."""
+    others = [tensor for tensor in list(got.values())[1:] if tensor.requires_grad]
+    return sum((tensor.float().nan_to_num(0, 0, 0) * 0).sum() for tensor in others)
 
 
 def _classes(got: Outputs, labels: torch.Tensor) -> bool:

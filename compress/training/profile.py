@@ -73,11 +73,13 @@ class Profile:
             self._wait()
             self._start = time.perf_counter()
         elif self._step > SKIPPED + STEPS:
-            self.close()
+            self._close(STEPS)
 
     def close(self) -> None:
         """No more steps; those that were watched are counted."""
-        steps = self._step - SKIPPED - 1
+        self._close(self._step - SKIPPED)
+
+    def _close(self, steps: int) -> None:
         if self._profiler is None or self._trace is None or steps < 1:
             return
         self._wait()

@@ -92,13 +92,22 @@ class Sampler:
             self.scores = np.where(seen >= 0, seen, self.scores).astype(np.float32)
             self._fresh = torch.full_like(self._fresh, -1.0)
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """For the kept state."""
-        return {"fresh": self._fresh.clone(), "scores": torch.from_numpy(self.scores.copy())}
+    def state(self, of_each: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
+        """For the kept state.
 
-    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """From a kept state."""
-        self._fresh, self.scores = state["fresh"].clone(), state["scores"].numpy().copy()
+        Args:
+            of_each: gives what each process has, [processes, …].
+        """
+        if not self.learns:
+            return {}
+        return {"fresh": of_each(self._fresh), "scores": torch.from_numpy(self.scores.copy())}
+
+    def restore(self, state: Mapping[str, torch.Tensor], rank: int) -> None:
+        """From a kept state; where there are more processes than then, the new ones have seen nothing."""
+        if self.learns:
+            rows = state["fresh"]
+            self._fresh = rows[rank].clone() if rank < len(rows) else torch.full_like(rows[0], -1.0)
+            self.scores = state["scores"].numpy().copy()
 
     @property
     def learns(self) -> bool:

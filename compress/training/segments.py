@@ -17,7 +17,7 @@ from torch.fx.passes.split_module import split_module
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from compress.errors import StageError
+from compress.errors import StageError, first_line
 
 __all__ = ["in_segments"]
 
@@ -29,11 +29,11 @@ def in_segments(module: nn.Module) -> nn.Module:
         StageError: its forward can't be traced.
     """
     try:
-        graph = module if isinstance(module, fx.GraphModule) else fx.symbolic_trace(module)
+        graph = module if isinstance(module, fx.GraphModule) else fx.GraphModule(module, _Tracer().trace(module))
     except Exception as err:  # the user's forward: anything may come out of it
         raise StageError(
             "can't keep fewer activations",
-            why=f"the model's forward can't be traced: {str(err).splitlines()[0]}",
+            why=f"the model's forward can't be traced: {first_line(err)}",
             mend="leave --gradient-checkpointing out, or take a smaller batch with --accumulate",
         ) from err
     layers = [node for node in graph.graph.nodes if node.op == "call_module"]
@@ -50,6 +50,13 @@ def in_segments(module: nn.Module) -> nn.Module:
         inner = child.forward
         child.forward = _checkpointed(child, inner)
     return split
+
+
+class _Tracer(fx.Tracer):
+    """Leaves batch normalizations whole, those of several processes, too."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, _BatchNorm) or super().is_leaf_module(m, module_qualified_name)
 
 
 def _checkpointed(segment: nn.Module, inner: Any) -> Any:

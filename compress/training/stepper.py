@@ -56,8 +56,9 @@ class Stepper:
         shared = fabric.world_size > 1 and not alone
         self._world = fabric.world_size if shared else 1
         asked = "off" if self.features is not None or (shared and options.compile == "auto") else options.compile
-        if shared:
-            asked, body = ("off", torch.compile(body)) if asked == "on" else (asked, body)
+        self._compiled = shared and asked == "on"
+        if self._compiled:
+            asked, body = "off", torch.compile(body)
         self.student: Any = body if alone else fabric.setup_module(body)
         self.compiling = Compiling(asked, self.student, lambda: fabric.setup_module(torch.compile(body)))
         self.optimizer = optimizer_for(options.optimizer, self.module, rate)
@@ -98,7 +99,8 @@ class Stepper:
         phase, fabric = self._profile.phase, self._fabric
         with phase("copy"):
             batch = batch.to(fabric.device)
-        parts = batch.parts(self._accumulate)
+        # As many in each process, whose shares may differ by a sample; one alone has two in each part to normalize by.
+        parts = batch.parts(min(self._accumulate, max(1, total // max(2, self._world))))
         whole = torch.zeros((), device=fabric.device)
         logits = []
         world = self._world
@@ -178,7 +180,8 @@ class Stepper:
         """From a kept state."""
         self.module.load_state_dict(state["module"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
-        self._fabric.strategy.precision.load_state_dict(state["scaler"])
+        if state["scaler"]:  # not where another precision went before
+            self._fabric.strategy.precision.load_state_dict(state["scaler"])
         if self.average is not None:
             self.average.state = copied(state["average"], self._fabric.device)
         if state["compiled"] is not None:
@@ -186,7 +189,7 @@ class Stepper:
 
     def figures(self) -> dict[str, Any]:
         """JSON values for the report."""
-        found: dict[str, Any] = {"compiled": self.compiling.on}
+        found: dict[str, Any] = {"compiled": self.compiling.on or self._compiled}
         if self.answers is not None:
             found["answers_seconds"] = self.answers.seconds
         if self.compiling.note is not None:

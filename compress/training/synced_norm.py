@@ -26,7 +26,7 @@ def synced(module: nn.Module) -> Iterator[None]:
         for name, layer in list(parent.named_children()):
             if isinstance(layer, _BatchNorm):
                 swapped.append((parent, name, layer))
-                on_gpu = layer.weight is not None and layer.weight.is_cuda
+                on_gpu = any(tensor.is_cuda for tensor in layer.state_dict().values())
                 setattr(parent, name, _on_gpu(layer) if on_gpu else _Synced(layer))
     try:
         yield
@@ -57,18 +57,14 @@ class _Sum(torch.autograd.Function):
         return total
 
 
-class _Synced(nn.Module):
+class _Synced(_BatchNorm):
     """Shares the parameters and buffers of a batch normalization."""
 
     def __init__(self, plain: _BatchNorm) -> None:
-        super().__init__()
-        self.eps, self.momentum, self.affine = plain.eps, plain.momentum, plain.affine
+        super().__init__(plain.num_features, plain.eps, plain.momentum, plain.affine, plain.track_running_stats)
         self.weight, self.bias = plain.weight, plain.bias
-        self.running_mean: torch.Tensor | None
-        self.running_var: torch.Tensor | None
-        self.num_batches_tracked: torch.Tensor | None
-        for name in ("running_mean", "running_var", "num_batches_tracked"):
-            self.register_buffer(name, getattr(plain, name))
+        self.running_mean, self.running_var = plain.running_mean, plain.running_var
+        self.num_batches_tracked = plain.num_batches_tracked
         self.training = plain.training
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -79,7 +75,7 @@ class _Synced(nn.Module):
             )
         axes = [axis for axis in range(x.ndim) if axis != 1]
         wide = x.float()
-        count = torch.full_like(wide[0, :, ...].flatten(1)[:, 0], wide.numel() // wide.shape[1])
+        count = wide.new_full((wide.shape[1],), wide.numel() // wide.shape[1])
         sums = torch.stack([wide.sum(axes), wide.square().sum(axes), count])
         total, squares, number = _Sum.apply(sums).unbind(0)  # type: ignore[no-untyped-call]
         mean = total / number

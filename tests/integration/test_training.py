@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,9 +20,11 @@ import compress
 from compress.cli import main
 from compress.dataset import Dataset
 from compress.errors import StageError
+from compress.model import TorchModel
 from compress.stages.finetune import Finetune
+from compress.stages.train_quantized import TrainQuantized
 from compress.training_options import TrainingOptions
-from tests.unit.compress.training.networks import data, model
+from tests.unit.compress.training.networks import data, model, two_headed
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
@@ -95,6 +98,46 @@ def test_two_processes_compute_what_one_does(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     three = weights(folder / "three")
     assert all(torch.equal(two[name], three[name]) for name in two)
+
+
+def test_two_processes_freeze_and_round_as_one_does(folder: Path) -> None:
+    """Fake quantization: batch normalization keeps its statistics, and ranges are those of the whole batch."""
+    student = model(folder, "student", 8)
+    opened = Dataset.open(str(folder / "train.npz"), student.signature)
+
+    def trained(devices: int) -> dict[str, torch.Tensor]:
+        asked = TrainingOptions(devices=devices, epochs=1, batch_size=30)
+        work = folder / f"work{devices}"
+        work.mkdir()
+        given = TrainQuantized(Finetune(opened, None, asked)).run(student, work, lambda _d, _t, _n: None)
+        assert isinstance(given.model, TorchModel)
+        return given.model.module.state_dict()
+
+    before, one, two = student.module.state_dict(), trained(1), trained(2)
+    for name, tensor in before.items():
+        assert torch.equal(two[name], tensor) == ("running" in name or "tracked" in name), name
+    assert all(torch.allclose(one[name], two[name], atol=2e-3) for name in one)
+
+
+def test_two_processes_with_uneven_shares_of_vectors_and_an_idle_head(folder: Path) -> None:
+    """99 samples in a batch, activations computed twice, an output that nothing teaches."""
+    student = two_headed(folder, "student", 1)
+    data(folder, count=297)
+    opened = Dataset.open(str(folder / "train.npz"), student.signature)
+
+    def trained(devices: int, **more: Any) -> dict[str, torch.Tensor]:
+        common: dict[str, Any] = {"epochs": 2, "batch_size": 99, "train_precision": "32"}
+        asked = TrainingOptions(devices=devices, **common, **more)
+        work = folder / f"work{devices}{len(more)}"
+        work.mkdir()
+        given = Finetune(opened, None, asked).run(student, work, lambda _d, _t, _n: None)
+        assert isinstance(given.model, TorchModel)
+        return given.model.module.state_dict()
+
+    one, two = (trained(devices, gradient_checkpointing=True) for devices in (1, 2))
+    assert all(torch.allclose(one[name], two[name], rtol=1e-4, atol=1e-5) for name in one)
+    parts = trained(2, accumulate=8, gradient_checkpointing=False)
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in parts.values()), "50 and 49 samples, as many parts"
 
 
 def test_what_fails_in_one_of_several_processes_is_told(folder: Path) -> None:

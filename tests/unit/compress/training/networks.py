@@ -34,6 +34,34 @@ def model(folder: Path, name: str, width: int, *, dropout: float = 0.0) -> Torch
     return compress.load(path)
 
 
+class TwoHeaded(nn.Module):
+    """Logits, and a value that no label is about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(36, 24, bias=False),
+            nn.BatchNorm1d(24),
+            nn.ReLU(),
+            nn.Linear(24, 24, bias=False),
+            nn.BatchNorm1d(24),
+            nn.ReLU(),
+        )
+        self.first, self.second = nn.Linear(24, CLASSES), nn.Linear(24, 2)
+
+    def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[n, 1, 6, 6] → [n, classes], [n, 2]."""
+        hidden = self.body(image)
+        return self.first(hidden), self.second(hidden)
+
+
+def two_headed(folder: Path, name: str, seed: int) -> TorchModel:
+    torch.manual_seed(seed)
+    inputs, outputs = "image:float32[batch,1,6,6]", ["logits", "value"]
+    return compress.load(compress.save(TwoHeaded().eval(), folder / f"{name}.pt", inputs=inputs, outputs=outputs))
+
+
 def patterns(count: int, noise: float = 1.0, seed: int = 0) -> tuple[Any, Any]:
     """Images float32 [count, 1, 6, 6] and labels int64 [count]."""
     labels = np.random.default_rng(seed).integers(0, CLASSES, count)

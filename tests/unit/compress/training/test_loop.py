@@ -31,6 +31,7 @@ from tests.unit.compress.training.networks import (
     same,
     stage,
     trained,
+    two_headed,
     weights,
 )
 
@@ -247,6 +248,29 @@ def test_a_profile_says_where_the_time_goes(tmp_path: Path) -> None:
     assert '"traceEvents"' in (tmp_path / "work/trace.json").read_text()
 
 
+def test_a_profile_of_a_training_that_ends_meanwhile_counts_the_steps_that_were(tmp_path: Path) -> None:
+    profile = trained(tmp_path, profile=True, epochs=1, count=7 * 32).details["profile"]
+    assert profile["steps"] == 2
+
+
+def test_a_single_sample_is_no_training(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match="can't train"):
+        trained(tmp_path, count=1, epochs=1)
+
+
+def test_further_outputs_are_held_to_the_originals(tmp_path: Path) -> None:
+    """The first output is one logit for each class, the second is none of them."""
+    student, teacher = (two_headed(tmp_path, name, seed) for name, seed in (("student", 1), ("teacher", 2)))
+    opened = Dataset.open(str(data(tmp_path)), student.signature)
+    images = torch.from_numpy(patterns(256)[0])
+    asked = TrainingOptions(epochs=8, learning_rate=1e-2, train_precision="32")
+    given = Finetune(opened, teacher, asked).run(student, tmp_path, lambda _d, _t, _n: None)
+    assert isinstance(given.model, TorchModel)
+    with torch.no_grad():
+        before, after, wanted = (made.module(images)[1] for made in (student, given.model, teacher))
+    assert (after - wanted).square().mean() < 0.2 * (before - wanted).square().mean()
+
+
 def test_tensorboard_is_told(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -303,6 +327,8 @@ def test_a_compiler_that_fails_is_done_without(tmp_path: Path, monkeypatch: pyte
         ({"augment": ("shift:x.y",)}, "can't find the augmentation"),
         ({"feature_weight": 1.0}, "can't teach features"),
         ({"hold_out": 1.0}, "can't finetune with these options"),
+        ({"hold_out": 0.999}, "can't train and judge on this data"),
+        ({"devices": 4, "batch_size": 3}, "can't finetune with these options"),
         ({"accumulate": 0}, "can't finetune with these options"),
         ({"devices": 0}, "can't finetune with these options"),
         pytest.param({"accelerator": "cuda"}, "can't train on a GPU", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")),

@@ -20,6 +20,7 @@ from compress.training.average import Average
 from compress.training.batch_size import find_batch_size
 from compress.training.gpu_watch import GpuWatch
 from compress.training.kept_state import KeptState
+from compress.training.loader import Batch
 from compress.training.optimizers import Lamb, optimizer_for
 from compress.training.precision import precision_for
 from compress.training.sampler import Sampler, unsure
@@ -210,6 +211,26 @@ def test_a_network_of_depthwise_convolutions_is_not_trained_in_bfloat16(monkeypa
     asked, note = precision_for("bf16-mixed", nn.Conv2d(3, 3, 3), "cpu")
     assert asked == "bf16-mixed"
     assert note is not None
+
+
+@pytest.mark.parametrize("sizes", [(50, 49), (3, 2), (2, 2)])
+def test_processes_whose_shares_differ_have_as_many_parts(sizes: tuple[int, int]) -> None:
+    wanted = min(8, sum(sizes) // 2)
+    parts = [Batch({"x": torch.zeros(size, 1)}, None, torch.arange(size)).parts(wanted) for size in sizes]
+    assert [len(part) for part in parts] == [wanted, wanted]
+    assert all(len(part.places) > 0 for mine in parts for part in mine)
+
+
+def test_what_each_process_has_seen_is_its_own_again() -> None:
+    first, second = (Sampler(6, 2, "margin", 0) for _ in range(2))
+    first.saw(torch.tensor([0, 1]), torch.tensor([[2.0, 0.0], [0.0, 0.1]]))
+    second.saw(torch.tensor([4]), torch.tensor([[1.0, 0.0]]))
+    rows = torch.stack([sampler.state(lambda mine: mine[None])["fresh"][0] for sampler in (first, second)])
+    kept = first.state(lambda _mine: rows)
+    for rank, sampler in enumerate((first, second)):
+        again = Sampler(6, 2, "margin", 0)
+        again.restore(kept, rank)
+        assert torch.equal(again.state(lambda mine: mine)["fresh"], sampler.state(lambda mine: mine)["fresh"])
 
 
 @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 cut short", b"no zip at all"])
