@@ -193,3 +193,31 @@ def trainers(parent: psutil.Process) -> dict[str, psutil.Process]:
             if "compress.stages.training_process" in process.cmdline():
                 found[process.environ()["RANK"]] = process
     return found
+
+
+def test_processes_share_samples_that_they_made_and_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "talkative.py").write_text(TALKATIVE)
+    monkeypatch.chdir(folder)
+    student = compress.load(folder / "student.pt")
+    opened = Dataset.open("talkative:samples", student.signature)
+    asked = TrainingOptions(devices=2, epochs=2, batch_size=16, cache_data=True, loader_workers=0)
+    given = Finetune(opened, None, asked).run(student, folder / "work", lambda _d, _t, _n: None)
+    assert given.details["steps"] == 2 * 4
+    assert not list((folder / "work").rglob("cache"))
+
+
+TALKATIVE = """
+import torch
+
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, place):
+        print('{"what": "the training never said"}')
+        print("{")
+        return torch.rand(1, 6, 6), place % 4
+
+def samples():
+    return Samples()
+"""

@@ -155,6 +155,15 @@ def test_random_samples_are_the_same_whoever_fetches_them(tmp_path: Path, module
     assert same(*found)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sample_that_can_not_be_had_is_told_whoever_fetches_it(tmp_path: Path, module: str, workers: int) -> None:
+    student = model(tmp_path, "student", 8)
+    opened = Dataset.open(f"{module}:broken", student.signature)
+    tuned = type(stage(tmp_path))(opened, None, TrainingOptions(epochs=1, batch_size=16, loader_workers=workers))
+    with pytest.raises(DatasetError, match=f"can't get sample 40 of {module}:broken"):
+        tuned.run(student, tmp_path, lambda _d, _t, _n: None)
+
+
 def test_a_cache_makes_each_sample_once(tmp_path: Path, module: str) -> None:
     import importlib
 
