@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch.onnx._internal.exporter import _registration
 
-from compress import grid, prove, search
+from compress import grid, prove, report, search
 from compress.measure import latency
 
 
@@ -22,6 +22,14 @@ def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (grid, prove, search):
         monkeypatch.setattr(module, "latency", short)
+
+
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's plots take a third of a small run. test_report draws them, and a browser looks at a run's whole page."""
+    monkeypatch.setattr(report, "plots", lambda *_given: [])
+    monkeypatch.setattr(report, "training_plots", lambda *_given: [])
+    monkeypatch.setattr(report, "roofline_plot", lambda _found: "")
 
 
 @pytest.fixture(scope="session", autouse=True)

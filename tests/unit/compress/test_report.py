@@ -26,6 +26,11 @@ def row(stage: str, latency: float | None = 1.0, accuracy: float | None = 0.9, *
     return StageReport(stage, "did <it>", measured, 1.0, details=figures)
 
 
+@pytest.fixture(autouse=True)
+def undrawn() -> None:
+    """Here plots are drawn."""
+
+
 BASE = [row("original", 5.0, value=0.9), row("original_onnx", 2.0, value=0.9)]
 
 
