@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 import zipfile
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -101,8 +102,16 @@ class _Files:
             return mapped
         while len(self._kept) >= KEPT * len(self._names):
             self._kept.popitem(last=False)
-        with np.load(self._paths[shard], allow_pickle=False) as archive:
-            self._kept[at] = archive[name]
+        path = self._paths[shard]
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                self._kept[at] = archive[name]
+        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as err:
+            raise DatasetError(
+                f"can't read {name!r} of {path}",
+                why=f"{type(err).__name__}: {err}",
+                mend="write this shard again, or take it away",
+            ) from err
         return self._kept[at]
 
 
@@ -149,7 +158,7 @@ def open_shards(folder: Path) -> tuple[dict[str, Shards], tuple[int, ...]]:
     files = _Files(paths, list(first))
     total = sum(lengths)
     arrays = {name: Shards((total, *shape[1:]), dtype, name, starts, files) for name, (shape, dtype) in first.items()}
-    stored = all(_mapped(paths[0], name) is not None for name in first)
+    stored = all(_mapped(path, name) is not None for path in paths for name in first)
     return arrays, () if stored else starts
 
 
@@ -252,24 +261,28 @@ class Fetcher:
     def _sample(self, place: int) -> dict[str, Array]:
         try:
             given = self._samples[place]
+            named = self._named(given)
+            return {name: np.asarray(value) for name, value in named.items()}
+        except DatasetError:
+            raise
         except Exception as err:  # the user's dataset: anything may come out of it
             raise DatasetError(
                 f"can't get sample {place} of {self._source}",
                 why=f"{type(err).__name__}: {err}",
                 mend="mend its __getitem__",
             ) from err
+
+    def _named(self, given: Any) -> dict[str, Any]:
         if isinstance(given, Mapping):
-            named = {str(name): value for name, value in given.items()}
-        else:
-            parts = list(given) if isinstance(given, tuple | list) else [given]
-            if len(parts) not in (len(self._inputs), len(self._inputs) + 1):
-                raise DatasetError(
-                    f"can't use the samples of {self._source}",
-                    why=f"one has {len(parts)} parts, the model {len(self._inputs)} inputs",
-                    mend="give (input, …, label), the inputs alone, or a dict by name",
-                )
-            named = dict(zip([*self._inputs, "label"], parts, strict=False))
-        return {name: np.asarray(value) for name, value in named.items()}
+            return {str(name): value for name, value in given.items()}
+        parts = list(given) if isinstance(given, tuple | list) else [given]
+        if len(parts) not in (len(self._inputs), len(self._inputs) + 1):
+            raise DatasetError(
+                f"can't use the samples of {self._source}",
+                why=f"one has {len(parts)} parts, the model {len(self._inputs)} inputs",
+                mend="give (input, …, label), the inputs alone, or a dict by name",
+            )
+        return dict(zip([*self._inputs, "label"], parts, strict=False))
 
 
 def _kept(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:

@@ -6,6 +6,7 @@ import hashlib
 import random
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -71,6 +72,8 @@ class Dataset:
                 have = ", ".join(arrays) or "no arrays"
                 raise DatasetError(f"{source} lacks the input {spec.name!r}", why=f"it holds {have}", mend=_MEND)
             inputs[spec.name] = _fitting(arrays[spec.name], spec, source)
+        if labels is not None and not labels.ndim:
+            raise DatasetError(f"can't use the labels in {source}", why="they are a single number", mend=_MEND)
         lengths = {name: len(array) for name, array in inputs.items()} | (
             {} if labels is None else {"label": len(labels)}
         )
@@ -115,7 +118,9 @@ class Dataset:
             for name, array in self.inputs.items()
         }  # fmt: skip
         labels = None if self.labels is None else np.asarray(self.labels[index])
-        return replace(self, inputs=inputs, labels=labels, sha256=digest, starts=())
+        in_order = bool(self.starts) and bool((np.diff(index) > 0).all())
+        starts = tuple(int(start) for start in np.searchsorted(index, self.starts)) if in_order else ()
+        return replace(self, inputs=inputs, labels=labels, sha256=digest, starts=starts)
 
 
 @dataclass(frozen=True)
@@ -175,7 +180,7 @@ def _read(source: str, signature: Signature) -> _Found:
             return {"": np.load(path, mmap_mode="r", allow_pickle=False)}, sha256_of(path), (), None
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}, sha256_of(path), (), None
-    except (ValueError, EOFError, OSError, TypeError, zipfile.BadZipFile) as err:
+    except (ValueError, EOFError, OSError, TypeError, zipfile.BadZipFile, zlib.error) as err:
         why = f"it is not a whole .npz or .npy file ({err})"
         raise DatasetError(f"can't read the data {source}", why=why, mend=_MEND) from err
 
@@ -183,7 +188,7 @@ def _read(source: str, signature: Signature) -> _Found:
 def _call(source: str, signature: Signature) -> _Found:
     mend = "it is to return a dict of arrays by input name, or a torch Dataset; run from the folder of its module"
     try:
-        with user_code(source) as function:
+        with user_code(source) as function, seeded(0):  # several processes must get the same
             given = function()
     except Exception as err:  # the user's function: anything may come out of it
         raise DatasetError(f"can't get data from {source}", why=f"{type(err).__name__}: {err}", mend=mend) from err
@@ -194,7 +199,8 @@ def _call(source: str, signature: Signature) -> _Found:
         raise DatasetError(f"can't get data from {source}", why=f"it gave a {type(given).__name__}", mend=mend)
     if not len(given):
         raise DatasetError(f"{source} is empty", why="it holds no samples", mend=mend)
-    fetcher = Fetcher(given, [spec.name for spec in signature.inputs], source)
+    with seeded(0):
+        fetcher = Fetcher(given, [spec.name for spec in signature.inputs], source)
     views: dict[str, Rows] = {
         name: Fetched(shape, dtype, name, fetcher.rows) for name, (shape, dtype) in fetcher.specs.items()
     }

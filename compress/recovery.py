@@ -115,7 +115,7 @@ def finetune(checkpoint: str | Path, options: FinetuneOptions, *, watcher: Watch
     check([stage], model)
     source = fingerprint(model) + ("" if teacher is None else fingerprint(teacher)) + json.dumps(versions())
     work = options.work or options.output.with_name(options.output.name + ".work")
-    outcome = _run(stage, model, work, source, watcher)
+    outcome = _run(stage, model, work, source, watcher, tidy=options.work is None)
     if rank() > 0:
         return None
     given = outcome.given
@@ -144,9 +144,9 @@ def finetune(checkpoint: str | Path, options: FinetuneOptions, *, watcher: Watch
     )  # fmt: skip
 
 
-def _run(stage: Finetune, model: TorchModel, work: Path, source: str, watcher: Watcher) -> Outcome:
+def _run(stage: Finetune, model: TorchModel, work: Path, source: str, watcher: Watcher, *, tidy: bool) -> Outcome:
     if not distributed():
-        return run([stage], model, work=work, source=source, watcher=watcher)[-1]
+        return run([stage], model, work=work, source=source, watcher=watcher, tidy=tidy)[-1]
     # All processes train, whatever the folder of the first one holds already.
     key = hashlib.sha256(json.dumps([source, dict(stage.options)], sort_keys=True).encode()).hexdigest()
     folder = work / f"training-{key[:12]}"

@@ -20,8 +20,9 @@ from compress.errors import RecipeError
 from compress.model import Model, TorchModel
 from compress.stages import Given, Progress
 from compress.training.augment import augmentation
+from compress.training.labels import refuse_labels
 from compress.training.loop import train
-from compress.training.machine_setup import device_kind, distributed, fabric_class, rank
+from compress.training.machine_setup import device_kind, distributed, fabric_class, local_rank
 from compress.training.precision import precision_for
 from compress.training.task import Task, Trained
 from compress.training_options import TrainingOptions
@@ -86,6 +87,10 @@ class Finetune:
                 why = "TorchScript and exported programs have no layers any more"
                 mend = "give the model from before, or leave it out"
                 raise RecipeError("can't finetune this file", why=why, mend=mend)
+            output = model.signature.outputs[0]
+            for data in (self.data, self.validation):
+                if data is not None and data.labels is not None:
+                    refuse_labels(data.labels, output, data.source, taught=self.teacher is not None)
             precision_for(self.training.train_precision, model.module, device_kind(self.training.accelerator))
         augmentation(self.training.augment)
         fabric_class()
@@ -133,6 +138,12 @@ class Finetune:
                 "can't judge epochs by two sets of data",
                 "--validation and --hold-out are given",
                 "leave one of them",
+            ),
+            (
+                self.teacher is None and self.validation is not None and self.validation.labels is None,
+                "can't judge epochs",
+                "the validation data has no labels, and there is no original model to agree with",
+                "add an array `label` to it, or give the original with --teacher",
             ),
             (
                 o.sampler != "uniform" and not self._classifies(),
@@ -198,7 +209,7 @@ class Finetune:
             module, teacher, signature, data, validation, self.training, self.seed, folder, freeze_statistics, exact
         )  # fmt: skip
         trained = train(task, progress)
-        if cache is not None and rank() == 0:
+        if cache is not None and local_rank() == 0:
             shutil.rmtree(cache, ignore_errors=True)
         return trained
 

@@ -89,8 +89,13 @@ def _users(source: str) -> Augmentation:
         raise RecipeError(f"can't find the augmentation {source}", why=why, mend=mend) from err
 
     def apply(tensors: Tensors, generator: torch.Generator) -> Tensors:
-        given = function(tensors, generator)
         shapes = {key: tensor.shape for key, tensor in tensors.items()}
+        try:
+            given = function(tensors, generator)
+        except Exception as err:  # the user's function: anything may come out of it
+            raise StageError(
+                f"the augmentation {source} failed", why=f"{type(err).__name__}: {err}", mend="mend the function"
+            ) from err
         if not isinstance(given, dict) or {key: getattr(each, "shape", None) for key, each in given.items()} != shapes:
             raise StageError(
                 f"can't use what the augmentation {source} gives",

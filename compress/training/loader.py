@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from compress.dataset import Dataset, seeded
-from compress.errors import DatasetError
+from compress.errors import DatasetError, StageError
 from compress.measure import cores
 from compress.training.augment import Augmentation
 
@@ -57,7 +57,8 @@ def tensors_of(data: Dataset, index: Any) -> tuple[dict[str, torch.Tensor], torc
 def example(data: Dataset, size: int) -> Batch:
     """The first samples, again and again where they are too few."""
     places = np.arange(size) % len(data)
-    return Batch(*tensors_of(data, places), torch.from_numpy(places))
+    with seeded(0):
+        return Batch(*tensors_of(data, places), torch.from_numpy(places))
 
 
 def workers_for(data: Dataset, device: torch.device, asked: int | None) -> int:
@@ -77,6 +78,7 @@ def workers_for(data: Dataset, device: torch.device, asked: int | None) -> int:
 class _Failed(NamedTuple):
     """A batch that could not be had."""
 
+    kind: type[DatasetError | StageError]
     what: str
     why: str
     mend: str
@@ -84,7 +86,7 @@ class _Failed(NamedTuple):
 
 def _had(batch: Batch | _Failed) -> Batch:
     if isinstance(batch, _Failed):
-        raise DatasetError(batch.what, why=batch.why, mend=batch.mend)
+        raise batch.kind(batch.what, why=batch.why, mend=batch.mend)
     return batch
 
 
@@ -98,8 +100,8 @@ class _Batches(TorchDataset["Batch | _Failed"]):
     def __getitem__(self, step: tuple[int, np.ndarray[Any, Any]]) -> Batch | _Failed:
         try:
             return self._batch(step)
-        except DatasetError as err:  # from a worker process it would come as another error
-            return _Failed(err.what, err.why, err.mend)
+        except (DatasetError, StageError) as err:  # from a worker process it would come as another error
+            return _Failed(type(err), err.what, err.why, err.mend)
 
     def _batch(self, step: tuple[int, np.ndarray[Any, Any]]) -> Batch:
         seed, whole = step
@@ -110,7 +112,8 @@ class _Batches(TorchDataset["Batch | _Failed"]):
             with seeded(seed):
                 inputs, labels = tensors_of(self._data, index)
         if self._augment is not None:
-            inputs = self._augment(inputs, torch.Generator().manual_seed(seed))
+            with seeded(seed):
+                inputs = self._augment(inputs, torch.Generator().manual_seed(seed))
         if self._channels_last:
             inputs = laid_out(inputs)
         return Batch(inputs, labels, torch.from_numpy(index))

@@ -17,7 +17,7 @@ from compress.errors import MissingExtraError, RecipeError
 from compress.measure import cores
 from compress.training.launch import join
 
-__all__ = ["alone", "device_kind", "distributed", "fabric_class", "fabric_for", "rank", "shared"]
+__all__ = ["alone", "device_kind", "distributed", "fabric_class", "fabric_for", "local_rank", "rank", "shared"]
 
 
 def fabric_class() -> Any:
@@ -61,6 +61,11 @@ def shared() -> bool:
 def rank() -> int:
     """Of this process among all; 0 where there are no others."""
     return int(os.environ["RANK"]) if distributed() else 0
+
+
+def local_rank() -> int:
+    """Of this process among those on its machine."""
+    return int(os.environ["LOCAL_RANK"]) if distributed() else 0
 
 
 def device_kind(asked: str) -> str:

@@ -124,7 +124,7 @@ class Objective:
         """
         if taught is None:
             assert labels is not None  # noqa: S101  checked before the training
-            return self._labelled(got, labels) + _nothing(got)
+            return self._labelled(got, labels)
         loss = self._distilled(got, taught)
         if labels is not None and _classes(got, labels):
             weight = self._options.distillation
@@ -149,12 +149,6 @@ class Objective:
         t = self._options.temperature
         soft, wanted = F.log_softmax(logits / t, 1), F.log_softmax(target / t, 1)
         return F.kl_div(soft, wanted, reduction="batchmean", log_target=True) * t * t + rest
-
-
-def _nothing(got: Outputs) -> torch.Tensor | int:
-    """0 that hangs on the further outputs: several processes wait for the gradients of all that the outputs hang on."""
-    others = [tensor for tensor in list(got.values())[1:] if tensor.requires_grad]
-    return sum((tensor.float().nan_to_num(0, 0, 0) * 0).sum() for tensor in others)
 
 
 def _classes(got: Outputs, labels: torch.Tensor) -> bool:

@@ -52,6 +52,8 @@ class Stepper:
             self.features = Features(self.module, self.teacher, lambda model: self._look(model, example))
         self.answers: Answers | None = None
         self.objective = Objective(options, self.features)
+        if self.teacher is None and len(task.signature.outputs) > 1:
+            self._leave_alone(example)
         body: Any = in_segments(self.module) if options.gradient_checkpointing else self.module
         shared = fabric.world_size > 1 and not alone
         self._world = fabric.world_size if shared else 1
@@ -197,6 +199,19 @@ class Stepper:
         if self.features is not None:
             found["features"] = self.features.names
         return found
+
+    def _leave_alone(self, batch: Batch) -> None:
+        """What no label teaches keeps its weights; several processes would wait for its gradients."""
+        assert batch.labels is not None  # noqa: S101  checked before the training
+        mode = self.module.training
+        self.module.eval()
+        batch = batch.to(self._fabric.device)
+        loss = self.objective.loss(self._outputs(self.module, batch), None, batch.labels)
+        parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        found = torch.autograd.grad(loss, parameters, allow_unused=True)
+        for parameter, gradient in zip(parameters, found, strict=True):
+            parameter.requires_grad_(gradient is not None)
+        self.module.train(mode)
 
     def _look(self, model: Any, batch: Batch) -> None:
         mode = model.training

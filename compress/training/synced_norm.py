@@ -69,9 +69,10 @@ class _Synced(_BatchNorm):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [n, channels, …] → the same shape."""
-        if not self.training and self.running_mean is not None:
+        if not self.training:  # without statistics, too: a process may judge fewer batches than the others
+            own = self.running_mean is None
             return nn.functional.batch_norm(
-                x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+                x, self.running_mean, self.running_var, self.weight, self.bias, own, 0.0, self.eps
             )
         axes = [axis for axis in range(x.ndim) if axis != 1]
         wide = x.float()

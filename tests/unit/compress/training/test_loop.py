@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from compress.dataset import Dataset
-from compress.errors import MissingExtraError, RecipeError, StageError
+from compress.errors import DatasetError, MissingExtraError, RecipeError, StageError
 from compress.model import TorchModel
 from compress.stages.finetune import Finetune
 from compress.stages.train_quantized import TrainQuantized
@@ -269,6 +269,45 @@ def test_further_outputs_are_held_to_the_originals(tmp_path: Path) -> None:
     with torch.no_grad():
         before, after, wanted = (made.module(images)[1] for made in (student, given.model, teacher))
     assert (after - wanted).square().mean() < 0.2 * (before - wanted).square().mean()
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_an_output_that_no_label_teaches_keeps_its_weights(tmp_path: Path, optimizer: Any) -> None:
+    student = two_headed(tmp_path, "student", 1)
+    opened = Dataset.open(str(data(tmp_path)), student.signature)
+    asked = TrainingOptions(epochs=2, optimizer=optimizer)
+    given = Finetune(opened, None, asked).run(student, tmp_path, lambda _d, _t, _n: None)
+    before, after = student.module.state_dict(), weights(given)
+    moved = {name.split(".")[0] for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {"body", "first"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "why"),
+    [
+        (np.arange(1, 257) % 5, "they go from 0 to 4"),
+        (np.full(256, -1), "they go from -1 to -1"),
+        (np.zeros((256, 1), np.int64), "they are int64 [1] for each sample, the output 'logits' is float32 [4]"),
+        (np.zeros(256, np.float32), "they are float32 [] for each sample"),
+        (np.array(["shirt"] * 256), "they are <U5"),
+    ],
+    ids=["beyond the classes", "negative", "a column", "floats", "words"],
+)
+def test_labels_that_do_not_fit_are_refused_before_any_work(tmp_path: Path, labels: Any, why: str) -> None:
+    np.savez(tmp_path / "wrong.npz", image=patterns(256)[0], label=labels)
+    student = model(tmp_path, "student", 8)
+    opened = Dataset.open(str(tmp_path / "wrong.npz"), student.signature)
+    with pytest.raises(DatasetError, match="can't train on the labels") as caught:
+        Finetune(opened, None).check(student)
+    assert why in caught.value.why
+
+
+def test_validation_that_nothing_can_judge_is_refused(tmp_path: Path) -> None:
+    student = model(tmp_path, "student", 8)
+    np.save(tmp_path / "bare.npy", patterns(64)[0])
+    held = Dataset.open(str(tmp_path / "bare.npy"), student.signature)
+    with pytest.raises(RecipeError, match="can't judge epochs"):
+        dataclasses.replace(stage(tmp_path), validation=held).check(student)
 
 
 def test_tensorboard_is_told(tmp_path: Path) -> None:
