@@ -17,6 +17,9 @@ from tests.e2e.conftest import ROOT, free_port, running
 from tests.e2e.test_readme import NOT_RUN, commands
 
 
+pytestmark = pytest.mark.timeout(1200)  # minutes of work, beside two other tests
+
+
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The demo's folder, and what it printed."""
@@ -27,7 +30,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         cwd=base,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=600,
         env={**os.environ, "COLUMNS": "140"},
         check=False,
     )
@@ -116,6 +119,6 @@ def done(line: str, folder: Path, script: Path) -> str:
             return json.dumps({"outputs": {"label": "7"}})
     else:
         words[0] = str(script / words[0])
-    result = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    result = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=400, check=False)
     assert result.returncode == 0, f"{line}\n{result.stdout}{result.stderr}"
     return result.stdout
