@@ -16,7 +16,6 @@ from compress.artifact import Artifact
 from tests.e2e.conftest import ROOT, free_port, running
 from tests.e2e.test_readme import NOT_RUN, commands
 
-
 pytestmark = pytest.mark.timeout(1200)  # minutes of work, beside two other tests
 
 
