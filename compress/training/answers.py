@@ -112,7 +112,7 @@ class Answers:
 
 
 def _batch(task: Task, start: int, stop: int) -> Batch:
-    inputs, _ = tensors_of(task.data, slice(start, stop))
+    inputs, _ = tensors_of(task.data, slice(start, stop), start)
     if task.options.channels_last:
         inputs = laid_out(inputs)
     return Batch(inputs, None, torch.arange(start, stop))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional as F
 
+from compress.dataset import seeded
 from compress.errors import RecipeError, StageError
 from compress.user_code import user_code
 
@@ -91,7 +92,8 @@ def _users(source: str) -> Augmentation:
     def apply(tensors: Tensors, generator: torch.Generator) -> Tensors:
         shapes = {key: tensor.shape for key, tensor in tensors.items()}
         try:
-            given = function(tensors, generator)
+            with seeded(generator.initial_seed()):  # it may draw from the global generators
+                given = function(tensors, generator)
         except Exception as err:  # the user's function: anything may come out of it
             raise StageError(
                 f"the augmentation {source} failed", why=f"{type(err).__name__}: {err}", mend="mend the function"

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from compress.artifact import Signature
-from compress.dataset import Dataset, seeded
+from compress.dataset import Dataset
 from compress.metrics import METRICS, Metric, find_metric
 from compress.model import Arrays, call
 from compress.training.loader import tensors_of
@@ -49,8 +49,7 @@ class Judge:
         assert self.metric.per_sample is not None  # noqa: S101  the built-in ones score samples
         starts = range(0, len(self._data), BATCH)
         for start in starts[self._fabric.global_rank :: self._fabric.world_size]:
-            with seeded(start):
-                inputs, labels = tensors_of(self._data, slice(start, start + BATCH))
+            inputs, labels = tensors_of(self._data, slice(start, start + BATCH), start)
             inputs = {name: tensor.to(self._fabric.device) for name, tensor in inputs.items()}
             got = self._outputs(model, inputs)
             wanted = got

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,9 +47,10 @@ class Batch(NamedTuple):
         ]
 
 
-def tensors_of(data: Dataset, index: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
-    """Samples and labels as tensors."""
-    arrays, labels = data.take(index)
+def tensors_of(data: Dataset, index: Any, seed: int) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
+    """Samples and labels as tensors; what is random in those that a user's code makes follows from the seed."""
+    with nullcontext() if data.fetcher is None else seeded(seed):
+        arrays, labels = data.take(index)
     writable = {name: array if array.flags.writeable else array.copy() for name, array in arrays.items()}
     tensors = {name: torch.from_numpy(array) for name, array in writable.items()}
     return tensors, None if labels is None else torch.from_numpy(np.array(labels))
@@ -57,8 +59,7 @@ def tensors_of(data: Dataset, index: Any) -> tuple[dict[str, torch.Tensor], torc
 def example(data: Dataset, size: int) -> Batch:
     """The first samples, again and again where they are too few."""
     places = np.arange(size) % len(data)
-    with seeded(0):
-        return Batch(*tensors_of(data, places), torch.from_numpy(places))
+    return Batch(*tensors_of(data, places, 0), torch.from_numpy(places))
 
 
 def workers_for(data: Dataset, device: torch.device, asked: int | None) -> int:
@@ -106,14 +107,9 @@ class _Batches(TorchDataset["Batch | _Failed"]):
     def _batch(self, step: tuple[int, np.ndarray[Any, Any]]) -> Batch:
         seed, whole = step
         index = whole[self._part]
-        if self._data.fetcher is None:
-            inputs, labels = tensors_of(self._data, index)
-        else:
-            with seeded(seed):
-                inputs, labels = tensors_of(self._data, index)
+        inputs, labels = tensors_of(self._data, index, seed)
         if self._augment is not None:
-            with seeded(seed):
-                inputs = self._augment(inputs, torch.Generator().manual_seed(seed))
+            inputs = self._augment(inputs, torch.Generator().manual_seed(seed))
         if self._channels_last:
             inputs = laid_out(inputs)
         return Batch(inputs, labels, torch.from_numpy(index))
