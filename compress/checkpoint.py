@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from compress.artifact import Signature, TensorSpec
-from compress.errors import CheckpointError, SignatureError
+from compress.errors import CheckpointError, SignatureError, first_line
 from compress.exported_program import load_exported_program
 from compress.file_kind import FileKind, file_kind
 from compress.graph_file import GraphError, from_data, to_data
@@ -197,7 +197,7 @@ def _torchscript(path: Path) -> nn.Module:
             module: nn.Module = torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call]
             return module
     except RuntimeError as err:
-        why = str(err).strip().splitlines()[0]
+        why = first_line(err)
         raise CheckpointError(f"can't load the TorchScript file {path}", why=why, mend="save it again") from err
 
 

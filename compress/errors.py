@@ -37,7 +37,7 @@ __all__ = [
 
 def first_line(error: BaseException) -> str:
     """Of what another's error says; its kind, if it says nothing."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 class ToolkitError(Exception):

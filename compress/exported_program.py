@@ -20,7 +20,7 @@ import torch
 from torch.export.graph_signature import InputKind
 
 from compress.artifact import Signature, TensorSpec
-from compress.errors import CheckpointError, ToolkitError
+from compress.errors import CheckpointError, ToolkitError, first_line
 from compress.model import TorchModel, infer_outputs
 
 __all__ = ["load_exported_program"]
@@ -58,7 +58,7 @@ def load_exported_program(path: Path, *, trust: bool) -> TorchModel:
     except ToolkitError:
         raise
     except Exception as err:  # torch.export gives many kinds for damaged files
-        why = str(err).strip().splitlines()[0] if str(err).strip() else type(err).__name__
+        why = first_line(err)
         mend = "write it again with torch.export.save and this release of torch"
         raise CheckpointError(f"can't load the exported program {path}", why=why, mend=mend) from err
     names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from compress.artifact import Signature, TensorSpec
-from compress.errors import CheckpointError, SignatureError
+from compress.errors import CheckpointError, SignatureError, first_line
 
 __all__ = [
     "Arrays",
@@ -141,7 +141,7 @@ def infer_outputs(
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as err:
         raise SignatureError(
             "the model does not run on inputs of its signature",
-            why=f"{', '.join(map(str, inputs))}: {str(err).splitlines()[0] if str(err) else type(err).__name__}",
+            why=f"{', '.join(map(str, inputs))}: {first_line(err)}",
             mend="give each input of its forward with --input 'name:dtype[batch,…]' (`inputs=` in compress.save)",
         ) from err
     outputs = []

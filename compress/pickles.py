@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from compress.errors import CheckpointError
+from compress.errors import CheckpointError, first_line
 
 __all__ = ["unpickle"]
 
@@ -68,7 +68,7 @@ def unpickle(path: Path, *, trust: bool) -> Any:
             mend="run the command from the folder that holds the model's module, or set PYTHONPATH to it",
         ) from err
     except Exception as err:  # torch gives anything from EOFError to RuntimeError for damaged bytes
-        why = str(err).strip().splitlines()[0] if str(err).strip() else type(err).__name__
+        why = first_line(err)
         if "WeightsUnpickler error" in why or "Weights only load failed" in why:
             why = "it is a pickle that holds more than tensors"
         raise CheckpointError(

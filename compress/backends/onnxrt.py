@@ -10,7 +10,7 @@ import onnxruntime as ort
 from google.protobuf.message import DecodeError
 
 from compress.backends.bfloat16 import emulated
-from compress.errors import StageError
+from compress.errors import StageError, first_line
 from compress.model import Arrays, OnnxModel
 
 __all__ = ["WRONG_IN_HALF", "OnnxBackend", "is_half", "session"]
@@ -46,7 +46,7 @@ def _opened(
     except Exception as err:  # ONNX Runtime's own exception classes have no common base but this
         raise StageError(
             f"ONNX Runtime can't load {path.name}",
-            why=str(err).strip().splitlines()[0],
+            why=first_line(err),
             mend="update onnxruntime; if that does not help, report it with the model",
         ) from err
 

@@ -16,7 +16,7 @@ import onnxruntime as ort
 
 from compress.backends.onnxrt import WRONG_IN_HALF, is_half
 from compress.device import accelerator, new_stream, stream_handle
-from compress.errors import RecipeError, StageError
+from compress.errors import RecipeError, StageError, first_line
 from compress.model import Arrays, OnnxModel
 
 __all__ = ["OnnxDeviceBackend", "ProviderOptions"]
@@ -188,7 +188,7 @@ def _open(path: Path, options: ProviderOptions, stream: int) -> ort.InferenceSes
         except Exception as err:  # ONNX Runtime's own exception classes have no common base but this
             raise StageError(
                 f"ONNX Runtime can't load {path.name} on {SHOWN[options.provider]}",
-                why=str(err).strip().splitlines()[0],
+                why=first_line(err),
                 mend="see docs/gpu.md for the releases of CUDA and cuDNN that go together",
             ) from err
     wanted = NAMES[options.provider]

@@ -21,7 +21,7 @@ import torch_pruning as tp
 from torch import nn
 
 from compress.artifact import Signature
-from compress.errors import StageError
+from compress.errors import StageError, first_line
 from compress.model import TorchModel, call, example_inputs
 from compress.stages import Progress
 
@@ -249,7 +249,7 @@ def same_outputs(module: nn.Module, signature: Signature) -> None:
         except (RuntimeError, ValueError, IndexError, AssertionError) as err:
             raise StageError(
                 "a pruned model does not run",
-                why=f"its forward fails: {str(err).splitlines()[0] if str(err) else type(err).__name__}",
+                why=f"its forward fails: {first_line(err)}",
                 mend="look for sizes written into the forward, such as view(-1, 512)",
             ) from err
     for spec, tensor in zip(signature.outputs, outputs, strict=True):
