@@ -147,9 +147,8 @@ def _fitting(array: Any, spec: TensorSpec, source: str) -> Any:
         if array.ndim and array.shape[1:] == tuple(spec.shape[1:]) and not len(array):
             raise DatasetError(f"{source} is empty", why="it holds no samples", mend=_MEND) from None
         raise
-    whole = range(
-        0, 0 if isinstance(array, Fetched) else len(array), 1024
-    )  # what is made when asked for is looked at in training
+    looked_at = 0 if isinstance(array, Fetched) else len(array)  # what is made when asked for is, in training
+    whole = range(0, looked_at, 1024)
     if want.kind == "f" and not all(np.isfinite(array[i : i + 1024]).all() for i in whole):
         raise DatasetError(
             f"{source} holds NaN or infinite values",

@@ -87,12 +87,13 @@ class _Training:
         self.steps = self.options.epochs * self.sampler.steps
         self.fewest = max(2, self.fabric.world_size)  # samples of a step: batch normalization needs two
         if -(-len(task.data) // self.sampler.steps) < self.fewest:
+            why = f"there is {len(task.data)} sample"
+            if self.fewest > 2:
+                shares = f"less than one sample for each of {self.fabric.world_size} processes"
+                why = f"batches of {self.size}, of {len(task.data)} samples, leave {shares}"
             raise StageError(
                 "can't train",
-                why=f"batches of {self.size}, of {len(task.data)} samples, leave less than one sample for each of "
-                f"{self.fabric.world_size} processes"
-                if self.fewest > 2
-                else f"there is {len(task.data)} sample",
+                why=why,
                 mend="give more samples, a larger --batch-size, or fewer processes",
             )
         if self.fabric.world_size > 1:
