@@ -29,6 +29,9 @@ DTYPES = (
     "float16", "float32", "float64", "string",
 )  # fmt: skip
 
+# What a symbolic dimension is taken as where nothing says: a sentence's length, an image's height or width.
+ASSUMED_SIZE, ASSUMED_SIDE = 32, 224
+
 _SPEC = re.compile(r"^\s*(?P<name>[^:\[\]]+?)\s*:\s*(?P<dtype>\w+)\s*\[(?P<shape>[^\[\]]*)\]\s*$")
 
 
@@ -112,24 +115,55 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Signature:
-    """A model's inputs and outputs, in the order of its forward."""
+    """A model's inputs and outputs, in the order of its forward.
+
+    Attributes:
+        inputs, outputs: by position.
+        sizes: of symbolic dimensions other than the batch, the size that stands for them all wherever the model is
+            measured, counted or tried. It is no part of what the model takes: signatures that differ in it are equal.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    sizes: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @property
     def batched(self) -> bool:
         """Whether every tensor starts with a symbolic (batch) dimension."""
         return all(spec.batched for spec in (*self.inputs, *self.outputs))
 
-    def to_dict(self) -> dict[str, list[str]]:
-        return {"inputs": [str(spec) for spec in self.inputs], "outputs": [str(spec) for spec in self.outputs]}
+    @property
+    def assumed(self) -> dict[str, int]:
+        """Sizes of the inputs' symbolic dimensions that nothing was said of, the batch apart."""
+        batches = self._batches
+        return {
+            dim: ASSUMED_SIDE if len(spec.shape) >= 4 and axis >= 2 else ASSUMED_SIZE
+            for spec in self.inputs
+            for axis, dim in enumerate(spec.shape)
+            if isinstance(dim, str) and dim not in batches and dim not in self.sizes
+        }
+
+    def at(self, batch: int) -> dict[str, int]:
+        """The representative size of each symbolic dimension of the inputs, for so many samples."""
+        return self.assumed | dict(self.sizes) | dict.fromkeys(self._batches, batch)
+
+    @property
+    def _batches(self) -> set[str]:
+        return {str(spec.shape[0]) for spec in self.inputs if spec.batched}
+
+    def to_dict(self) -> dict[str, Any]:
+        written: dict[str, Any] = {
+            "inputs": [str(spec) for spec in self.inputs],
+            "outputs": [str(spec) for spec in self.outputs],
+        }
+        return written | ({"sizes": dict(self.sizes)} if self.sizes else {})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         return cls(
             tuple(TensorSpec.parse(text) for text in data["inputs"]),
             tuple(TensorSpec.parse(text) for text in data["outputs"]),
+            {str(name): int(size) for name, size in data.get("sizes", {}).items()},
         )
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "example_inputs",
     "in_float32",
     "infer_outputs",
+    "sample_inputs",
     "symbols_of",
 ]
 
@@ -90,6 +91,11 @@ def example_inputs(specs: tuple[TensorSpec, ...], sizes: Mapping[str, int] | int
         values = rng.standard_normal(shape) if dtype.kind == "f" else rng.integers(0, 2, shape)
         arrays[spec.name] = values.astype(dtype)
     return arrays
+
+
+def sample_inputs(signature: Signature, batch: int, seed: int = 0) -> Arrays:
+    """Random inputs (see `example_inputs`) at the signature's representative sizes, by input name."""
+    return example_inputs(signature.inputs, signature.at(batch), seed)
 
 
 def symbols_of(specs: tuple[TensorSpec, ...]) -> list[str]:
