@@ -1,0 +1,183 @@
+"""What `compress export` costs as models grow: seconds, stage by stage, and peak memory.
+
+    python benchmarks/compress_large.py [--only resnet50 vit_b bert_base] [--cores 2]
+
+A ResNet-50, a ViT-B/16 and a BERT-base with untrained weights, each by the command itself in a process of its own: the
+cost alone is measured, no accuracy is claimed. `measuring` is what is left beside the stages: figures, plots, report.
+The last line of stdout is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from compress_resnet50 import resnet50
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from torch.nn import functional as F
+
+import compress
+from compress.machine import environment
+
+WIDTH, HEADS, DEPTH, HIDDEN = 768, 12, 12, 3072
+WORDS, LENGTH = 30522, 128
+
+
+class Block(nn.Module):
+    """A transformer's layer with separate projections; normalized before (ViT) or after (BERT) each half."""
+
+    def __init__(self, *, before: bool) -> None:
+        super().__init__()
+        self.before = before
+        self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
+        self.first, self.second = nn.LayerNorm(WIDTH, eps=1e-6), nn.LayerNorm(WIDTH, eps=1e-6)
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            layer(x).unflatten(-1, (HEADS, WIDTH // HEADS)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        mixed: torch.Tensor = self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return mixed
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.before:
+            x = x + self.attend(self.first(x))
+            x = x + self.down(F.gelu(self.up(self.second(x))))
+            return x
+        x = self.first(x + self.attend(x))
+        x = self.second(x + self.down(F.gelu(self.up(x))))
+        return x
+
+
+class VisionTransformer(nn.Module):
+    """ViT-B/16 at 224² (Dosovitskiy et al., 2021, table 1)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, WIDTH, 16, 16)
+        self.positions = nn.Parameter(torch.randn(1, 196, WIDTH) * 0.02)
+        self.blocks = nn.Sequential(*(Block(before=True) for _ in range(DEPTH)))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 1000)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        x = self.patches(image).flatten(2).transpose(1, 2) + self.positions
+        logits: torch.Tensor = self.head(self.norm(self.blocks(x)).mean(1))
+        return logits
+
+
+class TextEncoder(nn.Module):
+    """BERT-base (Devlin et al., 2019, section 3), its first token classified."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.positions = nn.Embedding(WORDS, WIDTH), nn.Embedding(512, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.blocks = nn.Sequential(*(Block(before=False) for _ in range(DEPTH)))
+        self.head = nn.Linear(WIDTH, 2)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.norm(self.words(tokens) + self.positions(places))
+        logits: torch.Tensor = self.head(self.blocks(x)[:, 0])
+        return logits
+
+
+@dataclass(frozen=True)
+class Job:
+    """One export: how the model is made, what it takes, and what is asked for."""
+
+    make: Callable[[], nn.Module]
+    takes: str
+    samples: Callable[[np.random.Generator], dict[str, np.ndarray[Any, Any]]]
+    asked: tuple[str, ...]
+
+
+def _images(rng: np.random.Generator) -> dict[str, np.ndarray[Any, Any]]:
+    return {"image": rng.standard_normal((16, 3, 224, 224)).astype(np.float32)}
+
+
+def _texts(rng: np.random.Generator) -> dict[str, np.ndarray[Any, Any]]:
+    return {"tokens": rng.integers(0, WORDS, (16, LENGTH))}
+
+
+STATIC = ("--int8", "static", "--calibration", "data.npz")
+JOBS = {
+    "resnet50": Job(resnet50, "image:float32[batch,3,224,224]", _images, ("--prune", "0.5", *STATIC)),
+    "vit_b": Job(VisionTransformer, "image:float32[batch,3,224,224]", _images, ("--prune", "0.3")),
+    "bert_base": Job(TextEncoder, "tokens:int64[batch,sequence]", _texts, ("--prune", "0.3", "--int8", "dynamic")),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=JOBS, default=list(JOBS))
+    parser.add_argument("--cores", type=int, default=2)
+    arguments = parser.parse_args()
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.cores])
+    figures = {name: exported(JOBS[name]) for name in arguments.only}
+    show(figures)
+    found = {"benchmark": "compress_large", "weights": "untrained", "environment": environment(1)}
+    print(json.dumps(found | {"cores": arguments.cores, "models": figures}))
+
+
+def exported(job: Job) -> dict[str, Any]:
+    """Run the command once; seconds of each stage, of everything else, and the largest process's memory."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        torch.manual_seed(0)
+        compress.save(job.make(), folder / "model.pt", inputs=job.takes, outputs=["logits"])
+        np.savez(folder / "data.npz", **job.samples(np.random.default_rng(0)))
+        start = time.perf_counter()
+        peak = run(["export", "model.pt", *job.asked, "-o", "artifact"], folder)
+        seconds = time.perf_counter() - start
+        stages = json.loads((folder / "artifact" / "report.json").read_text())["stages"]
+    spent = {stage["stage"]: stage["seconds"] for stage in stages}
+    return {
+        "asked": " ".join(job.asked),
+        "seconds": seconds,
+        "peak_memory_bytes": peak,
+        "stages": spent,
+        "measuring": seconds - sum(spent.values()),
+    }
+
+
+def run(arguments: Sequence[str], folder: Path) -> int:
+    """Run `compress` in a folder; the peak memory in bytes of the largest of its processes."""
+    child = os.fork()
+    if child == 0:
+        os.chdir(folder)
+        os.dup2(2, 1)
+        os.execv(sys.executable, [sys.executable, "-m", "compress", *arguments])  # noqa: S606  a list, no shell
+    _, status, used = os.wait4(child, 0)
+    if status:
+        sys.exit(f"compress {' '.join(arguments)} ended with {os.waitstatus_to_exitcode(status)}")
+    return used.ru_maxrss * 1024
+
+
+def show(figures: dict[str, dict[str, Any]]) -> None:
+    table = Table(title="One export, untrained weights", title_justify="left")
+    for column in ("model", "asked", "seconds", "of these pruning", "measuring", "peak memory"):
+        table.add_column(column, justify="left" if column in ("model", "asked") else "right")
+    for name, row in figures.items():
+        pruning = sum(spent for stage, spent in row["stages"].items() if stage.startswith("prune"))
+        cells = (f"{row['seconds']:.0f}", f"{pruning:.0f}", f"{row['measuring']:.0f}")
+        table.add_row(name, row["asked"], *cells, f"{row['peak_memory_bytes'] / 1e9:.1f} GB")
+    Console(width=140).print(table)
+
+
+if __name__ == "__main__":
+    main()
