@@ -61,8 +61,11 @@ def connection_class(head_timeout_s: float, body_timeout_s: float, stopping: asy
         def data_received(self, data: bytes) -> None:
             self._head_bytes += len(data)
             super().data_received(data)
-            if self._part != self._timed:
-                self._time(self._part)
+            # Line breaks before a request begin none, and stop uvicorn's own timer: they have no more time than a head.
+            idle = self.cycle is None or self.cycle.response_complete
+            part = self._part or ("head" if idle else "")
+            if part != self._timed:
+                self._time(part)
             if self._part == "head" and self._head_bytes > MAX_HEAD_BYTES:
                 self.send_400_response("The request's head is too long.")
 

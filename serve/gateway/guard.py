@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve.gateway.errors import BadRequestError, GatewayError, Refusal
 from serve.gateway.gate import Gate
 from serve.gateway.identity import KEY_HEADERS
+from serve.gateway.path import take_path
 
 __all__ = ["GuardMiddleware", "key_headers"]
 
@@ -58,7 +59,7 @@ class GuardMiddleware:
         await self.app(scope, receive, safe)
 
     def _check(self, scope: Scope) -> None:
-        path: str = scope["path"]
+        path = take_path(scope)
         if FREE.fullmatch(path):
             return
         identity = self._gate.keys.identify(key_headers(scope["headers"]))

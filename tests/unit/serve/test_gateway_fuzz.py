@@ -6,7 +6,7 @@ import asyncio
 
 import orjson
 import uvloop
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from serve.gateway.settings import Settings
@@ -57,6 +57,7 @@ async def send(address: Address, payload: bytes) -> bytes:
 
 
 @settings(max_examples=10, deadline=None)
+@example([b"\r\n", b"\n", b"\r\n\r\n", b"\r\n" * 500, REQUESTS[2] + b"\r\n", REQUESTS[0] + b"\n\r\n"])
 @given(st.lists(damaged() | st.binary(max_size=300), min_size=8, max_size=16))
 def test_no_bytes_make_the_gateway_fail(payloads: list[bytes]) -> None:
     async def main() -> None:
