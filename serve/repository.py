@@ -15,7 +15,8 @@ from serve.model_config import ModelConfig, ModelInput, ModelOutput
 from serve.model_folders import folders_of, replaceable, replacing, staging
 from serve.pack_models import BACKENDS, keep_edits, wanted_models, write_model
 from serve.pack_options import PackOptions
-from serve.pbtxt import from_message, from_pbtxt
+from serve.pbtxt import from_message, from_pbtxt, parse
+from serve.shell_words import MEND, unsafe_words
 from serve.source import load_source
 from serve.versions import add_version, fits, newest, versions_of
 
@@ -184,7 +185,9 @@ def _read_model(folder: Path) -> ModelInfo:
     path = folder / "config.pbtxt"
     again = "write the model again with `serve pack`, or move the folder out of the repository"
     try:
-        config = from_pbtxt(path.read_text(encoding="utf-8"), source=str(path))
+        text = path.read_text(encoding="utf-8")
+        unsafe = unsafe_words(folder.name, parse(text))
+        config = from_pbtxt(text, source=str(path))
     except (OSError, ValueError) as err:
         why = f"{path.name} can't be read: {err}" if path.exists() else f"there is no {path.name} in it"
         raise RepositoryError(f"{folder} is not a model", why=why, mend=again) from err
@@ -194,6 +197,9 @@ def _read_model(folder: Path) -> ModelInfo:
             why=f"{path.name} calls the model {config.name!r}, and Triton wants the folder's name",
             mend="give the folder and the model one name",
         )
+    for what, word in unsafe:
+        why = f"{what} is {word!r}, and Triton writes it into a line for a shell"
+        raise RepositoryError(f"can't serve {folder}", why=why, mend=MEND)
     versions = versions_of(folder)
     if not versions:
         raise RepositoryError(f"{folder} has no version", why="it has no folder such as 1/", mend=again)

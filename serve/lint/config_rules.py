@@ -10,6 +10,7 @@ from typing import Any
 
 from serve.lint.finding import Finding, Findings, error, warning
 from serve.lint.model import AOTI, FILES, PLATFORMS, Model
+from serve.shell_words import MEND, unsafe_words
 
 __all__ = ["backend_rules", "batch_tensor_rules", "instance_rules", "metric_rules", "newer_rules", "tensor_rules"]
 
@@ -30,6 +31,8 @@ def backend_rules(model: Model) -> Findings:
         yield error(
             name, f"config.pbtxt names the model {config.name!r}", f'write name: "{name}", as the folder has it'
         )
+    for what, word in unsafe_words(name, config):
+        yield error(name, f"{what} is {word!r}, and Triton writes it into a line for a shell", MEND)
     if model.backend == "ensemble" and config.default_model_filename in FILES.values():
         yield error(name, "an ensemble has a default_model_filename", "leave it out")
     if model.backend == "ensemble" and config.backend:

@@ -16,6 +16,7 @@ from typing import Self
 
 from compress.errors import ServerError
 from serve.repository import ModelInfo, read_models
+from serve.shell_words import PLAIN
 from serve.triton.find import Triton, build_backends, find_triton
 from serve.triton.flags import CACHE_BYTES, flags_for
 from serve.triton.log import failures
@@ -84,6 +85,7 @@ class TritonServer:
         self._ports = ports
         self._family: Family | None = None
         self._run_folder: tempfile.TemporaryDirectory[str] | None = None
+        self._linked = ""
         self._memory_prefix = f"{token}-"
         self._given_up = threading.Event()
 
@@ -131,12 +133,13 @@ class TritonServer:
         self._ports = claim(self._wanted)
         try:
             self._run_folder = tempfile.TemporaryDirectory(prefix="triton-run-")
-            backends = build_backends(triton, Path(self._run_folder.name))
+            backends = build_backends(triton, Path(self._run_folder.name) / "backends")
+            link = self._link(Path(self._run_folder.name))
             self.log.parent.mkdir(parents=True, exist_ok=True)
             self.log.unlink(missing_ok=True)
             self.log.open("xb").close()
             self._family = Family(
-                self._command(triton, backends, models),
+                self._command(triton, backends, link, models),
                 environ=_environ(triton),
                 log=self.log,
                 cpus=self._options.cpus,
@@ -201,11 +204,24 @@ class TritonServer:
     ) -> None:
         self.stop()
 
-    def _command(self, triton: Triton, backends: Path, models: list[ModelInfo]) -> list[str]:
+    def _link(self, run_folder: Path) -> Path:
+        """The repository by a path that any shell reads as one plain word, whatever its folder is called."""
+        link = run_folder / "models"
+        if not PLAIN.fullmatch(str(link)):
+            raise ServerError(
+                "can't start Triton",
+                why=f"the folder for temporary files, {run_folder.parent}, has letters that a shell reads",
+                mend="set TMPDIR to a folder with a plain name, such as /tmp",
+            )
+        link.symlink_to(self.repository.absolute(), target_is_directory=True)
+        self._linked = str(link)
+        return link
+
+    def _command(self, triton: Triton, backends: Path, link: Path, models: list[ModelInfo]) -> list[str]:
         options, ports = self._options, self._ports
         return [
             str(triton.binary.absolute()),
-            f"--model-repository={self.repository.absolute()}",
+            f"--model-repository={link}",
             f"--backend-directory={backends}",
             f"--model-control-mode={'explicit' if options.explicit else 'none'}",
             *(["--load-model=*"] if options.explicit and options.load else []),
@@ -252,7 +268,8 @@ class TritonServer:
             connection.close()
 
     def _failed(self, otherwise: str) -> ServerError:
-        reasons = failures(self.log.read_text(encoding="utf-8", errors="replace"))
+        log = self.log.read_text(encoding="utf-8", errors="replace")
+        reasons = failures(log.replace(self._linked, str(self.repository)) if self._linked else log)
         return ServerError(
             f"can't serve {self.repository}",
             why="; ".join(reasons) or otherwise,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import string
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -13,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from compress.errors import ServerError
 from serve.repository import PackOptions, pack
 from serve.triton.launch import Ports, TritonServer
 from tests.serve_models import (
@@ -253,3 +257,26 @@ def test_it_listens_on_loopback_only(server: TritonServer) -> None:
 def test_nothing_but_pythons_cache_of_model_py_is_written_into_the_repository(server: TritonServer) -> None:
     written = {path.name for path in server.repository.rglob("*.pyc")}
     assert written <= {f"model.{sys.implementation.cache_tag}.pyc"}
+
+
+PRINTABLE = "".join(sorted(set(string.printable) - set("/\x0b\x0c"))) + "größe 模型"
+
+
+def test_a_repository_is_served_whatever_its_folder_is_called(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    nasty = tmp_path / f"a$(touch {canary.name})b`touch {canary.name}`;touch {canary.name}&" / PRINTABLE
+    pack(tiny_artifact(tmp_path / "tiny"), repository=nasty, name="hooked", hooks=hook_file(tmp_path / "hooks"),
+         options=PackOptions(instances=1))  # fmt: skip
+    with contextlib.chdir(tmp_path), TritonServer(nasty, ports=FREE, log=tmp_path / "triton.log") as server:
+        assert get(server, "/v2/models/hooked")["name"] == "hooked"
+        assert infer(server, "hooked", "label", text=("BYTES", [1, 1], ["0,0,5,0"]))["label"] == ["c"]
+    assert not list(tmp_path.rglob(canary.name))
+
+
+def test_a_temporary_folder_that_a_shell_would_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack(tiny_artifact(tmp_path / "tiny"), repository=tmp_path / "models", name="plain")
+    (tmp_path / "a b").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "a b"))
+    with pytest.raises(ServerError, match="set TMPDIR"):
+        TritonServer(tmp_path / "models", ports=FREE, log=tmp_path / "triton.log").start()
+    assert not list((tmp_path / "a b").iterdir())

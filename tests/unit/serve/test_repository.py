@@ -12,6 +12,7 @@ import pytest
 
 from compress.artifact import Artifact, Measured, StageReport
 from compress.errors import ArtifactError, HookError, RepositoryError
+from serve.lint.run import lint
 from serve.model_config import ModelConfig, ModelTensorReshape
 from serve.pack_options import SIZES, ZERO
 from serve.pbtxt import from_pbtxt, to_pbtxt
@@ -320,3 +321,43 @@ def test_the_shipped_repository_is_what_pack_would_write_today(tmp_path: Path) -
     there = {name: content for name, content in tree(shipped).items() if "__pycache__" not in name}
     assert json.loads(anew.pop(told))["files"] == json.loads(there.pop(told))["files"]
     assert anew == there
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "a$(x)", "a`x`", "a;b", "a&b", "größe", "-x", "a'b", 'a"b', "a\nb", "~a", "a*"]
+)
+def test_a_model_whose_name_a_shell_would_read_is_refused(artifact: Path, repository: Path, name: str) -> None:
+    pack(artifact, repository=repository, name="net")
+    (repository / "net").rename(repository / name)
+    config = repository / name / "config.pbtxt"
+    config.write_text(config.read_text().replace('name: "net"\n', "", 1))
+    with pytest.raises(RepositoryError, match="a line for a shell"):
+        read_models(repository)
+    assert any("a line for a shell" in finding.what for finding in lint(repository))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'default_model_filename: "model.onnx;touch x"',
+        'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/a b/env.tar.gz" } }',
+        'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIRECTORY/$(touch x)" } }',
+        'instance_group { name: "$(touch x)" count: 1 kind: KIND_CPU }',
+    ],
+)
+def test_a_configuration_with_words_for_a_shell_is_refused(artifact: Path, repository: Path, text: str) -> None:
+    pack(artifact, repository=repository, name="net")
+    config = repository / "net" / "config.pbtxt"
+    config.write_text(config.read_text() + text)
+    with pytest.raises(RepositoryError, match="a line for a shell"):
+        read_models(repository)
+
+
+def test_an_environment_in_the_models_own_folder_is_served(artifact: Path, repository: Path) -> None:
+    pack(artifact, repository=repository, name="net")
+    config = repository / "net" / "config.pbtxt"
+    path = "$$TRITON_MODEL_DIRECTORY/env.tar.gz"
+    config.write_text(
+        config.read_text() + f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{path}" }} }}'
+    )
+    assert [model.name for model in read_models(repository)] == ["net"]
