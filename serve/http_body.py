@@ -36,6 +36,16 @@ class GrowingBody:
         """Whether all of it has come."""
         return self._size >= self.length
 
+    def head(self, length: int) -> bytes:
+        """Its first bytes, which are there from the beginning."""
+        return self._parts[0][:length]
+
+    def replace_head(self, length: int, head: bytes) -> None:
+        """Put another head before what follows the first `length` bytes; nobody has been given any of it yet."""
+        self._parts[0] = head + self._parts[0][length:]
+        self.length += len(head) - length
+        self._size += len(head) - length
+
     def add(self, part: bytes) -> None:
         """Another part has come."""
         self._parts.append(part)

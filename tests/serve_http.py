@@ -124,8 +124,12 @@ async def _read(reader: asyncio.StreamReader) -> Received | None:
 
 
 @asynccontextmanager
-async def gateway(settings: Settings) -> AsyncIterator[Address]:
-    """A gateway in this event loop; stopped in order at the end, and at once where a test says nothing else."""
+async def gateway(settings: Settings, *, validate: bool = False) -> AsyncIterator[Address]:
+    """A gateway in this event loop; stopped in order at the end, and at once where a test says nothing else.
+
+    A scripted server tells no metadata: requests are held against a model only where `validate` says so.
+    """
+    settings = dataclasses.replace(settings, validate=validate)
     if settings.drain_delay_s == Settings().drain_delay_s:
         settings = dataclasses.replace(settings, drain_delay_s=0.0)
     stop = asyncio.Event()

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from serve import __version__
 from serve.gateway.access_log import AccessLog
 from serve.gateway.admin import admin_router
+from serve.gateway.contracts import Contracts
 from serve.gateway.docs import add_docs
 from serve.gateway.errors import GatewayError, Refusal
 from serve.gateway.gate import Gate
@@ -60,6 +61,7 @@ class Parts:
     gate: Gate
     upstream: Upstream
     telemetry: Telemetry
+    contracts: Contracts
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -74,6 +76,7 @@ def create_app(settings: Settings) -> FastAPI:
     upstream = Upstream(settings, telemetry)
     releases = Releases(settings.state, upstream)
     gate = Gate(settings, releases)
+    contracts = Contracts(upstream, settings.max_elements)
     released = Released(gate, upstream, settings.timeout_s)
     history = History(telemetry, gate)
     telemetry.follow(gate, upstream.balancer)
@@ -93,6 +96,7 @@ def create_app(settings: Settings) -> FastAPI:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await released.close()
+        contracts.close()
         await releases.close()
         await upstream.close()
         if tracing is not None:
@@ -108,12 +112,12 @@ def create_app(settings: Settings) -> FastAPI:
         openapi_url=None,
     )
     app.state.draining = False
-    app.state.parts = Parts(gate, upstream, telemetry)
+    app.state.parts = Parts(gate, upstream, telemetry, contracts)
 
     def draining() -> bool:
         return bool(app.state.draining)
 
-    app.include_router(predict_router(settings, gate, upstream, released))
+    app.include_router(predict_router(settings, gate, upstream, contracts, released))
     app.include_router(protocol_router(upstream, draining))
     app.include_router(health_router(upstream, telemetry, draining))
     app.include_router(rollouts_router(releases))
@@ -123,7 +127,7 @@ def create_app(settings: Settings) -> FastAPI:
     # The last one added stands outermost.
     app.add_middleware(GuardMiddleware, gate=gate)
     app.add_middleware(TelemetryMiddleware, telemetry=telemetry)
-    app.infer = InferEndpoint(settings, gate, released, telemetry)
+    app.infer = InferEndpoint(settings, gate, contracts, released, telemetry)
     _answer_errors(app)
     return app
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc
@@ -17,9 +18,11 @@ from tritonclient.grpc import service_pb2 as messages
 
 from compress.errors import ServerError
 from serve.gateway.balancer import Balancer, Node
+from serve.gateway.contracts import Contracts
 from serve.gateway.elements import check_shape
 from serve.gateway.errors import BadRequestError, GatewayError
 from serve.gateway.gate import Gate
+from serve.gateway.grpc_request import check_message
 from serve.gateway.identity import KEY_HEADERS, Identity
 from serve.gateway.release import Grade, Release
 from serve.gateway.released import grade_status, sticky_value
@@ -63,10 +66,14 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         gate: as for HTTP.
         balancer: says which Triton is asked.
         telemetry: counts.
+        contracts: of the models, which each request is held against.
     """
 
-    def __init__(self, settings: Settings, gate: Gate, balancer: Balancer, telemetry: Telemetry) -> None:
+    def __init__(
+        self, settings: Settings, gate: Gate, balancer: Balancer, telemetry: Telemetry, contracts: Contracts
+    ) -> None:
         self._settings = settings
+        self._contracts = contracts
         self._gate = gate
         self._balancer = balancer
         self._telemetry = telemetry
@@ -179,7 +186,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
     async def _infer(self, body: bytes, context: Context, seen: Observed) -> bytes:
         identity = self._gate.keys.identify(_keys(context))
         seen.key = identity.name
-        request = self._checked(identity, body)
+        request = await self._checked(identity, body)
         seen.model = model = request.model_name
         deadline = time.monotonic() + self._patience(context)
         places = self._gate.places(model)
@@ -252,7 +259,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         async def checked() -> AsyncIterator[bytes]:
             async for body in requests:
                 try:
-                    self._checked(identity, body)  # a stream stays with what Triton serves by itself
+                    await self._checked(identity, body)  # a stream stays with what Triton serves by itself
                 except GatewayError as err:
                     failed.append(err)
                     return
@@ -270,7 +277,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         if failed:
             await _refuse(context, failed[0])
 
-    def _checked(self, identity: Identity, body: bytes) -> Any:
+    async def _checked(self, identity: Identity, body: bytes) -> Any:
         """An infer request, after the key's checks.
 
         Raises:
@@ -280,7 +287,12 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         model: str = request.model_name
         identity.check_model(model)
         identity.take()
-        if most := self._settings.max_elements:
+        if self._settings.validate:
+            release = self._gate.releases.get(model) if not request.model_version else None
+            target = release.kept if release is not None else Target(model, request.model_version or None)
+            check = partial(check_message, request, shared_memory=identity.admin)
+            await self._contracts.fitting(target, check)
+        elif most := self._settings.max_elements:
             for tensor in request.inputs:
                 check_shape(tensor.name, tensor.shape, most)
         return request
@@ -312,7 +324,8 @@ def _keys(context: Context) -> dict[bytes, bytes]:
     found: dict[bytes, bytes] = {}
     for name, value in context.invocation_metadata() or ():
         header = name.encode()
-        if header in KEY_HEADERS and found.setdefault(header, value.encode()) != value.encode():
+        # HTTP drops the blanks around a header's value, gRPC keeps them: `-H "x-api-key: KEY"` of a client has one.
+        if header in KEY_HEADERS and found.setdefault(header, value.encode().strip()) != value.encode().strip():
             raise BadRequestError(f"the metadata {name} comes twice, with different values")
     return found
 

@@ -18,6 +18,7 @@ from typing import TypeVar
 from starlette.types import Receive, Scope, Send
 
 from serve.gateway.connections import BODY, GROWING, LEAVING, RESPOND
+from serve.gateway.contracts import Contracts
 from serve.gateway.deadline import TIMEOUT_HEADER, patience_s, with_timeout
 from serve.gateway.elements import check_elements
 from serve.gateway.encoding import unpacked
@@ -34,6 +35,7 @@ from serve.gateway.gate import Gate
 from serve.gateway.identity import KEY_HEADERS, Identity
 from serve.gateway.protocol import BINARY_HEADER
 from serve.gateway.released import SERVED_BY, Released
+from serve.gateway.request import raw_head
 from serve.gateway.settings import Settings
 from serve.gateway.telemetry import INFER_ROUTE, Observed, Telemetry
 from serve.gateway.tracing import Trace
@@ -41,13 +43,14 @@ from serve.gateway.upstream import MODEL_NAME, VERSION
 from serve.http_body import GrowingBody
 from serve.http_client import Response
 from serve.http_message import header_line
+from serve.rollout.plan import Target
 
 __all__ = ["InferEndpoint", "ask_model", "read_body", "unless_client_leaves"]
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-_PATH = re.compile(rf"/v2/models/({MODEL_NAME})(/versions/{VERSION})?/infer".encode())
+_PATH = re.compile(rf"/v2/models/({MODEL_NAME})(?:/versions/({VERSION}))?/infer".encode())
 _FORWARDED = frozenset((b"content-type", b"accept-encoding", b"traceparent", b"tracestate", BINARY_HEADER))
 _READ = frozenset((b"content-length", b"content-encoding", TIMEOUT_HEADER, BINARY_HEADER, *KEY_HEADERS))
 _RETURNED = frozenset((b"content-type", b"content-encoding", BINARY_HEADER, SERVED_BY))
@@ -56,13 +59,17 @@ _JSON = (b"content-type", b"application/json")
 _SAFE_LINES = b"".join(header_line(*header) for header in _SAFE)
 CLIENT_LEFT = 499
 GROWING_BYTES = 128 * 1024
+LONG_TEXTS = 16 * 1024
 
 
 class InferEndpoint:
     """POST /v2/models/{model}[/versions/{version}]/infer."""
 
-    def __init__(self, settings: Settings, gate: Gate, released: Released, telemetry: Telemetry) -> None:
+    def __init__(
+        self, settings: Settings, gate: Gate, contracts: Contracts, released: Released, telemetry: Telemetry
+    ) -> None:
         self._settings = settings
+        self._contracts = contracts
         self._gate = gate
         self._released = released
         self._telemetry = telemetry
@@ -73,6 +80,7 @@ class InferEndpoint:
             return False
         code = 500
         path, model = match[0], match[1].decode()
+        version = match[2].decode() if match[2] is not None else None
         client = scope.get("client")
         observed = self._telemetry.begin(
             INFER_ROUTE, model, client[0] if client else "", _parent(scope) if self._telemetry.tracing else None
@@ -85,9 +93,7 @@ class InferEndpoint:
             identity.take()
             if observed.trace is not None:
                 observed.trace.done("auth")
-            code = await self._infer(
-                path, model, match[2] is None, identity, observed, forwarded, read, scope, receive, send
-            )
+            code = await self._infer(path, model, version, identity, observed, forwarded, read, scope, receive, send)
         except GatewayError as err:
             code = err.status
             if err.closes:
@@ -107,7 +113,7 @@ class InferEndpoint:
         self,
         path: bytes,
         model: str,
-        any_version: bool,
+        version: str | None,
         identity: Identity,
         observed: Observed,
         forwarded: list[tuple[bytes, bytes]],
@@ -125,28 +131,38 @@ class InferEndpoint:
         patience = patience_s(timeout, settings.timeout_s)
         deadline = time.monotonic() + patience
         self._gate.places(model).check(identity.priority, patience)
-        release = self._gate.releases.get(model) if any_version else None
+        release = self._gate.releases.get(model) if version is None else None
         body: bytes | GrowingBody | None = None
-        if header_length is not None and release is None and timeout is None and not settings.max_elements:
+        if (
+            header_length is not None
+            and release is None
+            and timeout is None
+            and (settings.validate or not settings.max_elements)
+        ):
             body = _growing(scope, read, header_length, settings.max_body_bytes)
         if body is None:
             body = await read_body(scope, read.get(b"content-length"), receive, settings.max_body_bytes)
         observed.received = len(body)
+        changed: int | None = None
         trace = observed.trace
         if trace is not None:
             forwarded = [header for header in forwarded if header[0] != b"traceparent"]
             forwarded.append((b"traceparent", trace.header))
             trace.done("receive")
-        if isinstance(body, bytes):
-            if b"content-encoding" in read:
-                body = unpacked(body, read[b"content-encoding"], settings.max_body_bytes)
+        if isinstance(body, bytes) and b"content-encoding" in read:
+            body = unpacked(body, read[b"content-encoding"], settings.max_body_bytes)
+        if settings.validate:
+            kept = release.kept if release is not None else Target(model, version)
+            seconds = None if timeout is None else patience
+            body, changed = await self._checked(kept, body, header_length, identity, seconds)
+        elif isinstance(body, bytes):
             if settings.max_elements:
                 check_elements(body, header_length, settings.max_elements)
             if timeout is not None:
                 body, changed = with_timeout(body, header_length, patience)
-                if changed is not None:
-                    forwarded = [header for header in forwarded if header[0] != BINARY_HEADER]
-                    forwarded.append((BINARY_HEADER, b"%d" % changed))
+        if changed is not None and changed != header_length:
+            forwarded = [header for header in forwarded if header[0] != BINARY_HEADER]
+            forwarded.append((BINARY_HEADER, b"%d" % changed))
 
         async def ask(body: bytes | GrowingBody) -> Response:
             left = deadline - time.monotonic()
@@ -163,6 +179,56 @@ class InferEndpoint:
         observed.sent = len(response.body)
         await _answer(scope, send, response.status, returned, identity.limits(), response.body)
         return response.status
+
+    async def _checked(
+        self,
+        target: Target,
+        body: bytes | GrowingBody,
+        header_length: int | None,
+        identity: Identity,
+        seconds: float | None,
+    ) -> tuple[bytes | GrowingBody, int | None]:
+        """The request as it goes on, held against its model, and the length of its JSON in the binary form.
+
+        Args:
+            target: the model.
+            body: of the client's request.
+            header_length: bytes of its JSON in the binary form; None where it is all JSON.
+            identity: whose it is.
+            seconds: for Triton's parameter `timeout`; None for none.
+        """
+        size = len(body)
+        if header_length == 0 and isinstance(body, bytes):
+            head, body = raw_head(body, await self._contracts.of(target))
+            size, length = len(head) + len(body), len(head)
+        else:
+            length = size if header_length is None else header_length
+            if length > size:
+                raise BadRequestError("the JSON of the request is longer than its body")
+            head = body.head(length) if isinstance(body, GrowingBody) else body[:length]
+            if isinstance(body, bytes):
+                body = body[length:]
+        tail = None if header_length is None else size - length
+        request, text = await self._contracts.read(target, head, tail, shared_memory=identity.admin)
+        if seconds is not None:
+            text = request.json_within(seconds) or text
+        new = None if header_length is None else len(text)
+        if isinstance(body, GrowingBody):
+            if not request.texts:
+                body.replace_head(length, text)
+                return body, new
+            body = (await body.wait())[length:]
+        if request.texts:
+            await _unless_long(request.check_texts, body)
+        return text + body, new
+
+
+async def _unless_long(check: Callable[[bytes], None], tail: bytes) -> None:
+    """Check raw texts here, or in a thread where that takes over a millisecond."""
+    if len(tail) > LONG_TEXTS:
+        await asyncio.to_thread(check, tail)
+    else:
+        check(tail)
 
 
 def _growing(scope: Scope, read: Mapping[bytes, bytes], header_length: int, limit: int) -> GrowingBody | None:

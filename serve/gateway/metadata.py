@@ -19,11 +19,15 @@ EXAMPLE_SOURCE = b"example-source"
 
 @dataclass(frozen=True)
 class TensorMetadata:
-    """One input or output: `shape` has the batch first where the model batches, -1 where a dimension varies."""
+    """One input or output: `shape` has the batch first where the model batches, -1 where a dimension varies.
+
+    A request may leave out an input that is `optional`.
+    """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
+    optional: bool = False
 
     def __str__(self) -> str:
         return f"{self.name}:{self.datatype}[{','.join(map(str, self.shape))}]"
@@ -63,9 +67,10 @@ class ModelMetadata:
         """
         try:
             data = orjson.loads(metadata)
-            inputs = tuple(_tensor(item) for item in data["inputs"])
-            outputs = tuple(_tensor(item) for item in data["outputs"])
             known = orjson.loads(config) if config is not None else {}
+            optional = {item["name"] for item in known.get("input", ()) if item.get("optional")}
+            inputs = tuple(_tensor(item, optional=item["name"] in optional) for item in data["inputs"])
+            outputs = tuple(_tensor(item) for item in data["outputs"])
             batched = all(tensor.shape[:1] == (-1,) for tensor in (*inputs, *outputs))
             if "max_batch_size" in known:
                 batched = known["max_batch_size"] > 0
@@ -98,10 +103,10 @@ def example_request(metadata: ModelMetadata, generator: np.random.Generator | No
     return {"inputs": [_made_up(tensor, generator) for tensor in metadata.inputs]}
 
 
-def _tensor(item: Mapping[str, Any]) -> TensorMetadata:
+def _tensor(item: Mapping[str, Any], *, optional: bool = False) -> TensorMetadata:
     if item["datatype"] not in DATATYPES:
         raise ProtocolError(f"tensor {item['name']!r} has the unknown datatype {item['datatype']!r}")
-    return TensorMetadata(item["name"], item["datatype"], tuple(int(dim) for dim in item["shape"]))
+    return TensorMetadata(item["name"], item["datatype"], tuple(int(dim) for dim in item["shape"]), optional)
 
 
 def _made_up(tensor: TensorMetadata, generator: np.random.Generator | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 from starlette.types import Scope
 
-from serve.gateway.errors import BadRequestError
+from serve.gateway.errors import UnknownModelError
 
 __all__ = ["take_path"]
 
@@ -23,12 +23,12 @@ def take_path(scope: Scope) -> str:
     encoded slashes, or letters that no route has, is refused before anybody looks at it.
 
     Raises:
-        BadRequestError: it is such a path.
+        UnknownModelError: it is such a path.
     """
     raw: bytes = scope["raw_path"]
     path = unquote(raw.decode("latin-1"), "latin-1")  # of which no letter beyond ASCII passes
     if b"%2f" in raw.lower() or not _PATH.fullmatch(path):
-        raise BadRequestError(
+        raise UnknownModelError(
             "the path is not one that is served",
             why="it holds control characters, dot segments, doubled or encoded slashes, or letters that no name has",
             mend="write it as /docs shows it",

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Message
 
+from serve.gateway.contracts import Contracts
 from serve.gateway.deadline import TIMEOUT_HEADER, patience_s
 from serve.gateway.encoding import unpacked
 from serve.gateway.errors import (
@@ -86,7 +87,9 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def predict_router(settings: Settings, gate: Gate, upstream: Upstream, released: Released) -> APIRouter:
+def predict_router(
+    settings: Settings, gate: Gate, upstream: Upstream, contracts: Contracts, released: Released
+) -> APIRouter:
     """The route, bound to one upstream."""
     router = APIRouter(tags=["predict"])
 
@@ -122,6 +125,9 @@ def predict_router(settings: Settings, gate: Gate, upstream: Upstream, released:
                 if settings.max_elements and tensor.data.size > settings.max_elements:
                     raise TooManyElementsError(tensor.name, tensor.data.size, settings.max_elements)
             message = build_request(inputs)
+            if settings.validate and message.header_length is not None:
+                head, tail = message.body[: message.header_length], len(message.body) - message.header_length
+                await contracts.read(kept, head, tail, shared_memory=False)
 
             async def ask() -> UpstreamResponse:
                 left, came = deadline - time.monotonic(), request.scope["headers"]

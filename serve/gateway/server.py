@@ -91,7 +91,7 @@ async def serve_gateway(
         from serve.gateway.grpc_proxy import GrpcProxy  # grpcio takes a while to import
 
         parts = app.state.parts
-        proxy = GrpcProxy(settings, parts.gate, parts.upstream.balancer, parts.telemetry)
+        proxy = GrpcProxy(settings, parts.gate, parts.upstream.balancer, parts.telemetry, parts.contracts)
         try:
             await proxy.start()
         except ServerError:

@@ -86,8 +86,12 @@ class Settings:
     max_body_bytes: int = 64 * 1024 * 1024
     """Longest request body that is accepted, in bytes."""
 
+    validate: bool = True
+    """Hold each request against its model's metadata, and let nothing else through. Off only for an upstream that tells
+    none: a request that does not fit can end Triton, or fail the requests that it is batched with."""
+
     max_elements: int = 0
-    """Most elements that an input tensor may have; 0 for any number. Each request's JSON is then read."""
+    """Most elements that an input tensor may have, whatever the model's dimensions allow; 0 for what they do."""
 
     timeout_s: float = 30.0
     """How long an answer may take in all, in seconds; a request's X-Request-Timeout-Ms can only shorten it."""

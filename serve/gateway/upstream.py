@@ -36,6 +36,7 @@ MODEL_NAME = r"(?!(?:\.{1,2}|stats)(?:/|$))[A-Za-z0-9_.+:@=~-]{1,256}"
 VERSION = r"[0-9]{1,18}"
 
 CACHE_S = 5.0
+UNKNOWN_S = 0.2  # that a model is not there: who asks again and again asks Triton five times a second
 CACHE_MODELS = 256
 
 
@@ -75,6 +76,7 @@ class Upstream:
         self._coalescer = Coalescer(self._exchange, joined) if _coalesces(settings) else None
         self._joined: dict[bytes, tuple[float, int, float]] = {}
         self._known: dict[str, tuple[float, ModelMetadata]] = {}
+        self._unknown: dict[str, tuple[float, UnknownModelError]] = {}
 
     async def get(self, path: str, *, timeout_s: float | None = None) -> Response:
         """GET a path of Triton's; raises GatewayError (502, 503, 504)."""
@@ -144,13 +146,19 @@ class Upstream:
         cached = self._known.get(path)
         if cached is not None and now - cached[0] < CACHE_S:
             return cached[1]
+        if (unknown := self._unknown.get(path)) is not None and now - unknown[0] < UNKNOWN_S:
+            raise unknown[1]
         answer, config = await asyncio.gather(self.get(path), self.get(f"{path}/config"))
         if answer.status != 200:
-            raise UnknownModelError(
+            missing = UnknownModelError(
                 f"there is no model {model!r} to ask",
                 why=triton_error(answer),
                 mend="look up the name in the model repository, and whether the model loaded",
             )
+            if len(self._unknown) >= CACHE_MODELS:
+                self._unknown.clear()
+            self._unknown[path] = now, missing
+            raise missing
         try:
             metadata = ModelMetadata.parse(answer.body, config.body if config.status == 200 else None)
         except ProtocolError as err:

@@ -8,7 +8,7 @@ import pytest
 
 from compress.errors import ServerError
 from serve.gateway.app import create_app
-from serve.gateway.errors import BadRequestError
+from serve.gateway.errors import UnknownModelError
 from serve.gateway.keys import add_key
 from serve.gateway.path import take_path
 from serve.gateway.settings import Settings
@@ -94,5 +94,5 @@ def test_a_path_is_taken_in_one_spelling(raw: bytes, path: str) -> None:
 
 @pytest.mark.parametrize("raw", [b"", b"*", b"v2", b"/v2\n", b"//", b"/v2//x", b"/\xff", b"/v2/" + b"a" * 257, b"/a b"])
 def test_other_paths_are_refused(raw: bytes) -> None:
-    with pytest.raises(BadRequestError, match="not one that is served"):
+    with pytest.raises(UnknownModelError, match="not one that is served"):
         take_path({"raw_path": raw})

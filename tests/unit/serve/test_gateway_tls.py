@@ -35,7 +35,12 @@ def test_requests_are_answered_over_tls_and_over_nothing_less(pair: tuple[Path, 
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         async with scripted_server(echo) as triton:
             settings = Settings(
-                upstream=(triton.url,), port=0, tls_certificate=pair[0], tls_key=pair[1], drain_delay_s=0
+                upstream=(triton.url,),
+                port=0,
+                tls_certificate=pair[0],
+                tls_key=pair[1],
+                drain_delay_s=0,
+                validate=False,
             )
             running = asyncio.ensure_future(serve_gateway(settings, stop=stop, on_ready=ready.set_result))
             url = await ready

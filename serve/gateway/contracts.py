@@ -1,0 +1,174 @@
+"""The contracts of the models that are served, and requests held against them off the event loop where that is long."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import time
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from typing import TypeVar
+
+from serve.gateway.contract import Contract, UnfitError
+from serve.gateway.errors import GatewayError
+from serve.gateway.request import Request, read_request
+from serve.gateway.upstream import Upstream
+from serve.rollout.plan import Target
+
+__all__ = ["Contracts"]
+
+# JSON of this size takes about a millisecond; and it holds Python's lock meanwhile, so that a thread would not do.
+LONG_JSON = 64 * 1024
+# A client whose requests don't fit asks for another look at the model no more often than this.
+AGAIN_S = 1.0
+# The JSON of a binary request is the same from a client's one request to the next.
+REMEMBERED, SHORT_JSON = 512, 2048
+
+T = TypeVar("T")
+
+
+class Contracts:
+    """Contracts by model, from Triton's own metadata.
+
+    Args:
+        upstream: tells the metadata.
+        max_elements: of one input; 0 for what its dimensions allow.
+    """
+
+    def __init__(self, upstream: Upstream, max_elements: int) -> None:
+        self._upstream = upstream
+        self._max_elements = max_elements
+        self._made: dict[str, tuple[object, Contract]] = {}
+        self._looked: dict[str, float] = {}
+        self._fits: dict[tuple[bytes, int, int], tuple[Contract, Request, bytes]] = {}
+        self._pool: ProcessPoolExecutor | None = None
+
+    async def of(self, target: Target) -> Contract:
+        """The contract of a model, or of one version of it.
+
+        Raises:
+            UnknownModelError: Triton does not serve it.
+            GatewayError: Triton can't be asked.
+        """
+        metadata = await self._upstream.metadata(target.model, target.version)
+        made = self._made.get(target.path)
+        if made is None or made[0] is not metadata:
+            if len(self._made) >= REMEMBERED:
+                self._made.clear()
+            contract = Contract.of(metadata, self._max_elements)
+            if made is not None and made[1] == contract:
+                contract = made[1]  # what was read by it still holds
+            made = self._made[target.path] = metadata, contract
+        return made[1]
+
+    async def fitting(self, target: Target, check: Callable[[Contract], T]) -> T:
+        """What `check` gives; one that says UnfitError is asked again with the model as it is now.
+
+        Raises:
+            GatewayError: it does not fit, or the model is not known.
+        """
+        contract = await self.of(target)
+        try:
+            return check(contract)
+        except UnfitError:
+            if (fresh := await self._fresh(target, contract)) is None:
+                raise
+            return check(fresh)
+
+    async def read(
+        self, target: Target, head: bytes, tail_bytes: int | None, *, shared_memory: bool
+    ) -> tuple[Request, bytes]:
+        """Read the JSON of a request for a model.
+
+        Args:
+            target: the model.
+            head: the JSON.
+            tail_bytes: how many bytes of raw tensors follow; None where it is all JSON.
+            shared_memory: whether it may name regions of shared memory.
+
+        Returns:
+            The request, and its JSON as it goes on to Triton.
+
+        Raises:
+            GatewayError: it does not fit, or the model is not known.
+        """
+        contract = await self.of(target)
+        try:
+            return await self._read(contract, head, tail_bytes, shared_memory=shared_memory)
+        except UnfitError:
+            if (fresh := await self._fresh(target, contract)) is None:
+                raise
+            return await self._read(fresh, head, tail_bytes, shared_memory=shared_memory)
+
+    def close(self) -> None:
+        """End the process that reads long JSON."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+
+    async def _read(
+        self, contract: Contract, head: bytes, tail_bytes: int | None, *, shared_memory: bool
+    ) -> tuple[Request, bytes]:
+        if len(head) > LONG_JSON:
+            return await self._read_apart(contract, head, tail_bytes, shared_memory=shared_memory)
+        key = head, -1 if tail_bytes is None else tail_bytes, int(shared_memory)
+        known = self._fits.get(key)
+        if known is not None and known[0] is contract:
+            return known[1], known[2]
+        request = read_request(head, tail_bytes, contract, shared_memory=shared_memory)
+        text = request.json()
+        if tail_bytes and len(head) <= SHORT_JSON:
+            if len(self._fits) >= REMEMBERED:
+                self._fits.clear()
+            self._fits[key] = contract, request, text
+        return request, text
+
+    async def _read_apart(
+        self, contract: Contract, head: bytes, tail_bytes: int | None, *, shared_memory: bool
+    ) -> tuple[Request, bytes]:
+        for last in (False, True):
+            if self._pool is None:
+                self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+            pool = self._pool
+            try:
+                told, request, text = await asyncio.get_running_loop().run_in_executor(
+                    pool, _read_in_child, head, tail_bytes, contract, shared_memory
+                )
+            except BrokenExecutor:  # somebody killed it
+                if self._pool is pool:
+                    self._pool = None
+                if last:
+                    raise
+            else:
+                break
+        if request is None:
+            raise told if told is not None else AssertionError("the child tells one or the other")
+        return request, text
+
+    async def _fresh(self, target: Target, seen: Contract) -> Contract | None:
+        """The contract as Triton tells it now, if it is another."""
+        now = time.monotonic()
+        if now - self._looked.get(target.path, -AGAIN_S) < AGAIN_S:
+            return None
+        if len(self._looked) >= REMEMBERED:
+            self._looked.clear()
+        self._looked[target.path] = now
+        self._upstream.forget(target.model, target.version)
+        with contextlib.suppress(GatewayError):
+            fresh = await self.of(target)
+            if fresh != seen:
+                return fresh
+        return None
+
+
+def _read_in_child(
+    head: bytes, tail_bytes: int | None, contract: Contract, shared_memory: bool
+) -> tuple[GatewayError | None, Request | None, bytes]:
+    try:
+        request = read_request(head, tail_bytes, contract, shared_memory=shared_memory)
+    except GatewayError as err:
+        return err, None, b""
+    text = request.json()
+    request.header = None  # it is long, and was for this process to read
+    return None, request, text
