@@ -10,6 +10,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -20,27 +21,28 @@ LIBRARIES = {"libb64.so.0d": "libb64-*", "libcudart.so.12": "libcudart-*"}
 
 def install(folder: Path = FOLDER) -> tuple[Path, dict[str, str]]:
     """The binary, fetched when it isn't there, and the environment to run it in."""
+    folder.mkdir(parents=True, exist_ok=True)
     binary = folder.absolute() / "perf_analyzer"
+    # Several processes may want it at once: each fetches into a folder of its own, and the last one to be ready stays.
     if not binary.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--dest", str(folder)]
-        subprocess.run([*command, f"tritonclient=={VERSION}"], check=True)
-        (wheel,) = folder.glob("tritonclient-*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            part = binary.with_suffix(".part")
-            part.write_bytes(archive.read(f"tritonclient-{VERSION}.data/data/bin/perf_analyzer"))
-        wheel.unlink()
-        part.chmod(0o755)
-        part.rename(binary)
+        with tempfile.TemporaryDirectory(dir=folder) as name:
+            command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--dest", name]
+            subprocess.run([*command, f"tritonclient=={VERSION}"], check=True)
+            (wheel,) = Path(name).glob("tritonclient-*.whl")
+            part = Path(name) / "perf_analyzer"
+            with zipfile.ZipFile(wheel) as archive:
+                part.write_bytes(archive.read(f"tritonclient-{VERSION}.data/data/bin/perf_analyzer"))
+            part.chmod(0o755)
+            part.replace(binary)
     package = importlib.util.find_spec("pytriton")
     if package is None or not package.submodule_search_locations:
         sys.exit("nvidia-pytriton is not installed: pip install 'compress-serve[triton]'")
     libraries = Path(next(iter(package.submodule_search_locations))).parent / "nvidia_pytriton.libs"
     for name, pattern in LIBRARIES.items():
-        link = binary.with_name(name)
-        if not link.exists():
-            link.unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as beside:
+            link = Path(beside) / name
             link.symlink_to(next(libraries.glob(pattern)))
+            link.replace(binary.with_name(name))
     folders = [str(binary.parent), str(libraries), os.environ.get("LD_LIBRARY_PATH", "")]
     return binary, os.environ | {"LD_LIBRARY_PATH": os.pathsep.join(filter(None, folders))}
 

@@ -2,4 +2,5 @@
 
 from serve.cli import main
 
-main()
+if __name__ == "__main__":  # a process that it spawns reads this file, too
+    main()

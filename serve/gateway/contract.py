@@ -85,7 +85,7 @@ class Contract:
                 raise UnfitError(f"the input {name!r} has the shape {list(known.shape)}, not {_short(list(shape))}")
         sizes: Sequence[int] = shape  # type: ignore[assignment]
         if self.batched and not 1 <= sizes[0] <= (self.max_batch_size or MOST_ELEMENTS):
-            raise UnfitError(f"a request holds 1 to {self.max_batch_size} items, this one {sizes[0]}")
+            raise UnfitError(f"batch-size must be <= {self.max_batch_size} and at least 1, and it is {sizes[0]}")
         count = math.prod(sizes)
         if count == 0 and math.prod(size or 1 for size in sizes) > MOST_ELEMENTS:
             raise UnfitError(f"the input {name!r} is empty, and has the shape {_short(list(shape))}")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from typing import TypeVar
 
 from serve.gateway.contract import Contract, UnfitError
-from serve.gateway.errors import GatewayError
+from serve.gateway.errors import GatewayError, UnknownModelError
 from serve.gateway.request import Request, read_request
 from serve.gateway.upstream import Upstream
 from serve.rollout.plan import Target
@@ -24,6 +26,8 @@ LONG_JSON = 64 * 1024
 AGAIN_S = 1.0
 # The JSON of a binary request is the same from a client's one request to the next.
 REMEMBERED, SHORT_JSON = 512, 2048
+
+PR_SET_PDEATHSIG = 1
 
 T = TypeVar("T")
 
@@ -48,10 +52,13 @@ class Contracts:
         """The contract of a model, or of one version of it.
 
         Raises:
-            UnknownModelError: Triton does not serve it.
+            UnknownModelError: Triton does not serve it, and says so.
             GatewayError: Triton can't be asked.
         """
-        metadata = await self._upstream.metadata(target.model, target.version)
+        try:
+            metadata = await self._upstream.metadata(target.model, target.version)
+        except UnknownModelError as err:
+            raise UnknownModelError(err.why or err.error) from err  # in Triton's own words
         made = self._made.get(target.path)
         if made is None or made[0] is not metadata:
             if len(self._made) >= REMEMBERED:
@@ -129,7 +136,7 @@ class Contracts:
     ) -> tuple[Request, bytes]:
         for last in (False, True):
             if self._pool is None:
-                self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+                self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _stay_with_parent)
             pool = self._pool
             try:
                 told, request, text = await asyncio.get_running_loop().run_in_executor(
@@ -160,6 +167,14 @@ class Contracts:
             if fresh != seen:
                 return fresh
         return None
+
+
+def _stay_with_parent() -> None:
+    """Leave Ctrl-C to the gateway, and end when it ends, however that comes about."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:  # Linux's own
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _read_in_child(

@@ -95,9 +95,9 @@ WITHOUT = {key: value for key, value in GOOD.items() if key != "data"}
         ({"inputs": [GOOD | {"shape": [-1, 4]}]}, None, "has the shape"),
         ({"inputs": [GOOD | {"shape": "ab"}]}, None, "no shape"),
         ({"inputs": [GOOD | {"shape": [["a", 200_000_000], 4]}]}, None, "has the shape"),
-        ({"inputs": [GOOD | {"shape": [0, 4], "data": []}]}, None, "1 to 8 items"),
-        ({"inputs": [GOOD | {"shape": [9, 4], "data": [0] * 36}]}, None, "1 to 8 items"),
-        ({"inputs": [GOOD | {"shape": [2**40, 4]}]}, None, "1 to 8 items"),
+        ({"inputs": [GOOD | {"shape": [0, 4], "data": []}]}, None, "batch-size must be <= 8"),
+        ({"inputs": [GOOD | {"shape": [9, 4], "data": [0] * 36}]}, None, "batch-size must be <= 8"),
+        ({"inputs": [GOOD | {"shape": [2**40, 4]}]}, None, "batch-size must be <= 8"),
         ({"inputs": [GOOD, TEXT | {"shape": [1, 2**40]}]}, None, f"{2**40} elements by its shape, and 2"),
         ({"inputs": [GOOD, TEXT | {"shape": [1, 2**62]}]}, None, "elements by its shape, and 2"),
         ({"inputs": [GOOD, TEXT | {"shape": [1, 2**63]}]}, None, "has the shape"),
@@ -195,7 +195,8 @@ def test_a_raw_body_gets_the_shape_that_its_size_tells() -> None:
     head, body = raw_head(bytes(12), one)
     assert read(head, len(body), one)["inputs"][0]["shape"] == [1, 3]
     with pytest.raises(UnfitError):
-        read(*(lambda head, body: (head, len(body), one))(*raw_head(bytes(13), one)))
+        head, body = raw_head(bytes(13), one)
+        read(head, len(body), one)
     with pytest.raises(UnfitError, match="does not fit"):
         raw_head(bytes(12), CONTRACT)
 
@@ -230,7 +231,7 @@ REGION = {"shared_memory_region": messages.InferParameter(string_param="r")}
     [
         (message(), "lacks the input x"),
         (message(inputs=[tensor("z")]), "no input 'z'"),
-        (message(inputs=[tensor(shape=(2**40, 4))], raw_input_contents=[bytes(16)]), "1 to 8 items"),
+        (message(inputs=[tensor(shape=(2**40, 4))], raw_input_contents=[bytes(16)]), "batch-size must be <= 8"),
         (message(inputs=[tensor(shape=(-1, 4))], raw_input_contents=[bytes(16)]), "has the shape"),
         (message(inputs=[tensor()]), "and 0 of its type"),
         (message(inputs=[tensor(int_contents=[1, 2, 3, 4])]), "and 0 of its type"),
@@ -264,10 +265,10 @@ PLAIN = st.recursive(
 @settings(max_examples=300)
 @given(st.data())
 def test_any_json_is_read_or_refused(data: st.DataObject) -> None:
-    item = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4], "parameters": {}}
+    item: dict[str, Any] = {**GOOD, "parameters": {}}
     for _ in range(data.draw(st.integers(0, 3))):
         item[data.draw(st.sampled_from([*item, "other"]))] = data.draw(PLAIN)
-    request = {"inputs": [item], "outputs": [{"name": "y"}], "parameters": {}}
+    request: dict[str, Any] = {"inputs": [item], "outputs": [{"name": "y"}], "parameters": {}}
     for _ in range(data.draw(st.integers(0, 2))):
         request[data.draw(st.sampled_from([*request, "id", "other"]))] = data.draw(PLAIN)
     try:

@@ -1,0 +1,178 @@
+"""Requests that end a bare Triton, or spoil the batch that others are in: behind the gateway they reach neither."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as messages
+from tritonclient.grpc import service_pb2_grpc
+
+from serve.gateway.settings import Settings
+from serve.triton.launch import TritonServer
+from tests.gateway_models import fetch, served_models
+from tests.serve_http import gateway_thread
+
+pytestmark = pytest.mark.integration
+GOOD = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
+TEXT = {"inputs": [{"name": "file", "datatype": "BYTES", "shape": [1, 1], "data": ["abcd"]}]}
+
+
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    with served_models(tmp_path_factory.mktemp("hostile")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def urls(triton: TritonServer) -> Iterator[tuple[str, str]]:
+    """The gateway's URL, and its gRPC address."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    settings = Settings(
+        upstream=(f"http://{triton.http_address}",), grpc_upstream=(triton.grpc_address,), port=0, grpc_port=port
+    )
+    with gateway_thread(settings) as url:
+        yield url, f"127.0.0.1:{port}"
+
+
+def shaped(shape: Any, data: Any = (1, 2, 3, 4)) -> bytes:
+    return json.dumps({"inputs": [GOOD["inputs"][0] | {"shape": shape, "data": list(data)}]}).encode()
+
+
+CLASSIFIED = [{"name": "head", "parameters": {"classification": 1}}]
+HOSTILE: dict[str, tuple[str, bytes]] = {
+    "classes of a BYTES output": ("files", json.dumps(TEXT | {"outputs": CLASSIFIED}).encode()),
+    "a shape of 16 TB": ("tiny", shaped([1099511627776, 4])),
+    "a shape of 1.6 GB": ("tiny", shaped([100000000, 4])),
+    "a shape that overflows": ("tiny", shaped([2**62, 4])),
+    "a shape that overflows to nothing": ("files", json.dumps(
+        {"inputs": [TEXT["inputs"][0] | {"shape": [4294967296, 4294967296], "data": []}]}).encode()),
+    "a shape of words": ("tiny", shaped(["a", 200000000])),
+    "many dimensions": ("tiny", shaped([1] * 40_000)),
+    "deep lists": ("tiny", b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":' + b"[" * 50_000 + b"]" * 50_000
+                   + b"}]}"),
+    "deep objects": ("tiny", b'{"a":' * 50_000 + b"1" + b"}" * 50_000),
+    "two lists of inputs": ("tiny", (b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1099511627776,4],"data":[1]}],'
+                            b'"inputs":[{"name":"x","datatype":"FP32","shape":[8,4],"data":[1,2,3,4]}]}')),
+    "no data": ("tiny", b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4]}]}'),
+    "shared memory": ("tiny", (b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"parameters":'
+                      b'{"shared_memory_region":"a","shared_memory_byte_size":16}}]}')),
+}  # fmt: skip
+
+
+def framed(prefix: int, content: bytes = b"abcd") -> tuple[bytes, int]:
+    """A raw BYTES element that says another length than it has."""
+    size = 4 + len(content)
+    head = json.dumps(
+        {"inputs": [{"name": "file", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": size}}]}
+    ).encode()
+    return head + struct.pack("<I", prefix) + content, len(head)
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_one_request_ends_nothing(triton: TritonServer, urls: tuple[str, str], kind: str) -> None:
+    before = triton.pid
+    model, body = HOSTILE[kind]
+    status, told = fetch(f"{urls[0]}/v2/models/{model}/infer", body)
+    assert status == 400, told
+    assert told["error"]
+    assert fetch(f"{urls[0]}/v2/models/tiny/infer", json.dumps(GOOD).encode())[0] == 200
+    assert fetch(f"{urls[0]}/v2/models/files/infer", json.dumps(TEXT).encode())[0] == 200
+    assert triton.pid == before
+    assert triton.running
+
+
+def test_a_wrong_length_fails_nobody_elses_request(urls: tuple[str, str]) -> None:
+    url = f"{urls[0]}/v2/models/files/infer"
+    stop = threading.Event()
+    statuses: list[int] = []
+
+    def neighbour() -> None:
+        while not stop.is_set():
+            statuses.append(fetch(url, json.dumps(TEXT).encode())[0])
+
+    neighbours = [threading.Thread(target=neighbour) for _ in range(2)]
+    for thread in neighbours:
+        thread.start()
+    try:
+        for prefix in (0, 3, 5, 100, 2**31 - 1, 2**31, 2**32 - 1) * 5:
+            body, length = framed(prefix)
+            assert fetch(url, body, **{"Inference-Header-Content-Length": str(length)})[0] == 400
+    finally:
+        stop.set()
+        for thread in neighbours:
+            thread.join()
+    assert len(statuses) > 1
+    assert set(statuses) == {200}
+
+
+def test_long_json_is_read_beside_the_event_loop_and_answered(urls: tuple[str, str]) -> None:
+    for _ in range(2):
+        status, answer = fetch(f"{urls[0]}/v2/models/tiny/infer", json.dumps(GOOD | {"note": "x" * 100_000}).encode())
+        assert status == 200
+        assert answer["outputs"][0]["data"] == [5.0, 6.0, 7.0]
+    bad = shaped([1, 4], range(100_000))
+    status, told = fetch(f"{urls[0]}/v2/models/tiny/infer", bad)
+    assert (status, told["why"]) == (400, "the input 'x' has 4 elements by its shape, and 100000 in its data")
+
+
+def test_a_raw_body_is_one_tensor(urls: tuple[str, str]) -> None:
+    def ask(model: str, body: bytes) -> tuple[int, Any]:
+        headers = {"Inference-Header-Content-Length": "0", "Content-Type": "application/octet-stream"}
+        with contextlib.closing(http.client.HTTPConnection(urls[0].removeprefix("http://"))) as connection:
+            connection.request("POST", f"/v2/models/{model}/infer", body, headers)
+            answer = connection.getresponse()
+            length = int(answer.headers.get("Inference-Header-Content-Length", "0"))
+            return answer.status, answer.read()[length:]
+
+    assert ask("tiny", struct.pack("<4f", 1, 2, 3, 4)) == (200, struct.pack("<3f", 5, 6, 7))
+    assert ask("tiny", bytes(15))[0] == 400
+    assert ask("files", b"abcdef")[1].startswith(struct.pack("<I", 4) + b"abcd")
+
+
+def x_of(shape: tuple[int, ...], **fields: Any) -> Any:
+    return messages.ModelInferRequest(
+        model_name="tiny", inputs=[{"name": "x", "datatype": "FP32", "shape": shape}], **fields
+    )
+
+
+GRPC: dict[str, Any] = {
+    "a shape of 16 TB": x_of((1099511627776, 4), raw_input_contents=[bytes(16)]),
+    "a shape that overflows": x_of((2**62, 4), raw_input_contents=[bytes(16)]),
+    "a negative shape": x_of((-1, 4), raw_input_contents=[bytes(16)]),
+    "no data": x_of((1, 4)),
+    "too much data": x_of((1, 4), raw_input_contents=[bytes(16), bytes(16)]),
+    "classes of a BYTES output": messages.ModelInferRequest(
+        model_name="files",
+        inputs=[{"name": "file", "datatype": "BYTES", "shape": (1, 1), "contents": {"bytes_contents": [b"abcd"]}}],
+        outputs=[{"name": "head", "parameters": {"classification": messages.InferParameter(int64_param=1)}}],
+    ),
+    "a wrong length": messages.ModelInferRequest(
+        model_name="files", inputs=[{"name": "file", "datatype": "BYTES", "shape": (1, 1)}],
+        raw_input_contents=[struct.pack("<I", 2**31) + b"abcd"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", GRPC)
+def test_one_message_ends_nothing(triton: TritonServer, urls: tuple[str, str], kind: str) -> None:
+    before = triton.pid
+    with grpc.insecure_channel(urls[1]) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.ModelInfer(GRPC[kind], timeout=20)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT, caught.value
+        answer = stub.ModelInfer(x_of((1, 4), raw_input_contents=[struct.pack("<4f", 1, 2, 3, 4)]), timeout=20)
+    assert answer.raw_output_contents[0] == struct.pack("<3f", 5, 6, 7)
+    assert triton.pid == before
+    assert triton.running
