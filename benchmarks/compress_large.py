@@ -56,11 +56,11 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.before:
             x = x + self.attend(self.first(x))
-            x = x + self.down(F.gelu(self.up(self.second(x))))
-            return x
+            fed: torch.Tensor = x + self.down(F.gelu(self.up(self.second(x))))
+            return fed
         x = self.first(x + self.attend(x))
-        x = self.second(x + self.down(F.gelu(self.up(x))))
-        return x
+        normed: torch.Tensor = self.second(x + self.down(F.gelu(self.up(x))))
+        return normed
 
 
 class VisionTransformer(nn.Module):

@@ -194,8 +194,8 @@ def test_a_raw_body_gets_the_shape_that_its_size_tells() -> None:
     )
     head, body = raw_head(bytes(12), one)
     assert read(head, len(body), one)["inputs"][0]["shape"] == [1, 3]
+    head, body = raw_head(bytes(13), one)
     with pytest.raises(UnfitError):
-        head, body = raw_head(bytes(13), one)
         read(head, len(body), one)
     with pytest.raises(UnfitError, match="does not fit"):
         raw_head(bytes(12), CONTRACT)
