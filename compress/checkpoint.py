@@ -1,6 +1,6 @@
 """Model files: `save` one from which everything else follows, `load` any kind that PyTorch writes.
 
-A checkpoint is untrusted: no code in one is run unless the user says so (`compress.pickles`).
+A checkpoint is untrusted: no code in one is run unless the user says so. What each format may do: docs/security.md.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import copy
 import hashlib
 import inspect
 import json
+import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,18 @@ from compress.artifact import Signature, TensorSpec
 from compress.errors import CheckpointError, SignatureError, first_line
 from compress.exported_program import load_exported_program
 from compress.file_kind import FileKind, file_kind
+from compress.folded_norms import fold_norms, folded
 from compress.graph_file import GraphError, from_data, to_data
-from compress.model import TorchModel, infer_outputs
+from compress.model import TorchModel, call, example_inputs, infer_outputs, symbols_of
 from compress.pickles import unpickle
-from compress.user_code import user_code
+from compress.weights import module_of
 
 __all__ = ["fingerprint", "load", "save", "write"]
 
 FORMAT = "compress.model"
+VERSION = 2
+LARGEST_SAMPLE = 1 << 31
+TOLERANCE = 1e-4
 _INPUT_HINT = (
     "add --input 'name:dtype[batch,…]' for each input of its forward, such as --input 'x:float32[batch,3,224,224]'"
 )
@@ -70,8 +75,8 @@ def save(
     try:
         specs = _specs(inputs)
         kept = _with_float32(module)
-        model = TorchModel(kept, Signature(specs, infer_outputs(kept, specs, _tuple(outputs))))
-        write(model, path)
+        signature = Signature(specs, infer_outputs(kept, specs, _tuple(outputs)))
+        _write(TorchModel(folded(kept), signature), path, TorchModel(kept, signature))
     finally:
         module.train(was_training)
     return path
@@ -79,22 +84,48 @@ def save(
 
 def write(model: TorchModel, path: Path) -> None:
     """Write a layered model; raises CheckpointError when its forward has no plain form."""
+    _write(model, path)
+
+
+def _write(model: TorchModel, path: Path, original: TorchModel | None = None) -> None:
+    """Write a model; what was written loads, and answers as the original does."""
+    instead = "save model.state_dict() with torch.save instead, and export it with --model package.module:factory"
     try:
         graph = to_data(model.module, inputs=len(model.signature.inputs))
+        from_data(graph)
     except GraphError as err:
         raise CheckpointError(
-            f"can't write {path} so that it loads without your code",
-            why=str(err),
-            mend="save model.state_dict() with torch.save instead, and export it with --model package.module:factory",
+            f"can't write {path} so that it loads without your code", why=str(err), mend=instead
         ) from err
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".part")
-    data = {"format": FORMAT, "version": 1, "signature": model.signature.to_dict(), "graph": graph}
+    data = {"format": FORMAT, "version": VERSION, "signature": model.signature.to_dict(), "graph": graph}
     try:
         torch.save(data, beside)
+        if original is not None and (why := _differs(original, _read(unpickle(beside, trust=False), beside))):
+            raise CheckpointError(f"can't write {path} so that it gives the same answers", why=why, mend=instead)
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _differs(original: TorchModel, loaded: TorchModel) -> str | None:
+    """How the answers differ, if they do by more than rounding, at sizes that the original has been run at."""
+    specs = original.signature.inputs
+    arrays = example_inputs(specs, {symbol: 2 + index for index, symbol in enumerate(symbols_of(specs))})
+    answers = []
+    for model in (original, loaded):
+        with torch.no_grad(), torch.random.fork_rng(devices=()):
+            torch.manual_seed(0)
+            answers.append(call(model.module, specs, arrays))
+    for (name, want), got in zip(answers[0].items(), answers[1].values(), strict=True):
+        if want.dtype != got.dtype or want.shape != got.shape:
+            return f"{name} is {got.dtype}{list(got.shape)}, not {want.dtype}{list(want.shape)}"
+        want, got = want.double(), got.double()
+        scale = float(want[torch.isfinite(want)].abs().max()) if torch.isfinite(want).any() else 0.0
+        if not torch.allclose(want, got, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True):
+            return f"{name} is off by {float((want - got).abs().max()):.3g}: its layers do more than their forward says"
+    return None
 
 
 def load(
@@ -102,7 +133,8 @@ def load(
     *,
     inputs: Sequence[str] = (),
     model: str | None = None,
-    trust_pickle: bool = False,
+    trust: bool = False,
+    trust_pickle: bool | None = None,
 ) -> TorchModel:
     """Load a model file of any kind, in eval mode and on the CPU.
 
@@ -110,7 +142,9 @@ def load(
         path: what compress.save, torch.save, torch.jit.save or torch.export.save wrote.
         inputs: 'name:dtype[batch,…]' for each input, where the file does not say.
         model: 'package.module:factory', a callable that gives the module for a state_dict.
-        trust_pickle: run the pickle's code. Only for files from a source that may run code on this machine.
+        trust: run what the file brings: a pickle's code, TorchScript. Only for files from a source that may run code on
+            this machine.
+        trust_pickle: the former name of `trust`.
 
     Raises:
         CheckpointError: the file can't be read, or needs one of the arguments above.
@@ -122,17 +156,20 @@ def load(
         x:float32[batch,4] output:float32[batch,3]
     """
     path = Path(path)
+    if trust_pickle is not None:
+        warnings.warn("trust_pickle is now named trust", FutureWarning, stacklevel=2)
+        trust = trust or trust_pickle
     kind = file_kind(path)
     if kind is FileKind.EXPORTED_PROGRAM:
-        loaded = load_exported_program(path, trust=trust_pickle)
+        loaded = load_exported_program(path, trust=trust)
     elif kind is FileKind.TORCHSCRIPT:
-        loaded = _with_signature(_torchscript(path), path, inputs, layered=False)
+        loaded = _with_signature(_torchscript(path, trust=trust), path, inputs, layered=False)
     else:
-        content = unpickle(path, trust=trust_pickle)
-        if isinstance(content, Mapping) and content.get("format") == FORMAT:
+        content = unpickle(path, trust=trust)
+        if isinstance(content, dict) and type(content.get("format")) is str and content["format"] == FORMAT:
             loaded = _read(content, path)
         else:
-            loaded = _with_signature(_module_of(content, path, model), path, inputs, layered=True)
+            loaded = _with_signature(module_of(content, path, model), path, inputs, layered=True)
     _refuse_nan(loaded.module, path)
     if kind is not FileKind.EXPORTED_PROGRAM:  # whose mode was fixed when it was exported
         loaded.module.eval()
@@ -140,18 +177,35 @@ def load(
 
 
 def fingerprint(model: TorchModel) -> str:
-    """Hex SHA-256 of what decides a model's answers: graph (or what is known of its code), weights, signature."""
+    """Hex SHA-256 of what decides a model's answers: graph (or what is known of its code), weights, signature.
+
+    Which tensors are one and the same is a part of it.
+    """
     module = model.module
+    digest = hashlib.sha256(f"{_code(model)}\n{model.signature.to_dict()}".encode())
+    first: dict[int, str] = {}
+    tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    for name, tensor in tensors:
+        shared = first.setdefault(id(tensor), name)
+        digest.update(f"\n{name} {shared} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        if shared == name:
+            numbers = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+            digest.update(numbers.numpy())  # type: ignore[arg-type]  # a buffer, not a copy
+    return digest.hexdigest()
+
+
+def _code(model: TorchModel) -> str:
+    module = model.module
+    if isinstance(module, torch.jit.ScriptModule):
+        # Its constants are in the file alone, whose entries carry no times.
+        return hashlib.sha256(module.save_to_buffer()).hexdigest()
     try:
-        code = json.dumps(to_data(module, inputs=len(model.signature.inputs))["nodes"])
+        return json.dumps(to_data(module, inputs=len(model.signature.inputs))["nodes"]) + f"\n{module!r}"
     except GraphError:
         code = str(getattr(module, "code", ""))
         with contextlib.suppress(OSError, TypeError):  # no source: built in, or made in a shell
             code += inspect.getsource(type(module))
-    digest = hashlib.sha256(f"{code}\n{module!r}\n{model.signature.to_dict()}".encode())
-    for name, tensor in module.state_dict().items():
-        digest.update(name.encode() + tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+        return f"{code}\n{module!r}"
 
 
 def _tuple(names: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -186,11 +240,20 @@ def _with_signature(module: nn.Module, path: Path, inputs: Sequence[str], *, lay
         raise CheckpointError(f"can't tell the inputs of {path}", why="the file does not name them", mend=_INPUT_HINT)
     module = _with_float32(module)
     module.eval()
+    if layered:
+        fold_norms(module)
     specs = _specs(list(inputs))
     return TorchModel(module, Signature(specs, infer_outputs(module, specs)), layered)
 
 
-def _torchscript(path: Path) -> nn.Module:
+def _torchscript(path: Path, *, trust: bool) -> nn.Module:
+    if not trust:
+        raise CheckpointError(
+            f"won't load {path}: it would run code",
+            why="TorchScript runs operators of the file's choice, while it is loaded, too; some write and read files",
+            mend="save the module itself by compress.save(module, path, inputs=…); or, if you trust whoever made it, "
+            "add --trust",
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -202,78 +265,30 @@ def _torchscript(path: Path) -> nn.Module:
 
 
 def _read(content: Mapping[str, Any], path: Path) -> TorchModel:
-    if content["version"] > 1:
-        why = f"its format is version {content['version']}, this release reads version 1"
+    version = content.get("version")
+    if type(version) is int and version > VERSION:
+        why = f"its format is version {version}, this release reads up to {VERSION}"
         raise CheckpointError(f"can't read {path}", why=why, mend="install the release that wrote it, or a newer one")
+    again = "write it again with compress.save"
+    if type(version) is not int or version < 1:
+        raise CheckpointError(f"can't read {path}", why="it is malformed: it has no version", mend=again)
     try:
-        return TorchModel(from_data(content["graph"]), Signature.from_dict(content["signature"]))
-    except (GraphError, KeyError, TypeError, ValueError, AttributeError) as err:
-        again = "write it again with compress.save"
-        raise CheckpointError(f"can't read {path}", why=f"it is malformed: {err}", mend=again) from err
+        return TorchModel(from_data(content["graph"]), _signature(content["signature"]))
+    except (GraphError, KeyError, TypeError, ValueError, AttributeError, SignatureError) as err:
+        why = err.why if isinstance(err, SignatureError) else str(err)
+        raise CheckpointError(f"can't read {path}", why=f"it is malformed: {why[:300]}", mend=again) from err
 
 
-def _module_of(content: Any, path: Path, factory: str | None) -> nn.Module:
-    if isinstance(content, nn.Module):
-        return content
-    state = _state_dict(content)
-    if state is None:
-        held = (
-            f"a dict of {', '.join(map(repr, list(content)[:5]))}"
-            if isinstance(content, Mapping)
-            else type(content).__name__
-        )
-        raise CheckpointError(
-            f"found no model in {path}",
-            why=f"it holds {held}",
-            mend="save the model with compress.save(module, path, inputs=…), or torch.save(model.state_dict(), path)",
-        )
-    if factory is None:
-        raise CheckpointError(
-            f"{path} holds weights but no architecture",
-            why=f"it is a state_dict of {len(state)} tensors",
-            mend="add --model package.module:factory (a function or class that gives the module) and --input",
-        )
-    module = _build(factory)
-    try:
-        module.load_state_dict(state)
-    except RuntimeError as err:
-        lines = [line.strip() for line in str(err).splitlines()[1:3]] or [str(err)]
-        why = " ".join(lines)[:300]
-        raise CheckpointError(
-            f"the weights of {path} don't fit {factory}", why=why, mend="name the factory that made them"
-        ) from err
-    return module
-
-
-def _state_dict(content: Any) -> dict[str, torch.Tensor] | None:
-    """The state_dict in a checkpoint: the dict itself, or under one of the names that trainers use."""
-    if not isinstance(content, Mapping):
-        return None
-    if content and all(isinstance(value, torch.Tensor) for value in content.values()):
-        prefixes: Iterable[str] = ("module.", "_orig_mod.")  # left by DataParallel and by torch.compile
-        state = dict(content)
-        for prefix in prefixes:
-            if all(key.startswith(prefix) for key in state):
-                state = {key.removeprefix(prefix): value for key, value in state.items()}
-        return state
-    for key in ("state_dict", "model_state_dict", "model", "module", "net", "weights"):
-        if (inner := _state_dict(content.get(key))) is not None:
-            return inner
-    return None
-
-
-def _build(factory: str) -> nn.Module:
-    mend = "write --model package.module:factory, and run from the folder that holds the package, or set PYTHONPATH"
-    try:
-        with user_code(factory) as make:
-            made = make()
-    except Exception as err:  # the user's module: anything may come out of it
-        raise CheckpointError(
-            f"can't build the model by {factory}", why=f"{type(err).__name__}: {err}", mend=mend
-        ) from err
-    if not isinstance(made, nn.Module):
-        raise CheckpointError(f"{factory} is no model factory", why=f"it gave a {type(made).__name__}", mend=mend)
-    return made
+def _signature(data: Any) -> Signature:
+    """A signature of a file, whose sizes an array can have."""
+    texts = [*data["inputs"], *data["outputs"]]
+    if type(data) is not dict or not all(type(text) is str and len(text) < 1000 for text in texts):
+        raise ValueError("its signature is not plain")
+    signature = Signature.from_dict(data)
+    for spec in (*signature.inputs, *signature.outputs):
+        if math.prod(spec.fixed(1)) > LARGEST_SAMPLE or any(size < 1 for size in signature.sizes.values()):
+            raise ValueError(f"its signature has sizes that can't be: {spec.name[:100]}")
+    return signature
 
 
 def _refuse_nan(module: nn.Module, path: Path) -> None:

@@ -45,6 +45,8 @@ def to_data(module: nn.Module, *, inputs: int) -> dict[str, Any]:
     Raises:
         GraphError: the forward depends on tensor values, or uses something that has no plain form.
     """
+    if isinstance(module, torch.jit.ScriptModule):
+        raise GraphError("TorchScript has no forward in Python to be traced")
     traced = module if isinstance(module, fx.GraphModule) else _trace(module, inputs)
     nodes: list[dict[str, Any]] = []
     modules: dict[str, Any] = {}
