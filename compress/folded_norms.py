@@ -40,8 +40,21 @@ def fold_norms(module: nn.Module) -> None:
         for hook in _hooks(layer):
             (remove_weight_norm if isinstance(hook, WeightNorm) else remove_spectral_norm)(layer, hook.name)
         if parametrize.is_parametrized(layer):
-            for name in list(layer.parametrizations):  # type: ignore[arg-type]
-                parametrize.remove_parametrizations(layer, name, leave_parametrized=True)
+            _unparametrize(layer)
+
+
+def _unparametrize(layer: nn.Module) -> None:
+    """As torch's remove_parametrizations, which edits a class that the copy shares with the original."""
+    parametrizations: Any = layer.parametrizations
+    values = {name: getattr(layer, name).detach().clone() for name in parametrizations}
+    trained = {name for name in values if any(True for _ in parametrizations[name].parameters(recurse=False))}
+    layer.__class__ = parametrize.type_before_parametrizations(layer)
+    del layer._modules["parametrizations"]
+    for name, value in values.items():
+        if name in trained:
+            layer.register_parameter(name, nn.Parameter(value))
+        else:
+            layer.register_buffer(name, value)
 
 
 def _hooks(layer: nn.Module) -> list[WeightNorm | SpectralNorm]:

@@ -115,21 +115,33 @@ def _root(data: Mapping[str, Any]) -> nn.Module:
         table = data.get(kind)
         if type(table) is not dict:
             raise GraphError(f"it has no table of {kind}")
+        shared = {_memory(tensor): tensor for tensor in root.parameters() if tensor.numel()}
         for path, value in table.items():
             try:
                 if kind == "modules":
                     _put(root, path, layer_of(_record(value, met), made))
                 else:
-                    tensor = clean(value, met)
-                    if tensor is None:
-                        raise GraphError("it is not there")
-                    if kind == "parameters" and not isinstance(tensor, nn.Parameter):
-                        tensor = met[id(value)] = nn.Parameter(tensor, requires_grad=tensor.is_floating_point())
-                    _put(root, path, tensor)
+                    _put(root, path, _free(value, met, shared, parameter=kind == "parameters"))
             except (GraphError, LayerError, KeyError) as err:
                 shown = ascii(path)[:100] if type(path) is str else "a path that is no text"
                 raise GraphError(f"{shown}: {err}") from err
     return root
+
+
+def _free(value: Any, met: dict[int, Any], shared: Mapping[Any, nn.Parameter], *, parameter: bool) -> torch.Tensor:
+    """A tensor outside of layers; one that a layer has, too, is that layer's."""
+    if clean(value, {}) is None:
+        raise GraphError("it is not there")
+    tensor: torch.Tensor = met.get(id(value), value)
+    if not parameter or isinstance(tensor, nn.Parameter):
+        return tensor
+    # Version 1 told by its memory alone which parameter a tensor is.
+    known = shared.get(_memory(tensor)) if tensor.numel() else None
+    return nn.Parameter(tensor, requires_grad=tensor.is_floating_point()) if known is None else known
+
+
+def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _record(value: Any, met: dict[int, Any]) -> Any:

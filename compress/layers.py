@@ -206,7 +206,8 @@ def _constructed(
         given[name.removeprefix("Transformer").lower() + "_layer"] = stack[0]
         given["norm"] = children.get("norm")
     elif name == "Transformer":
-        given |= {"custom_encoder": children.get("encoder"), "custom_decoder": children.get("decoder")}
+        # It draws the weights of what it is given anew.
+        given |= {"custom_encoder": nn.Identity(), "custom_decoder": nn.Identity()}
     elif name in ("TransformerEncoderLayer", "TransformerDecoderLayer") and "activation" in children:
         given["activation"] = children["activation"]
     try:
