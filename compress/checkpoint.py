@@ -33,7 +33,7 @@ __all__ = ["fingerprint", "load", "save", "write"]
 
 FORMAT = "compress.model"
 VERSION = 2
-LARGEST_SAMPLE = 1 << 31
+LARGEST_SAMPLE = 1 << 28
 TOLERANCE = 1e-4
 _INPUT_HINT = (
     "add --input 'name:dtype[batch,…]' for each input of its forward, such as --input 'x:float32[batch,3,224,224]'"
@@ -266,11 +266,11 @@ def _torchscript(path: Path, *, trust: bool) -> nn.Module:
 
 def _read(content: Mapping[str, Any], path: Path) -> TorchModel:
     version = content.get("version")
-    if type(version) is int and version > VERSION:
+    if type(version) is int and VERSION < version < 1000:
         why = f"its format is version {version}, this release reads up to {VERSION}"
         raise CheckpointError(f"can't read {path}", why=why, mend="install the release that wrote it, or a newer one")
     again = "write it again with compress.save"
-    if type(version) is not int or version < 1:
+    if type(version) is not int or not 0 < version <= VERSION:
         raise CheckpointError(f"can't read {path}", why="it is malformed: it has no version", mend=again)
     try:
         return TorchModel(from_data(content["graph"]), _signature(content["signature"]))
@@ -285,8 +285,10 @@ def _signature(data: Any) -> Signature:
     if type(data) is not dict or not all(type(text) is str and len(text) < 1000 for text in texts):
         raise ValueError("its signature is not plain")
     signature = Signature.from_dict(data)
+    sizes = signature.at(1)
     for spec in (*signature.inputs, *signature.outputs):
-        if math.prod(spec.fixed(1)) > LARGEST_SAMPLE or any(size < 1 for size in signature.sizes.values()):
+        sample = [sizes.get(size, 1) if isinstance(size, str) else size for size in spec.shape]
+        if math.prod(sample) > LARGEST_SAMPLE or min(sample, default=1) < 1 or not spec.name.isprintable():
             raise ValueError(f"its signature has sizes that can't be: {spec.name[:100]}")
     return signature
 

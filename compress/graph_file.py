@@ -26,7 +26,7 @@ from compress.pickle_machine import Instance
 
 __all__ = ["GraphError", "from_data", "to_data"]
 
-_NODES = 100_000
+_NODES = 50_000
 _KEYS = {"name", "op", "target", "args", "kwargs"}
 
 

@@ -27,6 +27,12 @@ _CONSTANTS = {
 }
 _CALLERS = ("call", "methodcaller", "attrgetter", "itemgetter")
 _TAKE_CALLABLES = {"apply_", "map_", "map2_", "register_hook", "register_post_accumulate_grad_hook"}
+# Those that give or change the memory behind a tensor, not its values.
+_MEMORY = re.compile(
+    r".*(storage|resize|data_ptr|pinned|pin_memory|shared?_|is_shared).*|set_|numpy|module_load|backward"
+)
+# Kernels of one backend, which trust what they are given: packed weights hold pointers.
+_KERNELS = re.compile(r"_.*|(fbgemm|miopen|cudnn|mkldnn|quantized|rocm|xnnpack)_.*|q_.*")
 
 
 class GraphError(Exception):
@@ -41,7 +47,11 @@ def _functions() -> dict[str, Callable[..., Any]]:
         if not isinstance(namespace, types.ModuleType):
             continue
         prefix = namespace.__name__
-        table |= {f"{prefix}.{f.__name__}": f for f in functions if getattr(namespace, f.__name__, None) is f}
+        table |= {
+            f"{prefix}.{f.__name__}": f
+            for f in functions
+            if getattr(namespace, f.__name__, None) is f and not _KERNELS.fullmatch(f.__name__)
+        }
     table |= {f"_operator.{name}": getattr(operator, name) for name in operator.__all__ if name not in _CALLERS}
     table |= {f"math.{name}": f for name in dir(math) if callable(f := getattr(math, name)) and name[0] != "_"}
     for name in ("arange", "eye", "full", "linspace", "ones", "zeros"):
@@ -59,7 +69,7 @@ def _names() -> dict[Callable[..., Any], str]:
 @functools.cache
 def methods() -> frozenset[str]:
     names = {f.__name__ for f in get_overridable_functions()[torch.Tensor] if hasattr(f, "__name__")}
-    return frozenset(name for name in names if not name.startswith("_")) - _TAKE_CALLABLES
+    return frozenset(n for n in names if not _KERNELS.fullmatch(n) and not _MEMORY.fullmatch(n)) - _TAKE_CALLABLES
 
 
 def _tensor_attribute(value: Any, name: str) -> Any:

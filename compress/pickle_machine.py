@@ -24,6 +24,7 @@ __all__ = ["Global", "Instance", "Machine", "OtherTensorError"]
 
 _COPIES = 10_000_000
 _EXPANDED = 1 << 20
+_VIEWS = 64
 
 _STORAGES = {
     f"torch.{name}Storage": dtype
@@ -93,7 +94,7 @@ class Machine:
     def __init__(self, storages: ZipStorages | LegacyStorages) -> None:
         self.storages = storages
         self.foreign: set[str] = set()
-        self._copied = 0
+        self._copied = self._described = 0
         self._calls: dict[str, Callable[..., Any]] = {
             "collections.OrderedDict": lambda pairs=(): OrderedDict(self._pairs(pairs)),
             "collections.defaultdict": lambda _factory=None, pairs=(): dict(self._pairs(pairs)),
@@ -289,9 +290,12 @@ class Machine:
         if dtype is not None:
             memory = memory.view(dtype)
         numel = math.prod(size)
+        self._described += numel
         last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True)) if numel else offset
         if last >= memory.numel() + (numel == 0) or numel > max(memory.numel(), _EXPANDED):
             raise DamagedError(f"a tensor of the sizes {list(size)[:8]} is beyond its storage of {memory.numel():,}")
+        if self._described > _VIEWS * self.storages.size:
+            raise DamagedError("its tensors show the same numbers again and again")
         return memory.as_strided(size, stride, offset)
 
     def _tensor_v2(

@@ -38,6 +38,7 @@ class ZipStorages:
 
     Attributes:
         pickle: the bytes of data.pkl.
+        size: bytes of the file.
 
     Raises:
         DamagedError: anything of it is not as torch.save writes it.
@@ -46,6 +47,7 @@ class ZipStorages:
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self.size = len(self._bytes)
         self._spans = _spans(path, self._bytes)
         if self._spans.get("byteorder") is not None and self._read("byteorder", 16) != b"little":
             raise DamagedError("its numbers are big-endian")
@@ -78,7 +80,7 @@ class LegacyStorages:
     """
 
     def __init__(self, size: int) -> None:
-        self._left = size
+        self.size = self._left = size
         self._made: dict[str, torch.Tensor] = {}
 
     def __call__(self, key: str, dtype: torch.dtype, numel: int) -> torch.Tensor:
