@@ -20,13 +20,14 @@ import torch
 from torch import nn
 
 from compress.artifact import Signature, TensorSpec
-from compress.errors import CheckpointError, SignatureError, first_line
+from compress.errors import CheckpointError, SignatureError
 from compress.exported_program import load_exported_program
 from compress.file_kind import FileKind, file_kind
 from compress.folded_norms import fold_norms, folded
 from compress.graph_file import GraphError, from_data, to_data
 from compress.model import TorchModel, call, example_inputs, infer_outputs, symbols_of
 from compress.pickles import unpickle
+from compress.torchscript import load_torchscript
 from compress.weights import module_of
 
 __all__ = ["fingerprint", "load", "save", "write"]
@@ -163,7 +164,7 @@ def load(
     if kind is FileKind.EXPORTED_PROGRAM:
         loaded = load_exported_program(path, trust=trust)
     elif kind is FileKind.TORCHSCRIPT:
-        loaded = _with_signature(_torchscript(path, trust=trust), path, inputs, layered=False)
+        loaded = _with_signature(load_torchscript(path, trust=trust), path, inputs, layered=False)
     else:
         content = unpickle(path, trust=trust)
         if isinstance(content, dict) and type(content.get("format")) is str and content["format"] == FORMAT:
@@ -244,24 +245,6 @@ def _with_signature(module: nn.Module, path: Path, inputs: Sequence[str], *, lay
         fold_norms(module)
     specs = _specs(list(inputs))
     return TorchModel(module, Signature(specs, infer_outputs(module, specs)), layered)
-
-
-def _torchscript(path: Path, *, trust: bool) -> nn.Module:
-    if not trust:
-        raise CheckpointError(
-            f"won't load {path}: it would run code",
-            why="TorchScript runs operators of the file's choice, while it is loaded, too; some write and read files",
-            mend="save the module itself by compress.save(module, path, inputs=…); or, if you trust whoever made it, "
-            "add --trust",
-        )
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            module: nn.Module = torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call]
-            return module
-    except RuntimeError as err:
-        why = first_line(err)
-        raise CheckpointError(f"can't load the TorchScript file {path}", why=why, mend="save it again") from err
 
 
 def _read(content: Mapping[str, Any], path: Path) -> TorchModel:

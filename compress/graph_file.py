@@ -22,7 +22,7 @@ from torch import fx, nn
 
 from compress.graph_words import Decoder, GraphError, encode, function_of, methods, name_of
 from compress.layers import LayerError, clean, layer_of, plain_name, record_of
-from compress.pickle_machine import Instance
+from compress.pickle_names import Instance
 
 __all__ = ["GraphError", "from_data", "to_data"]
 
@@ -180,7 +180,13 @@ def _add(graph: fx.Graph, node: Any, name: str, root: nn.Module, decoder: Decode
         raise GraphError("a node of it has not the parts of one")
     op, given = node["op"], node["target"]
     args, kwargs = decoder.decode(node["args"]), decoder.decode(node["kwargs"])
-    if type(op) is not str or type(given) is not str or type(args) is not tuple or type(kwargs) is not dict:
+    if (
+        type(op) is not str
+        or type(given) is not str
+        or len(given) > 1000
+        or type(args) is not tuple
+        or type(kwargs) is not dict
+    ):
         raise GraphError("a node of it has not the parts of one")
     for key in kwargs:
         if type(key) is not str or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,99}", key) or keyword.iskeyword(key):

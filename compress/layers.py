@@ -19,37 +19,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from compress.pickle_machine import Global, Instance
+from compress.layer_classes import CLASSES, CONTAINERS
+from compress.pickle_names import Global, Instance
 
 __all__ = ["LayerError", "clean", "layer_of", "plain", "plain_name", "record_of"]
 
 Record = dict[str, Any]
 
-_CONTAINERS: dict[str, type[nn.Module]] = {
-    kind.__name__: kind for kind in (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-}
-_NAMES = (
-    "Identity Linear Bilinear Flatten Unflatten Embedding EmbeddingBag "
-    "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d Fold Unfold "
-    "BatchNorm1d BatchNorm2d BatchNorm3d SyncBatchNorm InstanceNorm1d InstanceNorm2d InstanceNorm3d "
-    "LayerNorm GroupNorm RMSNorm LocalResponseNorm CrossMapLRN2d "
-    "MaxPool1d MaxPool2d MaxPool3d MaxUnpool1d MaxUnpool2d MaxUnpool3d AvgPool1d AvgPool2d AvgPool3d "
-    "LPPool1d LPPool2d LPPool3d AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d "
-    "AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d "
-    "ConstantPad1d ConstantPad2d ConstantPad3d ReflectionPad1d ReflectionPad2d ReflectionPad3d "
-    "ReplicationPad1d ReplicationPad2d ReplicationPad3d ZeroPad1d ZeroPad2d ZeroPad3d "
-    "CircularPad1d CircularPad2d CircularPad3d "
-    "Dropout Dropout1d Dropout2d Dropout3d AlphaDropout FeatureAlphaDropout "
-    "Upsample UpsamplingNearest2d UpsamplingBilinear2d PixelShuffle PixelUnshuffle ChannelShuffle "
-    "CosineSimilarity PairwiseDistance "
-    "ReLU ReLU6 LeakyReLU PReLU RReLU ELU SELU CELU GELU GLU SiLU Mish Sigmoid LogSigmoid Tanh Softplus Softsign "
-    "Softshrink Hardshrink Tanhshrink Hardtanh Hardsigmoid Hardswish Threshold Softmax Softmin Softmax2d LogSoftmax "
-    "RNN LSTM GRU RNNCell LSTMCell GRUCell MultiheadAttention "
-    "TransformerEncoderLayer TransformerDecoderLayer TransformerEncoder TransformerDecoder Transformer"
-)
-_CLASSES: dict[str, type[nn.Module]] = {name: getattr(nn, name) for name in _NAMES.split(" ") if hasattr(nn, name)} | {
-    "NonDynamicallyQuantizableLinear": nn.modules.linear.NonDynamicallyQuantizableLinear  # in an attention
-}
 _ACTIVATIONS = {"torch.nn.functional.relu": "relu", "torch.nn.functional.gelu": "gelu"}
 
 _MODULE = vars(nn.Module())
@@ -119,7 +95,7 @@ def record_of(layer: Any, met: dict[int, Any], depth: int = 0) -> Record:
             if type(key) is not str or not (key in _DERIVED or plain(value)):
                 raise LayerError(f"a {name} of it has {_shown(key)}, which is no attribute of one")
     record: Record = {"class": name, "parameters": parameters, "buffers": buffers, "children": children}
-    if name not in _CONTAINERS:
+    if name not in CONTAINERS:
         record["arguments"] = _arguments(name, own, parameters, children)
         made = layer_of(record)
         for key, value in own.items():
@@ -150,11 +126,11 @@ def layer_of(record: Any, made: dict[int, nn.Module] | None = None, depth: int =
         plain_name(key): None if child is None else layer_of(child, made, depth + 1) for key, child in children.items()
     }
     parameters, buffers = _mapping(record, "parameters"), _mapping(record, "buffers")
-    if type(name) is str and name in _CONTAINERS:
-        layer = _CONTAINERS[name]()
+    if type(name) is str and name in CONTAINERS:
+        layer = CONTAINERS[name]()
         if parameters or buffers:
             raise LayerError(f"a {name} of it has tensors of its own")
-    elif type(name) is str and name in _CLASSES:
+    elif type(name) is str and name in CLASSES:
         layer = _constructed(name, record.get("arguments"), inner, parameters)
         if layer._modules.keys() != inner.keys():
             raise LayerError(f"a {name} of it has the parts {', '.join(inner)}, not {', '.join(layer._modules)}")
@@ -189,7 +165,7 @@ def _constructed(
     name: str, arguments: Any, children: Mapping[str, nn.Module | None], parameters: Mapping[str, Any]
 ) -> nn.Module:
     """The layer as its class makes it, without memory for its tensors."""
-    kind = _CLASSES[name]
+    kind = CLASSES[name]
     if type(arguments) is not dict or not all(type(key) is str and plain(value) for key, value in arguments.items()):
         raise LayerError(f"the arguments of a {name} of it are not plain")
     if arguments.keys() - set(_constructor(name)):
@@ -227,14 +203,14 @@ def _constructor(name: str) -> list[str]:
     if name in ("RNN", "LSTM", "GRU"):
         return [*_RECURRENT, *{"RNN": ["nonlinearity"], "LSTM": ["proj_size"], "GRU": []}[name]]
     taken = ("self", "args", "kwargs", "device", "dtype", "process_group", "_weight", "_freeze")
-    return [key for key in inspect.signature(_CLASSES[name].__init__).parameters if key not in taken]
+    return [key for key in inspect.signature(CLASSES[name].__init__).parameters if key not in taken]
 
 
 def _arguments(
     name: str, own: Mapping[str, Any], parameters: Mapping[str, Any], children: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What the constructor was called with, as far as it matters, from what it left behind."""
-    if name not in _CLASSES:
+    if name not in CLASSES:
         raise LayerError(f"{_shown(name)} is no layer that is known here")
     found = {key: own[key] for key in _constructor(name) if key in own and key not in _DERIVED}
     for key in _constructor(name):
@@ -279,12 +255,12 @@ def _described(layer: Any) -> tuple[str, Mapping[Any, Any]]:
     """The class's name, if it is one of those above, and the `__dict__`."""
     if isinstance(layer, Instance):
         module, _, name = layer.name.rpartition(".")
-        known = _CLASSES.get(name) or _CONTAINERS.get(name)
+        known = CLASSES.get(name) or CONTAINERS.get(name)
         if known is None or not module.startswith("torch.nn.modules.") or layer.args or type(layer.state) is not dict:
             raise LayerError(f"a {layer.name[:100]} is no layer that is known here")
         return name, layer.state
     name = type(layer).__name__
-    if type(layer) is not (_CLASSES.get(name) or _CONTAINERS.get(name)):
+    if type(layer) is not (CLASSES.get(name) or CONTAINERS.get(name)):
         raise LayerError(f"a {type(layer).__module__}.{name} is no torch.nn layer that is known here")
     return name, vars(layer)
 

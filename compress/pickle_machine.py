@@ -18,67 +18,14 @@ import torch
 from torch import nn
 
 from compress.errors import first_line
-from compress.torch_archive import LARGEST_PICKLE, DamagedError, LegacyStorages, ZipStorages
+from compress.pickle_names import DTYPES, KEPT, KEPT_FAMILIES, OTHER_TENSORS, PYTHON_2, STORAGES, Global, Instance
+from compress.torch_archive import LARGEST_PICKLE, DamagedError, LegacyStorages, OtherTensorError, ZipStorages
 
-__all__ = ["Global", "Instance", "Machine", "OtherTensorError"]
+__all__ = ["Machine"]
 
 _COPIES = 10_000_000
 _EXPANDED = 1 << 20
 _VIEWS = 64
-
-_STORAGES = {
-    f"torch.{name}Storage": dtype
-    for name, dtype in {
-        "Double": torch.float64, "Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16,
-        "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
-        "Bool": torch.bool, "ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128,
-    }.items()
-} | dict.fromkeys(("torch.storage.UntypedStorage", "torch.UntypedStorage"), torch.uint8)  # fmt: skip
-_DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-# Kept as descriptions; what stands here is never imported or called.
-_KEPT = frozenset(
-    (
-        "argparse.Namespace", "builtins.complex", "builtins.bytearray", "torch.device", "torch.Tensor",
-        "torch.nn.parameter.Parameter", "torch.serialization._get_layout", "torch.torch_version.TorchVersion",
-        "numpy.dtype", "numpy.ndarray",
-        *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("scalar", "_reconstruct")),
-    )
-)  # fmt: skip
-_KEPT_FAMILIES = ("torch.nn.modules.", "torch.nn.functional.", "numpy.dtypes.", "torch.per_")
-_OTHER_TENSORS = {
-    f"torch._utils._rebuild_{name}"
-    for name in (
-        "qtensor", "sparse_tensor", "sparse_csr_tensor", "nested_tensor", "wrapper_subclass",
-        "meta_tensor_no_storage", "device_tensor_from_numpy", "device_tensor_from_cpu_tensor",
-    )
-}  # fmt: skip
-_PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
-
-
-@dataclass(frozen=True, eq=False)
-class Global:
-    """A class or function that a pickle names; it was not imported."""
-
-    name: str
-
-
-@dataclass(eq=False)
-class Instance:
-    """An object that a pickle describes; it was not made.
-
-    Attributes:
-        name: of its class, or of the function that would give it.
-        args: what that would be called with.
-        state: what its `__setstate__` would be given, mostly its `__dict__`.
-    """
-
-    name: str
-    args: tuple[Any, ...]
-    state: Any = None
-
-
-class OtherTensorError(DamagedError):
-    """A tensor that is not plain."""
 
 
 class Machine:
@@ -234,11 +181,11 @@ class Machine:
     def _global(self, module: Any, name: Any) -> Any:
         if type(module) is not str or type(name) is not str:
             raise DamagedError("its pickle names something by no name")
-        full = f"{_PYTHON_2.get(module, module)}.{name}"
-        if full in _DTYPES:
-            return _DTYPES[full]
-        known = full in self._calls or full in _KEPT or full in _STORAGES or full.startswith(_KEPT_FAMILIES)
-        if full in _OTHER_TENSORS or (full.startswith("torch.") and full.endswith("Storage") and not known):
+        full = f"{PYTHON_2.get(module, module)}.{name}"
+        if full in DTYPES:
+            return DTYPES[full]
+        known = full in self._calls or full in KEPT or full in STORAGES or full.startswith(KEPT_FAMILIES)
+        if full in OTHER_TENSORS or (full.startswith("torch.") and full.endswith("Storage") and not known):
             raise OtherTensorError(f"it holds a quantized, sparse or otherwise special tensor ({full})")
         if not known:
             self.foreign.add(full)
@@ -257,8 +204,8 @@ class Machine:
         match pid:
             case ("storage", Global(name=kind), str(key), str(), int(numel)) | (
                 "storage", Global(name=kind), str(key), str(), int(numel), None,
-            ) if kind in _STORAGES and numel >= 0:  # fmt: skip
-                return _Storage(key, _STORAGES[kind], numel)
+            ) if kind in STORAGES and 0 <= numel < 1 << 62:  # fmt: skip
+                return _Storage(key, STORAGES[kind], numel)
             case ("module", Global() as kind, *_):
                 return kind
         if self.foreign:

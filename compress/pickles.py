@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from compress.errors import CheckpointError, first_line
-from compress.pickle_machine import Machine, OtherTensorError
-from compress.torch_archive import DamagedError, LegacyStorages, ZipStorages
+from compress.pickle_machine import Machine
+from compress.torch_archive import DamagedError, LegacyStorages, OtherTensorError, ZipStorages
 
 __all__ = ["unpickle"]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["DamagedError", "LegacyStorages", "ZipStorages"]
+__all__ = ["DamagedError", "LegacyStorages", "OtherTensorError", "ZipStorages"]
 
 LARGEST_PICKLE = 16 << 20
 """Bytes: a state_dict of 10,000 tensors has 2 MB; each byte can become 70 bytes of Python objects."""
@@ -28,6 +28,10 @@ _CHUNK = 64 << 20
 
 class DamagedError(Exception):
     """The file is not what torch.save writes."""
+
+
+class OtherTensorError(DamagedError):
+    """A tensor of it is sparse, quantized, or of another kind that is not plain."""
 
 
 class ZipStorages:

@@ -11,7 +11,7 @@ from torch import nn
 
 from compress.errors import CheckpointError
 from compress.layers import LayerError, layer_of, record_of
-from compress.pickle_machine import Instance
+from compress.pickle_names import Instance
 from compress.user_code import user_code
 
 __all__ = ["module_of"]
