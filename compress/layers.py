@@ -26,7 +26,7 @@ __all__ = ["LayerError", "clean", "layer_of", "plain", "plain_name", "record_of"
 
 Record = dict[str, Any]
 
-_ACTIVATIONS = {"torch.nn.functional.relu": "relu", "torch.nn.functional.gelu": "gelu"}
+_ACTIVATIONS = {"torch.nn.functional.relu": "relu", "torch.nn.functional.gelu": "gelu", "torch._C._nn.gelu": "gelu"}
 
 _MODULE = vars(nn.Module())
 _HOOKS = {name for name in _MODULE if "hook" in name and isinstance(_MODULE[name], dict)}
@@ -218,6 +218,8 @@ def _arguments(
             found[key] = parameters[key] is not None
     try:
         match name:
+            case "PairwiseDistance":
+                found["p"] = own["norm"]
             case "MultiheadAttention":
                 found["bias"] = parameters["in_proj_bias"] is not None
                 found["add_bias_kv"] = parameters.get("bias_k") is not None

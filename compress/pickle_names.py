@@ -23,6 +23,7 @@ KEPT = frozenset(
     (
         "argparse.Namespace", "builtins.complex", "builtins.bytearray", "torch.device", "torch.Tensor",
         "torch.nn.parameter.Parameter", "torch.serialization._get_layout", "torch.torch_version.TorchVersion",
+        "torch._C._nn.gelu",
         "numpy.dtype", "numpy.ndarray",
         *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("scalar", "_reconstruct")),
     )
