@@ -9,10 +9,12 @@ import contextlib
 import copy
 import hashlib
 import inspect
+import io
 import json
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,12 @@ import torch
 from torch import nn
 
 from compress.artifact import Signature, TensorSpec
-from compress.errors import CheckpointError, SignatureError
+from compress.errors import CheckpointError, SignatureError, first_line
 from compress.exported_program import load_exported_program
 from compress.file_kind import FileKind, file_kind
 from compress.folded_norms import fold_norms, folded
 from compress.graph_file import GraphError, from_data, to_data
-from compress.model import TorchModel, call, example_inputs, infer_outputs, symbols_of
+from compress.model import TorchModel, call, example_inputs, infer_outputs, sample_inputs, symbols_of
 from compress.pickles import unpickle
 from compress.torchscript import load_torchscript
 from compress.weights import module_of
@@ -111,15 +113,10 @@ def _write(model: TorchModel, path: Path, original: TorchModel | None = None) ->
 
 
 def _differs(original: TorchModel, loaded: TorchModel) -> str | None:
-    """How the answers differ, if they do by more than rounding, at sizes that the original has been run at."""
-    specs = original.signature.inputs
-    arrays = example_inputs(specs, {symbol: 2 + index for index, symbol in enumerate(symbols_of(specs))})
-    answers = []
-    for model in (original, loaded):
-        with torch.no_grad(), torch.random.fork_rng(devices=()):
-            torch.manual_seed(0)
-            answers.append(call(model.module, specs, arrays))
-    for (name, want), got in zip(answers[0].items(), answers[1].values(), strict=True):
+    """How the answers differ, if they do by more than rounding."""
+    arrays, wanted = _answers(original, 2)
+    _, given = _answers(loaded, 2, arrays)
+    for (name, want), got in zip(wanted.items(), given.values(), strict=True):
         if want.dtype != got.dtype or want.shape != got.shape:
             return f"{name} is {got.dtype}{list(got.shape)}, not {want.dtype}{list(want.shape)}"
         want, got = want.double(), got.double()
@@ -127,6 +124,24 @@ def _differs(original: TorchModel, loaded: TorchModel) -> str | None:
         if not torch.allclose(want, got, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True):
             return f"{name} is off by {float((want - got).abs().max()):.3g}: its layers do more than their forward says"
     return None
+
+
+def _answers(
+    model: TorchModel, batch: int, arrays: Mapping[str, Any] | None = None
+) -> tuple[Mapping[str, Any], dict[str, torch.Tensor]]:
+    """What the model gives at its representative sizes, or where it does not run at these, at the smallest."""
+    specs = model.signature.inputs
+    smallest = {symbol: 2 + index for index, symbol in enumerate(symbols_of(specs))}
+    tried = [sample_inputs(model.signature, batch), example_inputs(specs, smallest)] if arrays is None else [arrays]
+    while True:
+        given = tried.pop(0)
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=()):
+                torch.manual_seed(0)
+                return given, call(model.module, specs, given)
+        except Exception:  # of a graph that may be anybody's
+            if not tried:
+                raise
 
 
 def load(
@@ -169,6 +184,7 @@ def load(
         content = unpickle(path, trust=trust)
         if isinstance(content, dict) and type(content.get("format")) is str and content["format"] == FORMAT:
             loaded = _read(content, path)
+            _refuse_other_outputs(loaded, path)
         else:
             loaded = _with_signature(module_of(content, path, model), path, inputs, layered=True)
     _refuse_nan(loaded.module, path)
@@ -262,10 +278,35 @@ def _read(content: Mapping[str, Any], path: Path) -> TorchModel:
         raise CheckpointError(f"can't read {path}", why=f"it is malformed: {why[:300]}", mend=again) from err
 
 
+def _refuse_other_outputs(model: TorchModel, path: Path) -> None:
+    """A file says what its graph gives; whether it does is seen when it is run."""
+    again = "write it again with compress.save"
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # where torch.fx prints what fails
+            _, answers = _answers(model, 1)
+    except Exception as err:  # of a graph that may be anybody's
+        why = f"its graph does not run on inputs of its signature: {first_line(err)[:200]}"
+        raise CheckpointError(f"can't read {path}", why=why, mend=again) from err
+    for spec, answer in zip_longest(model.signature.outputs, answers.values()):
+        given = None if answer is None else f"{str(answer.dtype).removeprefix('torch.')}{list(answer.shape)}"
+        if spec is None or answer is None or not _fits(spec, answer):
+            raise CheckpointError(
+                f"can't read {path}", why=f"its graph gives {given} where its signature says {spec}", mend=again
+            )
+
+
+def _fits(spec: TensorSpec, answer: torch.Tensor) -> bool:
+    return (
+        str(answer.dtype).removeprefix("torch.") == spec.dtype
+        and answer.dim() == len(spec.shape)
+        and all(isinstance(want, str) or want == have for want, have in zip(spec.shape, answer.shape, strict=True))
+    )
+
+
 def _signature(data: Any) -> Signature:
     """A signature of a file, whose sizes an array can have."""
     texts = [*data["inputs"], *data["outputs"]]
-    if type(data) is not dict or not all(type(text) is str and len(text) < 1000 for text in texts):
+    if type(data) is not dict or len(texts) > 200 or not all(type(text) is str and len(text) < 200 for text in texts):
         raise ValueError("its signature is not plain")
     signature = Signature.from_dict(data)
     sizes = signature.at(1)

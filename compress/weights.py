@@ -84,7 +84,7 @@ def _state_dict(content: Any, path: Path) -> dict[str, torch.Tensor] | None:
     usual = _usual(content)
     if usual is not None:
         return _bare(usual)
-    found = dict(_nested(content))
+    found = dict(_nested(content, set()))
     likely = {name: state for name, state in found.items() if not any(word in name.lower() for word in _BESIDES)}
     choice = likely or {name: state for name, state in found.items() if "optim" not in name.lower()}
     if len(choice) > 1:
@@ -114,15 +114,18 @@ def _usual(content: Any, depth: int = 0) -> Any:
     return None
 
 
-def _nested(content: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """State_dicts by their path in nested dicts; a mapping of numbers alone is none."""
+def _nested(content: Any, seen: set[int], name: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """State_dicts by their path in nested dicts, each once; a mapping of numbers alone is none."""
+    if not isinstance(content, Mapping) or id(content) in seen or depth > _DEPTH:
+        return
+    seen.add(id(content))
     if _tensors(content):
         if any(tensor.dim() > 0 for tensor in content.values()):
             yield name, content
-    elif isinstance(content, Mapping) and depth < _DEPTH:
-        for key, value in content.items():
-            if isinstance(key, str):
-                yield from _nested(value, f"{name}.{key}" if name else key, depth + 1)
+        return
+    for key, value in content.items():
+        if isinstance(key, str):
+            yield from _nested(value, seen, f"{name}.{key}" if name else key, depth + 1)
 
 
 def _bare(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

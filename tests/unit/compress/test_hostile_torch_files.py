@@ -568,3 +568,45 @@ def test_torchscript_runs_operators_of_its_own_choice_and_needs_trust(tmp_path: 
         load(path, inputs=[X])
     assert "--trust" in caught.value.mend
     assert not owned.exists()
+
+
+# --- what a graph gives ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outputs"),
+    [
+        ([node(args={"tuple": [{"node": "x"}, 1, 2, 3]})], ["output:float32[batch,4]"]),
+        ([node(target="builtins.getattr", args={"tuple": [{"node": "x"}, "__class__"]})], ["output:float32[batch,4]"]),
+        ([node(target="builtins.getattr", args={"tuple": [{"node": "x"}, "shape"]})], ["output:float32[batch,4]"]),
+        ([node()], ["output:float32[batch,5]"]),
+        ([node()], ["output:int64[batch,4]"]),
+        ([node()], ["a:float32[batch,4]", "b:float32[batch,4]"]),
+        ([node()], []),
+        ([node()], ["output:float32[4611686018427387904]"]),
+        ([node()], [4]),
+        ([node()], ["output:object[batch,4]"]),
+        ([node()], ["out\nput:float32[batch,4]"]),
+        ([node()], [" " * 10_000 + ":float32[batch,4]"]),
+    ],
+)
+def test_a_graph_that_does_not_give_what_it_says_is_refused(
+    tmp_path: Path, nodes: list[Any], outputs: list[Any]
+) -> None:
+    data = graph(*nodes, node(name="o", op="output", args={"tuple": [{"node": "n"}]}))
+    content = {
+        "format": "compress.model",
+        "version": 2,
+        "signature": {"inputs": [X], "outputs": outputs},
+        "graph": data,
+    }
+    torch.save(content, tmp_path / "model.pt")
+    with pytest.raises(CheckpointError, match="can't read"):
+        load(tmp_path / "model.pt")
+
+
+def test_a_dict_that_holds_itself_a_thousand_times_is_searched_once(tmp_path: Path) -> None:
+    pairs = pickle.MARK + b"".join(text(f"k{i}") + pickle.BINGET + b"\x00" for i in range(1000)) + pickle.SETITEMS
+    path = archive(tmp_path / "model.pt", pickle.EMPTY_DICT + pickle.BINPUT + b"\x00" + pairs)
+    with pytest.raises(CheckpointError, match="found no model"):
+        load(path)
