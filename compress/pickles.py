@@ -99,5 +99,5 @@ def _legacy(machine: Machine, storages: LegacyStorages, path: Path) -> Any:
         if protocol != _LEGACY_PROTOCOL or type(system) is not dict or system.get("little_endian") is not True:
             raise DamagedError("it is of another protocol than torch.save's, or big-endian")
         content = machine.run(file)
-        storages.fill(machine.run(file), file.read)
+        storages.fill(machine.run(file), file)
     return content

@@ -11,9 +11,8 @@ import mmap
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -98,17 +97,15 @@ class LegacyStorages:
             raise DamagedError(f"its storage {key!r} is described in two ways")
         return self._made[key]
 
-    def fill(self, keys: Any, read: Callable[[int], bytes]) -> None:
+    def fill(self, keys: Any, file: BinaryIO) -> None:
         """Read each storage, in the order that the file names them."""
         if type(keys) is not list or sorted(map(str, keys)) != sorted(self._made):
             raise DamagedError("its list of storages is not that of its tensors")
         for key in keys:
-            numbers = self._made[key]
-            count, data = read(8), read(numbers.numel() * numbers.itemsize)
-            if count != struct.pack("<q", numbers.numel()) or len(data) != numbers.numel() * numbers.itemsize:
+            numbers = self._made[key].view(torch.uint8).numpy()
+            count, size = file.read(8), file.readinto(numbers) if len(numbers) else 0  # type: ignore[attr-defined]
+            if count != struct.pack("<q", self._made[key].numel()) or size != len(numbers):
                 raise DamagedError("it is truncated, or its storages are of other sizes than its tensors say")
-            if data:
-                numbers.copy_(torch.frombuffer(bytearray(data), dtype=numbers.dtype))
 
 
 def _numbers(buffer: mmap.mmap, start: int, size: int) -> torch.Tensor:
