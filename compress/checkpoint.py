@@ -1,6 +1,6 @@
 """Model files: `save` one from which everything else follows, `load` any kind that PyTorch writes.
 
-A checkpoint is untrusted: no code in one is run unless the user says so (`compress.pickles`).
+A checkpoint is untrusted: no code in one is run unless the user says so. What each format may do: docs/security.md.
 """
 
 from __future__ import annotations
@@ -11,25 +11,26 @@ import hashlib
 import inspect
 import json
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from compress.artifact import Signature, TensorSpec
-from compress.errors import CheckpointError, SignatureError, first_line
+from compress.errors import CheckpointError, SignatureError
 from compress.exported_program import load_exported_program
 from compress.file_kind import FileKind, file_kind
-from compress.graph_file import GraphError, from_data, to_data
+from compress.folded_norms import fold_norms, folded
+from compress.graph_file import GraphError, to_data
 from compress.model import TorchModel, infer_outputs
+from compress.native_file import is_native, read, write
 from compress.pickles import unpickle
-from compress.user_code import user_code
+from compress.torchscript import load_torchscript
+from compress.weights import module_of
 
 __all__ = ["fingerprint", "load", "save", "write"]
 
-FORMAT = "compress.model"
 _INPUT_HINT = (
     "add --input 'name:dtype[batch,…]' for each input of its forward, such as --input 'x:float32[batch,3,224,224]'"
 )
@@ -70,31 +71,11 @@ def save(
     try:
         specs = _specs(inputs)
         kept = _with_float32(module)
-        model = TorchModel(kept, Signature(specs, infer_outputs(kept, specs, _tuple(outputs))))
-        write(model, path)
+        signature = Signature(specs, infer_outputs(kept, specs, _tuple(outputs)))
+        write(TorchModel(folded(kept), signature), path, TorchModel(kept, signature))
     finally:
         module.train(was_training)
     return path
-
-
-def write(model: TorchModel, path: Path) -> None:
-    """Write a layered model; raises CheckpointError when its forward has no plain form."""
-    try:
-        graph = to_data(model.module, inputs=len(model.signature.inputs))
-    except GraphError as err:
-        raise CheckpointError(
-            f"can't write {path} so that it loads without your code",
-            why=str(err),
-            mend="save model.state_dict() with torch.save instead, and export it with --model package.module:factory",
-        ) from err
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".part")
-    data = {"format": FORMAT, "version": 1, "signature": model.signature.to_dict(), "graph": graph}
-    try:
-        torch.save(data, beside)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def load(
@@ -102,7 +83,8 @@ def load(
     *,
     inputs: Sequence[str] = (),
     model: str | None = None,
-    trust_pickle: bool = False,
+    trust: bool = False,
+    trust_pickle: bool | None = None,
 ) -> TorchModel:
     """Load a model file of any kind, in eval mode and on the CPU.
 
@@ -110,7 +92,9 @@ def load(
         path: what compress.save, torch.save, torch.jit.save or torch.export.save wrote.
         inputs: 'name:dtype[batch,…]' for each input, where the file does not say.
         model: 'package.module:factory', a callable that gives the module for a state_dict.
-        trust_pickle: run the pickle's code. Only for files from a source that may run code on this machine.
+        trust: run what the file brings: a pickle's code, TorchScript. Only for files from a source that may run code on
+            this machine.
+        trust_pickle: the former name of `trust`.
 
     Raises:
         CheckpointError: the file can't be read, or needs one of the arguments above.
@@ -122,17 +106,20 @@ def load(
         x:float32[batch,4] output:float32[batch,3]
     """
     path = Path(path)
+    if trust_pickle is not None:
+        warnings.warn("trust_pickle is now named trust", FutureWarning, stacklevel=2)
+        trust = trust or trust_pickle
     kind = file_kind(path)
     if kind is FileKind.EXPORTED_PROGRAM:
-        loaded = load_exported_program(path, trust=trust_pickle)
+        loaded = load_exported_program(path, trust=trust)
     elif kind is FileKind.TORCHSCRIPT:
-        loaded = _with_signature(_torchscript(path), path, inputs, layered=False)
+        loaded = _with_signature(load_torchscript(path, trust=trust), path, inputs, layered=False)
     else:
-        content = unpickle(path, trust=trust_pickle)
-        if isinstance(content, Mapping) and content.get("format") == FORMAT:
-            loaded = _read(content, path)
+        content = unpickle(path, trust=trust)
+        if is_native(content):
+            loaded = read(content, path)
         else:
-            loaded = _with_signature(_module_of(content, path, model), path, inputs, layered=True)
+            loaded = _with_signature(module_of(content, path, model), path, inputs, layered=True)
     _refuse_nan(loaded.module, path)
     if kind is not FileKind.EXPORTED_PROGRAM:  # whose mode was fixed when it was exported
         loaded.module.eval()
@@ -140,18 +127,35 @@ def load(
 
 
 def fingerprint(model: TorchModel) -> str:
-    """Hex SHA-256 of what decides a model's answers: graph (or what is known of its code), weights, signature."""
+    """Hex SHA-256 of what decides a model's answers: graph (or what is known of its code), weights, signature.
+
+    Which tensors are one and the same is a part of it.
+    """
     module = model.module
+    digest = hashlib.sha256(f"{_code(model)}\n{model.signature.to_dict()}".encode())
+    first: dict[int, str] = {}
+    tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    for name, tensor in tensors:
+        shared = first.setdefault(id(tensor), name)
+        digest.update(f"\n{name} {shared} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        if shared == name:
+            numbers = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+            digest.update(numbers.numpy())  # type: ignore[arg-type]  # a buffer, not a copy
+    return digest.hexdigest()
+
+
+def _code(model: TorchModel) -> str:
+    module = model.module
+    if isinstance(module, torch.jit.ScriptModule):
+        # Its constants are in the file alone, whose entries carry no times.
+        return hashlib.sha256(module.save_to_buffer()).hexdigest()
     try:
-        code = json.dumps(to_data(module, inputs=len(model.signature.inputs))["nodes"])
+        return json.dumps(to_data(module, inputs=len(model.signature.inputs))["nodes"]) + f"\n{module!r}"
     except GraphError:
         code = str(getattr(module, "code", ""))
         with contextlib.suppress(OSError, TypeError):  # no source: built in, or made in a shell
             code += inspect.getsource(type(module))
-    digest = hashlib.sha256(f"{code}\n{module!r}\n{model.signature.to_dict()}".encode())
-    for name, tensor in module.state_dict().items():
-        digest.update(name.encode() + tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+        return f"{code}\n{module!r}"
 
 
 def _tuple(names: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -186,94 +190,10 @@ def _with_signature(module: nn.Module, path: Path, inputs: Sequence[str], *, lay
         raise CheckpointError(f"can't tell the inputs of {path}", why="the file does not name them", mend=_INPUT_HINT)
     module = _with_float32(module)
     module.eval()
+    if layered:
+        fold_norms(module)
     specs = _specs(list(inputs))
     return TorchModel(module, Signature(specs, infer_outputs(module, specs)), layered)
-
-
-def _torchscript(path: Path) -> nn.Module:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            module: nn.Module = torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call]
-            return module
-    except RuntimeError as err:
-        why = first_line(err)
-        raise CheckpointError(f"can't load the TorchScript file {path}", why=why, mend="save it again") from err
-
-
-def _read(content: Mapping[str, Any], path: Path) -> TorchModel:
-    if content["version"] > 1:
-        why = f"its format is version {content['version']}, this release reads version 1"
-        raise CheckpointError(f"can't read {path}", why=why, mend="install the release that wrote it, or a newer one")
-    try:
-        return TorchModel(from_data(content["graph"]), Signature.from_dict(content["signature"]))
-    except (GraphError, KeyError, TypeError, ValueError, AttributeError) as err:
-        again = "write it again with compress.save"
-        raise CheckpointError(f"can't read {path}", why=f"it is malformed: {err}", mend=again) from err
-
-
-def _module_of(content: Any, path: Path, factory: str | None) -> nn.Module:
-    if isinstance(content, nn.Module):
-        return content
-    state = _state_dict(content)
-    if state is None:
-        held = (
-            f"a dict of {', '.join(map(repr, list(content)[:5]))}"
-            if isinstance(content, Mapping)
-            else type(content).__name__
-        )
-        raise CheckpointError(
-            f"found no model in {path}",
-            why=f"it holds {held}",
-            mend="save the model with compress.save(module, path, inputs=…), or torch.save(model.state_dict(), path)",
-        )
-    if factory is None:
-        raise CheckpointError(
-            f"{path} holds weights but no architecture",
-            why=f"it is a state_dict of {len(state)} tensors",
-            mend="add --model package.module:factory (a function or class that gives the module) and --input",
-        )
-    module = _build(factory)
-    try:
-        module.load_state_dict(state)
-    except RuntimeError as err:
-        lines = [line.strip() for line in str(err).splitlines()[1:3]] or [str(err)]
-        why = " ".join(lines)[:300]
-        raise CheckpointError(
-            f"the weights of {path} don't fit {factory}", why=why, mend="name the factory that made them"
-        ) from err
-    return module
-
-
-def _state_dict(content: Any) -> dict[str, torch.Tensor] | None:
-    """The state_dict in a checkpoint: the dict itself, or under one of the names that trainers use."""
-    if not isinstance(content, Mapping):
-        return None
-    if content and all(isinstance(value, torch.Tensor) for value in content.values()):
-        prefixes: Iterable[str] = ("module.", "_orig_mod.")  # left by DataParallel and by torch.compile
-        state = dict(content)
-        for prefix in prefixes:
-            if all(key.startswith(prefix) for key in state):
-                state = {key.removeprefix(prefix): value for key, value in state.items()}
-        return state
-    for key in ("state_dict", "model_state_dict", "model", "module", "net", "weights"):
-        if (inner := _state_dict(content.get(key))) is not None:
-            return inner
-    return None
-
-
-def _build(factory: str) -> nn.Module:
-    mend = "write --model package.module:factory, and run from the folder that holds the package, or set PYTHONPATH"
-    try:
-        with user_code(factory) as make:
-            made = make()
-    except Exception as err:  # the user's module: anything may come out of it
-        raise CheckpointError(
-            f"can't build the model by {factory}", why=f"{type(err).__name__}: {err}", mend=mend
-        ) from err
-    if not isinstance(made, nn.Module):
-        raise CheckpointError(f"{factory} is no model factory", why=f"it gave a {type(made).__name__}", mend=mend)
-    return made
 
 
 def _refuse_nan(module: nn.Module, path: Path) -> None:

@@ -343,10 +343,18 @@ def _onnx_of(path: Path) -> Path:
     return artifact.model_path.with_name("model.onnx") if artifact.format == "plan" else artifact.model_path
 
 
+def _renamed(argument: str) -> str:
+    if argument != "--trust-pickle":
+        return argument
+    print("warning: --trust-pickle is now named --trust", file=sys.stderr)
+    return "--trust"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a user's mistake ends with three lines and exit code 2."""
+    given = [_renamed(argument) for argument in (sys.argv[1:] if arguments is None else arguments)]
     try:
-        app(arguments, exit_on_error=False)
+        app(given, exit_on_error=False)
     except CycloptsError:
         sys.exit(2)
     except ToolkitError as err:

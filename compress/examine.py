@@ -36,7 +36,7 @@ def examine(checkpoint: Path, options: SourceOptions, *, roofs: bool = False, th
         path = artifact.model_path.with_name("model.onnx") if artifact.format == "plan" else artifact.model_path
         found = roofline_of(path, artifact.signature, threads) if roofs else None
         return Examined(artifact.signature, None, found)
-    model = load(checkpoint, inputs=options.input, model=options.model, trust_pickle=options.trust_pickle)
+    model = load(checkpoint, inputs=options.input, model=options.model, trust=options.trust)
     if not roofs:
         return Examined(model.signature, model, None)
     with tempfile.TemporaryDirectory() as folder:

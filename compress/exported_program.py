@@ -50,7 +50,7 @@ def load_exported_program(path: Path, *, trust: bool) -> TorchModel:
             raise CheckpointError(
                 f"won't load {path}: it would run code",
                 why=reason,
-                mend="export it again from plain tensors; or, if you trust whoever made it, add --trust-pickle",
+                mend="export it again from plain tensors; or, if you trust whoever made it, add --trust",
             )
         with path.open("rb") as file:
             program = torch.export.load(io.BytesIO(file.read()))

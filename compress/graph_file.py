@@ -1,35 +1,42 @@
 """A module as plain data: its torch.fx graph, its `torch.nn` leaves and its free tensors.
 
-A file made of this needs none of the user's classes to be loaded again, runs no pickled code (its leaves are
-`torch.nn` modules, which `torch.load(weights_only=True)` builds when those classes are allowed by name), and the
-module that comes back still has its layers, so it can be pruned and trained.
+A file made of this needs none of the user's classes to be loaded again, and the module that comes back still has its
+layers, so it can be pruned and trained. The file may be anybody's. torch.fx writes a graph as Python source and
+compiles it, so a graph that is read is made of words of our own: nodes are numbered anew, functions and methods come
+from tables, paths are plain names, and an argument is a node or a plain value of an exact type, whose repr is a
+literal. Layers are made anew by their constructors (`compress.layers`).
 """
 
 from __future__ import annotations
 
-import builtins
-import functools
 import inspect
-import math
+import keyword
 import operator
 import re
-import types
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.overrides import get_overridable_functions
+
+from compress.graph_words import Decoder, GraphError, encode, function_of, methods, name_of
+from compress.layers import LayerError, clean, layer_of, plain_name, record_of
+from compress.pickle_names import Instance
 
 __all__ = ["GraphError", "from_data", "to_data"]
 
+_NODES = 50_000
+_KEYS = {"name", "op", "target", "args", "kwargs"}
 
-class GraphError(Exception):
-    """The module's forward can't be written down as a graph of tensor functions."""
+
+_EMPTY = fx.GraphModule(nn.Module(), fx.Graph())
 
 
 def to_data(module: nn.Module, *, inputs: int) -> dict[str, Any]:
-    """Trace a module in eval mode and give its graph as lists, strings, numbers, leaves and tensors.
+    """Trace a module in eval mode and give its graph as lists, strings, numbers, descriptions of leaves and tensors.
+
+    Nodes are named n0, n1…; a parameter that is used in several places is the same object in each of them.
 
     Args:
         module: any module; further parameters of its forward keep their defaults.
@@ -38,61 +45,189 @@ def to_data(module: nn.Module, *, inputs: int) -> dict[str, Any]:
     Raises:
         GraphError: the forward depends on tensor values, or uses something that has no plain form.
     """
+    if isinstance(module, torch.jit.ScriptModule):
+        raise GraphError("TorchScript has no forward in Python to be traced")
     traced = module if isinstance(module, fx.GraphModule) else _trace(module, inputs)
     nodes: list[dict[str, Any]] = []
-    modules: dict[str, nn.Module] = {}
+    modules: dict[str, Any] = {}
     parameters: dict[str, torch.Tensor] = {}
     buffers: dict[str, torch.Tensor] = {}
-    for node in traced.graph.nodes:
+    names: dict[fx.Node, str] = {}
+    met: dict[int, Any] = {}
+    for number, node in enumerate(traced.graph.nodes):
+        name = names[node] = f"n{number}"
         target = node.target
-        if node.op == "call_module":
-            modules[target] = _plain_leaf(target, traced.get_submodule(target))
-        elif node.op == "get_attr":
-            tensor = operator.attrgetter(target)(traced)
-            if not isinstance(tensor, torch.Tensor):
-                raise GraphError(f"{target} is a {type(tensor).__name__}, not a tensor")
-            (parameters if isinstance(tensor, nn.Parameter) else buffers)[target] = tensor.detach()
-        elif node.op == "call_function":
-            target = _name_of(target)
-        nodes.append(
-            {"name": node.name, "op": node.op, "target": target}
-            | {"args": _encode(node.args), "kwargs": _encode(node.kwargs)}
-        )
+        try:
+            if node.op == "call_module":
+                modules[target] = record_of(traced.get_submodule(target), met)
+            elif node.op == "get_attr":
+                tensor = operator.attrgetter(target)(traced)
+                if not isinstance(tensor, torch.Tensor):
+                    raise GraphError(f"{target} is a {type(tensor).__name__}, not a tensor")
+                table: dict[str, Any] = parameters if isinstance(tensor, nn.Parameter) else buffers
+                table[target] = clean(tensor, met)
+        except LayerError as err:
+            raise GraphError(f"{target}: {err}") from err
+        if node.op == "call_function":
+            target = name_of(target)
+        elif node.op in ("placeholder", "output"):
+            target = name
+        args, kwargs = encode(node.args, names), encode(dict(node.kwargs), names)
+        nodes.append({"name": name, "op": node.op, "target": target, "args": args, "kwargs": kwargs})
     return {"nodes": nodes, "modules": modules, "parameters": parameters, "buffers": buffers}
 
 
 def from_data(data: Mapping[str, Any]) -> fx.GraphModule:
     """Build the module again; only functions on tensors can be named in the data.
 
+    Args:
+        data: what `to_data` gave, or an earlier release of it, whose leaves are descriptions of modules in a pickle.
+
     Raises:
         GraphError: the data names a function that is not one on tensors, or is malformed.
     """
-    root = nn.Module()
-    for path, leaf in data["modules"].items():
-        if not isinstance(leaf, nn.Module):
-            raise GraphError(f"{path} is a {type(leaf).__name__}, not a module")
-        _set(root, path, leaf)
-    for path, tensor in data["parameters"].items():
-        _set(root, path, nn.Parameter(tensor, requires_grad=tensor.is_floating_point()))
-    for path, tensor in data["buffers"].items():
-        _set(root, path, tensor)
+    if type(data) is not dict:
+        raise GraphError("its graph is no mapping")
+    nodes = data.get("nodes")
+    if type(nodes) is not list or len(nodes) > _NODES:
+        raise GraphError("it has no list of nodes, or one that is too long")
+    root = _root(data)
     graph = fx.Graph()
-    made: dict[str, fx.Node] = {}
-    for node in data["nodes"]:
-        target: Any = node["target"]
-        # torch.fx writes these into source code and compiles it: nothing but plain names may pass.
-        for word in (node["name"], *target.split("."), *(key for key, _ in node["kwargs"]["dict"])):
-            if not re.fullmatch(r"[A-Za-z0-9_]+", word):
-                raise GraphError(f"{word!r} is not a plain name")
-        if node["op"] == "call_function":
-            target = _function(target)
-        elif node["op"] == "call_method" and target not in _methods():
-            raise GraphError(f"{target!r} is not a method of tensors")
-        args, kwargs = _decode(node["args"], made), _decode(node["kwargs"], made)
-        made[node["name"]] = graph.create_node(node["op"], target, args, kwargs, name=node["name"])
-    module = fx.GraphModule(root, graph)
-    graph.lint()
+    decoder = Decoder()
+    try:
+        for number, node in enumerate(nodes):
+            _add(graph, node, f"n{number}", root, decoder)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # a constant that is called is the file's fault
+            module = fx.GraphModule(root, graph)
+        graph.lint()
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, SyntaxError, LayerError) as err:
+        raise GraphError(f"its graph is malformed: {err}") from err
     return module.eval()
+
+
+def _root(data: Mapping[str, Any]) -> nn.Module:
+    """The layers and the free tensors, under their names."""
+    root = nn.Module()
+    made: dict[int, nn.Module] = {}
+    met: dict[int, Any] = {}
+    for kind in ("modules", "parameters", "buffers"):
+        table = data.get(kind)
+        if type(table) is not dict:
+            raise GraphError(f"it has no table of {kind}")
+        shared = {_memory(tensor): tensor for tensor in root.parameters() if tensor.numel()}
+        for path, value in table.items():
+            try:
+                if kind == "modules":
+                    _put(root, path, layer_of(_record(value, met), made))
+                else:
+                    _put(root, path, _free(value, met, shared, parameter=kind == "parameters"))
+            except (GraphError, LayerError, KeyError) as err:
+                shown = ascii(path)[:100] if type(path) is str else "a path that is no text"
+                raise GraphError(f"{shown}: {err}") from err
+    return root
+
+
+def _free(value: Any, met: dict[int, Any], shared: Mapping[Any, nn.Parameter], *, parameter: bool) -> torch.Tensor:
+    """A tensor outside of layers; one that a layer has, too, is that layer's."""
+    if clean(value, {}) is None:
+        raise GraphError("it is not there")
+    tensor: torch.Tensor = met.get(id(value), value)
+    if not parameter or isinstance(tensor, nn.Parameter):
+        return tensor
+    # Version 1 told by its memory alone which parameter a tensor is.
+    known = shared.get(_memory(tensor)) if tensor.numel() else None
+    return nn.Parameter(tensor, requires_grad=tensor.is_floating_point()) if known is None else known
+
+
+def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _record(value: Any, met: dict[int, Any]) -> Any:
+    """The description of a layer, also where the file is of version 1, or was trusted and holds the layer itself."""
+    return record_of(value, met) if isinstance(value, Instance | nn.Module) else value
+
+
+def _put(root: nn.Module, path: Any, value: nn.Module | torch.Tensor) -> None:
+    if type(path) is not str or len(path) > 1000:
+        raise GraphError("it is no path")
+    *parents, name = words = [plain_name(word) for word in path.split(".")]
+    if hasattr(_EMPTY, words[0]):
+        raise GraphError(f"{words[0]!r} is a name that modules use themselves")
+    for parent in parents:
+        if parent not in root._modules:
+            root.add_module(parent, nn.Module())
+        root = root.get_submodule(parent)
+    if isinstance(value, nn.Module):
+        if name in root._modules:
+            raise GraphError("it is there twice")
+        root.add_module(name, value)
+        return
+    tensors: dict[str, Any] = root._parameters if isinstance(value, nn.Parameter) else root._buffers
+    if type(root) is not nn.Module and not (name in tensors and getattr(tensors[name], "shape", None) == value.shape):
+        raise GraphError("it is no tensor of that layer")
+    # A layer's own tensor, which the forward reads besides, is there already.
+    if name not in tensors:
+        if isinstance(value, nn.Parameter):
+            root.register_parameter(name, value)
+        else:
+            root.register_buffer(name, value)
+
+
+def _add(graph: fx.Graph, node: Any, name: str, root: nn.Module, decoder: Decoder) -> None:
+    if type(node) is not dict or node.keys() != _KEYS or type(node["name"]) is not str or len(node["name"]) > 1000:
+        raise GraphError("a node of it has not the parts of one")
+    op, given = node["op"], node["target"]
+    args, kwargs = decoder.decode(node["args"]), decoder.decode(node["kwargs"])
+    if (
+        type(op) is not str
+        or type(given) is not str
+        or len(given) > 1000
+        or type(args) is not tuple
+        or type(kwargs) is not dict
+    ):
+        raise GraphError("a node of it has not the parts of one")
+    for key in kwargs:
+        if type(key) is not str or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,99}", key) or keyword.iskeyword(key):
+            raise GraphError(f"{key!r} is not a plain name")
+    target: Any
+    match op:
+        case "placeholder" | "output":
+            if kwargs or len(args) > 1:
+                raise GraphError(f"a node of the kind {op} has arguments that it can't have")
+            target = name if op == "placeholder" else "output"
+        case "call_function":
+            target = function_of(given)
+        case "call_method":
+            if given not in methods() or not args or not isinstance(args[0], fx.Node):
+                raise GraphError(f"{given!r} is not a method of tensors")
+            target = given
+        case "call_module":
+            if _at(root, given) is None:
+                raise GraphError(f"{ascii(given)[:100]} is not a layer of it")
+            target = given
+        case "get_attr":
+            if not isinstance(_at(root, given, tensor=True), torch.Tensor):
+                raise GraphError(f"{ascii(given)[:100]} is not a tensor of it")
+            target = given
+        case _:
+            raise GraphError(f"{ascii(op)[:100]} is no kind of node")
+    decoder.made[node["name"]] = graph.create_node(op, target, args, kwargs, name=name)
+
+
+def _at(root: nn.Module, path: str, *, tensor: bool = False) -> Any:
+    """The layer or tensor of that path, by the tables of modules alone; None if there is none."""
+    *parents, name = path.split(".")
+    for parent in parents:
+        found = root._modules.get(parent)
+        if found is None:
+            return None
+        root = found
+    if tensor:
+        return root._parameters.get(name, root._buffers.get(name))
+    layer = root._modules.get(name)
+    return None if type(layer) is nn.Module else layer
 
 
 def _trace(module: nn.Module, inputs: int) -> fx.GraphModule:
@@ -116,124 +251,3 @@ def _trace(module: nn.Module, inputs: int) -> fx.GraphModule:
         traced.graph.erase_node(node)
     traced.recompile()
     return traced
-
-
-def _plain_leaf(path: str, leaf: nn.Module) -> nn.Module:
-    if not type(leaf).__module__.startswith("torch.nn."):
-        raise GraphError(f"{path} is a {type(leaf).__module__}.{type(leaf).__name__}, not a torch.nn module")
-    return leaf
-
-
-def _set(root: nn.Module, path: str, value: nn.Module | torch.Tensor) -> None:
-    *parents, name = path.split(".")
-    for parent in parents:
-        if parent not in root._modules:
-            root.add_module(parent, nn.Module())
-        root = root.get_submodule(parent)
-    if isinstance(value, nn.Module):
-        root.add_module(name, value)
-    elif isinstance(value, nn.Parameter):
-        root.register_parameter(name, value)
-    else:
-        root.register_buffer(name, value)
-
-
-@functools.cache
-def _functions() -> dict[str, Callable[..., Any]]:
-    """What a file may call, by name: the functions on tensors that torch lets one override, operator, math."""
-    table: dict[str, Callable[..., Any]] = {"builtins.getattr": _tensor_attribute}
-    for namespace, functions in get_overridable_functions().items():
-        if not isinstance(namespace, types.ModuleType):
-            continue
-        prefix = namespace.__name__
-        table |= {f"{prefix}.{f.__name__}": f for f in functions if getattr(namespace, f.__name__, None) is f}
-    table |= {f"_operator.{name}": getattr(operator, name) for name in operator.__all__ if name not in _CALLERS}
-    table |= {f"math.{name}": f for name in dir(math) if callable(f := getattr(math, name)) and name[0] != "_"}
-    for name in ("arange", "eye", "full", "linspace", "ones", "zeros"):
-        table[f"torch.{name}"] = getattr(torch, name)
-    for name in ("abs", "float", "int", "len", "max", "min", "round", "sum"):
-        table[f"builtins.{name}"] = getattr(builtins, name)
-    return table
-
-
-_CALLERS = ("call", "methodcaller", "attrgetter", "itemgetter")
-_TAKE_CALLABLES = {"apply_", "map_", "map2_", "register_hook", "register_post_accumulate_grad_hook"}
-
-
-@functools.cache
-def _names() -> dict[Callable[..., Any], str]:
-    return {function: name for name, function in _functions().items()} | {getattr: "builtins.getattr"}
-
-
-@functools.cache
-def _methods() -> frozenset[str]:
-    names = {f.__name__ for f in get_overridable_functions()[torch.Tensor] if hasattr(f, "__name__")}
-    return frozenset(name for name in names if not name.startswith("_")) - _TAKE_CALLABLES
-
-
-def _tensor_attribute(value: Any, name: str) -> Any:
-    if name not in ("shape", "dtype", "device", "ndim", "T", "mT", "real", "imag"):
-        raise GraphError(f"{name!r} is not an attribute of tensors that a file may read")
-    return getattr(value, name)
-
-
-def _name_of(function: Callable[..., Any]) -> str:
-    if function not in _names():
-        name = getattr(function, "__qualname__", repr(function))
-        raise GraphError(f"{getattr(function, '__module__', '?')}.{name} is not a function on tensors")
-    return _names()[function]
-
-
-def _function(name: str) -> Callable[..., Any]:
-    if name not in _functions():
-        raise GraphError(f"{name!r} is not a function on tensors")
-    return _functions()[name]
-
-
-def _encode(value: Any) -> Any:
-    match value:
-        case None | bool() | int() | float() | str():
-            return value
-        case fx.Node():
-            return {"node": value.name}
-        case list():
-            return {"list": [_encode(item) for item in value]}
-        case tuple():
-            return {"tuple": [_encode(item) for item in value]}
-        case dict():
-            return {"dict": [[key, _encode(item)] for key, item in value.items()]}
-        case slice():
-            return {"slice": [_encode(part) for part in (value.start, value.stop, value.step)]}
-        case torch.dtype() | torch.memory_format() | torch.layout():
-            return {"torch": str(value).removeprefix("torch.")}
-        case torch.device():
-            return {"device": str(value)}
-        case _ if value is ...:
-            return {"ellipsis": True}
-    raise GraphError(f"a {type(value).__name__} as an argument has no plain form")
-
-
-def _decode(value: Any, made: Mapping[str, fx.Node]) -> Any:
-    if not isinstance(value, dict):
-        return value
-    ((kind, inner),) = value.items()
-    match kind:
-        case "node":
-            return made[inner]
-        case "list":
-            return [_decode(item, made) for item in inner]
-        case "tuple":
-            return tuple(_decode(item, made) for item in inner)
-        case "dict":
-            return {key: _decode(item, made) for key, item in inner}
-        case "slice":
-            return slice(*(_decode(part, made) for part in inner))
-        case "torch":
-            constant = getattr(torch, inner, None)
-            if isinstance(constant, torch.dtype | torch.memory_format | torch.layout):
-                return constant
-        case "device":
-            return torch.device(inner)
-        case "ellipsis":
-            return ...
-    raise GraphError(f"{kind!r} is not a kind of argument")

@@ -223,7 +223,7 @@ def sensitivity(checkpoint: str | Path, options: SensitivityOptions, *, watcher:
 
 
 def _load(checkpoint: Path, options: SourceOptions) -> TorchModel:
-    model = load(checkpoint, inputs=options.input, model=options.model, trust_pickle=options.trust_pickle)
+    model = load(checkpoint, inputs=options.input, model=options.model, trust=options.trust)
     return in_float32(model)
 
 

@@ -197,7 +197,7 @@ def _opened(path: Path, options: MeasureOptions) -> Model:
         return made(artifact.model_path, artifact.signature)
     if path.suffix == ".onnx":
         return OnnxModel(path, signature_of_onnx(path))
-    return in_float32(load(path, inputs=options.input, model=options.model, trust_pickle=options.trust_pickle))
+    return in_float32(load(path, inputs=options.input, model=options.model, trust=options.trust))
 
 
 def signature_of_onnx(path: Path) -> Signature:

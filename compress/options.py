@@ -5,7 +5,8 @@ Each field is a flag, a key of a recipe and an argument in Python, by one name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import warnings
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -48,8 +49,15 @@ class SourceOptions:
     model: Annotated[str | None, Parameter(group=_SOURCE)] = None
     """For a state_dict: 'package.module:factory', which gives the module that it fits."""
 
-    trust_pickle: Annotated[bool, Parameter(negative="", group=_SOURCE)] = False
-    """Run the pickle's code: only for a file from someone who may run code on this machine."""
+    trust: Annotated[bool, Parameter(negative="", group=_SOURCE)] = False
+    """Run what the file brings, pickles and TorchScript: only for one from someone who may run code on this machine."""
+
+    trust_pickle: InitVar[Annotated[bool, Parameter(parse=False)]] = False
+
+    def __post_init__(self, trust_pickle: bool) -> None:
+        if trust_pickle:
+            warnings.warn("trust_pickle is now named trust", FutureWarning, stacklevel=3)
+            object.__setattr__(self, "trust", True)
 
 
 @Parameter(name="*")

@@ -1,26 +1,22 @@
-"""Read pickles without running their code.
-
-torch's restricted unpickler builds tensors and plain containers; `torch.nn` module classes and a few harmless ones
-are allowed by name. Anything else in a file is refused unless the user says that the file is trusted.
-"""
+"""Read pickles without running their code: on a machine of our own (`compress.pickle_machine`), unless trusted."""
 
 from __future__ import annotations
 
-import argparse
-import importlib
-import inspect
+import io
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
 
 from compress.errors import CheckpointError, first_line
+from compress.pickle_machine import Machine
+from compress.torch_archive import DamagedError, LegacyStorages, OtherTensorError, ZipStorages
 
 __all__ = ["unpickle"]
+
+_LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+_LEGACY_PROTOCOL = 1001
 
 
 def unpickle(path: Path, *, trust: bool) -> Any:
@@ -30,70 +26,78 @@ def unpickle(path: Path, *, trust: bool) -> Any:
         path: a zip or legacy torch.save file.
         trust: run whatever code the pickle names.
 
+    Returns:
+        Without trust: plain containers and values (exact types), tensors and parameters, and descriptions of anything
+        else (`Global`, `Instance`). They may hold each other in circles.
+
     Raises:
         CheckpointError: it is damaged, or would run code.
     """
     try:
+        with path.open("rb") as file:
+            zipped = file.read(2) == b"PK"
         if trust:
-            sys.path.insert(0, "")  # the classes of a pickle usually stand in the folder of the training script
-            try:
-                return torch.load(path, map_location="cpu", weights_only=False)
-            finally:
-                sys.path.remove("")
-        unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(path) if path.read_bytes()[:2] == b"PK" else []
-        safe: list[Any] = []
-        foreign: list[str] = []
-        for name in unsafe:
-            if (found := _harmless(name)) is None:
-                foreign.append(name)
-            else:
-                safe.append(found)
-        if foreign:
-            raise CheckpointError(
-                f"won't load {path}: it would run code",
-                why=f"it is a pickle that calls {', '.join(foreign)}",
-                mend="save it again with compress.save(module, path, inputs=…) or as a state_dict; "
-                "or, if you trust whoever made it, add --trust-pickle",
-            )
-        if np.dtype in safe:
-            safe += [getattr(np.dtypes, name) for name in np.dtypes.__all__ if name != "ObjectDType"]
-        with torch.serialization.safe_globals(safe):
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return _trusted(path, zipped)
+        return _read(path, zipped)
     except CheckpointError:
         raise
+    except OtherTensorError as err:
+        mend = "save it from plain tensors; or, if you trust whoever made it, add --trust"
+        raise CheckpointError(f"can't load {path}", why=str(err), mend=mend) from err
+    except DamagedError as err:
+        mend = "copy or download it again, or save it again with torch.save or compress.save"
+        raise CheckpointError(f"can't load {path}", why=str(err), mend=mend) from err
     except (ImportError, AttributeError) as err:
         raise CheckpointError(
             f"can't load the pickle {path}",
             why=f"it needs Python code that is not here: {err}",
             mend="run the command from the folder that holds the model's module, or set PYTHONPATH to it",
         ) from err
-    except Exception as err:  # torch gives anything from EOFError to RuntimeError for damaged bytes
-        why = first_line(err)
-        if "WeightsUnpickler error" in why or "Weights only load failed" in why:
-            why = "it is a pickle that holds more than tensors"
-        raise CheckpointError(
-            f"can't load {path}",
-            why=why,
-            mend="save it again, or, if it is whole and you trust whoever made it, add --trust-pickle",
-        ) from err
+    except Exception as err:  # of the file's own code, which may raise anything, or of the disk
+        raise CheckpointError(f"can't load {path}", why=first_line(err), mend="save it again") from err
 
 
-def _harmless(name: str) -> Callable[..., Any] | type | None:
-    """The global of that name if it is a torch.nn module class or a plain container, else None."""
-    module_name, _, attribute = name.rpartition(".")
-    known: dict[str, Any] = {
-        "argparse.Namespace": argparse.Namespace,
-        "numpy.dtype": np.dtype,
-        "numpy.ndarray": np.ndarray,
-    }
-    if name in known:
-        return known[name]  # type: ignore[no-any-return]
-    if module_name in ("numpy.core.multiarray", "numpy._core.multiarray") and attribute in ("scalar", "_reconstruct"):
-        return getattr(importlib.import_module("numpy.core.multiarray"), attribute)  # type: ignore[no-any-return]
-    if module_name.startswith("torch.nn.") and module_name in sys.modules:
-        found = getattr(sys.modules[module_name], attribute, None)
-        if isinstance(found, type) and issubclass(found, nn.Module):
-            return found
-        if module_name == "torch.nn.functional" and inspect.isfunction(found):
-            return found
-    return None
+def _trusted(path: Path, zipped: bool) -> Any:
+    sys.path.insert(0, "")  # the classes of a pickle usually stand in the folder of the training script
+    try:
+        return torch.load(path, map_location="cpu", weights_only=False, mmap=zipped)
+    finally:
+        sys.path.remove("")
+
+
+def _read(path: Path, zipped: bool) -> Any:
+    storages = ZipStorages(path) if zipped else LegacyStorages(path.stat().st_size)
+    machine = Machine(storages)
+    content = None
+    try:
+        if isinstance(storages, ZipStorages):
+            content = machine.run(io.BytesIO(storages.pickle))
+        else:
+            content = _legacy(machine, storages, path)
+    except DamagedError:
+        if not machine.foreign:
+            raise
+    if not machine.foreign:
+        return content
+    names = [name if len(name) <= 80 else f"{name[:80]}…" for name in sorted(machine.foreign)]
+    shown = ", ".join(name if name.isprintable() else ascii(name) for name in names[:8])
+    raise CheckpointError(
+        f"won't load {path}: it would run code",
+        why=f"it is a pickle that calls {shown}",
+        mend="save it again with compress.save(module, path, inputs=…) or as a state_dict; "
+        "or, if you trust whoever made it, add --trust",
+    )
+
+
+def _legacy(machine: Machine, storages: LegacyStorages, path: Path) -> Any:
+    """From before PyTorch 1.6: five pickles, the fourth of them the object, then the storages."""
+    with path.open("rb") as file:
+        magic = machine.run(file)
+        if type(magic) is not int or magic != _LEGACY_MAGIC:
+            raise DamagedError("it is a pickle that torch.save did not write")
+        protocol, system = machine.run(file), machine.run(file)
+        if protocol != _LEGACY_PROTOCOL or type(system) is not dict or system.get("little_endian") is not True:
+            raise DamagedError("it is of another protocol than torch.save's, or big-endian")
+        content = machine.run(file)
+        storages.fill(machine.run(file), file)
+    return content

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -70,7 +71,11 @@ def read(path: Path) -> tuple[str, Mapping[str, Any]]:
     if "checkpoint" not in values:
         why = "it has no key `checkpoint`"
         raise RecipeError(f"can't run the recipe {path}", why=why, mend='add checkpoint = "model.pt"')
-    return command, {name.replace("_", "-"): value for name, value in values.items()}
+    keys = {name.replace("_", "-"): value for name, value in values.items()}
+    if "trust-pickle" in keys:
+        print(f"warning: the key trust_pickle of {path} is now named trust", file=sys.stderr)
+        keys["trust"] = keys.pop("trust-pickle")
+    return command, keys
 
 
 def _toml(value: Any) -> str:

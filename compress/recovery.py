@@ -161,7 +161,7 @@ def _run(stage: Finetune, model: TorchModel, work: Path, source: str, watcher: W
 
 
 def _load(path: Path, options: FinetuneOptions) -> TorchModel:
-    found = load(path, inputs=options.input, model=options.model, trust_pickle=options.trust_pickle)
+    found = load(path, inputs=options.input, model=options.model, trust=options.trust)
     return in_float32(found)
 
 

@@ -178,9 +178,7 @@ class _Named:
 def _branch(setting: _Setting, group: Sequence[Candidate], watcher: Watcher) -> list[Trial]:
     """Make the candidates of one ratio, its float model first, and screen each on a part of the data."""
     options = setting.options
-    model = in_float32(
-        load(setting.checkpoint, inputs=options.input, model=options.model, trust_pickle=options.trust_pickle)
-    )
+    model = in_float32(load(setting.checkpoint, inputs=options.input, model=options.model, trust=options.trust))
     data, metric = judged(options, model, setting.checkpoint)
     count = max(SCREEN_LEAST, int(len(data) * SCREEN_SHARE))
     judge = Judge.of_part(open_model(model, threads=cores()), data, metric, count)

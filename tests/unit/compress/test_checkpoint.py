@@ -67,7 +67,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
         ("DataParallel", FileKind.PICKLE, {"model": "tests.models:mlp", "inputs": [X]}),
         ("legacy", FileKind.LEGACY_PICKLE, {"model": "tests.models:mlp", "inputs": [X]}),
         ("pickled torch.nn module", FileKind.PICKLE, {"inputs": [X]}),
-        ("TorchScript", FileKind.TORCHSCRIPT, {"inputs": [X]}),
+        ("TorchScript", FileKind.TORCHSCRIPT, {"inputs": [X], "trust": True}),
         ("exported program", FileKind.EXPORTED_PROGRAM, {}),
     ],
 )
@@ -91,8 +91,9 @@ def test_each_kind_loads_with_what_it_needs(
         ("legacy", {}, "--model package.module:factory"),
         ("state_dict", {"model": "tests.models:mlp"}, "--input 'x:float32[batch,3,224,224]'"),
         ("pickled torch.nn module", {}, "--input"),
-        ("pickled class", {"inputs": [X]}, "--trust-pickle"),
-        ("TorchScript", {}, "--input"),
+        ("pickled class", {"inputs": [X]}, "--trust"),
+        ("TorchScript", {"trust": True}, "--input"),
+        ("TorchScript", {"inputs": [X]}, "--trust"),
         ("state_dict", {"model": "tests.models:nothing", "inputs": [X]}, "--model"),
         ("state_dict", {"model": "tests.models:Residual", "inputs": [X]}, "factory that made them"),
     ],
@@ -121,7 +122,7 @@ def test_a_malicious_pickle_is_not_run_and_its_call_is_named(tmp_path: Path, leg
         load(path, inputs=[X])
     assert not owned.exists()
     assert legacy or "posix.system" in caught.value.why
-    assert "--trust-pickle" in caught.value.mend
+    assert "--trust" in caught.value.mend
 
 
 def test_a_malicious_bare_pickle_is_not_run(tmp_path: Path) -> None:
@@ -192,7 +193,7 @@ def test_an_exported_program_that_would_run_code_is_refused(
 
 def test_a_trusted_pickle_loads(tmp_path: Path) -> None:
     WRITERS["pickled class"](tmp_path / "model.pt")
-    model = load(tmp_path / "model.pt", inputs=["image:float32[batch,3,16,16]"], trust_pickle=True)
+    model = load(tmp_path / "model.pt", inputs=["image:float32[batch,3,16,16]"], trust=True)
     assert model.signature.outputs[0].shape == ("batch", 5)
 
 

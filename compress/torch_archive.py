@@ -1,0 +1,163 @@
+"""The bytes of a torch.save file: its pickle, and its storages mapped from the disk.
+
+A zip is looked through before anything of it is used: every entry is stored plain, lies inside the file, overlaps no
+other and has the checksum that the directory says. So no declared size is larger than the bytes that are there, and
+memory that is read is memory that the file holds.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+__all__ = ["DamagedError", "LegacyStorages", "OtherTensorError", "ZipStorages"]
+
+LARGEST_PICKLE = 16 << 20
+"""Bytes: a state_dict of 10,000 tensors has 2 MB; each byte can become 70 bytes of Python objects."""
+
+_LOCAL_HEADER = struct.Struct("<4s5HLLLHH")
+_CHUNK = 64 << 20
+
+
+class DamagedError(Exception):
+    """The file is not what torch.save writes."""
+
+
+class OtherTensorError(DamagedError):
+    """A tensor of it is sparse, quantized, or of another kind that is not plain."""
+
+
+class ZipStorages:
+    """A torch.save zip.
+
+    Args:
+        path: the file; it has to stay as it is while its tensors are used, which are mapped copy-on-write.
+
+    Attributes:
+        pickle: the bytes of data.pkl.
+        size: bytes of the file.
+
+    Raises:
+        DamagedError: anything of it is not as torch.save writes it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self.size = len(self._bytes)
+        self._spans = _spans(path, self._bytes)
+        if self._spans.get("byteorder") is not None and self._read("byteorder", 16) != b"little":
+            raise DamagedError("its numbers are big-endian")
+        if "data.pkl" not in self._spans:
+            raise DamagedError("it is a zip archive without a data.pkl")
+        self.pickle = self._read("data.pkl", LARGEST_PICKLE)
+        self._made: dict[str, torch.Tensor] = {}
+
+    def _read(self, name: str, limit: int) -> bytes:
+        start, size = self._spans[name]
+        if size > limit:
+            raise DamagedError(f"its {name} has {size:,} bytes, more than {limit:,}")
+        return self._bytes[start : start + size]
+
+    def __call__(self, key: str, dtype: torch.dtype, numel: int) -> torch.Tensor:
+        """A storage as a tensor [numel]; the same key gives the same memory."""
+        start, size = self._spans.get(f"data/{key}", (0, -1))
+        if numel * dtype.itemsize > size:
+            raise DamagedError(f"its storage {key!r} is said to have {numel:,} numbers and has {max(size, 0):,} bytes")
+        if key not in self._made:
+            self._made[key] = _numbers(self._bytes, start, size)
+        return self._made[key][: numel * dtype.itemsize].view(dtype)
+
+
+class LegacyStorages:
+    """A file from before PyTorch 1.6: pickles, then storages one after the other.
+
+    Args:
+        size: bytes of the file, more than which no storages can have together.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = self._left = size
+        self._made: dict[str, torch.Tensor] = {}
+
+    def __call__(self, key: str, dtype: torch.dtype, numel: int) -> torch.Tensor:
+        """A storage as a tensor [numel], whose bytes `fill` reads later."""
+        if key not in self._made:
+            self._left -= numel * dtype.itemsize
+            if self._left < 0:
+                raise DamagedError("its storages are said to be larger than the file")
+            self._made[key] = torch.zeros(numel, dtype=dtype)
+        if self._made[key].dtype != dtype or self._made[key].numel() != numel:
+            raise DamagedError(f"its storage {key!r} is described in two ways")
+        return self._made[key]
+
+    def fill(self, keys: Any, file: BinaryIO) -> None:
+        """Read each storage, in the order that the file names them."""
+        if type(keys) is not list or sorted(map(str, keys)) != sorted(self._made):
+            raise DamagedError("its list of storages is not that of its tensors")
+        for key in keys:
+            numbers = self._made[key].view(torch.uint8).numpy()
+            count, size = file.read(8), file.readinto(numbers) if len(numbers) else 0  # type: ignore[attr-defined]
+            if count != struct.pack("<q", self._made[key].numel()) or size != len(numbers):
+                raise DamagedError("it is truncated, or its storages are of other sizes than its tensors say")
+
+
+def _numbers(buffer: mmap.mmap, start: int, size: int) -> torch.Tensor:
+    if size == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    if start % 16:  # written by another tool: torch aligns
+        return torch.frombuffer(bytearray(buffer[start : start + size]), dtype=torch.uint8)
+    return torch.frombuffer(buffer, dtype=torch.uint8, count=size, offset=start)
+
+
+def _spans(path: Path, content: mmap.mmap) -> dict[str, tuple[int, int]]:
+    """Where each entry's bytes are, (start, size), by its name without the archive's own folder."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, struct.error) as err:
+        raise DamagedError(f"it is no whole zip archive: {err}") from err
+    spans: dict[str, tuple[int, int]] = {}
+    folders = set()
+    for entry in entries:
+        folder, _, name = entry.filename.partition("/")
+        folders.add(folder)
+        if name in spans or len(folders) > 1:
+            raise DamagedError(f"its entry {entry.filename[:80]!r} is there twice, or in another folder than the rest")
+        if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 or entry.compress_size != entry.file_size:
+            raise DamagedError(
+                f"its entry {entry.filename[:80]!r} is compressed or encrypted: torch.save stores it plain"
+            )
+        start = _start(entry, content)
+        if start + entry.file_size > len(content):
+            raise DamagedError(
+                f"its entry {entry.filename[:80]!r} is said to have {entry.file_size:,} bytes, which are not there"
+            )
+        spans[name] = start, entry.file_size
+    end = 0
+    for name, (start, size) in sorted(spans.items(), key=lambda item: item[1]):
+        if start < end:
+            raise DamagedError(f"its entry {name[:80]!r} overlaps another")
+        end = start + size
+    for entry in entries:
+        start, size = spans[entry.filename.partition("/")[2]]
+        crc = 0
+        for at in range(start, start + size, _CHUNK):
+            crc = zlib.crc32(content[at : min(at + _CHUNK, start + size)], crc)
+        if crc != entry.CRC:
+            raise DamagedError(f"the checksum of its entry {entry.filename[:80]!r} is wrong: its bytes were changed")
+    return spans
+
+
+def _start(entry: zipfile.ZipInfo, content: mmap.mmap) -> int:
+    header = content[entry.header_offset : entry.header_offset + _LOCAL_HEADER.size]
+    if len(header) < _LOCAL_HEADER.size or header[:4] != b"PK\x03\x04":
+        raise DamagedError(f"its entry {entry.filename[:80]!r} is not where the directory says")
+    *_, name_size, extra_size = _LOCAL_HEADER.unpack(header)
+    return entry.header_offset + _LOCAL_HEADER.size + int(name_size) + int(extra_size)
