@@ -11,6 +11,7 @@ Source: PKWARE APPNOTE 6.3.10, sections 4.3.7 (local header), 4.3.12 (central di
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import struct
 import zlib
@@ -83,12 +84,12 @@ class Archive:
         if directory.read(1):
             raise ArchiveError("its directory holds more entries than it says")
         taken.sort()
-        for (_, end), (begin, _) in zip(taken, [*taken[1:], (start, 0)], strict=True):
+        for (_, end), (begin, _) in itertools.pairwise([*taken, (start, 0)]):
             if end > begin:
                 raise ArchiveError("its entries overlap")
 
     def chunks(self, entry: Entry) -> Iterator[bytes]:
-        """The unpacked bytes of an entry, a few at a time; at the end its checksum is compared.
+        """The unpacked bytes of an entry, a mebibyte at a time; at the end its checksum is compared.
 
         Raises:
             ArchiveError: they are damaged, or more or fewer than declared.

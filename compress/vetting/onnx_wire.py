@@ -152,15 +152,13 @@ class _Scan:
             name = known.get(number)
             if name is None:
                 raise OnnxFileError(
-                    f"its Protobuf is damaged, or another format's: it holds a field ({kind} {number}) that the format does not have"
+                    f"its Protobuf is damaged, or another's: a field ({kind} {number}) that the format does not have"
                 )
             several = name.endswith("*")
             name = name.removesuffix("*")
             values = found.setdefault(number, [])
             if values and not several:
-                raise OnnxFileError(
-                    f"its Protobuf is damaged, or another format's: it holds a field ({kind} {number}) twice"
-                )
+                raise OnnxFileError(f"its Protobuf is damaged, or another's: a field ({kind} {number}) twice")
             if wire == 2:
                 length, at = self._varint(at, end)
                 if length > end - at:
@@ -177,12 +175,12 @@ class _Scan:
                     _add(values, self._packed(name, at, at + length), keep=kind == "Tensor" and number == 1)
                 else:
                     raise OnnxFileError(
-                        f"its Protobuf is damaged, or another format's: it holds a field ({kind} {number}) of the wrong type"
+                        f"its Protobuf is damaged, or another's: a field ({kind} {number}) of the wrong type"
                     )
                 at += length
             elif _NUMBERS.get(name) != wire:
                 raise OnnxFileError(
-                    f"its Protobuf is damaged, or another format's: it holds a field ({kind} {number}) of the wrong type"
+                    f"its Protobuf is damaged, or another's: a field ({kind} {number}) of the wrong type"
                 )
             elif wire == 0:
                 value, at = self._varint(at, end)
