@@ -224,7 +224,9 @@ class _Scan:
             raise OnnxFileError(f"its function {name[1]!r} calls itself, or calls are nested too deeply")
         if name not in sizes:
             calls = self.functions[name]
-            made = sum(self._inlined(call, sizes, (*within, name)) if call in self.functions else 1 for call in calls)
+            made = 1 + sum(
+                self._inlined(call, sizes, (*within, name)) if call in self.functions else 1 for call in calls
+            )
             if made > MAX_INLINED:
                 raise OnnxFileError(f"its functions make more than {MAX_INLINED:,} nodes")
             sizes[name] = made

@@ -90,11 +90,11 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "a ratio that deflate can't have": lambda: lying(2**31),
     "more than it declares": lambda: lying(100),
     "less than it declares": lambda: lying(20_000),
-    "an absolute name": lambda: zipped(**{"/a": TEXT}),
-    "a name that goes up": lambda: zipped(**{"a/../../b": TEXT}),
-    "a folder": lambda: zipped(**{"a/": b""}),
-    "a name with a control character": lambda: zipped(**{"a\x1b[2J": TEXT}),
-    "a name of another system": lambda: zipped(**{"a\\b": TEXT}),
+    "an absolute name": lambda: zipped(zipfile.ZIP_STORED, **{"/a": TEXT}),
+    "a name that goes up": lambda: zipped(zipfile.ZIP_STORED, **{"a/../../b": TEXT}),
+    "a folder": lambda: zipped(zipfile.ZIP_STORED, **{"a/": b""}),
+    "a name with a control character": lambda: zipped(zipfile.ZIP_STORED, **{"a\x1b[2J": TEXT}),
+    "a name of another system": lambda: zipped(zipfile.ZIP_STORED, **{"a\\b": TEXT}),
 }
 
 
