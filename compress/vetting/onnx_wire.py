@@ -84,6 +84,8 @@ _MESSAGES: dict[str, dict[int, str]] = {
     "Groups": {1: "int", 2: "int*"},
     "Simple": {1: "int", 2: "text", 3: "int"},
 }  # fmt: skip
+# Bytes, not text: an attribute's `s` and `strings`, a tensor's strings and raw data.
+_BYTES = {("Attribute", 4), ("Attribute", 9), ("Tensor", 6), ("Tensor", 9)}
 _NUMBERS = {"int": 0, "f8": 1, "f4": 5}
 _WIDTHS = {1: 8, 5: 4}
 Fields = dict[int, list[Any]]
@@ -170,6 +172,8 @@ class _Scan:
                     inner = self.message(name, at, at + length, depth + 1, graphs)
                     values.append(inner if kind in ("Tensor", "Value", "Type", "TensorType", "Shape") else None)
                 elif name == "text":
+                    if (kind, number) not in _BYTES:
+                        self._decoded(at, at + length)
                     values.append((at, at + length))
                 elif several:
                     _add(values, self._packed(name, at, at + length), keep=kind == "Tensor" and number == 1)
@@ -193,8 +197,9 @@ class _Scan:
                 at += _WIDTHS[wire]
                 if at > end:
                     raise OnnxFileError("its Protobuf is damaged: it is truncated")
-        if kind in ("Node", "Dim", "Tensor"):
-            {"Node": self._node, "Dim": self._dim, "Tensor": self._tensor}[kind](found)
+        if kind in ("Node", "Dim", "Tensor", "TensorType"):
+            checks = {"Node": self._node, "Dim": self._dim, "Tensor": self._tensor, "TensorType": self._type}
+            checks[kind](found)
         if outer is not None:
             called = self._text(found, 10), self._text(found, 1)
             if called in self.functions and 13 not in found:  # an overload has a name of its own
@@ -262,13 +267,21 @@ class _Scan:
         start, end = found.get(number, [(0, 0)])[0]
         if end - start > 1 << 16:
             raise OnnxFileError("it holds a name of more than 64 KiB")
+        return self._decoded(start, end)
+
+    def _decoded(self, start: int, end: int) -> str:
         try:
             return str(self.data[start:end], "utf-8")
         except UnicodeDecodeError as err:
-            raise OnnxFileError("it holds a name that is no text") from err
+            raise OnnxFileError("its Protobuf is damaged: it holds a name that is no text") from err
 
     def _node(self, found: Fields) -> None:
         self.calls.append((self._text(found, 7), self._text(found, 4)))
+
+    def _type(self, found: Fields) -> None:
+        kind = found.get(1, [0])[0]
+        if kind and kind != _STRING and kind not in _BITS:
+            raise OnnxFileError(f"it declares a tensor of the type {kind}, which the format does not have")
 
     def _dim(self, found: Fields) -> None:
         if found.get(1, [0])[0] < 0:

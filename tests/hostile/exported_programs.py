@@ -136,7 +136,7 @@ def _first(data: Any) -> Any:
 
 
 def _calls(target: str) -> Callable[[Any], None]:
-    return lambda data: [_first(data).update(target=target)]  # type: ignore[func-returns-value, return-value]
+    return lambda data: [_first(data).update(target=target)]  # type: ignore[return-value]
 
 
 TARGETS = (
