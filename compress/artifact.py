@@ -322,7 +322,7 @@ class Artifact:
                 stages=tuple(StageReport.from_dict(stage) for stage in data["stages"]),
                 toolkit_version=data["toolkit_version"],
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as err:
+        except (KeyError, TypeError, ValueError, AttributeError, OSError, RecursionError) as err:
             raise ArtifactError(f"can't read {path}", why=f"it is damaged: {err!r}", mend=again) from err
         if not artifact.model_path.is_file():
             raise ArtifactError(f"{folder} is not whole", why=f"{artifact.model_file} is missing", mend=again)

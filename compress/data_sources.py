@@ -5,9 +5,6 @@ Both behave as arrays of samples do: a shape, a dtype, a length, and rows by sli
 
 from __future__ import annotations
 
-import struct
-import zipfile
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from compress.array_files import Member, members_of, read_member
 from compress.errors import DatasetError
 
 __all__ = ["Converted", "Fetched", "Fetcher", "Rows", "Shards", "open_shards"]
@@ -83,9 +81,10 @@ class Converted(_View):
 class _Files:
     """The .npz files of a folder: arrays stored as they are become memory maps, others are kept for a while."""
 
-    def __init__(self, paths: Sequence[Path], names: Sequence[str]) -> None:
+    def __init__(self, paths: Sequence[Path], members: Sequence[Mapping[str, Member]]) -> None:
         self._paths = paths
-        self._names = names
+        self._members = members
+        self._names = list(members[0])
         self._maps: dict[tuple[int, str], Array] = {}
         self._kept: OrderedDict[tuple[int, str], Array] = OrderedDict()
 
@@ -96,17 +95,15 @@ class _Files:
         if at in self._kept:
             self._kept.move_to_end(at)
             return self._kept[at]
-        mapped = _mapped(self._paths[shard], name)
-        if mapped is not None:
-            self._maps[at] = mapped
-            return mapped
-        while len(self._kept) >= KEPT * len(self._names):
-            self._kept.popitem(last=False)
-        path = self._paths[shard]
+        path, member = self._paths[shard], self._members[shard][name]
         try:
-            with np.load(path, allow_pickle=False) as archive:
-                self._kept[at] = archive[name]
-        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as err:
+            if member.entry.stored:  # its checksum was compared when the folder was opened
+                self._maps[at] = read_member(path, member, check=False)
+                return self._maps[at]
+            while len(self._kept) >= KEPT * len(self._names):
+                self._kept.popitem(last=False)
+            self._kept[at] = read_member(path, member)
+        except (OSError, ValueError) as err:
             raise DatasetError(
                 f"can't read {name!r} of {path}",
                 why=f"{type(err).__name__}: {err}",
@@ -138,10 +135,11 @@ def open_shards(folder: Path) -> tuple[dict[str, Shards], tuple[int, ...]]:
 
     Raises:
         DatasetError: files of unlike arrays.
-        ValueError, OSError, zipfile.BadZipFile: damaged ones.
+        ValueError, OSError: damaged ones.
     """
     paths = sorted(folder.glob("*.npz"))
-    headers = [_headers(path) for path in paths]
+    members = [_samples_of(path) for path in paths]
+    headers = [{name: (member.shape, member.dtype) for name, member in shard.items()} for shard in members]
     first = headers[0]
     for path, header in zip(paths, headers, strict=True):
         unlike = {name: (shape[1:], dtype) for name, (shape, dtype) in header.items()} != {
@@ -155,10 +153,14 @@ def open_shards(folder: Path) -> tuple[dict[str, Shards], tuple[int, ...]]:
             )
     lengths = [next(iter(header.values()))[0][0] for header in headers]
     starts = tuple(int(start) for start in np.cumsum([0, *lengths])[:-1])
-    files = _Files(paths, list(first))
+    for path, shard in zip(paths, members, strict=True):
+        for member in shard.values():
+            if member.entry.stored:
+                read_member(path, member)
+    files = _Files(paths, members)
     total = sum(lengths)
     arrays = {name: Shards((total, *shape[1:]), dtype, name, starts, files) for name, (shape, dtype) in first.items()}
-    stored = all(_mapped(path, name) is not None for path in paths for name in first)
+    stored = all(member.entry.stored for shard in members for member in shard.values())
     return arrays, () if stored else starts
 
 
@@ -166,40 +168,14 @@ def _told(header: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> str:
     return ", ".join(f"{name} {dtype}{list(shape)}" for name, (shape, dtype) in header.items())
 
 
-def _headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    found = {}
-    with zipfile.ZipFile(path) as archive:
-        for info in archive.infolist():
-            with archive.open(info) as file:
-                shape, _, dtype = _header(file)
-            if dtype.hasobject or not shape:
-                raise ValueError(f"{info.filename} in {path.name} is no array of samples")
-            found[info.filename.removesuffix(".npy")] = shape, dtype
-    if not found:
+def _samples_of(path: Path) -> dict[str, Member]:
+    members = members_of(path)
+    for name, member in members.items():
+        if not member.shape:
+            raise ValueError(f"{name} in {path.name} is no array of samples")
+    if not members:
         raise ValueError(f"{path.name} holds no array")
-    return found
-
-
-def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = np.lib.format.read_magic(file)  # type: ignore[no-untyped-call]
-    read: Any = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read(file)
-    return shape, fortran, dtype
-
-
-def _mapped(path: Path, name: str) -> Array | None:
-    """A memory map into the archive, where the array is stored as it is."""
-    with zipfile.ZipFile(path) as archive:
-        info = archive.getinfo(f"{name}.npy")
-    if info.compress_type != zipfile.ZIP_STORED:
-        return None
-    with path.open("rb") as file:
-        file.seek(info.header_offset + 26)
-        name_length, extra_length = struct.unpack("<HH", file.read(4))
-        file.seek(info.header_offset + 30 + name_length + extra_length)
-        shape, fortran, dtype = _header(file)
-        offset = file.tell()
-    return None if fortran else np.memmap(path, dtype, "r", offset, shape)
+    return members
 
 
 class Fetcher:
@@ -239,15 +215,16 @@ class Fetcher:
     def rows(self, index: Array) -> dict[str, Array]:
         """Samples at an index, by the names of inputs and `label`."""
         if self._seen is None:
-            return self._made(index)
+            return self.made(index)
         missing = np.unique(index[~self._seen[index]])
         if len(missing):
-            for name, value in self._made(missing).items():
+            for name, value in self.made(missing).items():
                 self._cached[name][missing] = value
             self._seen[missing] = True
         return {name: cached[index] for name, cached in self._cached.items()}
 
-    def _made(self, index: Array) -> dict[str, Array]:
+    def made(self, index: Array) -> dict[str, Array]:
+        """Samples at an index, made anew."""
         samples = [self._sample(int(place)) for place in index]
         try:
             return {name: np.stack([sample[name] for sample in samples]) for name in self.specs}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import json
 import random
 import re
-import zipfile
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,9 +16,11 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from compress.array_files import open_npy, open_npz
 from compress.artifact import Signature, TensorSpec, sha256_of
 from compress.data_sources import Converted, Fetched, Fetcher, Rows, open_shards
 from compress.errors import DatasetError, SignatureError
+from compress.hashing import digest_of_arrays, digest_of_samples
 from compress.model import Arrays
 from compress.user_code import user_code
 
@@ -38,7 +40,7 @@ class Dataset:
             is .npy or uncompressed .npz shards, opened a few at a time where these are compressed, made when asked for
             where it is a torch Dataset.
         labels: integers [n] for classification, or None.
-        sha256: of the data; of a torch Dataset, of its length and a few samples.
+        digest: the SHA-256 of all of the data, or what computes it: that makes every sample of a torch Dataset once.
         starts: where each compressed shard begins: reading from many at once is slow.
         fetcher: makes the samples, of a torch Dataset.
     """
@@ -46,7 +48,7 @@ class Dataset:
     source: str
     inputs: dict[str, Any]
     labels: Any | None
-    sha256: str
+    digest: str | Callable[[], str]
     starts: tuple[int, ...] = ()
     fetcher: Fetcher | None = None
 
@@ -86,6 +88,11 @@ class Dataset:
             raise DatasetError(f"the arrays in {source} are of unequal length", why=why, mend=_MEND)
         return cls(source, inputs, labels, digest, starts, fetcher)
 
+    @functools.cached_property
+    def sha256(self) -> str:
+        """Of all of the data; what is computed from it is kept under this key."""
+        return self.digest if isinstance(self.digest, str) else self.digest()
+
     def __len__(self) -> int:
         return len(next(iter(self.inputs.values())))
 
@@ -107,12 +114,16 @@ class Dataset:
 
     def part(self, index: np.ndarray[Any, Any]) -> Dataset:
         """These samples as a dataset of their own, taken when they are asked for."""
-        digest = hashlib.sha256(self.sha256.encode() + index.astype(np.int64).tobytes()).hexdigest()
+        places = index.astype(np.int64).tobytes()
+
+        def digest() -> str:
+            return hashlib.sha256(self.sha256.encode() + places).hexdigest()
+
         if self.fetcher is not None:
             fetcher = self.fetcher.part(index)
             views: dict[str, Any] = {name: array.by(fetcher) for name, array in self.inputs.items()}
             made = None if self.labels is None else self.labels.by(fetcher)
-            return replace(self, inputs=views, labels=made, sha256=digest, fetcher=fetcher)
+            return replace(self, inputs=views, labels=made, digest=digest, fetcher=fetcher)
         inputs: dict[str, Any] = {
             name: _Part((len(index), *array.shape[1:]), array.dtype, array, index)
             for name, array in self.inputs.items()
@@ -120,7 +131,7 @@ class Dataset:
         labels = None if self.labels is None else np.asarray(self.labels[index])
         in_order = bool(self.starts) and bool((np.diff(index) > 0).all())
         starts = tuple(int(start) for start in np.searchsorted(index, self.starts)) if in_order else ()
-        return replace(self, inputs=inputs, labels=labels, sha256=digest, starts=starts)
+        return replace(self, inputs=inputs, labels=labels, digest=digest, starts=starts)
 
 
 @dataclass(frozen=True)
@@ -158,7 +169,7 @@ def _fitting(array: Any, spec: TensorSpec, source: str) -> Any:
     return array
 
 
-_Found = tuple[dict[str, Any], str, tuple[int, ...], Fetcher | None]
+_Found = tuple[dict[str, Any], str | Callable[[], str], tuple[int, ...], Fetcher | None]
 
 
 def _read(source: str, signature: Signature) -> _Found:
@@ -168,18 +179,18 @@ def _read(source: str, signature: Signature) -> _Found:
     try:
         if path.is_dir():
             files = sorted(path.glob("*.npy")) or sorted(path.glob("*.npz"))
-            digest = hashlib.sha256("".join(sha256_of(file) for file in files).encode()).hexdigest()
+            told = json.dumps([[file.name, sha256_of(file)] for file in files])  # a name says whose input it is
+            digest = hashlib.sha256(told.encode()).hexdigest()
             if files and files[0].suffix == ".npz":
                 shards, starts = open_shards(path)
                 return dict(shards), digest, starts, None
-            return {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in files}, digest, (), None
+            return {file.stem: open_npy(file) for file in files}, digest, (), None
         if not path.is_file():
             raise DatasetError(f"can't read the data {source}", why="there is no such file", mend=_MEND)
         if path.suffix == ".npy":
-            return {"": np.load(path, mmap_mode="r", allow_pickle=False)}, sha256_of(path), (), None
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}, sha256_of(path), (), None
-    except (ValueError, EOFError, OSError, TypeError, zipfile.BadZipFile, zlib.error) as err:
+            return {"": open_npy(path)}, sha256_of(path), (), None
+        return dict(open_npz(path)), sha256_of(path), (), None
+    except (ValueError, OSError) as err:
         why = f"it is not a whole .npz or .npy file ({err})"
         raise DatasetError(f"can't read the data {source}", why=why, mend=_MEND) from err
 
@@ -193,7 +204,7 @@ def _call(source: str, signature: Signature) -> _Found:
         raise DatasetError(f"can't get data from {source}", why=f"{type(err).__name__}: {err}", mend=mend) from err
     if isinstance(given, Mapping):
         arrays = {str(name): np.asarray(array) for name, array in given.items()}
-        return arrays, _digest(arrays), (), None
+        return arrays, digest_of_arrays(arrays), (), None
     if not (hasattr(given, "__getitem__") and hasattr(given, "__len__")):
         raise DatasetError(f"can't get data from {source}", why=f"it gave a {type(given).__name__}", mend=mend)
     if not len(given):
@@ -203,17 +214,12 @@ def _call(source: str, signature: Signature) -> _Found:
     views: dict[str, Rows] = {
         name: Fetched(shape, dtype, name, fetcher.rows) for name, (shape, dtype) in fetcher.specs.items()
     }
-    with seeded(0):  # its samples may be random
-        few = fetcher.rows(np.unique([0, len(given) // 2, len(given) - 1]))
-    digest = hashlib.sha256(f"{source} {len(given)} {_digest(few)}".encode()).hexdigest()
-    return dict(views), digest, (), fetcher
 
+    def rows(index: np.ndarray[Any, Any]) -> Mapping[str, np.ndarray[Any, Any]]:
+        with seeded(int(index[0])):  # they may be random
+            return fetcher.made(index)
 
-def _digest(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
-    digest = hashlib.sha256()
-    for name, array in sorted(arrays.items()):
-        digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
+    return dict(views), lambda: digest_of_samples(given, rows), (), fetcher
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 from compress.artifact import Artifact, Signature
 from compress.checkpoint import load
 from compress.model import OnnxModel, TorchModel, example_inputs, in_float32
+from compress.onnx_input import vetted_onnx
 from compress.options import SourceOptions
 from compress.roofline import Roofline, roofline
 from compress.stages.onnx_from_torch import OnnxFromTorch
@@ -34,7 +35,7 @@ def examine(checkpoint: Path, options: SourceOptions, *, roofs: bool = False, th
     if checkpoint.is_dir():
         artifact = Artifact.load(checkpoint)
         path = artifact.model_path.with_name("model.onnx") if artifact.format == "plan" else artifact.model_path
-        found = roofline_of(path, artifact.signature, threads) if roofs else None
+        found = roofline_of(vetted_onnx(path), artifact.signature, threads) if roofs else None
         return Examined(artifact.signature, None, found)
     model = load(checkpoint, inputs=options.input, model=options.model, trust=options.trust)
     if not roofs:

@@ -1,38 +1,52 @@
 """Load an exported program (`torch.export.save`), whose file names its own inputs.
 
-`torch.export.load` runs code from a file in several ways: tensors and custom objects may be pickles, expressions of
-sizes are evaluated as Python, operators are found by attribute names, tree structures name modules to import, and
-compiled libraries are opened. A file that holds more than plain tensors, plain expressions and torch's own operators is
-refused unless it is trusted.
+`torch.export.load` runs code from a file in several ways: tensors, sample inputs and custom objects may be pickles,
+expressions of sizes are evaluated as Python, names become source, operators are found by attribute names, tree
+structures name modules to import, and compiled libraries are opened. So torch never reads a file that is not trusted:
+it reads an archive that is written here, of what was understood of the file's.
 """
 
 from __future__ import annotations
 
-import io
-import json
+import math
 import re
+import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
+from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.export.pt2_archive._package import load_pt2
 
 from compress.artifact import Signature, TensorSpec
 from compress.errors import CheckpointError, ToolkitError, first_line
 from compress.model import TorchModel, infer_outputs
+from compress.vetting.archive import Archive, ArchiveError, Entry
+from compress.vetting.program import clean_payloads, clean_program
 
 __all__ = ["load_exported_program"]
 
-_OPERATOR = re.compile(
-    r"torch\.ops(\.[A-Za-z_]\w*){2,3}|torch\._?sym_\w+|math\.[a-z]\w*"
-    r"|_operator\.(?!call$|methodcaller|attrgetter|itemgetter)[a-z]\w*"
-)
-_IMPORTING = {"__enum__", "default_factory_module"}
-_SYMBOL = re.compile(r"'[a-z]+\d+'")
-# sympy's classes are capitalized; Python's own functions, which sympy would call, are not.
-_WORD = re.compile(r"[A-Z]\w*|[a-z]{1,3}\d+|floor|ceiling|oo|int_oo|positive|nonnegative|nonzero|integer|real|evaluate")
+MAX_JSON = 64 << 20
+MAX_SMALL = 4096
+# Of elements that all tensors together may declare, beyond those that the file holds: tied and expanded ones.
+MAX_SHARED, MAX_EXPANDED = 8, 1 << 24
+_PROGRAM = "models/model.json"
+_PAYLOADS = {"data/weights/": "model_weights_config.json", "data/constants/": "model_constants_config.json"}
+# torch writes these, and each has one content that is understood here.
+_FIXED = {
+    "archive_format": rb"pt2", "archive_version": rb"0", "byteorder": rb"little", ".data/version": rb"\d{1,3}\n?",
+    ".data/serialization_id": rb"\d{1,80}", ".format_version": rb"\d{1,3}", ".storage_alignment": rb"\d{1,5}",
+}  # fmt: skip
+# What torch writes, and nothing here needs; the first is a pickle.
+_UNREAD = re.compile(r"data/sample_inputs/model\.pt|extra/[\w.-]+(/[\w.-]+)*", re.ASCII)
+_ITEM_SIZES = {
+    1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 2, 7: 4, 8: 8, 9: 4, 10: 8, 11: 16, 12: 1, 13: 2, 28: 2, 29: 1, 30: 1, 31: 1,
+    32: 1, 34: 4, 35: 8,
+}  # fmt: skip
+"""Bytes of an element, by torch's number of the dtype (torch._export.serde.schema.ScalarType)."""
 
 
 def load_exported_program(path: Path, *, trust: bool) -> TorchModel:
@@ -43,22 +57,17 @@ def load_exported_program(path: Path, *, trust: bool) -> TorchModel:
         trust: load it even if that runs code from it.
 
     Raises:
-        CheckpointError: the file is damaged, from an incompatible release, or would run code.
+        CheckpointError: the file is damaged, from an incompatible release, or holds what could run code.
     """
     try:
-        if not trust and (reason := _runs_code(path)):
-            raise CheckpointError(
-                f"won't load {path}: it would run code",
-                why=reason,
-                mend="export it again from plain tensors; or, if you trust whoever made it, add --trust",
-            )
-        with path.open("rb") as file:
-            program = torch.export.load(io.BytesIO(file.read()))
+        program = _as_torch_reads_it(path) if trust else _as_understood(path)
         module = program.module(check_guards=False)
     except ToolkitError:
         raise
+    except RecursionError as err:
+        raise _refused(path, "it is nested too deeply") from err
     except Exception as err:  # torch.export gives many kinds for damaged files
-        why = first_line(err)
+        why = first_line(err)[:300]
         mend = "write it again with torch.export.save and this release of torch"
         raise CheckpointError(f"can't load the exported program {path}", why=why, mend=mend) from err
     names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
@@ -75,66 +84,128 @@ def load_exported_program(path: Path, *, trust: bool) -> TorchModel:
     return TorchModel(module, Signature(specs, infer_outputs(module, specs)), layered=False)
 
 
-def _runs_code(path: Path) -> str | None:
-    """What in the file would run code when it is loaded, or None."""
-    with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            inner = name.partition("/")[2]
-            if inner.startswith("data/aotinductor") or name.endswith((".so", ".dll")):
-                return f"it holds the compiled library {inner}"
-            if "data/constants/" in inner and re.search(r"custom_obj|opaque", inner):
-                return f"it holds the pickled object {inner}"
-            if inner.startswith("data/sample_inputs/"):
-                try:
-                    torch.load(io.BytesIO(archive.read(name)), weights_only=True)
-                except Exception:  # torch would read it again without the restriction
-                    return f"{inner} is a pickle of more than tensors"
-            if inner.endswith(".json"):
-                content = json.loads(archive.read(name))
-                for key, value in _strings(content):
-                    if reason := _refused(key, value):
-                        return f"{inner} {reason}"
-                if importer := next(_importers(content), None):
-                    return f"{inner} imports a module of its choice, by {importer!r}"
-        if not any("models/" in name for name in archive.namelist()):
-            return "its format is one from before PyTorch 2.9, whose weights are a pickle"
-    return None
+def _as_torch_reads_it(path: Path) -> ExportedProgram:
+    with path.open("rb") as file:
+        return torch.export.load(file)
 
 
-def _refused(key: str, value: Any) -> str | None:
-    if key == "use_pickle" and value:
-        return "says that tensors are pickled"
-    if key == "target" and isinstance(value, str) and ("__" in value or not _OPERATOR.fullmatch(value)):
-        return f"calls {value!r}"
-    if key == "expr_str" and isinstance(value, str):
-        bare = _SYMBOL.sub("", value)
-        words = re.findall(r"[A-Za-z_]\w*", bare)
-        if not re.fullmatch(r"[\w\s+\-*/%(),<>=&|~]*", bare) or not all(_WORD.fullmatch(word) for word in words):
-            return f"holds the expression {value!r}"
-    return None
+def _as_understood(path: Path) -> ExportedProgram:
+    """The program that a file holds, of what is known of its format alone.
 
-
-def _importers(value: Any) -> Iterator[str]:
-    """Keys by which torch's tree structures name a module to import; they are JSON in strings, and again in those."""
-    if isinstance(value, str) and value[:1] in ("{", "["):
+    Raises:
+        CheckpointError: it holds anything else.
+    """
+    with path.open("rb") as file, tempfile.TemporaryFile() as clean:
         try:
-            value = json.loads(value)
-        except ValueError:
-            return
-    if isinstance(value, dict):
-        yield from sorted(_IMPORTING & value.keys())
-        value = list(value.values())
-    if isinstance(value, list):
-        for item in value:
-            yield from _importers(item)
+            _rewrite(Archive(file), clean)
+        except ArchiveError as err:
+            mend = "copy or download the file again; or write it with torch.export.save of this release of torch"
+            raise CheckpointError(f"can't load the exported program {path}", why=str(err), mend=mend) from err
+        except ValueError as err:
+            raise _refused(path, str(err)) from err
+        clean.seek(0)
+        return load_pt2(clean).exported_programs["model"]
 
 
-def _strings(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield from _strings(item, name)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _strings(item, key)
-    else:
-        yield key, value
+def _refused(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"won't load {path}: it would run code, or can't be told not to",
+        why=why,
+        mend="export it again from plain tensors with this release of torch; or, if you trust whoever made it, "
+        "add --trust",
+    )
+
+
+def _rewrite(archive: Archive, clean: IO[bytes]) -> None:
+    """Write an archive of what was understood of another.
+
+    Raises:
+        ValueError: something in it is not known; says what.
+    """
+    held = _entries(archive)
+    missing = [name for name in (_PROGRAM, *map("".join, _PAYLOADS.items()), "archive_format") if name not in held]
+    if "archive_format" in missing and _PROGRAM in missing:
+        raise ValueError("its format is one from before PyTorch 2.9, whose weights are a pickle")
+    if missing:
+        raise ArchiveError(f"it lacks {missing[0]}")
+    for name, content in _FIXED.items():
+        if name in held and not re.fullmatch(content, archive.read(held.pop(name), MAX_SMALL)):
+            raise ArchiveError(f"its {name} is none that this release reads")
+    try:
+        name = _PROGRAM
+        program = clean_program(archive.read(held.pop(name), MAX_JSON))
+        texts: dict[str, bytes] = {}
+        declared: dict[tuple[str, str], Any] = {}
+        for folder, config in _PAYLOADS.items():
+            name = folder + config
+            texts[name] = archive.read(held.pop(name), MAX_JSON)
+            payloads = clean_payloads(texts[name])
+            declared |= {(folder, key): payload for key, payload in payloads.items()}
+    except ArchiveError:
+        raise
+    except ValueError as err:
+        raise ValueError(f"{name} {err}") from err
+    used = _payloads(declared, held)
+    if unused := sorted(held.keys() - used):
+        raise ValueError(f"it holds {unused[0]}, which no tensor refers to")
+    with zipfile.ZipFile(clean, "w") as out:
+        fixed = {"archive_format": "pt2", "archive_version": "0", "byteorder": "little", ".data/version": "6\n"}
+        empty = {"data/sample_inputs/model.pt": b""}
+        for name, content in {**fixed, **empty, **texts, _PROGRAM: program}.items():
+            out.writestr(f"model/{name}", content)
+        for name in sorted(used):
+            with out.open(f"model/{name}", "w", force_zip64=True) as written:
+                for chunk in archive.chunks(held[name]):
+                    written.write(chunk)
+
+
+def _entries(archive: Archive) -> dict[str, Entry]:
+    """What is read of an archive, by its name within the one folder that it has."""
+    found = {}
+    roots = set()
+    for name, entry in archive.entries.items():
+        root, _, inner = name.partition("/")
+        roots.add(root)
+        folder, _, file = inner.rpartition("/")
+        tensor = f"{folder}/" in _PAYLOADS and re.fullmatch(r"(weight|tensor)_\d{1,7}", file, re.ASCII)
+        config = _PAYLOADS.get(f"{folder}/") == file
+        if not (tensor or config or inner == _PROGRAM or inner in _FIXED or _UNREAD.fullmatch(inner)):
+            raise ValueError(f"it holds {inner or name}, which torch.export.save does not write of plain tensors")
+        if not entry.stored:
+            raise ArchiveError(f"{inner} is compressed, which torch.export.save does not do")
+        if not _UNREAD.fullmatch(inner):
+            found[inner] = entry
+    if len(roots) != 1:
+        raise ArchiveError(f"it has {len(roots)} folders at its top, where torch.export.save writes one")
+    return found
+
+
+def _payloads(declared: Mapping[tuple[str, str], Any], held: Mapping[str, Entry]) -> set[str]:
+    """The entries that hold tensors; each tensor lies within its entry's bytes.
+
+    Raises:
+        ArchiveError: one reaches over them, or all of them together declare far more than there is.
+    """
+    dtypes: dict[str, int] = {}
+    elements = 0
+    for (folder, key), payload in declared.items():
+        entry, meta = folder + payload["path_name"], payload["tensor_meta"]
+        if entry not in held:
+            raise ArchiveError(f"{key!r} is to lie in {entry}, which is missing")
+        if dtypes.setdefault(entry, meta["dtype"]) != meta["dtype"]:
+            raise ArchiveError(f"{entry} holds tensors of two dtypes")
+        sizes, strides = ([part["as_int"] for part in meta[which]] for which in ("sizes", "strides"))
+        if len(sizes) != len(strides):
+            raise ArchiveError(f"{key!r} has {len(sizes)} dimensions and {len(strides)} strides")
+        count = math.prod(sizes)
+        reach = meta["storage_offset"]["as_int"] + sum(
+            (size - 1) * stride for size, stride in zip(sizes, strides, strict=True)
+        )
+        there = held[entry].size // _ITEM_SIZES[meta["dtype"]]
+        if held[entry].size % _ITEM_SIZES[meta["dtype"]] or (count and reach >= there):
+            raise ArchiveError(f"{key!r} declares {sizes}, which the {held[entry].size:,} bytes of {entry} don't hold")
+        elements += count
+    there = sum(held[entry].size // _ITEM_SIZES[kind] for entry, kind in dtypes.items())
+    if elements > MAX_SHARED * there + MAX_EXPANDED:
+        raise ArchiveError(f"its tensors declare {elements:,} elements, where the file holds {there:,}")
+    return set(dtypes)

@@ -53,10 +53,10 @@ def _kind_of_zip(path: Path) -> FileKind:
     try:
         with zipfile.ZipFile(path) as archive:
             names = {name.partition("/")[2] or name for name in archive.namelist()}
-    except zipfile.BadZipFile as err:
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, OSError) as err:
         raise CheckpointError(
             f"can't read {path}",
-            why="it is truncated: the archive's directory, at its end, is missing",
+            why="it is truncated: the archive's directory, at its end, is missing or damaged",
             mend="copy or download the file again and compare its size with the original's",
         ) from err
     if "archive_format" in names or any(

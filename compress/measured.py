@@ -5,18 +5,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
-import onnx
 import torch
-from google.protobuf.message import DecodeError
 
-from compress.artifact import Artifact, Signature, TensorSpec
+from compress.artifact import Artifact, Signature
 from compress.backends import Backend
 from compress.backends.onnxrt_device import OnnxDeviceBackend, ProviderOptions
 from compress.backends.pytorch_device import TorchDeviceBackend
@@ -29,6 +26,7 @@ from compress.errors import RecipeError, StageError
 from compress.machine import environment
 from compress.metrics import cosine_similarity
 from compress.model import Arrays, EngineModel, Model, OnnxModel, TorchModel, example_inputs, in_float32, symbols_of
+from compress.onnx_input import signature_of_onnx, vetted_onnx
 from compress.options import MeasureOptions
 
 __all__ = ["Figure", "Measurement", "measure_files", "signature_of_onnx", "time_in_turns"]
@@ -193,38 +191,12 @@ def _names(paths: Sequence[Path]) -> list[str]:
 def _opened(path: Path, options: MeasureOptions) -> Model:
     if path.is_dir():
         artifact = Artifact.load(path)
-        made = EngineModel if artifact.format == "plan" else OnnxModel
-        return made(artifact.model_path, artifact.signature)
+        if artifact.format == "plan":
+            return EngineModel(artifact.model_path, artifact.signature)
+        return OnnxModel(vetted_onnx(artifact.model_path), artifact.signature)
     if path.suffix == ".onnx":
         return OnnxModel(path, signature_of_onnx(path))
     return in_float32(load(path, inputs=options.input, model=options.model, trust=options.trust))
-
-
-def signature_of_onnx(path: Path) -> Signature:
-    """The inputs and outputs of an ONNX file, its symbolic dimensions by their names.
-
-    Raises:
-        StageError: it is no ONNX file, or has an input that is no tensor.
-    """
-    try:
-        graph = onnx.load(path, load_external_data=False).graph
-    except (OSError, DecodeError) as err:
-        raise StageError(f"can't read {path}", why=f"it is no ONNX file: {err}", mend="name an .onnx file") from err
-    weights = {tensor.name for tensor in graph.initializer}
-    return Signature(
-        tuple(_spec(value) for value in graph.input if value.name not in weights),
-        tuple(_spec(value) for value in graph.output),
-    )
-
-
-def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
-    kind = value.type.tensor_type
-    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)).name
-    names = re.sub(r"\W", "_", value.name)
-    shape = tuple(
-        dim.dim_value or re.sub(r"\W", "_", dim.dim_param) or f"{names}_{at}" for at, dim in enumerate(kind.shape.dim)
-    )
-    return TensorSpec(value.name, dtype, shape)
 
 
 def _one_signature(models: Mapping[str, Model]) -> Signature:

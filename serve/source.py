@@ -7,6 +7,7 @@ from pathlib import Path
 
 from compress.artifact import Artifact, Signature, sha256_of
 from compress.errors import RepositoryError
+from compress.vetting.onnx_wire import OnnxFileError, vet_onnx
 from serve.onnx_model import artifact_of_onnx
 
 __all__ = ["load_source"]
@@ -34,7 +35,16 @@ def load_source(path: Path, signature: Signature | None = None) -> Artifact:
         raise RepositoryError(
             f"can't give {path} a signature", why="it tells its own", mend="leave --input and --output out"
         )
-    return artifact_of_onnx(path) if path.suffix == ".onnx" else Artifact.load(path)
+    if path.suffix == ".onnx":
+        return artifact_of_onnx(path)
+    artifact = Artifact.load(path)
+    if artifact.format == "onnx":
+        try:
+            vet_onnx(artifact.model_path)
+        except OnnxFileError as err:
+            mend = "export it again with compress, from a model that you know"
+            raise RepositoryError(f"won't serve {artifact.model_path}", why=str(err), mend=mend) from err
+    return artifact
 
 
 def _given(path: Path, signature: Signature | None) -> Artifact:
@@ -52,7 +62,7 @@ def _torch_format(path: Path) -> str:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-    except (OSError, zipfile.BadZipFile) as err:
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as err:
         raise RepositoryError(f"can't serve {path}", why=f"it is no archive of PyTorch: {err}", mend=export) from err
     if any("/aotinductor/" in name for name in names):
         return "aoti"

@@ -15,11 +15,10 @@ from typing import Any, Literal
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
 from onnx import NodeProto, helper, numpy_helper
 
 from compress.engine.view import HALVES, Layer, View, name_of
-from compress.errors import StageError
+from compress.onnx_input import read_onnx
 from compress.stages.onnx_graph import attribute
 from compress.stages.place_qdq import WEIGHTED
 
@@ -95,20 +94,17 @@ def lint_tensorrt(path: Path) -> TensorrtLint:
         path: of the file.
 
     Raises:
-        StageError: it is no ONNX file.
+        StageError: it is no ONNX file, is damaged, or reaches beyond itself.
 
     Example:
         >>> found = lint_tensorrt(Path("artifact/model.onnx"))
         >>> found.refused
         False
     """
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except (OSError, DecodeError) as err:
-        raise StageError(f"can't read {path}", why=f"it is no ONNX file: {err}", mend="name an .onnx file") from err
+    model = read_onnx(path)
     try:
         inferred = onnx.shape_inference.infer_shapes(model)
-    except onnx.shape_inference.InferenceError:  # the rest can still be told
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):  # the rest can still be told
         inferred = model
     view = View(model, inferred)
     layers = tuple(view.layer(node) for node in view.nodes if node.op_type not in SILENT)

@@ -168,7 +168,6 @@ def with_spec(data: bytes, spec: str) -> bytes:
         ("models/model.json", lambda data, _: with_spec(data, DEFAULTDICT), "default_factory_module"),
         ("models/model.json", lambda data, _: with_spec(data, DEFAULTDICT.replace("default_f", "default\\u005ff")), "default_factory_module"),
         ("models/model.json", lambda data, _: with_spec(data, ENUM), "__enum__"),
-        ("sample_inputs/model.pt", lambda _data, owned: pickled(owned), "more than tensors"),
         ("weights_config.json", lambda data, _: data.replace(b'"use_pickle": false', b'"use_pickle": true'), "pickled"),
         ("models/model.json", lambda data, _: data.replace(b"torch.ops.aten.relu.default", b"torch.hub.load"), "torch.hub.load"),
         ("models/model.json", lambda data, _: data.replace(b"torch.ops.aten.relu.default", b"torch.ops.load_library"), "load_library"),

@@ -1,0 +1,369 @@
+"""Look through an ONNX file of someone else's before a library reads it: its bytes, not what a parser makes of them.
+
+Standard library and numpy alone, so that `serve`, which has neither onnx nor torch, keeps to the same rules: fields
+that the format has, each once where it has one; tensors whose bytes are there, inside the file's own folder; subgraphs
+and functions that end; no more parts than a parser's memory can hold; no operators that a library would have to bring.
+
+Source: onnx.proto (IR version 14); Protocol Buffers, "Encoding".
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+__all__ = ["OnnxFileError", "vet_onnx", "vet_onnx_bytes"]
+
+MAX_PARTS = 2_000_000
+MAX_DEPTH = 64
+MAX_SUBGRAPHS = 16
+MAX_INLINED = 1_000_000
+MAX_DIMENSIONS = 64
+_BITS = {
+    1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 14: 64, 15: 128, 16: 16, 17: 8,
+    18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4, 24: 8, 25: 2, 26: 2, 27: 6, 28: 6,
+}  # fmt: skip
+"""Of an element, by TensorProto.DataType; strings (8) have no size."""
+_STRING = 8
+_STANDARD = {"", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training", "com.microsoft"}
+_STANDARD |= {"com.microsoft.nchwc", "com.ms.internal.nhwc"}
+# It names a file with what another runtime has compiled.
+_LOADING = {"EPContext"}
+
+# Kinds of fields: a message by its name, "text" (also bytes), "int", "f4", "f8"; with "*" where there may be several.
+_MESSAGES: dict[str, dict[int, str]] = {
+    "Model": {
+        1: "int", 2: "text", 3: "text", 4: "text", 5: "int", 6: "text", 7: "Graph", 8: "Opset*", 14: "Pair*",
+        20: "Training*", 25: "Function*", 26: "Configuration*",
+    },
+    "Graph": {
+        1: "Node*", 2: "text", 5: "Tensor*", 10: "text", 11: "Value*", 12: "Value*", 13: "Value*", 14: "Annotation*",
+        15: "Sparse*", 16: "Pair*",
+    },
+    "Node": {
+        1: "text*", 2: "text*", 3: "text", 4: "text", 5: "Attribute*", 6: "text", 7: "text", 8: "text", 9: "Pair*",
+        10: "NodeConfiguration*",
+    },
+    "Attribute": {
+        1: "text", 2: "f4", 3: "int", 4: "text", 5: "Tensor", 6: "Graph", 7: "f4*", 8: "int*", 9: "text*",
+        10: "Tensor*", 11: "Graph*", 13: "text", 14: "Type", 15: "Type*", 20: "int", 21: "text", 22: "Sparse",
+        23: "Sparse*",
+    },
+    "Tensor": {
+        1: "int*", 2: "int", 4: "f4*", 5: "int*", 6: "text*", 7: "int*", 8: "text", 9: "text", 10: "f8*", 11: "int*",
+        12: "text", 13: "Pair*", 14: "int", 16: "Pair*",
+    },
+    "Sparse": {1: "Tensor", 2: "Tensor", 3: "int*"},
+    "Function": {
+        1: "text", 4: "text*", 5: "text*", 6: "text*", 7: "Node*", 8: "text", 9: "Opset*", 10: "text",
+        11: "Attribute*", 12: "Value*", 13: "text", 14: "Pair*",
+    },
+    "Pair": {1: "text", 2: "text"},
+    "Value": {1: "text", 2: "Type", 3: "text", 4: "Pair*"},
+    "Type": {
+        1: "TensorType", 4: "Element", 5: "Map", 6: "text", 7: "Pair", 8: "TensorType", 9: "Element",
+    },
+    "TensorType": {1: "int", 2: "Shape"},
+    "Shape": {1: "Dim*"},
+    "Dim": {1: "int", 2: "text", 3: "text"},
+    "Element": {1: "Type"},
+    "Map": {1: "int", 2: "Type"},
+    "Opset": {1: "text", 2: "int"},
+    "Training": {1: "Graph", 2: "Graph", 3: "Pair*", 4: "Pair*"},
+    "Annotation": {1: "text", 2: "Pair*"},
+    "Configuration": {1: "text", 2: "int", 3: "text*"},
+    "NodeConfiguration": {1: "text", 2: "Sharding*", 3: "int"},
+    "Sharding": {1: "text", 2: "int*", 3: "Groups*", 4: "Sharded*"},
+    "Sharded": {1: "int", 2: "Simple*"},
+    "Groups": {1: "int", 2: "int*"},
+    "Simple": {1: "int", 2: "text", 3: "int"},
+}  # fmt: skip
+# Bytes, not text: an attribute's `s` and `strings`, a tensor's strings and raw data.
+_BYTES = {("Attribute", 4), ("Attribute", 9), ("Tensor", 6), ("Tensor", 9)}
+_NUMBERS = {"int": 0, "f8": 1, "f4": 5}
+_WIDTHS = {1: 8, 5: 4}
+Fields = dict[int, list[Any]]
+
+
+class OnnxFileError(ValueError):
+    """An ONNX file that is damaged, or reaches beyond itself; says what."""
+
+
+def vet_onnx(path: Path, *, runs: bool = True) -> None:
+    """Look through a file.
+
+    Args:
+        path: of the file; weights outside of it are looked for in its folder.
+        runs: refuse operators that no library here has; what only reads the graph can take them.
+
+    Raises:
+        OnnxFileError: it is no ONNX file, is damaged, or reaches beyond itself.
+    """
+    try:
+        with path.open("rb") as file:
+            if not path.stat().st_size:
+                raise OnnxFileError("it is empty")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as held, memoryview(held) as data:
+                vet_onnx_bytes(data, path.parent, runs=runs)
+    except OSError as err:
+        raise OnnxFileError(f"it can't be read: {err.strerror or err}") from err
+
+
+def vet_onnx_bytes(data: bytes | memoryview, folder: Path, *, runs: bool = True) -> None:
+    """Look through the bytes of a file that stands in a folder.
+
+    Raises:
+        OnnxFileError: as for a file.
+    """
+    scan = _Scan(memoryview(data), folder)
+    try:
+        found = scan.message("Model", 0, len(scan.data), 0, 0)
+        if 7 not in found:
+            raise OnnxFileError("it holds no graph")
+        scan.operators(runs=runs)
+    finally:
+        scan.data.release()
+
+
+@dataclass
+class _Scan:
+    data: memoryview
+    folder: Path
+    parts: int = 0
+    calls: list[tuple[str, str]] = field(default_factory=list)  # of the part that is read: operators' domains and names
+    functions: dict[tuple[str, str], list[tuple[str, str]]] = field(default_factory=dict)
+
+    def message(self, kind: str, start: int, end: int, depth: int, graphs: int) -> Fields:
+        """Check a message and all in it; gives its fields: numbers, and where the others lie."""
+        graphs += kind == "Graph"
+        if depth > MAX_DEPTH or graphs > MAX_SUBGRAPHS:
+            raise OnnxFileError("it is nested too deeply")
+        outer, self.calls = (self.calls, []) if kind == "Function" else (None, self.calls)
+        known = _MESSAGES[kind]
+        found: Fields = {}
+        at = start
+        while at < end:
+            key, at = self._varint(at, end)
+            number, wire = key >> 3, key & 7
+            name = known.get(number)
+            if name is None:
+                raise OnnxFileError(
+                    f"its Protobuf is damaged, or another's: a field ({kind} {number}) that the format does not have"
+                )
+            several = name.endswith("*")
+            name = name.removesuffix("*")
+            values = found.setdefault(number, [])
+            if values and not several:
+                raise OnnxFileError(f"its Protobuf is damaged, or another's: a field ({kind} {number}) twice")
+            if wire == 2:
+                length, at = self._varint(at, end)
+                if length > end - at:
+                    raise OnnxFileError("its Protobuf is damaged: it is truncated, or a length in it is false")
+                self.parts += 1
+                if self.parts > MAX_PARTS:
+                    raise OnnxFileError(f"it holds more than {MAX_PARTS:,} parts")
+                if name in _MESSAGES:
+                    inner = self.message(name, at, at + length, depth + 1, graphs)
+                    values.append(inner if kind in ("Tensor", "Value", "Type", "TensorType", "Shape") else None)
+                elif name == "text":
+                    if (kind, number) not in _BYTES:
+                        self._decoded(at, at + length)
+                    values.append((at, at + length))
+                elif several:
+                    _add(values, self._packed(name, at, at + length), keep=kind == "Tensor" and number == 1)
+                else:
+                    raise OnnxFileError(
+                        f"its Protobuf is damaged, or another's: a field ({kind} {number}) of the wrong type"
+                    )
+                at += length
+            elif _NUMBERS.get(name) != wire:
+                raise OnnxFileError(
+                    f"its Protobuf is damaged, or another's: a field ({kind} {number}) of the wrong type"
+                )
+            elif wire == 0:
+                value, at = self._varint(at, end)
+                if several:
+                    _add(values, [_signed(value)], keep=kind == "Tensor" and number == 1)
+                else:
+                    values.append(_signed(value))
+            else:
+                _add(values, _Many(1), keep=False)
+                at += _WIDTHS[wire]
+                if at > end:
+                    raise OnnxFileError("its Protobuf is damaged: it is truncated")
+        if kind in ("Node", "Dim", "Tensor", "TensorType"):
+            checks = {"Node": self._node, "Dim": self._dim, "Tensor": self._tensor, "TensorType": self._type}
+            checks[kind](found)
+        if outer is not None:
+            called = self._text(found, 10), self._text(found, 1)
+            if called in self.functions and 13 not in found:  # an overload has a name of its own
+                raise OnnxFileError(f"it holds two functions named {called[1]!r}")
+            self.functions.setdefault(called, []).extend(self.calls)
+            self.calls = outer
+        return found
+
+    def operators(self, *, runs: bool) -> None:
+        """Check that all that is called is known, and that calls of functions end."""
+        sizes: dict[tuple[str, str], int] = {}
+        for function in self.functions:
+            self._inlined(function, sizes, ())
+        total = 0
+        for call in self.calls:
+            total += sizes.get(call, 1)
+            if total > MAX_INLINED:
+                raise OnnxFileError(f"its functions make more than {MAX_INLINED:,} nodes")
+        for domain, name in {*self.calls, *(call for calls in self.functions.values() for call in calls)}:
+            if name in _LOADING:
+                raise OnnxFileError(f"it calls {name}, which loads what another program has compiled")
+            if runs and domain not in _STANDARD and (domain, name) not in self.functions:
+                raise OnnxFileError(f"it calls {name!r} of {domain!r}, which a library would have to bring")
+
+    def _inlined(self, name: tuple[str, str], sizes: dict[tuple[str, str], int], within: tuple[Any, ...]) -> int:
+        if name in within or len(within) > MAX_DEPTH:
+            raise OnnxFileError(f"its function {name[1]!r} calls itself, or calls are nested too deeply")
+        if name not in sizes:
+            calls = self.functions[name]
+            made = 1 + sum(
+                self._inlined(call, sizes, (*within, name)) if call in self.functions else 1 for call in calls
+            )
+            if made > MAX_INLINED:
+                raise OnnxFileError(f"its functions make more than {MAX_INLINED:,} nodes")
+            sizes[name] = made
+        return sizes[name]
+
+    def _varint(self, at: int, end: int) -> tuple[int, int]:
+        value = shift = 0
+        while at < end and shift < 70:
+            byte = self.data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value & 0xFFFFFFFFFFFFFFFF, at
+            shift += 7
+        raise OnnxFileError("its Protobuf is damaged: it is truncated, or no ONNX file")
+
+    def _packed(self, name: str, start: int, end: int) -> Sequence[int] | _Many:
+        """Numbers in a row: themselves, where they are few integers; else how many."""
+        if name != "int":
+            width = _WIDTHS[_NUMBERS[name]]
+            if (end - start) % width:
+                raise OnnxFileError("its Protobuf is damaged: it is truncated, or a length in it is false")
+            return _Many((end - start) // width)
+        if end - start > 1024:
+            return _Many(int(np.count_nonzero(np.frombuffer(self.data[start:end], np.uint8) < 0x80)))
+        found, at = [], start
+        while at < end:
+            value, at = self._varint(at, end)
+            found.append(_signed(value))
+        return found
+
+    def _text(self, found: Fields, number: int) -> str:
+        start, end = found.get(number, [(0, 0)])[0]
+        if end - start > 1 << 16:
+            raise OnnxFileError("it holds a name of more than 64 KiB")
+        return self._decoded(start, end)
+
+    def _decoded(self, start: int, end: int) -> str:
+        try:
+            return str(self.data[start:end], "utf-8")
+        except UnicodeDecodeError as err:
+            raise OnnxFileError("its Protobuf is damaged: it holds a name that is no text") from err
+
+    def _node(self, found: Fields) -> None:
+        self.calls.append((self._text(found, 7), self._text(found, 4)))
+
+    def _type(self, found: Fields) -> None:
+        kind = found.get(1, [0])[0]
+        if kind and kind != _STRING and kind not in _BITS:
+            raise OnnxFileError(f"it declares a tensor of the type {kind}, which the format does not have")
+
+    def _dim(self, found: Fields) -> None:
+        if found.get(1, [0])[0] < 0:
+            raise OnnxFileError(f"it declares a dimension of {found[1][0]}")
+
+    def _tensor(self, found: Fields) -> None:
+        dims = found.get(1, [])
+        kind = found.get(2, [0])[0]
+        if any(dim < 0 for dim in dims):
+            raise OnnxFileError(f"it holds a tensor of the shape {list(dims)}")
+        if kind != _STRING and kind not in _BITS:
+            raise OnnxFileError(f"it holds a tensor of the type {kind}, which the format does not have")
+        count = math.prod(dims)
+        if found.get(14, [0])[0] not in (0, 1):
+            raise OnnxFileError("it holds a tensor that lies neither inside nor outside of the file")
+        told = f"a tensor declares {list(dims)}"
+        if 13 in found or found.get(14, [0])[0] == 1:
+            if kind == _STRING or {4, 5, 6, 7, 9, 10, 11} & found.keys():
+                raise OnnxFileError("it holds a tensor that lies both inside and outside of the file")
+            there = self._outside({self._text(pair, 1): self._text(pair, 2) for pair in found.get(13, [])})
+            if -(-count * _BITS[kind] // 8) > there:
+                raise OnnxFileError(f"{told}, where the other file holds {there:,} bytes")
+            return
+        if kind == _STRING:
+            held = len(found.get(6, [])) if 9 not in found else -1
+        elif 9 in found:
+            start, end = found[9][0]
+            held = count if (end - start) == -(-count * _BITS[kind] // 8) else -1
+        else:
+            numbers = {4: 1.0, 5: 1.0, 7: 1.0, 10: 1.0, 11: 1.0}
+            if kind in (14, 15):  # complex: the real part, and the other
+                numbers = {4: 0.5, 10: 0.5}
+            elif _BITS[kind] < 8:
+                numbers = {5: 8 / _BITS[kind]}
+            held = int(sum(sum(found.get(number, [])) * each for number, each in numbers.items()))
+        if held < count:
+            raise OnnxFileError(f"{told}, where the file does not hold as many elements")
+
+    def _outside(self, given: Mapping[str, str]) -> int:
+        """How many bytes a tensor has in another file."""
+        if not given.keys() <= {"location", "offset", "length", "checksum"} or "location" not in given:
+            raise OnnxFileError("it holds a tensor that does not say where its bytes are")
+        location = given["location"]
+        place = PurePosixPath(location)
+        plain = location and location.isprintable() and not {"\\", ":"} & set(location)
+        if not plain or place.is_absolute() or ".." in place.parts:
+            raise OnnxFileError(f"its weights are to lie in {location!r}, outside of the file's folder")
+        path = self.folder / place
+        try:
+            real = path.resolve(strict=True)
+            inside = real.is_relative_to(self.folder.resolve())
+            size = real.stat().st_size if real.is_file() else None
+        except (OSError, RuntimeError):
+            raise OnnxFileError(f"its weights are to lie in {location!r}, which is missing beside it") from None
+        if not inside:
+            raise OnnxFileError(f"its weights are to lie in {location!r}, which is a link out of the file's folder")
+        if size is None:
+            raise OnnxFileError(f"its weights are to lie in {location!r}, which is no file")
+        numbers = [given.get("offset", "0"), given.get("length", "")]
+        if not all(number.isascii() and (number.isdigit() or not number) and len(number) < 20 for number in numbers):
+            raise OnnxFileError("it holds a tensor whose place in another file is no number")
+        offset = int(numbers[0] or 0)
+        length = int(numbers[1]) if numbers[1] else size - offset
+        if length < 0 or offset + length > size:
+            raise OnnxFileError(f"it holds a tensor that reaches over the {size:,} bytes of {location!r}")
+        return length
+
+
+class _Many(int):
+    """How many numbers stand in a row, where what they are does not matter."""
+
+
+def _add(values: list[Any], more: Sequence[int] | _Many, *, keep: bool) -> None:
+    """Append numbers to a field's; where they are not kept, it holds how many there are."""
+    if keep:
+        if isinstance(more, _Many) or len(values) + len(more) > MAX_DIMENSIONS:
+            raise OnnxFileError("it holds a tensor with more dimensions than one can have")
+        values.extend(more)
+        return
+    count = int(more) if isinstance(more, _Many) else len(more)
+    values[:] = [_Many(sum(values) + count)]
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value

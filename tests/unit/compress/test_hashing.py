@@ -1,0 +1,141 @@
+"""A result is found again only for the same data: all of it that is used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+
+from compress import dataset
+from compress.artifact import Signature, TensorSpec
+from compress.hashing import digest_of_arrays, digest_of_samples
+
+ONE = Signature((TensorSpec("x", "float32", ("batch", 3)),), ())
+X = torch.arange(3000, dtype=torch.float32).reshape(1000, 3)
+Y = torch.arange(1000) % 7
+
+
+def with_one_other(labels: torch.Tensor, at: int = 333) -> torch.Tensor:
+    changed = labels.clone()
+    changed[at] = 6 - changed[at]
+    return changed
+
+
+class Computed(Dataset[Any]):
+    """A class of the user's own, which counts what is asked of it."""
+
+    def __init__(self, labels: torch.Tensor) -> None:
+        self.labels, self.asked = labels, 0
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.asked += 1
+        return X[place], self.labels[place]
+
+
+class Shifted(TensorDataset):
+    """Holds the tensors of its base, and gives others."""
+
+    shift = 0
+
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, ...]:
+        x, y = super().__getitem__(place)  # type: ignore[no-untyped-call]
+        return x + self.shift, y
+
+
+class Noisy(Computed):
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return X[place] + torch.rand(3), self.labels[place]
+
+
+def sha256(given: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr("tests.unit.compress.test_hashing.GIVEN", given)
+    return dataset.Dataset.open("tests.unit.compress.test_hashing:given", ONE).sha256
+
+
+GIVEN: Any = None
+
+
+def given() -> Any:
+    return GIVEN
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda y: TensorDataset(X, y),
+        lambda y: Subset(TensorDataset(X, y), range(1000)),
+        lambda y: ConcatDataset([TensorDataset(X[:500], y[:500]), TensorDataset(X[500:], y[500:])]),
+        Computed,
+        lambda y: Subset(Computed(y), range(1000)),
+        lambda y: Shifted(X, y),
+        lambda y: [(x, label) for x, label in zip(X, y, strict=True)],
+        lambda y: {"x": X.numpy(), "label": y.numpy()},
+        Noisy,
+    ],
+)
+def test_one_label_among_many_makes_other_data(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sha256(make(Y), monkeypatch) == sha256(make(Y), monkeypatch)
+    assert sha256(make(Y), monkeypatch) != sha256(make(with_one_other(Y)), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (Subset(TensorDataset(X, Y), range(500)), Subset(TensorDataset(X, Y), range(500, 1000))),
+        (Subset(TensorDataset(X, Y), [1, 2]), Subset(TensorDataset(X, Y), [2, 1])),
+        (TensorDataset(X, Y), TensorDataset(X, Y.int())),
+        (TensorDataset(X, Y), TensorDataset(X.reshape(1000, 3, 1), Y)),
+    ],
+)
+def test_other_samples_order_types_and_shapes_are_other_data(first: Any, second: Any) -> None:
+    assert digest_of_samples(first, nothing) != digest_of_samples(second, nothing)
+
+
+def nothing(_index: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    raise AssertionError("no sample is made of a dataset that holds tensors")
+
+
+def test_what_a_derived_class_computes_counts_not_what_its_base_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    shifted = Shifted(X, Y)
+    shifted.shift = 1
+    assert sha256(Shifted(X, Y), monkeypatch) != sha256(shifted, monkeypatch)
+
+
+def test_samples_are_made_for_the_hash_only_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Computed(Y)
+    monkeypatch.setattr("tests.unit.compress.test_hashing.GIVEN", counted)
+    opened = dataset.Dataset.open("tests.unit.compress.test_hashing:given", ONE)
+    assert counted.asked < 10
+    first = opened.sha256
+    assert 1000 <= counted.asked < 1010
+    assert opened.sha256 == first
+    assert counted.asked < 1010
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (np.zeros(8, np.int8), np.zeros(8, np.uint8)),
+        (np.zeros((2, 6)), np.zeros((3, 4))),
+        (np.array(["a", "bc"]), np.array(["ab", "c"])),
+        (np.array(["a", None], object), np.array(["a", 1], object)),
+    ],
+)
+def test_the_same_bytes_of_another_type_or_shape_are_other_data(first: Any, second: Any) -> None:
+    assert digest_of_arrays({"x": first}) != digest_of_arrays({"x": second})
+    assert digest_of_arrays({"x": first}) != digest_of_arrays({"y": first})
+
+
+def test_a_folder_whose_files_change_names_is_other_data(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", X.numpy())
+    np.save(tmp_path / "label.npy", Y.numpy())
+    first = dataset.Dataset.open(str(tmp_path), ONE).sha256
+    (tmp_path / "label.npy").rename(tmp_path / "labels.npy")
+    assert dataset.Dataset.open(str(tmp_path), ONE).sha256 != first
