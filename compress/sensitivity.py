@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Literal, Self
 
 import numpy as np
-import torch
 
 from compress.backends import TorchBackend
 from compress.compare import compare
@@ -158,8 +157,7 @@ def layer_sensitivity(
     if not channels.groups:
         why = "; ".join(f"{name}: {reason}" for name, reason in list(channels.left_alone.items())[:3])
         raise StageError("no layer could lose a channel", why=why, mend="this model can't be pruned")
-    torch.manual_seed(0)
-    scores = channels.scores(importance_of(importance))
+    scores = importance_of(channels, importance)
     original = TorchBackend(model, cores())
     whole = compare("original", {"original": original}, part, metric)["original"].value
     macs = torch_macs(model.module, model.signature)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,19 +14,29 @@ from torch import nn
 
 from compress.dataset import Dataset
 from compress.errors import RecipeError, StageError
-from compress.measure import torch_macs, torch_params
+from compress.measure import torch_params
 from compress.model import Model, TorchModel
 from compress.stages import Given, Progress
-from compress.stages.channels import PRUNABLE, ChannelGroup, Channels, same_outputs
-from compress.stages.importance import Importance, add_gradients, importance_of
+from compress.stages.channels import PRUNABLE, SECONDS, ChannelGroup, Channels, same_outputs
+from compress.stages.importance import Importance, importance_of
 
-__all__ = ["PruneChannels", "bearable", "chosen"]
+__all__ = ["Prepared", "PruneChannels", "bearable", "chosen"]
 
 TOLERANCE = 0.02
 SEARCH_STEPS = 14
 # Channel counts that vector units like, tried in this order until one meets the fraction.
 ROUND_TO = (16, 8, 4, 2, 1)
 MOST = 0.9
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model looked at: what can go, the importance of each unit by its group's root, and the MACs of the whole."""
+
+    model: TorchModel
+    channels: Channels
+    scores: Mapping[str, torch.Tensor]
+    before: int
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,9 @@ class PruneChannels:
         scope: "global" ranks all channels together, so that the weakest layers lose most; "local" takes the same share
             from each layer.
         data: what taylor takes its gradients on.
+        samples: what the model is made for; the removal is proven on some of it, besides random inputs.
+        seconds: for finding what can lose channels. What is not proven by then is left alone, by name: only there the
+            machine's speed decides the result, which the stage then warns of.
         curves: by layer, pairs of (share of channels taken away, drop that this alone costs), shares rising, as
             `compress sensitivity` measures them: every layer then loses what costs it the same drop, in place of
             `scope`.
@@ -52,6 +66,8 @@ class PruneChannels:
     round_to: int | None = None
     scope: Literal["global", "local"] = "global"
     data: Dataset | None = None
+    samples: Dataset | None = None
+    seconds: float = SECONDS
     curves: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
 
     name: ClassVar[str] = "prune_channels"
@@ -67,6 +83,8 @@ class PruneChannels:
             "round_to": self.round_to,
             "scope": self.scope,
             "data": self.data.sha256 if self.data is not None and self.importance == "taylor" else None,
+            "samples": self.samples.sha256 if self.samples is not None else None,
+            "seconds": self.seconds,
             "curves": {name: [list(pair) for pair in curve] for name, curve in self.curves.items()},
         }
 
@@ -76,6 +94,13 @@ class PruneChannels:
                 f"can't prune {self.fraction}",
                 why="--prune is the fraction of multiply-accumulates to remove: above 0 and below 1",
                 mend="try --prune 0.5",
+            )
+        most = 1 - (1 - MOST) ** 2
+        if self.fraction > most:
+            raise RecipeError(
+                f"can't remove {self.fraction:.1%} of the MACs",
+                why=f"a layer keeps a tenth of its channels on either side, so that no network can lose over {most:.0%}",
+                mend=f"ask for --prune {most:.2f} at most; what this network can lose is told once it was looked at",
             )
         if self.round_to is not None and self.round_to < 1:
             why = f"--round-to is {self.round_to}: channel counts are multiples of it"
@@ -91,34 +116,52 @@ class PruneChannels:
             )
 
     def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:  # noqa: ARG002
-        before = torch_macs(model.module, model.signature)
-        channels = Channels(model, progress)
-        unknown = sorted(set(self.curves) - {layer for group in channels.groups for layer in group.layers})
+        return self.cut(self.prepare(model, progress), progress)
+
+    def prepare(self, model: TorchModel, progress: Progress) -> Prepared:
+        """What does not hang on the fraction: which channels can go, and how important each is.
+
+        Raises:
+            StageError: no layer can lose a channel.
+        """
+        channels = Channels(model, progress, self.samples, self.seconds)
+        before = channels.macs({})
         if not channels.groups or before == 0:
-            raise StageError(
-                "nothing was pruned",
-                why=f"no layer could lose a channel; {_listed(channels.left_alone)}",
-                mend="leave --prune out for this model",
-            )
-        scores = self._scores(channels, model, progress)
-        best: tuple[float, dict[str, list[int]]] | None = None
-        rounded = 1
-        for rounded in ROUND_TO if self.round_to is None else (self.round_to,):
-            best = self._search(channels, scores, before, rounded, progress)
-            if abs(best[0] - self.fraction) <= TOLERANCE:
+            raise _nothing(channels)
+        return Prepared(model, channels, importance_of(channels, self.importance, self.seed, self.data, progress), before)
+
+    def cut(self, prepared: Prepared, progress: Progress) -> Given:
+        """Remove the fraction; several can be tried on what was prepared once.
+
+        Raises:
+            StageError: it can't be reached.
+        """
+        model, channels = prepared.model, prepared.channels
+        unknown = sorted(set(self.curves) - {layer for group in channels.groups for layer in group.layers})
+        while True:  # until what is removed is proven; each time around there is a group less
+            reached, removed, rounded = self._best(prepared, progress)
+            if abs(reached - self.fraction) > TOLERANCE:
+                raise StageError(
+                    f"can't remove {self.fraction:.0%} of the MACs" if reached > 0 else "nothing was pruned",
+                    why=f"the nearest that keeps the outputs' shapes is {reached:.1%}; {_listed(channels.left_alone)}",
+                    mend=f"ask for --prune {max(reached, 0.01):.2f}",
+                )
+            if not channels.leave(removed, progress):
                 break
-        assert best is not None  # noqa: S101  there is at least one to try
-        reached, removed = best
-        if abs(reached - self.fraction) > TOLERANCE:
-            raise StageError(
-                f"can't remove {self.fraction:.0%} of the MACs" if reached > 0 else "nothing was pruned",
-                why=f"the nearest that keeps the outputs' shapes is {reached:.1%}; {_listed(channels.left_alone)}",
-                mend=f"ask for --prune {max(reached, 0.01):.2f}",
-            )
+            if not channels.groups:
+                raise _nothing(channels)
         pruned = channels.pruned(removed)
         same_outputs(pruned, model.signature)
-        progress(1, 1, f"{reached:.1%} of the MACs removed")
         lost = 1 - torch_params(pruned) / torch_params(model.module)
+        progress(1, 1, f"{reached:.1%} of the MACs removed")
+        warnings = []
+        if unknown:
+            warnings.append(f"the sensitivity names layers that can't be pruned here: {', '.join(unknown)}")
+        if channels.late:
+            warnings.append(
+                f"time for finding what can lose channels ran out after {self.seconds:g} s: on a faster machine more "
+                "layers may be pruned"
+            )
         return Given(
             TorchModel(pruned, model.signature),
             did=f"removed {reached:.1%} of the MACs and {lost:.1%} of the weights by {self.importance}, "
@@ -127,20 +170,30 @@ class PruneChannels:
                 "macs_removed": reached,
                 "round_to": rounded,
                 "channels": _table(model.module, pruned),
-                "left_alone": channels.left_alone,
+                "left_alone": dict(channels.left_alone),
             },
-            warnings=(f"the sensitivity names layers that can't be pruned here: {', '.join(unknown)}",)
-            if unknown
-            else (),
+            warnings=tuple(warnings),
         )
 
-    def _scores(self, channels: Channels, model: TorchModel, progress: Progress) -> dict[str, torch.Tensor]:
-        if self.importance == "taylor":
-            assert self.data is not None  # noqa: S101  checked
-            add_gradients(channels.module.eval(), model.signature, self.data, progress)
-        with torch.random.fork_rng():
-            torch.manual_seed(self.seed)
-            return channels.scores(importance_of(self.importance))
+    def _best(self, prepared: Prepared, progress: Progress) -> tuple[float, dict[str, list[int]], int]:
+        """The share of MACs nearest to the fraction, the units whose removal gives it, and what counts are rounded to.
+
+        With less than the fraction at the most that every layer can lose there is nothing to search for.
+        """
+        channels, finest = prepared.channels, ROUND_TO[-1] if self.round_to is None else self.round_to
+        scores = {group.root: prepared.scores[group.root] for group in channels.groups}
+        most = chosen(channels.groups, scores, self._shares(channels.groups, scores, 1.0), finest)
+        with contextlib.suppress(StageError):
+            reached = 1 - channels.macs(most) / prepared.before
+            if reached < self.fraction - TOLERANCE:
+                return reached, most, finest
+        best: tuple[float, dict[str, list[int]]] = (0.0, {})
+        rounded = finest
+        for rounded in ROUND_TO if self.round_to is None else (self.round_to,):
+            best = self._search(prepared, scores, rounded, progress)
+            if abs(best[0] - self.fraction) <= TOLERANCE:
+                break
+        return *best, rounded
 
     def _shares(
         self, groups: Sequence[ChannelGroup], scores: Mapping[str, torch.Tensor], ratio: float
@@ -165,27 +218,65 @@ class PruneChannels:
         return {root: min(float((values <= threshold).float().mean()), ratio * 1.5) for root, values in scores.items()}
 
     def _search(
-        self, channels: Channels, scores: Mapping[str, torch.Tensor], before: int, rounded: int, progress: Progress
+        self, prepared: Prepared, scores: Mapping[str, torch.Tensor], rounded: int, progress: Progress
     ) -> tuple[float, dict[str, list[int]]]:
-        """Bisect the channel ratio: it is not the fraction of MACs, since a layer shrinks on both sides."""
+        """Bisect the channel ratio: it is not the fraction of MACs, since a layer shrinks on both sides.
+
+        Where rounded counts jump past the fraction between one ratio and the next, some groups take the step and the
+        others don't, the first ones first; then single groups take one more.
+        """
+        channels = prepared.channels
         lowest, highest = 0.0, 1.0
+        below: dict[str, list[int]] = {group.root: [] for group in channels.groups}
+        above: dict[str, list[int]] = {}
         best: tuple[float, dict[str, list[int]]] = (0.0, {})
+        counted: dict[tuple[int, ...], float | None] = {}
+
+        def count(removed: dict[str, list[int]], step: int, note: str) -> float | None:
+            nonlocal best
+            counts = tuple(len(units) for units in removed.values())
+            if counts not in counted:  # the last steps differ by less than a rounded count
+                counted[counts] = _share(prepared, removed)
+            reached = counted[counts]
+            if reached is not None:
+                if not best[1] or abs(reached - self.fraction) < abs(best[0] - self.fraction):
+                    best = reached, removed
+                progress(min(step, 2 * SEARCH_STEPS), 2 * SEARCH_STEPS + 1, f"{note} removes {reached:.1%}")
+            return reached
+
         for step in range(SEARCH_STEPS):
             ratio = (lowest + highest) / 2
             removed = chosen(channels.groups, scores, self._shares(channels.groups, scores, ratio), rounded)
-            try:
-                with channels.without(removed) as module:
-                    reached = 1 - torch_macs(module, channels.signature) / before
-            except (RuntimeError, ValueError, AssertionError, IndexError):  # counts that do not go together
-                highest = ratio
-                continue
-            if not best[1] or abs(reached - self.fraction) < abs(best[0] - self.fraction):
-                best = reached, removed
-            lowest, highest = (ratio, highest) if reached < self.fraction else (lowest, ratio)
-            progress(step + 1, SEARCH_STEPS + 1, f"channel ratio {ratio:.3f} removes {reached:.1%}")
-            if abs(reached - self.fraction) < TOLERANCE / 10:
+            reached = count(removed, step + 1, f"channel ratio {ratio:.3f}")
+            if reached is not None and abs(reached - self.fraction) < TOLERANCE / 10:
+                return best
+            if reached is not None and reached < self.fraction:
+                lowest, below = ratio, removed
+            else:
+                highest, above = ratio, removed if reached is not None else above
+        fewest, most = 0, len(below) if above else 0
+        while most - fewest > 1:
+            middle = (fewest + most) // 2
+            removed = {root: (above if at < middle else below)[root] for at, root in enumerate(below)}
+            reached = count(removed, SEARCH_STEPS + 1, f"rounding {middle} groups further")
+            fewest, most = (middle, most) if reached is None or reached < self.fraction else (fewest, middle)
+        between = {root: (above if at < fewest else below)[root] for at, root in enumerate(below)}
+        for group in channels.groups:
+            if abs(best[0] - self.fraction) <= TOLERANCE:
                 break
+            left = group.units - len(between.get(group.root, ())) - _step(group, rounded)
+            if left >= _fewest(group):
+                weakest = sorted(scores[group.root].argsort(stable=True)[: group.units - left].tolist())
+                count(between | {group.root: weakest}, SEARCH_STEPS + 1, f"rounding {group.root} further")
         return best
+
+
+def _share(prepared: Prepared, removed: Mapping[str, Sequence[int]]) -> float | None:
+    """Of the MACs, that goes with these units; None for counts that do not go together."""
+    try:
+        return 1 - prepared.channels.macs(removed) / prepared.before
+    except (StageError, RuntimeError, ValueError, AssertionError, IndexError):
+        return None
 
 
 def chosen(
@@ -218,12 +309,22 @@ def bearable(curve: Sequence[tuple[float, float]], drop: float) -> float:
 
 
 def _rounded(group: ChannelGroup, units: float, round_to: int) -> int:
-    """Units to keep, so that the channels left are a multiple of `round_to`, and not none."""
-    parts = group.width // group.units
-    step = round_to // math.gcd(round_to, parts)
-    if step > group.units:
-        return group.units
-    return min(max(round(units / step) * step, step), group.units)
+    """Units to keep: all of them, or so many that the channels left are a multiple of `round_to`, whatever is nearer."""
+    step, fewest = _step(group, round_to), _fewest(group)
+    counts = {group.units} | {
+        count for count in (math.floor(units / step) * step, math.ceil(units / step) * step) if count >= fewest
+    }
+    counts |= {math.ceil(fewest / step) * step}
+    return min((count for count in counts if count <= group.units), key=lambda count: (abs(count - units), -count))
+
+
+def _step(group: ChannelGroup, round_to: int) -> int:
+    """So many units are a multiple of `round_to` in channels."""
+    return round_to // math.gcd(round_to, group.width // group.units)
+
+
+def _fewest(group: ChannelGroup) -> int:
+    return max(math.ceil((1 - MOST) * group.units - 1e-9), 1)
 
 
 def _table(before: nn.Module, after: nn.Module) -> dict[str, list[int]]:
@@ -237,6 +338,14 @@ def _table(before: nn.Module, after: nn.Module) -> dict[str, list[int]]:
 
 def _width(layer: Any) -> int:
     return int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels)
+
+
+def _nothing(channels: Channels) -> StageError:
+    return StageError(
+        "nothing was pruned",
+        why=f"no layer could lose a channel; {_listed(channels.left_alone)}",
+        mend="leave --prune out for this model",
+    )
 
 
 def _listed(left_alone: Mapping[str, str]) -> str:
