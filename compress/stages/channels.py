@@ -1,9 +1,9 @@
 """Which channels of a network go together, and which can go at all.
 
-What `follow_channels` guesses is not believed. All groups lose some of their channels at once, as many and as irregular
-as chance has it; the model has to run, its outputs have to keep their shapes, and their values those of the network in
-which the same channels are silent. Where that fails, halves of the groups are tried, and what fails alone is left alone,
-by name and with the reason. What is removed in the end is proven again, as it is.
+What `follow_channels` guesses is not believed. All groups lose some of their channels at once, as many and as
+irregular as chance has it; the model has to run, its outputs have to keep their shapes, and their values those of the
+network in which the same channels are silent. Where that fails, halves of the groups are tried, and what fails alone is
+left alone, by name and with the reason. What is removed in the end is proven again, as it is.
 """
 
 from __future__ import annotations

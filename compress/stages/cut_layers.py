@@ -1,8 +1,8 @@
 """Take channels out of layers, or silence them there, and put everything back.
 
-A place is one side of a layer (or one axis of a parameter that stands alone), a cut says which of its channels go. Kinds
-of layers that this file does not know are refused. A parameter that several layers share is cut once, for all of them,
-and only if all of them lose the same.
+A place is one side of a layer (or one axis of a parameter that stands alone), a cut says which of its channels go.
+Kinds of layers that this file does not know are refused. A parameter that several layers share is cut once, for all of
+them, and only if all of them lose the same.
 """
 
 from __future__ import annotations
@@ -203,7 +203,9 @@ class Layers:
             width = self.width(place)
             if len(gone) >= width:
                 raise _refused("a layer would be left with nothing")
-            by_part = [frozenset(i % (width // parts) for i in gone if i // (width // parts) == p) for p in range(parts)]
+            by_part = [
+                frozenset(i % (width // parts) for i in gone if i // (width // parts) == p) for p in range(parts)
+            ]
             if len({len(part) for part in by_part}) > 1:
                 raise _refused(f"{place.name} would be left with parts of unequal size")
             for tensor in self.tensors(place):

@@ -1,8 +1,8 @@
 """Which channels of which layers go together, as far as torch_pruning's dependency graph can tell.
 
-The graph (Fang et al., DepGraph: Towards Any Structural Pruning, CVPR 2023, section 3) is read here and nowhere else, and
-what comes out is plain: for each place, which of the root's channels each of its own belongs to. It is a guess, which
-`prove_channels` tries. Whatever torch_pruning raises ends here, with the layer that it was asked about.
+The graph (Fang et al., DepGraph: Towards Any Structural Pruning, CVPR 2023, section 3) is read here and nowhere else,
+and what comes out is plain: for each place, which of the root's channels each of its own belongs to. It is a guess,
+which `prove_channels` tries. Whatever torch_pruning raises ends here, with the layer that it was asked about.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from compress.stages.cut_layers import PRUNABLE, Cut, Layers, Place
 
 __all__ = ["ChannelGroup", "Follower"]
 
-# Steps along the graph for one layer, and channels looked at on the way: beyond that they are mixed with one another.
-STEPS = 20_000
-INDICES = 20_000_000
+# Channels looked at along the graph for one layer, besides a few for each operation: where there are more, each goes
+# with many others.
+PAIRS = 500_000
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Follower:
             raise StageError("can't follow channels", why=why, mend="leave the layer alone") from err
 
     def _group(self, name: str, layer: nn.Module) -> ChannelGroup:
-        root = self._layers.place(layer, "out", 0)  # type: ignore[arg-type]
+        root = self._layers.place(layer, "out", 0)
         width = self._layers.width(root)
         if layer not in self._graph.module2node:
             raise StageError("can't follow channels", why="no output depends on it", mend="leave the layer alone")
@@ -159,9 +159,10 @@ class Follower:
         function = self._graph.get_pruner_of_module(layer).prune_out_channels
         first = [tp._helpers._HybridIndex(index, index) for index in range(width)]
         found: dict[Place, set[tuple[int, int]]] = defaultdict(set)
-        found[self._layers.place(layer, "out", 0)] |= set(first)  # type: ignore[arg-type]
+        found[self._layers.place(layer, "out", 0)] |= set(first)
+        seen: dict[Any, set[Any]] = defaultdict(set)
+        seen[start, function] |= set(first)
         stack = [(start, function, first)]
-        seen: set[Any] = {(start, function, tuple(first))}
         looked = 0
         while stack:
             node, function, at = stack.pop()
@@ -177,16 +178,16 @@ class Follower:
                     raise _unfollowed(self._lost.get(edge.target) or self._lost[node])
                 if any(pair.root_idx is None for pair in index):
                     raise _unfollowed("heads are repeated on the way")
-                index = sorted(set(index))
-                key = (edge.target, edge.handler, tuple(index))
-                if key in seen:
+                before = seen[edge.target, edge.handler]
+                new = [pair for pair in index if pair not in before]
+                if not new:
                     continue
-                seen.add(key)
-                looked += len(index)
-                if len(seen) > STEPS or looked > INDICES:
+                before |= set(new)
+                looked += len(new)
+                if looked > PAIRS + 4 * width * len(self._graph.module2node):
                     raise _unfollowed("they are mixed with one another")
-                self._note(found, edge, index)
-                stack.append((edge.target, edge.handler, index))
+                self._note(found, edge, new)
+                stack.append((edge.target, edge.handler, new))
         return found
 
     def _note(self, found: dict[Place, set[tuple[int, int]]], edge: Any, index: Sequence[tuple[int, int]]) -> None:
@@ -196,7 +197,7 @@ class Follower:
         if isinstance(target, nn.Parameter) or target in self._layers.names:
             side = "in" if edge.handler.__name__ == "prune_in_channels" else "out"
             place = self._layers.place(target, side, edge.target.pruning_dim)
-            if index[-1][0] >= self._layers.width(place) or index[0][0] < 0:
+            if not all(0 <= at < self._layers.width(place) for at, _ in index):
                 raise _unfollowed(f"{place.name} has fewer")
             found[place] |= set(index)
 
@@ -220,10 +221,7 @@ class Follower:
         return [find(channel) for channel in range(width)]
 
 
-
-
-
-class _RmsNorm(tp.pruner.function.LayernormPruner):  # type: ignore[misc]  torch_pruning has no types
+class _RmsNorm(tp.pruner.function.LayernormPruner):  # type: ignore[misc]
     """nn.RMSNorm carries channels as nn.LayerNorm does."""
 
     TARGET_MODULES = nn.RMSNorm

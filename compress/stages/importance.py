@@ -84,7 +84,9 @@ def squared_changes(
     """
     total = min(len(data), SAMPLES)
     chosen = np.random.default_rng(seed).permutation(len(data))[:total]
-    found = {parameter: torch.zeros_like(parameter, dtype=torch.float32) for parameter in module.parameters()}
+    found: dict[torch.Tensor, torch.Tensor] = {
+        parameter: torch.zeros_like(parameter, dtype=torch.float32) for parameter in module.parameters()
+    }
     done = 0
     for batch in np.array_split(chosen, -(-total // BATCH)):
         inputs, labels = data.take(np.sort(batch))
