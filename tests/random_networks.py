@@ -53,7 +53,9 @@ def einsum(s: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def tied_convolutions(c: int) -> Block:
-    block = Block(lambda s, x: F.relu(s.b(F.relu(s.a(x)))), a=nn.Conv2d(c, c, 3, padding=1), b=nn.Conv2d(c, c, 3, padding=1))
+    block = Block(
+        lambda s, x: F.relu(s.b(F.relu(s.a(x)))), a=nn.Conv2d(c, c, 3, padding=1), b=nn.Conv2d(c, c, 3, padding=1)
+    )
     block.b.weight = block.a.weight  # type: ignore[assignment, union-attr]
     return block
 

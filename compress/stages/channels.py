@@ -23,8 +23,9 @@ from compress.dataset import Dataset
 from compress.errors import StageError, first_line
 from compress.model import TorchModel, call, sample_inputs
 from compress.stages import Progress
-from compress.stages.cut_layers import PRUNABLE, Cut, Layers, Place
+from compress.stages.cut_layers import Cut, Layers, Place
 from compress.stages.follow_channels import ChannelGroup, Follower
+from compress.stages.layer_kinds import PRUNABLE, WEIGHED
 from compress.stages.prove_channels import Proof, bearing
 
 __all__ = ["PRUNABLE", "SECONDS", "ChannelGroup", "Channels", "same_outputs"]
@@ -35,8 +36,6 @@ WHOLE: tuple[tuple[type[nn.Module], str], ...] = (
     (nn.Bilinear, "bilinear layers keep their size"),
     (nn.EmbeddingBag, "embedding bags keep their size"),
 )
-# Whose weights tell how important a channel is; those of an embedding would drown all others.
-WEIGHED = (*PRUNABLE, nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.RMSNorm)
 # Discovery may take so long; it takes some seconds for most networks.
 SECONDS = 600.0
 
@@ -65,13 +64,11 @@ class Channels:
         seconds: float = SECONDS,
     ) -> None:
         self.signature = model.signature
-        self.module = copy.deepcopy(model.module).eval()
-        for parameter in self.module.parameters():
-            parameter.requires_grad_(parameter.is_floating_point())
         self.left_alone: dict[str, str] = {}
         self.late = False
         self._deadline, self._seconds = time.monotonic() + seconds, seconds
-        self._layers = Layers(self.module)
+        self._layers = Layers(model.module)
+        self.module = self._layers.module
         self._proof = Proof(self._layers, self.signature, samples)
         self.groups = self._proven(self._found(progress), progress)
 
@@ -165,7 +162,7 @@ class Channels:
         ]
         inputs = self._proof.inputs[0]
         try:
-            follower = Follower(self._layers, lambda: list(call(self.module, self.signature.inputs, inputs).values()))
+            follower = Follower(self._layers, lambda: self._proof.run(inputs))
         except StageError as err:
             self.left_alone |= dict.fromkeys(names, err.why)
             return []

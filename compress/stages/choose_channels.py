@@ -68,7 +68,7 @@ class Choice:
         """Bisect the channel ratio: it is not the fraction of MACs, since a layer shrinks on both sides.
 
         Where rounded counts jump past the fraction between one ratio and the next, some groups take the step and the
-        others don't, the first ones first; then single groups take one more.
+        others don't, the first ones first; then single groups go part of their way.
         """
         lowest, highest = 0.0, 1.0
         below: dict[str, list[int]] = {group.root: [] for group in self.groups}
@@ -101,13 +101,19 @@ class Choice:
             reached = tried(removed, STEPS + 1, f"rounding {middle} groups further")
             fewest, most = (middle, most) if reached is None or reached < self.fraction else (fewest, middle)
         between = {root: (above if at < fewest else below)[root] for at, root in enumerate(below)}
-        for group in self.groups:
-            if abs(best[0] - self.fraction) <= TOLERANCE:
+        while above and abs(best[0] - self.fraction) > TOLERANCE:
+            before = between
+            for group in self.groups:
+                step, most = _step(group, rounded), len(above[group.root])
+                gone = len(between[group.root]) + step
+                # What is to lose nothing loses nothing.
+                if most and gone <= min(most + step, group.units - _fewest(group)):
+                    weakest = sorted(self.scores[group.root].argsort(stable=True)[:gone].tolist())
+                    reached = tried(between | {group.root: weakest}, STEPS + 1, f"rounding {group.root} further")
+                    if reached is not None and reached <= self.fraction:
+                        between = between | {group.root: weakest}
+            if between is before:
                 break
-            left = group.units - len(between[group.root]) - _step(group, rounded)
-            if left >= _fewest(group) and above.get(group.root):  # what is to lose nothing loses nothing
-                weakest = sorted(self.scores[group.root].argsort(stable=True)[: group.units - left].tolist())
-                tried(between | {group.root: weakest}, STEPS + 1, f"rounding {group.root} further")
         return best
 
 

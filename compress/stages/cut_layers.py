@@ -17,16 +17,9 @@ import torch
 from torch import nn
 
 from compress.errors import StageError
+from compress.stages.layer_kinds import NORMALIZING, PRUNABLE, THROUGH, Sliced, depthwise, shrink, sizes_of, sliced
 
-__all__ = ["PRUNABLE", "Cut", "Layers", "Place", "Sliced"]
-
-PRUNABLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear)
-BATCH_NORM = nn.modules.batchnorm._BatchNorm
-INSTANCE_NORM = nn.modules.instancenorm._InstanceNorm
-# What is normalized over several channels counts those that are zero, too: zero is not nothing there.
-NORMALIZING = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
-# Both sides of these are the same channels.
-THROUGH = (BATCH_NORM, INSTANCE_NORM, *NORMALIZING, nn.PReLU, nn.Embedding)
+__all__ = ["Cut", "Layers", "Place"]
 
 
 class Place(NamedTuple):
@@ -37,36 +30,31 @@ class Place(NamedTuple):
     axis: int = 0
 
 
-class Sliced(NamedTuple):
-    """A tensor of a layer that holds a place's channels along an axis; `parts` > 1: of one part of them, for all."""
-
-    name: str
-    axis: int
-    parts: int = 1
-
-
 Cut = Mapping[Place, frozenset[int]]
 
 
 class Layers:
-    """The layers of a module, by name, and who shares which parameter.
+    """The layers of a copy of a module, by name, and who shares which parameter.
 
     Args:
-        module: is changed inside the blocks of `without` and `silenced`, and is as before at their end.
+        module: left as it is.
+
+    Attributes:
+        module: the copy, in eval mode. It is changed inside the blocks of `without` and `silenced`, and is as before at
+            their end.
+        names: of its layers.
+        owners: the layers that have a parameter, with its name there, by its id.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = module
+        self.module, self._entwined = _copied(module)
+        module = self.module
         self.names = {layer: name for name, layer in module.named_modules()}
         self.owners: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
-        memory: dict[int, set[int]] = defaultdict(set)
         for layer in module.modules():
             for name, parameter in layer._parameters.items():
                 if parameter is not None:
                     self.owners[id(parameter)].append((layer, name))
-                    memory[parameter.untyped_storage().data_ptr()].add(id(parameter))
-        # Parameters that are views of one memory can't be cut one by one.
-        self._entwined = {one for several in memory.values() if len(several) > 1 for one in several}
 
     def place(self, target: nn.Module | nn.Parameter, side: str, axis: int) -> Place:
         """What the graph names by a layer or parameter.
@@ -79,7 +67,7 @@ class Layers:
             if type(layer).__module__.startswith("torch.nn."):
                 raise _refused(f"its channels go through {self.names[layer]}, which keeps its size")
             return Place(f"{self.names[layer]}.{name}".lstrip("."), "parameter", axis % target.ndim)
-        if isinstance(target, THROUGH) or _depthwise(target):
+        if isinstance(target, THROUGH) or depthwise(target):
             side = "out"
         place = Place(self.names[target], side)
         self.tensors(place)
@@ -95,7 +83,7 @@ class Layers:
         layer = self.layer(place)
         if isinstance(layer, nn.GroupNorm):
             return layer.num_groups
-        grouped = isinstance(layer, PRUNABLE) and not isinstance(layer, nn.Linear) and not _depthwise(layer)
+        grouped = isinstance(layer, PRUNABLE) and not isinstance(layer, nn.Linear) and not depthwise(layer)
         return int(layer.groups) if grouped else 1  # type: ignore[arg-type]
 
     def tensors(self, place: Place) -> list[Sliced]:
@@ -106,25 +94,9 @@ class Layers:
         """
         if place.side == "parameter":
             return [Sliced(place.name.rpartition(".")[2], place.axis)]
-        layer, outside = self.layer(place), place.side == "out"
-        found: list[Sliced]
-        if isinstance(layer, nn.Linear):
-            found = [Sliced("weight", 0), Sliced("bias", 0)] if outside else [Sliced("weight", 1)]
-        elif isinstance(layer, PRUNABLE):
-            found = _of_convolution(layer, outside=outside)
-        elif isinstance(layer, BATCH_NORM | INSTANCE_NORM):
-            found = [Sliced(name, 0) for name in ("weight", "bias", "running_mean", "running_var")]
-        elif isinstance(layer, nn.LayerNorm | nn.RMSNorm) and len(layer.normalized_shape) > 1:
-            raise _refused(f"{self.names[layer]} normalizes over several dimensions")
-        elif isinstance(layer, NORMALIZING):
-            found = [Sliced("weight", 0), Sliced("bias", 0)]
-        elif isinstance(layer, nn.PReLU):
-            found = [Sliced("weight", 0)] if layer.num_parameters > 1 else []
-        elif isinstance(layer, nn.Embedding):
-            found = [Sliced("weight", 1)]
-        elif isinstance(layer, nn.LSTM) and not outside:
-            found = [Sliced("weight_ih_l0", 1), Sliced("weight_ih_l0_reverse", 1)]
-        else:
+        layer = self.layer(place)
+        found = sliced(layer, place.side)
+        if found is None:
             raise _refused(f"its channels go through {self.names[layer]}, which keeps its size")
         for tensor in found:
             if tensor.name in vars(layer) or "parametrizations" in layer._modules:
@@ -155,7 +127,7 @@ class Layers:
                 setattr(layer, name, made[id(tensor)])
             for place, gone in cut.items():
                 if place.side != "parameter":
-                    _shrink(self.layer(place), place.side, len(gone))
+                    shrink(self.layer(place), place.side, len(gone))
             yield self.module
         finally:
             for layer, attributes, parameters, buffers in saved:
@@ -215,7 +187,7 @@ class Layers:
         for (layer, name), axes in list(wanted.items()):
             tensor = getattr(layer, name)
             if id(tensor) in self._entwined:
-                raise _refused(f"the weights of {self.names[layer]} share their memory with others")
+                raise _refused(f"the weights of {self.names[layer]} are a part of the memory of others")
             for other, as_named in self.owners.get(id(tensor), ()):
                 if wanted.get((other, as_named)) != axes:
                     raise _refused(f"the weights of {self.names[layer]} are also those of {self.names[other]}")
@@ -226,55 +198,37 @@ class Layers:
         layer = self.layer(place)
         if place.side == "parameter":
             return int(getattr(layer, place.name.rpartition(".")[2]).shape[place.axis])
-        for name in _sizes(layer, place.side):
-            size = getattr(layer, name)
-            return int(size[-1] if isinstance(size, tuple) else size)
-        raise _refused(f"{place.name} has no size")  # pragma: no cover  every kind has
+        size = getattr(layer, sizes_of(layer, place.side)[0])
+        return int(size[-1] if isinstance(size, tuple) else size)
+
+
+def _copied(module: nn.Module) -> tuple[nn.Module, set[int]]:
+    """A copy in eval mode, and the ids of those of its parameters that can't be cut: parts of one memory.
+
+    Parameters that are the same memory become one: a plain copy would give each its own.
+    """
+    memory: dict[int, list[str]] = defaultdict(list)
+    named = dict(module.named_parameters(remove_duplicate=False))
+    for name, parameter in named.items():
+        memory[parameter.untyped_storage().data_ptr() or id(parameter)].append(name)
+    copied = copy.deepcopy(module).eval()
+    entwined: set[int] = set()
+    for names in memory.values():
+        views = {(named[n].storage_offset(), named[n].shape, named[n].stride()) for n in names}
+        one = copied.get_parameter(names[0])
+        for name in names:
+            owner, _, last = name.rpartition(".")
+            if len(views) > 1:
+                entwined.add(id(copied.get_parameter(name)))
+            elif copied.get_parameter(name) is not one:
+                setattr(copied.get_submodule(owner), last, one)
+    for parameter in copied.parameters():
+        parameter.requires_grad_(parameter.is_floating_point())
+    return copied, entwined
 
 
 def _refused(why: str) -> StageError:
     return StageError("can't remove channels", why=why, mend="leave the layer alone")
-
-
-def _depthwise(layer: object) -> bool:
-    return (
-        isinstance(layer, nn.modules.conv._ConvNd) and layer.groups == layer.in_channels == layer.out_channels
-    ) and layer.groups > 1
-
-
-def _of_convolution(layer: Any, *, outside: bool) -> list[Sliced]:
-    makes, reads = (1, 0) if layer.transposed else (0, 1)
-    if _depthwise(layer):
-        return [Sliced("weight", 0), Sliced("bias", 0)]
-    if outside:  # the second axis of a weight holds the channels of one part
-        return [Sliced("weight", makes, layer.groups if makes else 1), Sliced("bias", 0)]
-    return [Sliced("weight", reads, layer.groups if reads else 1)]
-
-
-def _sizes(layer: nn.Module, side: str) -> tuple[str, ...]:
-    """The attributes that hold how many channels there are on a side."""
-    if isinstance(layer, nn.Linear):
-        return ("out_features",) if side == "out" else ("in_features",)
-    if isinstance(layer, PRUNABLE):
-        if _depthwise(layer):
-            return ("out_channels", "in_channels", "groups")
-        return ("out_channels",) if side == "out" else ("in_channels",)
-    for kind, name in (
-        (nn.GroupNorm, "num_channels"),
-        (nn.LayerNorm | nn.RMSNorm, "normalized_shape"),
-        (nn.PReLU, "num_parameters"),
-        (nn.Embedding, "embedding_dim"),
-        (nn.LSTM, "input_size"),
-    ):
-        if isinstance(layer, kind):
-            return (name,)
-    return ("num_features",)
-
-
-def _shrink(layer: nn.Module, side: str, gone: int) -> None:
-    for name in _sizes(layer, side):
-        size = getattr(layer, name)
-        setattr(layer, name, (*size[:-1], size[-1] - gone) if isinstance(size, tuple) else size - gone)
 
 
 def _kept(tensor: torch.Tensor, axes: Mapping[int, frozenset[int]], shapes_only: bool) -> torch.Tensor:
@@ -294,7 +248,7 @@ def _excluding(layer: nn.Module, tensors: list[Sliced], gone: frozenset[int]) ->
     small._parameters = dict(layer._parameters)
     for tensor in tensors:
         setattr(small, tensor.name, _kept(getattr(layer, tensor.name), {tensor.axis: gone}, shapes_only=False))
-    _shrink(small, "out", len(gone))
+    shrink(small, "out", len(gone))
     plain = isinstance(layer, nn.LayerNorm | nn.RMSNorm) and type(layer).forward in (
         nn.LayerNorm.forward,
         nn.RMSNorm.forward,

@@ -21,7 +21,8 @@ from torch import nn
 from torch_pruning.dependency import index_mapping, shape_infer
 
 from compress.errors import StageError, first_line
-from compress.stages.cut_layers import PRUNABLE, Cut, Layers, Place
+from compress.stages.cut_layers import Cut, Layers, Place
+from compress.stages.layer_kinds import PRUNABLE
 
 __all__ = ["ChannelGroup", "Follower"]
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
-from compress.artifact import Signature
+from compress.artifact import Signature, TensorSpec
 from compress.dataset import Dataset
 from compress.errors import StageError, first_line
 from compress.measure import torch_macs
@@ -33,7 +36,6 @@ BATCH = 2
 CLOSE, APART, EXACT, SINGLE = 1e-5, 1e-2, 1e-9, 1e-4
 # A run that takes longer than these seconds is replaced by one on shapes alone, where shapes are what is asked for.
 LONG = 0.1
-Outputs = dict[str, torch.Tensor]
 
 
 class Proof:
@@ -48,14 +50,22 @@ class Proof:
     def __init__(self, layers: Layers, signature: Signature, samples: Dataset | None = None) -> None:
         self._layers = layers
         self._signature = signature
+        # Of one sample, at the sizes that stand for all others.
+        self._single = Signature(
+            tuple(
+                TensorSpec(spec.name, spec.dtype, array.shape)
+                for spec, array in zip(signature.inputs, sample_inputs(signature, 1).values(), strict=True)
+            ),
+            signature.outputs,
+        )
         self.inputs = [probes(layers.module, signature, seed) for seed in (0, 1)]
         if samples is not None:
             few = np.random.default_rng(0).choice(len(samples), min(BATCH, len(samples)), replace=False)
             self.inputs.append(samples.take(np.sort(few))[0])
         self._fakes = False
-        with _unfused():
+        with _unfused(), torch.no_grad():
             start = time.perf_counter()
-            self._shapes = [tuple(tensor.shape) for tensor in self._run(self.inputs[0]).values()]
+            self._shapes = [tuple(tensor.shape) for tensor in self.run(self.inputs[0])]
             if time.perf_counter() - start > LONG:
                 self._fakes = self._fakes_tell_the_truth()
 
@@ -65,7 +75,7 @@ class Proof:
         self._fakes = True
         with contextlib.redirect_stderr(io.StringIO()):
             try:
-                return self._without_values({}) == self._shapes and self._count({}) == macs
+                return self._run_shapes({}) == self._shapes and self._count({}) == macs
             except Exception:  # an operation that depends on values
                 return False
 
@@ -81,15 +91,17 @@ class Proof:
         """Why the model can't run without these channels, or gives outputs of other shapes; by shapes alone."""
         try:
             with contextlib.redirect_stderr(io.StringIO()):  # where torch.fx prints what fails
-                shapes = self._without_values(cut)
+                shapes = self._run_shapes(cut)
         except StageError as err:
             return err.why
         except Exception as err:  # whatever the model's forward raises
             return f"without them its forward fails: {first_line(err)[:160]}"
-        for spec, have, want in zip(self._signature.outputs, shapes, self._shapes, strict=True):
+        names = [spec.name for spec in self._signature.outputs]
+        for at, (have, want) in enumerate(zip_longest(shapes, self._shapes)):
             if have != want:
-                return f"the shape of the output {spec.name!r} hangs on it"
-        return None
+                name = names[at] if len(names) == len(self._shapes) else str(at)
+                return f"the shape of the output {name!r} hangs on it"
+        return None if shapes else "the model gives no tensors that could be compared"
 
     def difference(self, cut: Cut, *, thorough: bool = False) -> str | None:
         """Why removing these channels is not the same as silencing them.
@@ -117,11 +129,12 @@ class Proof:
                 return "removing channels that are zero changes the answers: they are counted or mixed on the way"
         return None
 
+    @torch.no_grad()
     def _apart(self, cut: Cut, arrays: Arrays) -> float:
         with self._layers.silenced(cut):
-            wanted = self._run(arrays)
+            wanted = self.run(arrays)
         with self._layers.without(cut):
-            return _distance(self._run(arrays), wanted)
+            return _distance(self.run(arrays), wanted)
 
     def _apart_exactly(self, cut: Cut, arrays: Arrays, apart: float) -> float:
         """The same in double precision: 0 if it agrees."""
@@ -135,17 +148,21 @@ class Proof:
             return 0.0 if apart <= SINGLE else apart
         return 0.0 if exactly <= EXACT else apart
 
-    def _run(self, arrays: Arrays) -> Outputs:
-        with torch.no_grad():
-            return call(self._layers.module, self._signature.inputs, arrays)
+    def run(self, arrays: Arrays) -> list[torch.Tensor]:
+        """All tensors that the module gives, however deep they lie; what it draws at random is always the same."""
+        tensors = [torch.as_tensor(arrays[spec.name]) for spec in self._signature.inputs]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return [leaf for leaf in tree_leaves(self._layers.module(*tensors)) if isinstance(leaf, torch.Tensor)]
 
-    def _without_values(self, cut: Cut) -> list[tuple[int, ...]]:
+    @torch.no_grad()
+    def _run_shapes(self, cut: Cut) -> list[tuple[int, ...]]:
         with self._layers.without(cut, shapes_only=True), self._faked(), _unfused():
-            return [tuple(tensor.shape) for tensor in self._run(self.inputs[0]).values()]
+            return [tuple(tensor.shape) for tensor in self.run(self.inputs[0])]
 
     def _count(self, cut: Cut) -> int:
         with self._layers.without(cut, shapes_only=True) as module, self._faked():
-            return torch_macs(module, self._signature)
+            return torch_macs(module, self._single)
 
     @contextlib.contextmanager
     def _faked(self) -> Iterator[None]:
@@ -245,19 +262,19 @@ def _redrawn(name: str, tensor: torch.Tensor, random: torch.Generator) -> torch.
     return tensor + max(size, 0.02) * torch.randn(tensor.shape, generator=random, dtype=tensor.dtype)
 
 
-def _distance(have: Outputs, wanted: Outputs) -> float:
+def _distance(have: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
     """The largest difference, as a share of the largest value of its output; 0 where there is nothing to compare."""
     apart = 0.0
-    for name, want in wanted.items():
-        got = have[name]
-        if got.shape != want.shape:
-            return float("inf")
+    for given, expected in zip(have, wanted, strict=True):
+        if given.shape != expected.shape:
+            return math.inf
+        got, want = (torch.view_as_real(t) if t.is_complex() else t for t in (given, expected))
         if not want.is_floating_point():
             apart = max(apart, 0.0 if torch.equal(got, want) else APART / 2)  # rounding may tip an answer
             continue
         there = torch.isfinite(want)
         if not torch.equal(torch.isfinite(got), there):
-            return float("inf")
+            return math.inf
         if bool(there.any()):
             scale = max(float(want[there].abs().max()), 1e-12)
             apart = max(apart, float((got - want)[there].abs().max()) / scale)
