@@ -64,7 +64,8 @@ def stages_for(
     validation = data(options.validation) if training is not None else None
     precision = _precision(options, model, calibration, judged)
     recovery = None if training is None else _finetune(options, model, training, validation)
-    stages = [*_pruning(options, training, recovery, precision), *_qat(options, recovery), *precision]
+    samples = calibration if training is None else training
+    stages = [*_pruning(options, training, samples, recovery, precision), *_qat(options, recovery), *precision]
     return [*stages, *_engine(options)]
 
 
@@ -78,7 +79,11 @@ def _engine(options: ExportOptions) -> list[Stage]:
 
 
 def _pruning(
-    options: ExportOptions, training: Dataset | None, recovery: Finetune | None, precision: list[Stage]
+    options: ExportOptions,
+    training: Dataset | None,
+    samples: Dataset | None,
+    recovery: Finetune | None,
+    precision: list[Stage],
 ) -> list[Stage]:
     kind, limit = _budget(options)
     pruned = options.prune is not None or kind is not None
@@ -95,6 +100,7 @@ def _pruning(
         options.round_to,
         scope=options.scope,
         data=training if options.importance == "taylor" else None,
+        samples=samples,
         curves=curves,
     )
     stages: list[Stage] = []

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Literal, Self
 
 import numpy as np
-import torch
 
 from compress.backends import TorchBackend
 from compress.compare import compare
 from compress.dataset import Dataset
 from compress.errors import RecipeError, StageError
-from compress.measure import cores, torch_macs
+from compress.measure import cores
 from compress.metrics import Metric
 from compress.model import TorchModel
 from compress.stages import Progress
@@ -154,15 +153,14 @@ def layer_sensitivity(
     index = np.unique(np.linspace(0, len(data) - 1, min(samples, len(data))).astype(np.int64))
     inputs, labels = data.take(index)
     part = dataclasses.replace(data, inputs=inputs, labels=labels, starts=(), fetcher=None)
-    channels = Channels(model, progress)
+    channels = Channels(model, progress, part)
     if not channels.groups:
         why = "; ".join(f"{name}: {reason}" for name, reason in list(channels.left_alone.items())[:3])
         raise StageError("no layer could lose a channel", why=why, mend="this model can't be pruned")
-    torch.manual_seed(0)
-    scores = channels.scores(importance_of(importance))
+    scores = importance_of(channels, importance)
     original = TorchBackend(model, cores())
     whole = compare("original", {"original": original}, part, metric)["original"].value
-    macs = torch_macs(model.module, model.signature)
+    macs = channels.macs({})
     found: list[GroupSensitivity] = []
     total = len(channels.groups) * len(ratios)
     for group in channels.groups:
@@ -173,7 +171,7 @@ def layer_sensitivity(
             with channels.without({group.root: weakest}) as module:
                 thinned = TorchBackend(TorchModel(module, model.signature), cores())
                 judged = compare("original", {"original": original, "thinned": thinned}, part, metric)
-                gone.append(1 - torch_macs(module, model.signature) / macs)
+            gone.append(1 - channels.macs({group.root: weakest}) / macs)
             drops.append(metric.drop(whole, judged["thinned"].value))
             progress(
                 len(found) * len(ratios) + len(drops), total, f"{group.root} −{ratio:.0%}: {drops[-1]:+.2f} points"

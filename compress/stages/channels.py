@@ -1,63 +1,43 @@
 """Which channels of a network go together, and which can go at all.
 
-The dependency graph is torch_pruning's (Fang et al., DepGraph: Towards Any Structural Pruning, CVPR 2023, section 3).
-What it says is not believed: each group is tried. Half of its channels are set to zero, then removed; the model has to
-run, its outputs have to keep their shapes, and, since a zero contributes nothing, their values. What fails is left
-alone, by name and with the reason.
+What `follow_channels` guesses is not believed. All groups lose some of their channels at once, as many and as
+irregular as chance has it; the model has to run, its outputs have to keep their shapes, and their values those of the
+network in which the same channels are silent. Where that fails, halves of the groups are tried, and what fails alone is
+left alone, by name and with the reason. What is removed in the end is proven again, as it is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import io
-import warnings
+import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
 import torch
-import torch_pruning as tp
 from torch import nn
 
 from compress.artifact import Signature
+from compress.dataset import Dataset
 from compress.errors import StageError, first_line
-from compress.model import TorchModel, call, example_inputs
+from compress.model import TorchModel, call, sample_inputs
 from compress.stages import Progress
+from compress.stages.cut_layers import Cut, Layers, Place
+from compress.stages.follow_channels import ChannelGroup, Follower
+from compress.stages.layer_kinds import PRUNABLE, WEIGHED
+from compress.stages.prove_channels import Proof, bearing
 
-__all__ = ["PRUNABLE", "ChannelGroup", "Channels", "same_outputs"]
+__all__ = ["PRUNABLE", "SECONDS", "ChannelGroup", "Channels", "same_outputs"]
 
-PRUNABLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear)
-NORMALIZING = (nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.RMSNorm)
 WHOLE: tuple[tuple[type[nn.Module], str], ...] = (
     (nn.RNNBase, "recurrent layers keep their size: their gates share one matrix"),
     (nn.MultiheadAttention, "nn.MultiheadAttention keeps its heads: their projections share one matrix"),
     (nn.Bilinear, "bilinear layers keep their size"),
     (nn.EmbeddingBag, "embedding bags keep their size"),
 )
-TOLERANCE = 1e-3
-
-
-@dataclass(frozen=True)
-class ChannelGroup:
-    """Channels that can only go together.
-
-    Attributes:
-        root: the layer that the group is named by.
-        layers: all layers that give these channels, the root first.
-        width: how many channels the root gives.
-        units: how many can be chosen from: `width`, or, where layers cut channels into equal parts (grouped
-            convolutions, group normalization), the width of one part; one unit then takes a channel from each part.
-    """
-
-    root: str
-    layers: tuple[str, ...]
-    width: int
-    units: int
-
-    def channels(self, units: Sequence[int]) -> list[int]:
-        """The root's channels of these units."""
-        return [unit + part for part in range(0, self.width, self.units) for unit in units]
+# Discovery may take so long; it takes some seconds for most networks.
+SECONDS = 600.0
 
 
 class Channels:
@@ -65,187 +45,220 @@ class Channels:
 
     Args:
         model: layered; left as it is.
-        progress: is told of layers looked at.
+        progress: is told of layers looked at and of trials.
+        samples: what the model is made for; two of them are tried besides random inputs.
+        seconds: what is not proven by then is left alone.
 
     Attributes:
         groups: what can lose channels.
         left_alone: layers that can't, with the reason.
         module: the copy, with all its channels.
+        late: whether the time ran out.
     """
 
-    def __init__(self, model: TorchModel, progress: Progress = lambda _done, _total, _note: None) -> None:
+    def __init__(
+        self,
+        model: TorchModel,
+        progress: Progress = lambda _done, _total, _note: None,
+        samples: Dataset | None = None,
+        seconds: float = SECONDS,
+    ) -> None:
         self.signature = model.signature
-        self.module = copy.deepcopy(model.module)
-        for parameter in self.module.parameters():
-            parameter.requires_grad_(parameter.is_floating_point())
-        self._names = {layer: name for name, layer in self.module.named_modules()}
         self.left_alone: dict[str, str] = {}
-        with _quiet():
-            self._graph = tp.DependencyGraph().build_dependency(self.module, example_inputs=_example(self.signature))
-        self.groups = self._find(progress)
+        self.late = False
+        self._deadline, self._seconds = time.monotonic() + seconds, seconds
+        self._layers = Layers(model.module)
+        self.module = self._layers.module
+        self._proof = Proof(self._layers, self.signature, samples)
+        self.groups = self._proven(self._found(progress), progress)
 
-    def scores(self, importance: Callable[[Any], torch.Tensor | None]) -> dict[str, torch.Tensor]:
-        """The importance of each unit, float32 [units], by the group's root; large is important."""
-        found = {}
-        with _quiet():
-            for group in self.groups:
-                scores = importance(self._group(group, range(group.units)))
-                if scores is not None:
-                    found[group.root] = scores.detach().float().cpu().view(-1, group.units).mean(0)
-        return found
+    def macs(self, removed: Mapping[str, Sequence[int]]) -> int:
+        """Multiply-accumulates for one sample without these units (by root).
+
+        Raises:
+            StageError: counts that do not go together.
+        """
+        return self._proof.macs(self._cut(removed))
 
     @contextlib.contextmanager
     def without(self, removed: Mapping[str, Sequence[int]]) -> Iterator[nn.Module]:
         """The module without these units (by root), until the end of the block."""
-        by_root = {group.root: group for group in self.groups}
-        with self._restored():
-            with _quiet():
-                for root, units in removed.items():
-                    if len(units):
-                        self._group(by_root[root], units).prune()
-            yield self.module
+        with self._layers.without(self._cut(removed)) as module:
+            yield module
 
     def pruned(self, removed: Mapping[str, Sequence[int]]) -> nn.Module:
-        """A module of its own without these units, in eval mode, its gradients dropped."""
+        """A module of its own without these units, in eval mode, its gradients dropped.
+
+        Raises:
+            StageError: a parameter that layers share would come apart.
+        """
         with self.without(removed) as module:
             own = copy.deepcopy(module).eval()
         for parameter in own.parameters():
             parameter.grad = None
+        if _ties(own) != _ties(self.module):
+            raise StageError(
+                "can't remove these channels",
+                why="a parameter that several layers share would come apart",
+                mend="leave --prune out for this model",
+            )
         return own
 
-    def _group(self, group: ChannelGroup, units: Sequence[int]) -> Any:
-        layer = self.module.get_submodule(group.root)
-        prune = self._graph.get_pruner_of_module(layer).prune_out_channels
-        return self._graph.get_pruning_group(layer, prune, idxs=group.channels(list(units)))
+    def leave(self, removed: Mapping[str, Sequence[int]], progress: Progress) -> list[str]:
+        """Prove this very removal; groups that it does not hold for are dropped.
 
-    def _find(self, progress: Progress) -> list[ChannelGroup]:
-        groups: list[ChannelGroup] = []
-        covered: dict[str, str] = {}
-        layers = [(name, layer) for name, layer in self.module.named_modules() if isinstance(layer, PRUNABLE)]
+        Returns:
+            Roots of the groups dropped; without any, removing is the same as silencing.
+        """
+        cuts = [(root, self._by_root[root].cut(units)) for root, units in removed.items() if len(units)]
+        tried = 0
+
+        def fails(part: Sequence[tuple[str, Cut]]) -> str | None:
+            nonlocal tried
+            tried += 1
+            progress(tried, tried + 1, f"proving what is removed from {len(part)} groups")
+            return self._proof.difference(_joined([cut for _, cut in part]), thorough=True)
+
+        _, dropped = bearing(cuts, fails)
+        gone = {cuts[place][0]: why for place, why in dropped.items()}
+        for root, why in gone.items():
+            self._blame(self._by_root[root], why)
+        self.groups = [group for group in self.groups if group.root not in gone]
+        return list(gone)
+
+    def weights(self, group: ChannelGroup) -> Iterator[tuple[torch.Tensor, int, np.ndarray, np.ndarray]]:  # type: ignore[type-arg]
+        """Weights (biases don't count) that go with a group: each with the axis, the channels and their units."""
+        for place, (index, unit) in group.places.items():
+            layer = self._layers.layer(place)
+            if place.side == "parameter" or not isinstance(layer, WEIGHED):
+                continue
+            for name, axis, parts in self._layers.tensors(place):
+                if name.startswith("weight"):
+                    tensor = layer.get_parameter(name)
+                    within = index % (self._layers.width(place) // parts)
+                    yield tensor, axis, within, unit
+
+    @property
+    def _by_root(self) -> dict[str, ChannelGroup]:
+        return {group.root: group for group in self.groups}
+
+    def _cut(self, removed: Mapping[str, Sequence[int]]) -> Cut:
+        by_root = self._by_root
+        return _joined([by_root[root].cut(units) for root, units in removed.items() if len(units)])
+
+    def _blame(self, group: ChannelGroup, why: str) -> None:
+        self.left_alone[group.root] = why
+
+    def _found(self, progress: Progress) -> list[ChannelGroup]:
+        """What the graph says, layer by layer; what it can't follow is left alone."""
         whole = [name for name, layer in self.module.named_modules() if isinstance(layer, tuple(w[0] for w in WHOLE))]
         for name in whole:
             layer = self.module.get_submodule(name)
             self.left_alone[name] = next(reason for kind, reason in WHOLE if isinstance(layer, kind))
-        for number, (name, layer) in enumerate(layers):
-            progress(number, len(layers), f"finding what can lose channels: {name}")
-            if name in covered or any(name.startswith(f"{outer}.") for outer in whole):
+        names = [
+            name
+            for name, layer in self.module.named_modules()
+            if isinstance(layer, PRUNABLE) and not any(name.startswith(f"{outer}.") for outer in whole)
+        ]
+        inputs = self._proof.inputs[0]
+        try:
+            follower = Follower(self._layers, lambda: self._proof.run(inputs))
+        except StageError as err:
+            self.left_alone |= dict.fromkeys(names, err.why)
+            return []
+        groups: list[ChannelGroup] = []
+        taken: dict[Place, tuple[str, set[int]]] = {}
+        covered: set[str] = set()
+        for number, name in enumerate(names):
+            progress(number, len(names), f"finding what can lose channels: {name}")
+            if name in covered:
+                continue
+            if self._out_of_time():
+                self.left_alone[name] = self._too_late
                 continue
             try:
-                group = self._whole_group(name, layer)
-                covered |= dict.fromkeys(group.layers, name)
+                group = follower.group(name)
+                covered |= set(group.layers)
                 if group.units < 2:
                     raise StageError("", why="it has one channel, or one for each part", mend="")
-                through = self._through(group, whole)
-                if through is not None:
-                    raise StageError("", why=f"its channels go through {through}, which keeps its size", mend="")
                 bound = next((other for other in group.layers if other in self.left_alone), None)
                 if bound is not None:
                     raise StageError("", why=f"shares its channels with {bound}", mend="")
-                self._try(group)
+                for place, (index, _) in group.places.items():
+                    other, there = taken.get(place, ("", set()))
+                    if there & set(index.tolist()):
+                        raise StageError("", why=f"shares some of its channels with {other}", mend="")
             except StageError as err:
                 self.left_alone[name] = err.why
-            except Exception as err:  # torch_pruning fails in many ways on layers that it does not know
-                said = str(err).splitlines()[0] if str(err) else ""
-                self.left_alone[name] = f"its channels can't be followed ({type(err).__name__}: {said[:120]})"
-            else:
-                groups.append(group)
+                continue
+            for place, (index, _) in group.places.items():
+                taken[place] = (name, taken.get(place, ("", set()))[1] | set(index.tolist()))
+            groups.append(group)
         return groups
 
-    def _whole_group(self, name: str, layer: nn.Module) -> ChannelGroup:
-        with _quiet():
-            prune = self._graph.get_pruner_of_module(layer).prune_out_channels
-            width = int(self._graph.get_out_channels(layer))
-            found = self._graph.get_pruning_group(layer, prune, idxs=list(range(width)))
-        names = [name]
-        parts = 1
-        for dep, _ in found:
-            target = dep.target.module
-            if not isinstance(target, nn.Module):
-                continue
-            pruner = self._graph.get_pruner_of_module(target)
-            if self._graph.is_out_channel_pruning_fn(dep.handler):
-                if isinstance(target, PRUNABLE) and self._names[target] not in names:
-                    names.append(self._names[target])
-                if not (isinstance(target, PRUNABLE) and getattr(target, "groups", 1) == _width(target)):
-                    parts = max(parts, pruner.get_out_channel_groups(target))
-            else:
-                parts = max(parts, pruner.get_in_channel_groups(target))
-        return ChannelGroup(name, tuple(names), width, width // parts if width % parts == 0 else 1)
+    def _proven(self, groups: list[ChannelGroup], progress: Progress) -> list[ChannelGroup]:
+        tried = 0
 
-    def _through(self, group: ChannelGroup, whole: Sequence[str]) -> str | None:
-        """A layer that keeps its size, in this group: all of an attention, what a recurrent layer gives."""
-        with _quiet():
-            for dep, _ in self._group(group, range(group.units)):
-                name = self._names.get(dep.target.module)
-                if name in whole and (
-                    isinstance(dep.target.module, nn.MultiheadAttention)
-                    or self._graph.is_out_channel_pruning_fn(dep.handler)
-                ):
-                    return name
-        return None
+        def failing(trial: Callable[[Cut], str | None], note: str) -> Callable[[Sequence[ChannelGroup]], str | None]:
+            def fails(part: Sequence[ChannelGroup]) -> str | None:
+                nonlocal tried
+                if self._out_of_time():
+                    return self._too_late
+                tried += 1
+                progress(tried, tried + len(part), f"{note} {len(part)} groups")
+                return trial(_joined([group.cut(_some(group)) for group in part]))
 
-    def _try(self, group: ChannelGroup) -> None:
-        """Raise StageError unless half of the units can go, and going is the same as being zero."""
-        with self._restored() as silenced:
-            with _quiet():
-                found = self._group(group, range(0, group.units, 2))
-                if not self._graph.check_pruning_group(found):
-                    raise StageError("", why="a layer would be left with nothing", mend="")
-                comparable = _silence(found, self._graph.is_out_channel_pruning_fn, silenced)
-                expected = self._outputs() if comparable else {}
-                found.prune()
-            same_outputs(self.module, self.signature)
-            for name, tensor in self._outputs().items() if expected else ():
-                want = expected[name]
-                scale = max(float(want.abs().max()) if want.numel() else 0.0, 1e-3)
-                if want.is_floating_point() and not torch.allclose(tensor, want, rtol=0, atol=TOLERANCE * scale):
-                    why = "removing channels that are zero changes the answers: they are counted or mixed on the way"
-                    raise StageError("", why=why, mend="")
+            return fails
 
-    def _outputs(self) -> dict[str, torch.Tensor]:
-        with torch.no_grad():
-            return call(self.module, self.signature.inputs, example_inputs(self.signature.inputs, 2))
+        for trial, note in (
+            (self._proof.misfit, "looking at shapes without channels of"),
+            (self._proof.difference, "removing channels of"),
+        ):
+            kept, dropped = bearing(groups, failing(trial, note))
+            for place, why in sorted(dropped.items()):
+                self._blame(groups[place], why)
+            groups = sorted(kept, key=groups.index)
+        progress(1, 1, f"{len(groups)} groups can lose channels")
+        return groups
 
-    @contextlib.contextmanager
-    def _restored(self) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
-        """Whatever the block does to the layers is undone at its end; gives a list for (tensor, its old values)."""
-        saved = [(m, _attributes(m), dict(m._parameters), dict(m._buffers)) for m in self.module.modules()]
-        nodes, names = dict(self._graph.module2node), dict(self._graph._param_to_name)
-        # Concatenations and splits keep the widths of their parts.
-        operators = [
-            (key, _attributes(key)) for key in nodes if key not in self._names and not isinstance(key, nn.Parameter)
-        ]
-        silenced: list[tuple[torch.Tensor, torch.Tensor]] = []
-        try:
-            yield silenced
-        finally:
-            for module, attributes, parameters, buffers in saved:
-                module.__dict__.clear()
-                module.__dict__.update(attributes)
-                module._parameters.clear()
-                module._parameters.update(parameters)
-                module._buffers.clear()
-                module._buffers.update(buffers)
-            for operator, attributes in operators:
-                operator.__dict__.update(attributes)
-            for tensor, values in reversed(silenced):  # a layer that reads and gives the same group is there twice
-                tensor.data.copy_(values)
-            self._graph.module2node, self._graph._param_to_name = nodes, names
-            for key, node in nodes.items():
-                if isinstance(key, nn.Parameter):
-                    node.module = key
+    def _out_of_time(self) -> bool:
+        self.late = self.late or time.monotonic() > self._deadline
+        return self.late
+
+    @property
+    def _too_late(self) -> str:
+        return f"time: it was not proven within {self._seconds:g} s"
 
 
-def _attributes(module: nn.Module) -> dict[str, Any]:
-    """A module's attributes, its lists copied: pruning changes some in place."""
-    return {name: list(value) if isinstance(value, list) else value for name, value in vars(module).items()}
+def _joined(cuts: Sequence[Cut]) -> Cut:
+    joined: dict[Place, frozenset[int]] = {}
+    for cut in cuts:
+        for place, gone in cut.items():
+            joined[place] = joined.get(place, frozenset()) | gone
+    return joined
+
+
+def _some(group: ChannelGroup) -> list[int]:
+    """Some of its units: an irregular choice, and no round number of them, always the same."""
+    random = np.random.default_rng(zlib.crc32(group.root.encode()))
+    count = int(random.integers(group.units // 4, 3 * group.units // 4 + 1))
+    count = min(max(count | 1, 1), group.units - 1)
+    return sorted(random.choice(group.units, count, replace=False).tolist())
+
+
+def _ties(module: nn.Module) -> list[list[str]]:
+    """Names of the parameters that are one."""
+    named: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        named.setdefault(id(parameter), []).append(name)
+    return list(named.values())
 
 
 def same_outputs(module: nn.Module, signature: Signature) -> None:
     """Raise StageError unless the module runs and its outputs have the signature's shapes."""
-    with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):  # where torch.fx prints what fails
+    with torch.no_grad():
         try:
-            outputs = list(call(module, signature.inputs, example_inputs(signature.inputs, 2)).values())
+            outputs = list(call(module, signature.inputs, sample_inputs(signature, 2)).values())
         except (RuntimeError, ValueError, IndexError, AssertionError) as err:
             raise StageError(
                 "a pruned model does not run",
@@ -257,56 +270,3 @@ def same_outputs(module: nn.Module, signature: Signature) -> None:
         if not fits:
             why = f"the shape of the output {spec.name!r} hangs on it"
             raise StageError("a pruned model has other outputs", why=why, mend="leave --prune out for this model")
-
-
-def _silence(group: Any, gives: Callable[[Any], bool], silenced: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:
-    """Set the group's channels to zero where they are made and where they are read; False if zero is not nothing.
-
-    A normalization over channels counts those that are zero, too: there, removal and zero differ.
-    """
-    for dep, idxs in group:
-        target = dep.target.module
-        at = [int(getattr(index, "idx", index)) for index in idxs]
-        if isinstance(target, NORMALIZING):
-            return False
-        if isinstance(target, nn.Parameter):
-            _zero(target, dep.handler.__self__.pruning_dim if hasattr(dep.handler, "__self__") else -1, at, silenced)
-        elif isinstance(target, PRUNABLE):
-            transposed = bool(getattr(target, "transposed", False))
-            plain = getattr(target, "groups", 1) == 1
-            if gives(dep.handler):
-                if plain or not transposed:
-                    _zero(target.weight, 1 if transposed else 0, at, silenced)
-                if target.bias is not None:
-                    _zero(target.bias, 0, at, silenced)
-            elif plain:
-                _zero(target.weight, 0 if transposed else 1, at, silenced)
-        elif isinstance(target, nn.modules.batchnorm._BatchNorm):
-            for tensor in (target.weight, target.bias, target.running_mean):
-                if tensor is not None:
-                    _zero(tensor, 0, at, silenced)
-        elif isinstance(target, nn.Embedding):
-            _zero(target.weight, 1, at, silenced)
-    return True
-
-
-def _zero(tensor: torch.Tensor, dim: int, at: Sequence[int], silenced: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    silenced.append((tensor, tensor.detach().clone()))
-    tensor.data.index_fill_(dim, torch.tensor(list(at)), 0)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """With gradients, which the graph is read from; without warnings of parameters outside layers, which are tried."""
-    with torch.enable_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
-
-
-def _example(signature: Signature) -> tuple[torch.Tensor, ...]:
-    arrays = example_inputs(signature.inputs, 2)
-    return tuple(torch.from_numpy(arrays[spec.name]) for spec in signature.inputs)
-
-
-def _width(layer: Any) -> int:
-    return int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels)

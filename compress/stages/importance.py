@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
 import torch
-import torch_pruning as tp
 from torch import nn
 from torch.nn import functional as F
 
@@ -14,8 +14,9 @@ from compress.artifact import Signature
 from compress.dataset import Dataset
 from compress.model import call
 from compress.stages import Progress
+from compress.stages.channels import Channels
 
-__all__ = ["Importance", "add_gradients", "importance_of"]
+__all__ = ["Importance", "importance_of", "squared_changes"]
 
 Importance = Literal["magnitude", "taylor", "random"]
 
@@ -23,44 +24,82 @@ SAMPLES = 1024
 BATCH = 32
 
 
-def importance_of(kind: Importance) -> Callable[[Any], torch.Tensor | None]:
-    """A function from a channel group to its channels' importance.
+def importance_of(
+    channels: Channels,
+    kind: Importance,
+    seed: int = 0,
+    data: Dataset | None = None,
+    progress: Progress = lambda _done, _total, _note: None,
+) -> dict[str, torch.Tensor]:
+    """The importance of each unit, float32 [units], by its group's root; large is important.
 
-    magnitude: L2 norm of all weights that go with a channel, each layer's against its own mean (Li et al., Pruning
-    Filters for Efficient ConvNets, 2017, section 3.1; over the group as in DepGraph, 2023, section 3.3). taylor: the
-    first-order change of the loss (Molchanov et al., Importance Estimation for Neural Network Pruning, 2019,
-    equation 8); its gradients come from `add_gradients`. random: a control.
+    magnitude: the sum of the squares of all weights that go with a unit (Li et al., Pruning Filters for Efficient
+    ConvNets, 2017, section 3.1; over the group as in DepGraph, 2023, section 3.3). taylor: the sum of the squared
+    changes of the loss, to first order, that each of these weights makes (see `squared_changes`). Both against the
+    group's own mean, so that groups can be ranked together. random: a control.
+
+    Args:
+        channels: with all of the model's weights.
+        kind: of importance.
+        seed: for random, and for which samples taylor looks at.
+        data: for taylor.
+        progress: is told of samples done.
     """
-    if kind == "magnitude":
-        return tp.importance.GroupMagnitudeImportance(p=2)  # type: ignore[no-any-return]
+    if kind == "random":
+        random = torch.Generator().manual_seed(seed)
+        return {group.root: torch.rand(group.units, generator=random) for group in channels.groups}
+    changes: Mapping[torch.Tensor, torch.Tensor] = {}
     if kind == "taylor":
-        return tp.importance.GroupTaylorImportance()  # type: ignore[no-any-return]
-    return tp.importance.RandomImportance()  # type: ignore[no-any-return]
+        assert data is not None  # noqa: S101  checked before
+        changes = squared_changes(channels.module, channels.signature, data, seed, progress)
+    found = {}
+    for group in channels.groups:
+        score = torch.zeros(group.units)
+        for weight, axis, index, unit in channels.weights(group):
+            squares = changes[weight] if kind == "taylor" else weight.detach().float().square()
+            by_channel = squares.movedim(axis, 0).flatten(1).sum(1) if squares.ndim > 1 else squares
+            score.index_add_(0, torch.from_numpy(unit), by_channel[torch.from_numpy(index)])
+        score /= torch.tensor([len(members) for members in group.members])
+        found[group.root] = score / score.mean().clamp(min=1e-30)
+    return found
 
 
-def add_gradients(module: nn.Module, signature: Signature, data: Dataset, progress: Progress) -> None:
-    """Sum up the loss's gradients over (at most 1,024 samples of) the data, in each parameter's `grad`.
+def squared_changes(
+    module: nn.Module, signature: Signature, data: Dataset, seed: int, progress: Progress
+) -> dict[torch.Tensor, torch.Tensor]:
+    """For each parameter, (gradient · weight)² summed over batches.
+
+    Molchanov et al., Importance Estimation for Neural Network Pruning, CVPR 2019, equation 8: the squared change of the
+    loss without that weight, to first order; squared for each batch, so that gradients of unlike signs don't cancel.
 
     Classifiers: cross-entropy with the labels, or, where there are none, with the model's own answers. Others: half the
     squared outputs, whose gradient is the answer itself.
 
     Args:
-        module: in eval mode, its parameters requiring gradients.
+        module: in eval mode, its parameters requiring gradients, which are dropped afterwards.
         signature: of the module.
-        data: fits it; memory holds one batch at a time.
+        data: fits it; at most 1,024 samples from all over it are taken, one batch of 32 in memory at a time.
+        seed: for which samples.
         progress: is told of samples done.
     """
     total = min(len(data), SAMPLES)
-    module.zero_grad(set_to_none=True)
+    chosen = np.random.default_rng(seed).permutation(len(data))[:total]
+    found: dict[torch.Tensor, torch.Tensor] = {
+        parameter: torch.zeros_like(parameter, dtype=torch.float32) for parameter in module.parameters()
+    }
     done = 0
-    with torch.enable_grad():
-        for inputs, labels in data.batches(BATCH):
-            logits = call(module, signature.inputs, inputs)
-            _loss(logits, labels).backward()  # type: ignore[no-untyped-call]
-            done += len(next(iter(inputs.values())))
-            progress(min(done, total), total, "gradients for the importance of channels")
-            if done >= total:
-                return
+    for batch in np.array_split(chosen, -(-total // BATCH)):
+        inputs, labels = data.take(np.sort(batch))
+        with torch.enable_grad():
+            loss = _loss(call(module, signature.inputs, inputs), labels) / len(batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+        for parameter, sum_ in found.items():
+            if parameter.grad is not None:
+                sum_ += (parameter.grad * parameter.detach()).float().square()
+        module.zero_grad(set_to_none=True)
+        done += len(batch)
+        progress(done, total, "gradients for the importance of channels")
+    return found
 
 
 def _loss(outputs: dict[str, torch.Tensor], labels: Any) -> torch.Tensor:

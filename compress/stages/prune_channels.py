@@ -13,19 +13,27 @@ from torch import nn
 
 from compress.dataset import Dataset
 from compress.errors import RecipeError, StageError
-from compress.measure import torch_macs, torch_params
+from compress.measure import torch_params
 from compress.model import Model, TorchModel
 from compress.stages import Given, Progress
-from compress.stages.channels import PRUNABLE, ChannelGroup, Channels, same_outputs
-from compress.stages.importance import Importance, add_gradients, importance_of
+from compress.stages.channels import PRUNABLE, SECONDS, ChannelGroup, Channels, same_outputs
+from compress.stages.choose_channels import MOST, TOLERANCE, Choice, bearable
+from compress.stages.importance import Importance, importance_of
 
-__all__ = ["PruneChannels", "bearable", "chosen"]
+__all__ = ["TOLERANCE", "Prepared", "PruneChannels", "bearable"]
 
-TOLERANCE = 0.02
-SEARCH_STEPS = 14
 # Channel counts that vector units like, tried in this order until one meets the fraction.
 ROUND_TO = (16, 8, 4, 2, 1)
-MOST = 0.9
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model looked at: what can go, the importance of each unit by its group's root, and the MACs of the whole."""
+
+    model: TorchModel
+    channels: Channels
+    scores: Mapping[str, torch.Tensor]
+    before: int
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,9 @@ class PruneChannels:
         scope: "global" ranks all channels together, so that the weakest layers lose most; "local" takes the same share
             from each layer.
         data: what taylor takes its gradients on.
+        samples: what the model is made for; the removal is proven on some of it, besides random inputs.
+        seconds: for finding what can lose channels. What is not proven by then is left alone, by name: only there the
+            machine's speed decides the result, which the stage then warns of.
         curves: by layer, pairs of (share of channels taken away, drop that this alone costs), shares rising, as
             `compress sensitivity` measures them: every layer then loses what costs it the same drop, in place of
             `scope`.
@@ -52,6 +63,8 @@ class PruneChannels:
     round_to: int | None = None
     scope: Literal["global", "local"] = "global"
     data: Dataset | None = None
+    samples: Dataset | None = None
+    seconds: float = SECONDS
     curves: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
 
     name: ClassVar[str] = "prune_channels"
@@ -67,6 +80,8 @@ class PruneChannels:
             "round_to": self.round_to,
             "scope": self.scope,
             "data": self.data.sha256 if self.data is not None and self.importance == "taylor" else None,
+            "samples": self.samples.sha256 if self.samples is not None else None,
+            "seconds": self.seconds,
             "curves": {name: [list(pair) for pair in curve] for name, curve in self.curves.items()},
         }
 
@@ -76,6 +91,13 @@ class PruneChannels:
                 f"can't prune {self.fraction}",
                 why="--prune is the fraction of multiply-accumulates to remove: above 0 and below 1",
                 mend="try --prune 0.5",
+            )
+        most = 1 - (1 - MOST) ** 2
+        if self.fraction > most:
+            raise RecipeError(
+                f"can't remove {self.fraction:.1%} of the MACs",
+                why=f"a layer keeps a tenth of its channels on each side: no network can lose over {most:.0%}",
+                mend=f"ask for --prune {most:.2f} at most; what this network can lose is told once it was looked at",
             )
         if self.round_to is not None and self.round_to < 1:
             why = f"--round-to is {self.round_to}: channel counts are multiples of it"
@@ -91,34 +113,54 @@ class PruneChannels:
             )
 
     def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:  # noqa: ARG002
-        before = torch_macs(model.module, model.signature)
-        channels = Channels(model, progress)
-        unknown = sorted(set(self.curves) - {layer for group in channels.groups for layer in group.layers})
+        return self.cut(self.prepare(model, progress), progress)
+
+    def prepare(self, model: TorchModel, progress: Progress) -> Prepared:
+        """What does not hang on the fraction: which channels can go, and how important each is.
+
+        Raises:
+            StageError: no layer can lose a channel.
+        """
+        channels = Channels(model, progress, self.samples, self.seconds)
+        before = channels.macs({})
         if not channels.groups or before == 0:
-            raise StageError(
-                "nothing was pruned",
-                why=f"no layer could lose a channel; {_listed(channels.left_alone)}",
-                mend="leave --prune out for this model",
-            )
-        scores = self._scores(channels, model, progress)
-        best: tuple[float, dict[str, list[int]]] | None = None
-        rounded = 1
-        for rounded in ROUND_TO if self.round_to is None else (self.round_to,):
-            best = self._search(channels, scores, before, rounded, progress)
-            if abs(best[0] - self.fraction) <= TOLERANCE:
+            raise _nothing(channels)
+        return Prepared(
+            model, channels, importance_of(channels, self.importance, self.seed, self.data, progress), before
+        )
+
+    def cut(self, prepared: Prepared, progress: Progress) -> Given:
+        """Remove the fraction; several can be tried on what was prepared once.
+
+        Raises:
+            StageError: it can't be reached.
+        """
+        model, channels = prepared.model, prepared.channels
+        while True:  # until what is removed is proven; each time around there is a group less
+            reached, removed, rounded = self._best(prepared, progress)
+            if abs(reached - self.fraction) > TOLERANCE:
+                raise StageError(
+                    f"can't remove {self.fraction:.0%} of the MACs" if reached > 0 else "nothing was pruned",
+                    why=f"the nearest that keeps the outputs' shapes is {reached:.1%}; {_listed(channels.left_alone)}",
+                    mend=f"ask for --prune {max(reached, 0.01):.2f}",
+                )
+            if not channels.leave(removed, progress):
                 break
-        assert best is not None  # noqa: S101  there is at least one to try
-        reached, removed = best
-        if abs(reached - self.fraction) > TOLERANCE:
-            raise StageError(
-                f"can't remove {self.fraction:.0%} of the MACs" if reached > 0 else "nothing was pruned",
-                why=f"the nearest that keeps the outputs' shapes is {reached:.1%}; {_listed(channels.left_alone)}",
-                mend=f"ask for --prune {max(reached, 0.01):.2f}",
-            )
+            if not channels.groups:
+                raise _nothing(channels)
         pruned = channels.pruned(removed)
         same_outputs(pruned, model.signature)
-        progress(1, 1, f"{reached:.1%} of the MACs removed")
         lost = 1 - torch_params(pruned) / torch_params(model.module)
+        progress(1, 1, f"{reached:.1%} of the MACs removed")
+        warnings = []
+        unknown = sorted(set(self.curves) - {layer for group in channels.groups for layer in group.layers})
+        if unknown:
+            warnings.append(f"the sensitivity names layers that can't be pruned here: {', '.join(unknown)}")
+        if channels.late:
+            warnings.append(
+                f"time for finding what can lose channels ran out after {self.seconds:g} s: on a faster machine more "
+                "layers may be pruned"
+            )
         return Given(
             TorchModel(pruned, model.signature),
             did=f"removed {reached:.1%} of the MACs and {lost:.1%} of the weights by {self.importance}, "
@@ -127,20 +169,26 @@ class PruneChannels:
                 "macs_removed": reached,
                 "round_to": rounded,
                 "channels": _table(model.module, pruned),
-                "left_alone": channels.left_alone,
+                "left_alone": dict(channels.left_alone),
             },
-            warnings=(f"the sensitivity names layers that can't be pruned here: {', '.join(unknown)}",)
-            if unknown
-            else (),
+            warnings=tuple(warnings),
         )
 
-    def _scores(self, channels: Channels, model: TorchModel, progress: Progress) -> dict[str, torch.Tensor]:
-        if self.importance == "taylor":
-            assert self.data is not None  # noqa: S101  checked
-            add_gradients(channels.module.eval(), model.signature, self.data, progress)
-        with torch.random.fork_rng():
-            torch.manual_seed(self.seed)
-            return channels.scores(importance_of(self.importance))
+    def _best(self, prepared: Prepared, progress: Progress) -> tuple[float, dict[str, list[int]], int]:
+        """The share of MACs nearest to the fraction, the units that go with it, and what counts are rounded to."""
+        channels = prepared.channels
+        scores = {group.root: prepared.scores[group.root] for group in channels.groups}
+
+        def count(removed: Mapping[str, Sequence[int]]) -> float | None:
+            try:
+                return 1 - channels.macs(removed) / prepared.before
+            except (StageError, RuntimeError, ValueError, AssertionError, IndexError):  # counts that don't go together
+                return None
+
+        choice = Choice(
+            channels.groups, scores, lambda ratio: self._shares(channels.groups, scores, ratio), count, self.fraction
+        )
+        return choice.nearest(ROUND_TO if self.round_to is None else (self.round_to,), progress)
 
     def _shares(
         self, groups: Sequence[ChannelGroup], scores: Mapping[str, torch.Tensor], ratio: float
@@ -164,67 +212,6 @@ class PruneChannels:
         # With one threshold for all layers, a weak layer could vanish altogether.
         return {root: min(float((values <= threshold).float().mean()), ratio * 1.5) for root, values in scores.items()}
 
-    def _search(
-        self, channels: Channels, scores: Mapping[str, torch.Tensor], before: int, rounded: int, progress: Progress
-    ) -> tuple[float, dict[str, list[int]]]:
-        """Bisect the channel ratio: it is not the fraction of MACs, since a layer shrinks on both sides."""
-        lowest, highest = 0.0, 1.0
-        best: tuple[float, dict[str, list[int]]] = (0.0, {})
-        for step in range(SEARCH_STEPS):
-            ratio = (lowest + highest) / 2
-            removed = chosen(channels.groups, scores, self._shares(channels.groups, scores, ratio), rounded)
-            try:
-                with channels.without(removed) as module:
-                    reached = 1 - torch_macs(module, channels.signature) / before
-            except (RuntimeError, ValueError, AssertionError, IndexError):  # counts that do not go together
-                highest = ratio
-                continue
-            if not best[1] or abs(reached - self.fraction) < abs(best[0] - self.fraction):
-                best = reached, removed
-            lowest, highest = (ratio, highest) if reached < self.fraction else (lowest, ratio)
-            progress(step + 1, SEARCH_STEPS + 1, f"channel ratio {ratio:.3f} removes {reached:.1%}")
-            if abs(reached - self.fraction) < TOLERANCE / 10:
-                break
-        return best
-
-
-def chosen(
-    groups: Sequence[ChannelGroup], scores: Mapping[str, torch.Tensor], shares: Mapping[str, float], round_to: int
-) -> dict[str, list[int]]:
-    """The units to remove from each group, the least important first, by its root.
-
-    Args:
-        groups: what can be pruned.
-        scores: importance of each unit [units], by root.
-        shares: of its units that each group loses, before rounding, by root.
-        round_to: what is left of a group is a multiple of this (the nearest), where it is that wide.
-    """
-    found: dict[str, list[int]] = {}
-    for group in groups:
-        if group.root in scores:
-            left = _rounded(group, (1 - min(shares[group.root], MOST)) * group.units, round_to)
-            found[group.root] = sorted(scores[group.root].argsort(stable=True)[: group.units - left].tolist())
-    return found
-
-
-def bearable(curve: Sequence[tuple[float, float]], drop: float) -> float:
-    """The largest share of its channels that a layer may lose for this drop; between two points, on their line."""
-    share, cost = 0.0, 0.0
-    for next_share, next_cost in curve:
-        if next_cost > drop:
-            return share + (next_share - share) * ((drop - cost) / (next_cost - cost) if drop > cost else 0.0)
-        share, cost = next_share, next_cost
-    return share
-
-
-def _rounded(group: ChannelGroup, units: float, round_to: int) -> int:
-    """Units to keep, so that the channels left are a multiple of `round_to`, and not none."""
-    parts = group.width // group.units
-    step = round_to // math.gcd(round_to, parts)
-    if step > group.units:
-        return group.units
-    return min(max(round(units / step) * step, step), group.units)
-
 
 def _table(before: nn.Module, after: nn.Module) -> dict[str, list[int]]:
     """Output channels of each layer, before and after."""
@@ -237,6 +224,14 @@ def _table(before: nn.Module, after: nn.Module) -> dict[str, list[int]]:
 
 def _width(layer: Any) -> int:
     return int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels)
+
+
+def _nothing(channels: Channels) -> StageError:
+    return StageError(
+        "nothing was pruned",
+        why=f"no layer could lose a channel; {_listed(channels.left_alone)}",
+        mend="leave --prune out for this model",
+    )
 
 
 def _listed(left_alone: Mapping[str, str]) -> str:

@@ -13,7 +13,7 @@ from compress.artifact import Signature
 from compress.backends import open_model
 from compress.errors import BudgetError, RecipeError, StageError
 from compress.measure import latency, torch_params
-from compress.model import Model, OnnxModel, TorchModel, example_inputs
+from compress.model import Model, OnnxModel, TorchModel, sample_inputs
 from compress.stages import Given, Progress, Stage
 from compress.stages.prune_channels import PruneChannels
 
@@ -66,7 +66,7 @@ class PruneToBudget:
             )
         self.prune.check(model)
 
-    def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:
+    def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:  # noqa: ARG002
         unit = UNITS[self.budget]
         tried: list[dict[str, float]] = []
 
@@ -83,13 +83,14 @@ class PruneToBudget:
                 did=f"nothing: {unit.format(whole)} is inside {unit.format(self.limit)} without pruning",
                 details={"budget": self.budget, "limit": self.limit, "reached": whole, "tried": tried},
             )
+        prepared = self.prune.prepare(model, _silent)
         lowest, highest = 0.0, MOST
         best: tuple[float, float, Given] | None = None
         nearest: tuple[float, float] = (0.0, whole)
         for step in range(STEPS):
             fraction = (lowest + highest) / 2 if step else MOST / 2
             try:
-                given = dataclasses.replace(self.prune, fraction=fraction).run(model, folder, _silent)
+                given = dataclasses.replace(self.prune, fraction=fraction).cut(prepared, _silent)
                 value = self._value(given.model)
             except StageError:  # more than this model can lose
                 highest = fraction
@@ -145,7 +146,7 @@ def _p50(model: OnnxModel, signature: Signature, threads: int) -> float:
             why="the result is in BF16, which ONNX Runtime only emulates on this CPU",
             mend="take --precision fp32 to search with, or give --target-params or --target-size-mb",
         )
-    return latency(opened, example_inputs(signature.inputs, 1), rounds=5)["candidate"].p50_ms
+    return latency(opened, sample_inputs(signature, 1), rounds=5)["candidate"].p50_ms
 
 
 def _silent(_done: int, _total: int, _note: str) -> None:
