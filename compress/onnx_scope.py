@@ -69,6 +69,23 @@ def drop_unused(graph: GraphProto) -> None:
     graph.input.extend(inputs)
 
 
+def drop_dead(graph: GraphProto) -> None:
+    """Drop, in place, nodes and initializers that no output comes from."""
+    makers = {name: node for node in graph.node for name in node.output if name}
+    waiting = [value.name for value in graph.output]
+    wanted: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name not in wanted:
+            wanted.add(name)
+            maker = makers.get(name)
+            waiting += [] if maker is None else [*maker.input, *captured(maker)]
+    kept = [node for node in graph.node if wanted & set(node.output)]
+    del graph.node[:]
+    graph.node.extend(kept)
+    drop_unused(graph)
+
+
 def sort(graph: GraphProto) -> None:
     """Put nodes after what they and their bodies read, in place; the order stays where it can.
 
@@ -125,4 +142,4 @@ def fresh(name: str, taken: Collection[str]) -> str:
 
 def opset_of(model: ModelProto) -> int:
     """The version of ONNX's own operators that a model is written in."""
-    return max(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    return int(max(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")))

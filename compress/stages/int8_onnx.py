@@ -25,7 +25,7 @@ from compress.onnx_scope import captured, drop_unused, name_nodes, sort
 from compress.stages.fold_onnx import stripped
 from compress.stages.tied_onnx import apart, share
 from compress.stages.tied_tables import tables, tie
-from compress.stages.weights_onnx import RECURRENT, quantize_weights, rounded
+from compress.stages.weights_onnx import RECURRENT, both_worth, quantize_weights, rounded
 
 __all__ = ["Ranges", "attention", "dynamic", "finish", "plain", "static_for_cpu"]
 
@@ -74,7 +74,7 @@ def static_for_cpu(model: ModelProto, ranges: Ranges, exclude: Collection[str], 
     model = _copy(model)
     quantize_weights(model, exclude, RECURRENT)
     kinds, weightless = attention(model)
-    left = [*exclude, *weightless, *_kept_activations(model)]
+    left = [*exclude, *weightless, *_kept_activations(model), *(node.name for node in tables(model))]
 
     def run(source: Path, target: Path) -> None:
         cache = target.with_name("ranges.json")
@@ -155,13 +155,13 @@ def _kept_activations(model: ModelProto) -> list[str]:
 def _dynamic_lstm(model: ModelProto, exclude: Collection[str]) -> None:
     """ONNX Runtime's DynamicQuantizeLSTM for each LSTM whose weights are in the file, in place."""
     graph = model.graph
-    weights = {t.name: t for t in graph.initializer if t.data_type == TensorProto.FLOAT}
+    weights = {t.name: t for t in graph.initializer}
     names: dict[str, list[str]] = {}
     found = False
     for node in graph.node:
         matrices = list(node.input[1:3])
         layout = next((a.i for a in node.attribute if a.name == "layout"), 0)
-        if node.op_type != "LSTM" or node.name in exclude or layout or not set(matrices) <= set(weights):
+        if node.op_type != "LSTM" or node.name in exclude or layout or not both_worth(node, weights):
             continue
         for name in matrices:
             if name not in names:

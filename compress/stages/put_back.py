@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from onnx import ModelProto, NodeProto
 
-from compress.onnx_scope import captured, drop_unused, fresh, names_in, sort
+from compress.onnx_scope import captured, drop_dead, fresh, names_in, sort
 
 __all__ = ["Mixed"]
 
@@ -73,13 +73,13 @@ class Mixed:
         links = {name for pair in self._pairs.values() for name in (pair.quantize.output[0], *pair.restored)}
         nodes += [n for n in self._quantized.graph.node if n.name not in mine and n.output[0] not in links]
         del graph.node[:]
-        graph.node.extend(_alive(nodes, {value.name for value in graph.output}))
+        graph.node.extend(nodes)
         there = {tensor.name for tensor in graph.initializer}
         for tensor in self._plain.graph.initializer:
             if self._weights[tensor.name] not in there:
                 graph.initializer.add().CopyFrom(tensor)
                 graph.initializer[-1].name = self._weights[tensor.name]
-        drop_unused(graph)
+        drop_dead(graph)
         sort(graph)
         del graph.value_info[:]
         return mixed
@@ -141,7 +141,7 @@ class Mixed:
 
     def _owner_of(self, tensor: str) -> str:
         maker = self._makers.get(tensor, "")
-        return self._owners.get(maker, maker)
+        return str(self._owners.get(maker, maker))
 
     def _find_pairs(self) -> dict[str, _Pair]:
         nodes = self._quantized.graph.node
@@ -190,15 +190,3 @@ def _rename(nodes: list[NodeProto], old: str, new: str, readers: Collection[str]
     for node in nodes:
         if node.name in readers:
             node.input[:] = [new if name == old else name for name in node.input]
-
-
-def _alive(nodes: list[NodeProto], outputs: Collection[str]) -> list[NodeProto]:
-    """Those that something reads, directly or not."""
-    makers = {name: node for node in nodes for name in node.output}
-    waiting, wanted = list(outputs), set[str]()
-    while waiting:
-        node = makers.get(waiting.pop())
-        if node is not None and node.output[0] not in wanted:
-            wanted.add(node.output[0])
-            waiting += [*node.input, *captured(node)]
-    return [node for node in nodes if node.output[0] in wanted]

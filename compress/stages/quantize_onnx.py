@@ -108,12 +108,15 @@ class QuantizeOnnx:
             "dynamic": "per channel; ranges at run time",
             "weights": "weights alone, per channel",
         }[self.mode]
+        if layers.weights_only:
+            how += f"; of {len(layers.weights_only)} recurrent ones the weights alone"
         return Given(
             OnnxModel(path, model.signature),
             did=f"{layers.int8} of {layers.int8 + len(layers.floats)} layers in INT8, {how}, for {self.target}",
             details={
                 "layers": {"int8": layers.int8, "float": len(layers.floats)},
                 "layers_float": layers.floats,
+                "layers_weights_only": list(layers.weights_only),
                 "calibration_sha256": self.options["calibration"],
                 "operators": operators(path),
             },

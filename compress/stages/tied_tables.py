@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
-from compress.onnx_scope import drop_unused, fresh
+from compress.onnx_scope import drop_dead, fresh
 from compress.stages.tied_onnx import LEAST, digest
 from compress.stages.weights_onnx import look_up
 
 __all__ = ["tables", "tie"]
 
 LAYERS = ("Gemm", "MatMul")
+Array = np.ndarray[Any, Any]
 
 
 def tables(model: ModelProto) -> list[NodeProto]:
@@ -59,12 +61,10 @@ def tie(model: ModelProto, original: ModelProto) -> None:
         rest = list(graph.node)
         del graph.node[:]
         graph.node.extend([*rest[:at], *made, *rest[at + 1 :]])
-    drop_unused(graph)
+    drop_dead(graph)
 
 
-def _stored(
-    graph: GraphProto, values: Mapping[str, TensorProto], table: np.ndarray
-) -> tuple[np.ndarray, np.ndarray] | None:  # type: ignore[type-arg]
+def _stored(graph: GraphProto, values: Mapping[str, TensorProto], table: Array) -> tuple[Array, Array] | None:
     """8-bit rows [rows, size] and their scales [rows, 1] that stand for the table, if the file has them."""
     for node in graph.node:
         triple = _triple(node)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from compress.onnx_scope import drop_unused, fresh
+from compress.onnx_scope import drop_unused, fresh, names_in
 
-__all__ = ["RECURRENT", "channel_axis", "look_up", "quantize_weights", "rounded", "stored_rows"]
+__all__ = ["RECURRENT", "both_worth", "channel_axis", "look_up", "quantize_weights", "rounded", "stored_rows"]
 
 LEAST = 1024  # elements; below, scales and nodes outweigh what is saved
 RECURRENT = ("LSTM", "GRU", "RNN")
@@ -50,15 +50,18 @@ def quantize_weights(model: onnx.ModelProto, exclude: Collection[str] = (), kind
     graph = model.graph
     # An input's default may be replaced by the caller: it is no weight.
     weights = {t.name: t for t in graph.initializer if t.name not in {value.name for value in graph.input}}
-    taken = set(weights) | {value.name for value in graph.input} | {n for node in graph.node for n in node.output}
+    taken = names_in(graph)
     made: dict[tuple[str, int], str] = {}
     nodes: list[onnx.NodeProto] = []
     done: set[str] = set()
     for node in graph.node:
         rows: list[onnx.NodeProto] = []
-        for at in _weight_inputs(node) if node.op_type in kinds and node.name not in exclude else ():
+        wanted = node.op_type in kinds and node.name not in exclude
+        if node.op_type in RECURRENT:
+            wanted = wanted and both_worth(node, weights)
+        for at in _weight_inputs(node) if wanted else ():
             tensor = weights.get(node.input[at]) if len(node.input) > at else None
-            if tensor is None or not _worth(tensor):
+            if tensor is None or not worth(tensor):
                 continue
             if node.op_type == "Gather":
                 if _axis_of(node) == 0 and len(tensor.dims) == 2:
@@ -79,6 +82,11 @@ def quantize_weights(model: onnx.ModelProto, exclude: Collection[str] = (), kind
     return len(done)
 
 
+def both_worth(node: onnx.NodeProto, weights: Mapping[str, onnx.TensorProto]) -> bool:
+    """Whether both matrices of a recurrent layer are in the file and large enough."""
+    return all(name in weights and worth(weights[name]) for name in node.input[1:3])
+
+
 def _weight_inputs(node: onnx.NodeProto) -> tuple[int, ...]:
     if node.op_type in RECURRENT:
         return (1, 2)
@@ -90,7 +98,8 @@ def _restore(restored: str, axis: int) -> onnx.NodeProto:
     return helper.make_node("DequantizeLinear", given, [restored], name=f"{restored}_restore", axis=axis)
 
 
-def _worth(tensor: onnx.TensorProto) -> bool:
+def worth(tensor: onnx.TensorProto) -> bool:
+    """Whether a weight is float32, finite, and large enough for 8 bits to pay."""
     if tensor.data_type != onnx.TensorProto.FLOAT or int(np.prod(tensor.dims)) < LEAST:
         return False
     return bool(np.isfinite(numpy_helper.to_array(tensor)).all())
@@ -129,7 +138,7 @@ def stored_rows(graph: onnx.GraphProto, tensor: onnx.TensorProto) -> tuple[str, 
 
 def look_up(graph: onnx.GraphProto, node: onnx.NodeProto, values: str, scales: str) -> list[onnx.NodeProto]:
     """A Gather of 8-bit rows [rows, size] and their scales [rows, 1], multiplied, in place of one of float rows."""
-    taken = {name for other in graph.node for name in other.output}
+    taken = names_in(graph)
     output, base = node.output[0], node.name or node.output[0]
     rows, scale, wide = (fresh(f"{output}_{part}", taken) for part in ("int8", "scale", "float"))
     return [
