@@ -9,8 +9,10 @@ from onnx import GraphProto, ModelProto, NodeProto
 __all__ = [
     "bodies",
     "captured",
+    "drop_dead",
     "drop_unused",
     "fresh",
+    "inner_bodies",
     "inner_nodes",
     "name_nodes",
     "names_in",
@@ -26,12 +28,18 @@ def bodies(node: NodeProto) -> list[GraphProto]:
     return found + [graph for attribute in node.attribute for graph in attribute.graphs]
 
 
-def inner_nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    """All nodes of the bodies in a graph, at any depth; not its own."""
+def inner_bodies(graph: GraphProto) -> Iterator[GraphProto]:
+    """All bodies in a graph, at any depth."""
     for node in graph.node:
         for body in bodies(node):
-            yield from body.node
-            yield from inner_nodes(body)
+            yield body
+            yield from inner_bodies(body)
+
+
+def inner_nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    """All nodes of the bodies in a graph, at any depth; not its own."""
+    for body in inner_bodies(graph):
+        yield from body.node
 
 
 def captured(node: NodeProto) -> set[str]:

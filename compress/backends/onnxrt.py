@@ -19,8 +19,8 @@ ort.set_default_logger_severity(3)  # its warnings speak of its own graph passes
 
 # ONNX Runtime 1.31 rounds biases to multiples of the product of two scales, and computes that product in FP16.
 WRONG_IN_HALF = ("WeightBiasQuantization",)
-# It also fuses Q/DQ nodes with what is between them (a Concat) into operators that it then refuses, as their scales must
-# be float32. Such files are for TensorRT: here each node is computed as it is written.
+# It also fuses Q/DQ nodes with what is between them (a Concat) into operators that it then refuses, as their scales
+# must be float32. Such files are for TensorRT: here each node is computed as it is written.
 NO_INTEGERS = ("session.disable_quant_qdq", "1")
 
 

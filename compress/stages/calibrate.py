@@ -16,6 +16,7 @@ from compress.errors import StageError
 from compress.measure import cores
 from compress.stages import Progress
 from compress.stages.histogram import Histogram, Method
+from compress.stages.tied_onnx import apart
 
 __all__ = ["calibrate"]
 
@@ -40,6 +41,7 @@ def calibrate(path: Path, data: Dataset, method: Method, progress: Progress) -> 
         StageError: an activation is NaN or infinite.
     """
     model = onnx.load(path)
+    apart(model)  # a weight that is another's transpose is no activation
     tensors = _float_tensors(model)
     known = {value.name for value in (*model.graph.input, *model.graph.output)}
     model.graph.output.extend(value for name, value in tensors.items() if name not in known)

@@ -144,7 +144,7 @@ class HalfOnnx:
             model = onnx.ModelProto()
             model.CopyFrom(graph)
             convert(model, ELEMENT[self.precision], {*kept, *more, *self._also(graph, more)}, large)
-            share(model, transposed=self.target != "tensorrt")
+            share(model, integers=self.target != "tensorrt")
             sort(model.graph)
             onnx.save(model, after.path)
             got.update(OnnxBackend(after, threads=1).infer(inputs))

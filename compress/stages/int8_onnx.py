@@ -46,18 +46,18 @@ def plain(source: Path) -> ModelProto:
     return model
 
 
-def finish(model: ModelProto, target: Path, original: ModelProto, *, transposed: bool = True) -> None:
+def finish(model: ModelProto, target: Path, original: ModelProto, *, integers: bool = True) -> None:
     """Write a quantized model: what two layers share once, nodes in order, documentation dropped.
 
     Args:
         model: quantized; is changed.
         target: is written.
         original: what it was quantized from.
-        transposed: whether a weight may be stored as another's transpose (see `share`).
+        integers: whether 8-bit weights may be another's transpose or table (see `share`).
     """
-    if transposed:
+    if integers:
         tie(model, original)
-    share(model, transposed=transposed)
+    share(model, integers=integers)
     sort(model.graph)
     onnx.save(stripped(model), target)
 

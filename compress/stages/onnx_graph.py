@@ -15,8 +15,9 @@ from compress.backends.onnxrt import session
 from compress.dataset import Dataset
 from compress.measure import cores
 from compress.model import Arrays
-from compress.onnx_scope import captured, drop_unused
+from compress.onnx_scope import captured, drop_unused, name_nodes
 from compress.stages.calibrate import batch_for
+from compress.stages.tied_onnx import apart, share
 
 __all__ = ["Graph", "attribute", "observe"]
 
@@ -33,6 +34,8 @@ class Graph:
 
     def __init__(self, path: Path) -> None:
         self.model = onnx.load(path)
+        name_nodes(self.model)
+        apart(self.model)
         self.weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in self.model.graph.initializer}
         self.outputs = {value.name for value in self.model.graph.output}
         self.consumers: dict[str, list[NodeProto]] = {}
@@ -132,6 +135,7 @@ class Graph:
         del graph.initializer[:]
         graph.initializer.extend(numpy_helper.from_array(values, name) for name, values in self.weights.items())
         drop_unused(graph)
+        share(self.model)
         onnx.save(self.model, path)
 
 

@@ -133,7 +133,7 @@ def quantize(options: QuantizeOnnx, source: Path, target: Path, ranges: Ranges |
         ranges: (lowest, highest) of each activation, for a static model.
     """
     original = plain(source)
-    finish(quantized(options, original, ranges), target, original, transposed=options.target != "tensorrt")
+    finish(quantized(options, original, ranges), target, original, integers=options.target != "tensorrt")
 
 
 def quantized(options: QuantizeOnnx, original: ModelProto, ranges: Ranges | None) -> ModelProto:

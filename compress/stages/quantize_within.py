@@ -87,7 +87,7 @@ class QuantizeWithin:
         if not self._kept(whole):
             sensitivity = self._ranking(tried, progress)
             back, drop = self._put_back(model, tried, list(sensitivity), judge, progress)
-        finish(mixed.model(back), path, original, transposed=self.quantize.target != "tensorrt")
+        finish(mixed.model(back), path, original, integers=self.quantize.target != "tensorrt")
         given = self.quantize.given(model, path, progress, exclude=back)
         costs = node_costs(original, back)
         did = f"{given.did}; {drop.points:+.2f} points of {self.metric.name}, at most {self.max_drop:g}"

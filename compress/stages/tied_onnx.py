@@ -14,7 +14,7 @@ __all__ = ["LEAST", "apart", "digest", "share"]
 LEAST = 1024  # elements; below, a node for it outweighs what is saved
 
 
-def share(model: ModelProto, *, transposed: bool = True) -> int:
+def share(model: ModelProto, *, integers: bool = True) -> int:
     """Store equal weights once, in place; how many went.
 
     Of two that are each other's transpose, the one that a Gather reads is stored (its rows lie together), and a
@@ -22,7 +22,7 @@ def share(model: ModelProto, *, transposed: bool = True) -> int:
 
     Args:
         model: any.
-        transposed: whether to look for transposes, too. TensorRT wants the 8-bit weights of a DequantizeLinear stored.
+        integers: whether 8-bit weights may be another's transpose. TensorRT wants those of a DequantizeLinear stored.
     """
     graph = model.graph
     inside = {name for node in graph.node for name in captured(node)}
@@ -38,8 +38,10 @@ def share(model: ModelProto, *, transposed: bool = True) -> int:
     for node in graph.node:
         node.input[:] = [same.get(name, name) for name in node.input]
     gone = len(same)
-    if transposed:
-        gone += _share_transposed(graph, [t for t in large if t.name not in same and t.name not in outputs], first)
+    left = [t for t in large if t.name not in same and t.name not in outputs]
+    if not integers:
+        left = [t for t in left if t.data_type not in (TensorProto.INT8, TensorProto.UINT8)]
+    gone += _share_transposed(graph, left, first)
     drop_unused(graph)
     return gone
 
