@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from onnx import GraphProto, ModelProto, NodeProto
 
@@ -13,11 +13,13 @@ __all__ = [
     "drop_unused",
     "fresh",
     "inner_bodies",
+    "inner_names",
     "inner_nodes",
     "name_nodes",
     "names_in",
     "opset_of",
     "read",
+    "rename",
     "sort",
 ]
 
@@ -138,6 +140,24 @@ def names_in(graph: GraphProto) -> set[str]:
     found = {name for node in nodes for name in (*node.input, *node.output)}
     values = (*graph.input, *graph.output, *graph.initializer)
     return (found | {value.name for value in values}) - {""}
+
+
+def inner_names(graph: GraphProto) -> set[str]:
+    """Names of what bodies make for themselves."""
+    inner = list(inner_bodies(graph))
+    made = {name for body in inner for node in body.node for name in node.output}
+    return (made | {value.name for body in inner for value in (*body.input, *body.initializer)}) - {""}
+
+
+def rename(graph: GraphProto, names: Mapping[str, str]) -> None:
+    """Give tensors other names, in place, in bodies, too; a name that the mapping lacks stays."""
+    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        value.name = names.get(value.name, value.name)
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+        for body in bodies(node):
+            rename(body, names)
 
 
 def fresh(name: str, taken: Collection[str]) -> str:

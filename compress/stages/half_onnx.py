@@ -69,7 +69,7 @@ class HalfOnnx:
         """Any float32 file can be tried."""
 
     def run(self, model: OnnxModel, folder: Path, progress: Progress) -> Given:
-        data = self.calibration if self.calibration is not None and len(self.calibration) else _random(model)
+        data = _random(model) if self.calibration is None else self.calibration
         ranges = calibrate(model.path, data, "minmax", progress)
         graph = plain(model.path)
         if self.target == "tensorrt":

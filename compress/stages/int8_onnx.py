@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from onnxruntime.quantization import (
 )
 from onnxruntime.quantization.calibrate import TensorsData
 
-from compress.onnx_scope import captured, drop_unused, name_nodes, sort
+from compress.onnx_scope import captured, drop_unused, fresh, inner_names, name_nodes, names_in, rename, sort
 from compress.stages.fold_onnx import stripped
 from compress.stages.tied_onnx import apart, share
 from compress.stages.tied_tables import tables, tie
@@ -43,7 +44,38 @@ def plain(source: Path) -> ModelProto:
     model = onnx.load(source)
     name_nodes(model)
     apart(model)
+    _flatten_biases(model.graph)
     return model
+
+
+def _flatten_biases(graph: onnx.GraphProto) -> None:
+    """Write the bias of each Gemm as [outputs], in place, where it is broadcast to that."""
+    weights = {t.name: t for t in graph.initializer if t.name not in {value.name for value in graph.input}}
+    taken = names_in(graph)
+    for node in graph.node:
+        if node.op_type != "Gemm" or len(node.input) < 3 or not {*node.input[1:3]} <= set(weights):
+            continue
+        turned = any(a.name == "transB" and a.i for a in node.attribute)
+        outputs = weights[node.input[1]].dims[0 if turned else 1]
+        bias = numpy_helper.to_array(weights[node.input[2]])
+        if bias.shape != (outputs,) and bias.size in (1, outputs) and bias.shape[-1:] in ((), (1,), (outputs,)):
+            node.input[2] = fresh(f"{node.input[2]}_flat", taken)
+            taken.add(node.input[2])
+            flat = np.ascontiguousarray(np.broadcast_to(bias.ravel(), (outputs,)))
+            graph.initializer.append(numpy_helper.from_array(flat, node.input[2]))
+    drop_unused(graph)
+
+
+def _odd(model: ModelProto) -> list[str]:
+    """Nodes that ONNX Runtime's quantizer fails on: weights without elements, a bias that differs from row to row."""
+    graph = model.graph
+    shapes = {tensor.name: tensor.dims for tensor in graph.initializer}
+    return [
+        node.name
+        for node in graph.node
+        if any(0 in shapes.get(name, ()) for name in node.input)
+        or (node.op_type == "Gemm" and len(shapes.get([*node.input, "", "", ""][2], [0])) != 1)
+    ]
 
 
 def finish(model: ModelProto, target: Path, original: ModelProto, *, integers: bool = True) -> None:
@@ -74,11 +106,15 @@ def static_for_cpu(model: ModelProto, ranges: Ranges, exclude: Collection[str], 
     model = _copy(model)
     quantize_weights(model, exclude, RECURRENT)
     kinds, weightless = attention(model)
-    left = [*exclude, *weightless, *_kept_activations(model), *(node.name for node in tables(model))]
+    left = [*exclude, *weightless, *_kept_activations(model), *_odd(model), *(node.name for node in tables(model))]
 
-    def run(source: Path, target: Path) -> None:
+    def run(source: Path, target: Path, names: _Names) -> None:
         cache = target.with_name("ranges.json")
-        values = {name: (np.float32(low), np.float32(high)) for name, (low, high) in ranges.items()}
+        values = {
+            names.plain[name]: (np.float32(low), np.float32(high))
+            for name, (low, high) in ranges.items()
+            if name in names.plain
+        }
         save_tensors_data(TensorsData(CalibrationMethod.MinMax, values), cache)
         quantize_static(
             str(source),
@@ -109,9 +145,9 @@ def dynamic(model: ModelProto, exclude: Collection[str], *, reduce_range: bool) 
     _dynamic_lstm(model, exclude)
     quantize_weights(model, exclude, RECURRENT)
     # A table that a layer shares is stored as that layer has it.
-    left = [*exclude, *(node.name for node in tables(original))]
+    left = [*exclude, *_odd(model), *(node.name for node in tables(original))]
 
-    def run(source: Path, target: Path) -> None:
+    def run(source: Path, target: Path, _: _Names) -> None:
         quantize_dynamic(
             str(source), str(target), per_channel=True, weight_type=QuantType.QInt8, op_types_to_quantize=DYNAMIC,
             reduce_range=reduce_range, nodes_to_exclude=left,
@@ -157,6 +193,7 @@ def _dynamic_lstm(model: ModelProto, exclude: Collection[str]) -> None:
     graph = model.graph
     weights = {t.name: t for t in graph.initializer}
     names: dict[str, list[str]] = {}
+    taken = names_in(graph)
     found = False
     for node in graph.node:
         matrices = list(node.input[1:3])
@@ -165,7 +202,7 @@ def _dynamic_lstm(model: ModelProto, exclude: Collection[str]) -> None:
             continue
         for name in matrices:
             if name not in names:
-                names[name] = _per_gate(graph, weights[name])
+                names[name] = _per_gate(graph, weights[name], taken)
         given = [*node.input, *[""] * (LSTM_INPUTS - len(node.input))]
         given[1:3] = [names[name][0] for name in matrices]
         node.input[:] = [*given, *(part for name in matrices for part in names[name][1:])]
@@ -178,7 +215,7 @@ def _dynamic_lstm(model: ModelProto, exclude: Collection[str]) -> None:
     drop_unused(graph)
 
 
-def _per_gate(graph: onnx.GraphProto, tensor: TensorProto) -> list[str]:
+def _per_gate(graph: onnx.GraphProto, tensor: TensorProto, taken: set[str]) -> list[str]:
     """Add 8-bit weights [directions, inputs, gates], scales and zero-points [directions, gates]; their names."""
     parts = [rounded(direction, 0) for direction in numpy_helper.to_array(tensor)]
     values = np.stack([whole.T for whole, _ in parts])
@@ -186,13 +223,18 @@ def _per_gate(graph: onnx.GraphProto, tensor: TensorProto) -> list[str]:
     made = {"int8": values, "scale": scales, "zero": np.zeros(scales.shape, np.int8)}
     names = []
     for part, array in made.items():
-        names.append(f"{tensor.name}_dynamic_{part}")
+        names.append(fresh(f"{tensor.name}_dynamic_{part}", taken))
+        taken.add(names[-1])
         graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), names[-1]))
     return names
 
 
-def _through(model: ModelProto, run: Callable[[Path, Path], None]) -> ModelProto:
-    """A copy of the model after ONNX Runtime's quantizer, which sees what bodies read as outputs and so keeps it."""
+def _through(model: ModelProto, run: Callable[[Path, Path, _Names], None]) -> ModelProto:
+    """A copy of the model after ONNX Runtime's quantizer.
+
+    The quantizer looks neither into bodies nor at names: what bodies read is shown to it as outputs, which it keeps,
+    and its own names (`x_scale`) are made to fit beside those that are there.
+    """
     shown = _copy(model)
     graph = shown.graph
     outputs = {value.name for value in graph.output}
@@ -200,16 +242,46 @@ def _through(model: ModelProto, run: Callable[[Path, Path], None]) -> ModelProto
     made = {name for node in graph.node for name in node.output}
     inside = {name for node in graph.node for name in captured(node)}
     graph.output.extend(known.get(name, onnx.ValueInfoProto(name=name)) for name in sorted(inside & made - outputs))
+    names = _Names(graph)
+    rename(graph, names.plain)
     with tempfile.TemporaryDirectory() as folder, _quiet():
         source, target = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
         onnx.save(shown, source)
-        run(source, target)
+        run(source, target, names)
         quantized = onnx.load(target)
+    names.restore(quantized.graph)
     kept = [value for value in quantized.graph.output if value.name in outputs]
     del quantized.graph.output[:]
     quantized.graph.output.extend(kept)
     sort(quantized.graph)
     return quantized
+
+
+class _Names:
+    """Names for the tensors of a graph that none of the quantizer's own can be like, and back."""
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self._taken = names_in(graph)
+        self._nodes = {node.name for node in graph.node}
+        self.plain = {name: f"T{number}T" for number, name in enumerate(sorted(self._taken - inner_names(graph)))}
+        self._back = {new: old for old, new in self.plain.items()}
+
+    def restore(self, graph: onnx.GraphProto) -> None:
+        """Rename, in place: tensors to what they were, the quantizer's own to what they are made of, as it does."""
+        new = dict(self._back)
+        for name in sorted(names_in(graph) - set(new)):
+            new[name] = self._own(name, self._taken)
+        rename(graph, new)
+        for node in graph.node:
+            if node.name not in self._nodes:
+                node.name = self._own(node.name, self._nodes)
+
+    def _own(self, name: str, taken: set[str]) -> str:
+        parts = re.match(r"(T\d+T)(.*)", name)
+        if parts is not None and parts[1] in self._back:
+            name = fresh(self._back[parts[1]] + parts[2], taken)
+            taken.add(name)
+        return name
 
 
 def _copy(model: ModelProto) -> ModelProto:

@@ -52,6 +52,7 @@ def quantize_weights(model: onnx.ModelProto, exclude: Collection[str] = (), kind
     weights = {t.name: t for t in graph.initializer if t.name not in {value.name for value in graph.input}}
     taken = names_in(graph)
     made: dict[tuple[str, int], str] = {}
+    tables: dict[str, tuple[str, str]] = {}
     nodes: list[onnx.NodeProto] = []
     done: set[str] = set()
     for node in graph.node:
@@ -65,7 +66,9 @@ def quantize_weights(model: onnx.ModelProto, exclude: Collection[str] = (), kind
                 continue
             if node.op_type == "Gather":
                 if _axis_of(node) == 0 and len(tensor.dims) == 2:
-                    rows = look_up(graph, node, *stored_rows(graph, tensor))
+                    if tensor.name not in tables:
+                        tables[tensor.name] = stored_rows(graph, tensor, taken)
+                    rows = look_up(graph, node, *tables[tensor.name])
                     done.add(tensor.name)
                 continue
             axis = channel_axis(node, len(tensor.dims))
@@ -126,13 +129,13 @@ def _store(graph: onnx.GraphProto, tensor: onnx.TensorProto, axis: int, taken: s
     return restored
 
 
-def stored_rows(graph: onnx.GraphProto, tensor: onnx.TensorProto) -> tuple[str, str]:
-    """Add a table's 8-bit rows and their scales [rows, 1] as initializers, once; their names."""
-    names = f"{tensor.name}_rows_int8", f"{tensor.name}_rows_scale"
-    if all(existing.name != names[0] for existing in graph.initializer):
-        values, scale = rounded(numpy_helper.to_array(tensor), 0)
-        graph.initializer.append(numpy_helper.from_array(values, names[0]))
-        graph.initializer.append(numpy_helper.from_array(scale.reshape(-1, 1), names[1]))
+def stored_rows(graph: onnx.GraphProto, tensor: onnx.TensorProto, taken: set[str]) -> tuple[str, str]:
+    """Add a table's 8-bit rows and their scales [rows, 1] as initializers; their names."""
+    names = fresh(f"{tensor.name}_rows_int8", taken), fresh(f"{tensor.name}_rows_scale", taken)
+    values, scale = rounded(numpy_helper.to_array(tensor), 0)
+    graph.initializer.append(numpy_helper.from_array(values, names[0]))
+    graph.initializer.append(numpy_helper.from_array(scale.reshape(-1, 1), names[1]))
+    taken |= set(names)
     return names
 
 

@@ -118,8 +118,8 @@ class Recurrent(nn.Module):
 
     def __init__(self, kind: type[nn.LSTM] | type[nn.GRU], *, both_ways: bool) -> None:
         super().__init__()
-        self.layers = kind(40, 96, bidirectional=both_ways, batch_first=True)
-        self.head = nn.Linear(96 * (1 + both_ways), 10)
+        self.layers = kind(40, 160, bidirectional=both_ways, batch_first=True)
+        self.head = nn.Linear(160 * (1 + both_ways), 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.layers(x)[0])  # type: ignore[no-any-return]
