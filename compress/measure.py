@@ -24,6 +24,7 @@ from compress.backends import Backend
 from compress.backends.bfloat16 import emulated
 from compress.backends.onnxrt import is_half
 from compress.model import Arrays, call, example_inputs
+from compress.onnx_scope import inner_bodies
 
 __all__ = ["Latency", "cores", "latency", "onnx_layer_bytes", "onnx_macs", "onnx_params", "torch_macs", "torch_params"]
 
@@ -129,7 +130,9 @@ def onnx_params(path: Path) -> int:
     graph = onnx.load(path).graph
     not_weights = {name for node in graph.node if node.op_type in _QDQ for name in node.input[1:]}
     not_weights |= {name for node in graph.node if node.op_type in _SHAPED for name in node.input[1:]}
-    return sum(int(np.prod(t.dims)) for t in graph.initializer if t.name not in not_weights)
+    not_weights |= {name for node in graph.node for name in node.input[_AFTER.get(node.op_type, len(node.input)) :]}
+    inside = [t for body in inner_bodies(graph) for t in body.initializer]
+    return sum(int(np.prod(t.dims)) for t in (*graph.initializer, *inside) if t.name not in not_weights)
 
 
 def onnx_layer_bytes(path: Path) -> dict[str, int]:
@@ -137,7 +140,7 @@ def onnx_layer_bytes(path: Path) -> dict[str, int]:
     graph = onnx.load(path).graph
     sizes = {t.name: len(t.raw_data) or int(np.prod(t.dims)) * 4 for t in graph.initializer}
     for node in graph.node:
-        if node.op_type == "DequantizeLinear" and node.input[0] in sizes:
+        if node.op_type in ("DequantizeLinear", "Transpose") and node.input[0] in sizes:  # turned: two layers share it
             sizes[node.output[0]] = sizes[node.input[0]]
     found: dict[str, int] = {}
     for node in graph.node:
@@ -151,10 +154,11 @@ _WEIGHTED = (
     "Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "Gemm", "MatMul", "MatMulInteger", "QLinearMatMul", "Gather",
 )  # fmt: skip
 _QDQ = ("QuantizeLinear", "DequantizeLinear")
+_AFTER = {"MatMulInteger": 2, "ConvInteger": 2, "DynamicQuantizeLSTM": 8}  # where zero-points and scales begin
 _SHAPED = ("Reshape", "Expand", "Slice", "ReduceMean", "ReduceSum", "Unsqueeze", "Squeeze", "Pad", "Resize", "Tile")
 
 
-_RECURRENT = ("LSTM", "GRU", "RNN")
+_RECURRENT = ("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM")
 _MULTIPLYING = ("Conv", "ConvTranspose", "ConvInteger", "Gemm", "MatMul", "MatMulInteger", *_RECURRENT)
 
 

@@ -16,6 +16,7 @@ from compress.errors import StageError
 from compress.measure import cores
 from compress.stages import Progress
 from compress.stages.histogram import Histogram, Method
+from compress.stages.tied_onnx import apart
 
 __all__ = ["calibrate"]
 
@@ -37,9 +38,10 @@ def calibrate(path: Path, data: Dataset, method: Method, progress: Progress) -> 
         (lowest, highest) by tensor name; both finite, with 0 between them.
 
     Raises:
-        StageError: an activation is NaN or infinite.
+        StageError: an activation is NaN or infinite, or there are no samples.
     """
     model = onnx.load(path)
+    apart(model)  # a weight that is another's transpose is no activation
     tensors = _float_tensors(model)
     known = {value.name for value in (*model.graph.input, *model.graph.output)}
     model.graph.output.extend(value for name, value in tensors.items() if name not in known)
@@ -63,6 +65,12 @@ def calibrate(path: Path, data: Dataset, method: Method, progress: Progress) -> 
             histograms[name].add(values)
         done += len(next(iter(inputs.values())))
         progress(done, len(data), "calibrating")
+    if not done:
+        raise StageError(
+            "can't calibrate on no samples",
+            why=f"{data.source or 'the calibration data'} holds none",
+            mend="give 100 typical inputs",
+        )
     return {name: histogram.range(method) for name, histogram in histograms.items()}
 
 

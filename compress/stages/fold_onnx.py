@@ -14,10 +14,12 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 from compress.backends import OnnxBackend
 from compress.compare import max_abs_error
 from compress.errors import StageError
-from compress.model import Model, OnnxModel, example_inputs
+from compress.model import Model, OnnxModel, sample_inputs
+from compress.onnx_scope import inner_nodes, name_nodes
 from compress.stages import Given, Progress
+from compress.stages.tied_onnx import share
 
-__all__ = ["FoldOnnx", "strip"]
+__all__ = ["FoldOnnx", "stripped"]
 
 TOLERANCE = 1e-3
 
@@ -49,11 +51,14 @@ class FoldOnnx:
         before = len(onnx.load(model.path).graph.node)
         progress(0, 2, "folding")
         _fold(model.path, path)
-        apart = _unfuse(path) if self.unfuse else 0
-        strip(path)
+        folded = onnx.load(path)
+        apart = _unfuse(folded.graph) if self.unfuse else 0
+        name_nodes(folded)
+        shared = share(folded)
+        onnx.save(stripped(folded), path)
         given = OnnxModel(path, model.signature)
         progress(1, 2, "comparing")
-        inputs = example_inputs(model.signature.inputs, 3)
+        inputs = sample_inputs(model.signature, 3)
         expected = OnnxBackend(model, threads=1).infer(inputs)
         error = max_abs_error(expected, OnnxBackend(given, threads=1).infer(inputs))
         scale = max(1.0, *(float(abs(value).max(initial=0)) for value in expected.values()))
@@ -61,17 +66,16 @@ class FoldOnnx:
             raise StageError(
                 "folding changed the answers", why=f"they are off by {error:.3g}", mend="report this model"
             )
-        after = len(onnx.load(path).graph.node)
-        did = f"{before} nodes became {after}"
+        did = f"{before} nodes became {len(folded.graph.node)}"
         did += f"; {apart} additions kept from a slow fusion" if apart else ""
+        did += f"; {shared} weights that are shared stored once" if shared else ""
         progress(2, 2, did)
-        return Given(given, did=did, details={"nodes": [before, after], "unfused": apart})
+        nodes = [before, len(folded.graph.node)]
+        return Given(given, did=did, details={"nodes": nodes, "unfused": apart, "shared_weights": shared})
 
 
-def _unfuse(path: Path) -> int:
+def _unfuse(graph: onnx.GraphProto) -> int:
     """Write each Add of two activations that a LayerNormalization takes as Sum, in place; how many there were."""
-    model = onnx.load(path)
-    graph = model.graph
     weights = {tensor.name for tensor in graph.initializer}
     normalized = {node.input[0] for node in graph.node if node.op_type == "LayerNormalization"}
     found = [
@@ -81,7 +85,6 @@ def _unfuse(path: Path) -> int:
     ]
     for node in found:
         node.op_type = "Sum"
-    onnx.save(model, path)
     return len(found)
 
 
@@ -100,17 +103,19 @@ def _fold(source: Path, target: Path) -> None:
         logger.setLevel(level)
 
 
-def strip(path: Path) -> None:
+def stripped(model: onnx.ModelProto) -> onnx.ModelProto:
     """Drop documentation, exporter metadata and unused opset imports, in place: they can outweigh an INT8 model."""
-    model = onnx.load(path)
     graph = model.graph
-    for item in (model, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
+    inside = list(inner_nodes(graph))
+    values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
+    for item in (model, graph, *graph.node, *inside, *values):
         item.ClearField("doc_string")
         if "metadata_props" in item.DESCRIPTOR.fields_by_name:
             item.ClearField("metadata_props")
-    used = {node.domain for node in graph.node} | {node.domain for f in model.functions for node in f.node} | {""}
+    used = {node.domain for node in (*graph.node, *inside)}
+    used |= {node.domain for function in model.functions for node in function.node} | {""}
     imports = [entry for entry in model.opset_import if entry.domain in used or entry.domain == "ai.onnx"]
     del model.opset_import[:]
     model.opset_import.extend(imports)
     onnx.checker.check_model(model)
-    onnx.save(model, path)
+    return model

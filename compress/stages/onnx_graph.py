@@ -15,7 +15,9 @@ from compress.backends.onnxrt import session
 from compress.dataset import Dataset
 from compress.measure import cores
 from compress.model import Arrays
+from compress.onnx_scope import captured, drop_unused, name_nodes
 from compress.stages.calibrate import batch_for
+from compress.stages.tied_onnx import apart, share
 
 __all__ = ["Graph", "attribute", "observe"]
 
@@ -32,10 +34,13 @@ class Graph:
 
     def __init__(self, path: Path) -> None:
         self.model = onnx.load(path)
+        name_nodes(self.model)
+        apart(self.model)
         self.weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in self.model.graph.initializer}
-        self.outputs = {value.name for value in self.model.graph.output} | _taken_inside(self.model.graph.node)
+        self.outputs = {value.name for value in self.model.graph.output}
         self.consumers: dict[str, list[NodeProto]] = {}
         for node in self.model.graph.node:
+            self.outputs |= captured(node)  # what a body reads must stay as it is, like an output
             for name in node.input:
                 self.consumers.setdefault(name, []).append(node)
         values = (*self.model.graph.input, *self.model.graph.value_info, *self.model.graph.output)
@@ -128,21 +133,15 @@ class Graph:
         """Write the file, with the weights as they are now."""
         graph = self.model.graph
         del graph.initializer[:]
-        used = {name for node in graph.node for name in node.input} | self.outputs
-        graph.initializer.extend(numpy_helper.from_array(v, name) for name, v in self.weights.items() if name in used)
+        graph.initializer.extend(numpy_helper.from_array(values, name) for name, values in self.weights.items())
+        drop_unused(graph)
+        share(self.model)
         onnx.save(self.model, path)
 
 
 def attribute(node: NodeProto, name: str, default: Any) -> Any:
     """An attribute's value, or the default where the node lacks it."""
     return next((helper.get_attribute_value(a) for a in node.attribute if a.name == name), default)
-
-
-def _taken_inside(nodes: Sequence[NodeProto]) -> set[str]:
-    """What the bodies of If, Loop and Scan take: it must stay as it is, like an output."""
-    bodies = [helper.get_attribute_value(a) for node in nodes for a in node.attribute if a.HasField("g")]
-    taken = {name for body in bodies for node in body.node for name in node.input}
-    return taken.union(*(_taken_inside(body.node) for body in bodies))
 
 
 def observe(path: Path, names: Sequence[str], data: Dataset) -> Iterator[Arrays]:

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from compress.onnx_scope import captured, drop_unused, fresh, names_in
 from compress.stages.weights_onnx import channel_axis, rounded
 
 __all__ = ["PASSING", "WEIGHTED", "place"]
@@ -42,37 +43,50 @@ def place(model: onnx.ModelProto, ranges: Ranges, exclude: Collection[str] = ())
     """
     graph = model.graph
     plan = _Plan(graph, ranges, exclude)
+    names = _Names(graph)
     scales = plan.scales()
     weights = {tensor.name: tensor for tensor in graph.initializer}
-    made: dict[str, TensorProto] = {"int8_zero": numpy_helper.from_array(np.int8(0), "int8_zero")}
+    zero = names.of("int8_zero")
+    made: dict[str, TensorProto] = {zero: numpy_helper.from_array(np.int8(0), zero)}
     quantized: set[str] = set()
     nodes: list[NodeProto] = []
     for node in graph.node:
         for at in plan.taken.get(id(node), ()):
             name = node.input[at]
-            restored = f"{node.name or node.output[0]}_input{at}"
+            restored = names.of(f"{node.name or node.output[0]}_input{at}")
             if name in weights:
-                values, scale, zeros, axis = _weight(made, weights[name], node)
+                values, scale, zeros, axis = _weight(made, weights[name], node, names)
                 nodes.append(_dequantize([values, scale, zeros], restored, axis))
             else:
-                made.setdefault(f"{name}_scale", numpy_helper.from_array(scales[name], f"{name}_scale"))
+                whole, scale = names.of(f"{name}_int8"), names.of(f"{name}_scale")
                 if name not in quantized:
                     quantized.add(name)
-                    nodes.append(_quantize(name))
-                nodes.append(_dequantize([f"{name}_int8", f"{name}_scale", "int8_zero"], restored, None))
+                    made[scale] = numpy_helper.from_array(scales[name], scale)
+                    nodes.append(
+                        helper.make_node("QuantizeLinear", [name, scale, zero], [whole], name=f"{name}_QuantizeLinear")
+                    )
+                nodes.append(_dequantize([whole, scale, zero], restored, None))
             node.input[at] = restored
         nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
-    used = {name for node in graph.node for name in node.input} | {output.name for output in graph.output}
-    kept = [tensor for tensor in (*weights.values(), *made.values()) if tensor.name in used]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
+    graph.initializer.extend(made.values())
+    drop_unused(graph)
 
 
-def _quantize(name: str) -> NodeProto:
-    given = [name, f"{name}_scale", "int8_zero"]
-    return helper.make_node("QuantizeLinear", given, [f"{name}_int8"], name=f"{name}_QuantizeLinear")
+class _Names:
+    """Names for new tensors that no tensor of the graph has, the same for the same wish."""
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self._taken = names_in(graph)
+        self._given: dict[str, str] = {}
+
+    def of(self, wish: str) -> str:
+        """The name wished for, or one like it."""
+        if wish not in self._given:
+            self._given[wish] = fresh(wish, self._taken)
+            self._taken.add(self._given[wish])
+        return self._given[wish]
 
 
 def _dequantize(given: list[str], restored: str, axis: int | None) -> NodeProto:
@@ -80,20 +94,23 @@ def _dequantize(given: list[str], restored: str, axis: int | None) -> NodeProto:
     return helper.make_node("DequantizeLinear", given, [restored], name=f"{restored}_DequantizeLinear", **fields)
 
 
-def _weight(made: dict[str, TensorProto], tensor: TensorProto, node: NodeProto) -> tuple[str, str, str, int | None]:
+def _weight(
+    made: dict[str, TensorProto], tensor: TensorProto, node: NodeProto, wishes: _Names
+) -> tuple[str, str, str, int | None]:
     """Names of 8-bit values, scale and zero-points, and the scale's axis; None where all share one scale."""
     values = numpy_helper.to_array(tensor)
     axis = channel_axis(node, values.ndim)
     grouped = next((a.i for a in node.attribute if a.name == "group"), 1) > 1
     if node.op_type == "ConvTranspose" and grouped:
         axis = None  # its axis 1 counts the channels of one group only
-    names = f"{tensor.name}_int8_{axis}", f"{tensor.name}_scale_{axis}", f"{tensor.name}_zero_{axis}"
+    parts = ("int8", "scale", "zero")
+    names = tuple(wishes.of(f"{tensor.name}_{part}_{axis}") for part in parts)
     if names[0] not in made:
         whole, scale = rounded(values, axis)
         zeros = np.zeros(scale.shape, np.int8)
         for name, array in zip(names, (whole, scale, zeros), strict=True):
             made[name] = numpy_helper.from_array(array, name)
-    return *names, axis
+    return names[0], names[1], names[2], axis
 
 
 class _Plan:
@@ -101,12 +118,14 @@ class _Plan:
 
     def __init__(self, graph: onnx.GraphProto, ranges: Ranges, exclude: Collection[str]) -> None:
         self._ranges = ranges
-        self._weights = {t.name: t for t in graph.initializer}
+        fed = {value.name for value in graph.input}  # a caller may give another value: no weight
+        self._weights = {t.name: t for t in graph.initializer if t.name not in fed}
         self._nodes = list(graph.node)
         self._outputs = {value.name for value in graph.output}
         self._makers = {name: node for node in graph.node for name in node.output}
         self._takers: dict[str, list[NodeProto]] = {}
         for node in graph.node:
+            self._outputs |= captured(node)
             for name in node.input:
                 self._takers.setdefault(name, []).append(node)
         values = (*graph.input, *graph.value_info, *graph.output)
@@ -129,15 +148,19 @@ class _Plan:
         for name, (low, high) in self._ranges.items():
             root = self._root(name)
             groups[root] = max(groups.get(root, 0.0), abs(low), abs(high))
+        # What was 0 throughout has no range: any scale holds it, and one of 1 does not silence what comes later.
+        reach = {root: size or 127.0 for root, size in groups.items()}
         return {
-            name: np.maximum(np.float32(groups[self._root(name)] / 127), SMALLEST).reshape(()) for name in self._ranges
+            name: np.maximum(np.float32(reach[self._root(name)] / 127), SMALLEST).reshape(()) for name in self._ranges
         }
 
     def _weighted(self, node: NodeProto) -> bool:
         if node.op_type not in WEIGHTED or node.input[0] not in self._ranges:
             return False
         tensor = self._weights.get(node.input[1])
-        if tensor is None or tensor.data_type != TensorProto.FLOAT or len(tensor.dims) < 2:
+        if tensor is None or tensor.data_type != TensorProto.FLOAT or len(tensor.dims) < 2 or 0 in tensor.dims:
+            return False
+        if not np.isfinite(numpy_helper.to_array(tensor)).all():
             return False
         return not any(a.name == "transA" and a.i for a in node.attribute)
 

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import onnx
 
+from compress.onnx_scope import inner_nodes
+from compress.stages.weights_onnx import RECURRENT
+
 __all__ = ["Precisions", "operators", "precisions"]
 
 INTEGER = (
@@ -16,19 +19,26 @@ INTEGER = (
     "MatMulInteger",
     "QLinearConv",
     "QLinearMatMul",
+    "DynamicQuantizeLSTM",
     "DynamicQuantizeMatMul",
     "MatMulIntegerToFloat",
 )
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-RECURRENT = ("LSTM", "GRU", "RNN")
 
 
 @dataclass(frozen=True)
 class Precisions:
-    """Layers with weights: how many in INT8, and which in float, with the reason by name."""
+    """Layers with weights.
+
+    Attributes:
+        int8: how many in INT8, `weights_only` among them.
+        floats: which in float, with the reason by name.
+        weights_only: of those in INT8, recurrent ones whose activations are float.
+    """
 
     int8: int
     floats: dict[str, str]
+    weights_only: tuple[str, ...] = ()
 
 
 def precisions(path: Path, *, weights_only: bool = False, excluded: Collection[str] = ()) -> Precisions:
@@ -42,8 +52,13 @@ def precisions(path: Path, *, weights_only: bool = False, excluded: Collection[s
     graph = onnx.load(path, load_external_data=False).graph
     dequantized = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
     weights = {tensor.name for tensor in graph.initializer} | dequantized
+    for node in graph.node:  # a weight that is another's transpose (see tied_onnx)
+        if node.op_type == "Transpose" and node.input[0] in weights:
+            weights.add(node.output[0])
+            dequantized |= {node.output[0]} if node.input[0] in dequantized else set()
     eight = 0
     floats: dict[str, str] = {}
+    recurrent: list[str] = []
     for node in graph.node:
         name = node.name or node.output[0]
         if node.op_type in INTEGER or (weights_only and node.op_type == "Gather" and name.endswith("_rows")):
@@ -54,9 +69,14 @@ def precisions(path: Path, *, weights_only: bool = False, excluded: Collection[s
                 eight += 1
             else:
                 floats[name] = "left in float on purpose" if name in excluded else "the quantizer leaves it alone"
+        elif node.op_type in RECURRENT and set(node.input[1:3]) <= dequantized:
+            eight += 1
+            recurrent.append(name)
         elif node.op_type in RECURRENT:
-            floats[name] = "recurrent layers stay in float"
-    return Precisions(eight, floats)
+            floats[name] = "left in float on purpose" if name in excluded else "recurrent layers stay in float"
+    inside = [node for node in inner_nodes(graph) if node.op_type in (*LAYERS, *RECURRENT)]
+    floats |= {node.name or node.output[0]: "inside a branch or a loop" for node in inside}
+    return Precisions(eight, floats, () if weights_only else tuple(recurrent))
 
 
 def operators(path: Path) -> dict[str, int]:

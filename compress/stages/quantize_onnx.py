@@ -7,45 +7,27 @@ is ONNX Runtime's quantizer's for the CPU, and `place_qdq`'s for TensorRT.
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-import onnx
-from onnxruntime.quantization import (
-    CalibrationMethod,
-    QuantFormat,
-    QuantType,
-    quantize_dynamic,
-    quantize_static,
-    save_tensors_data,
-)
-from onnxruntime.quantization.calibrate import TensorsData
+from onnx import ModelProto
 
 from compress.dataset import Dataset
 from compress.errors import RecipeError, StageError
 from compress.model import Model, OnnxModel
 from compress.stages import Given, Progress
 from compress.stages.calibrate import calibrate
-from compress.stages.fold_onnx import strip
 from compress.stages.histogram import Method
+from compress.stages.int8_onnx import Ranges, dynamic, finish, plain, static_for_cpu
 from compress.stages.place_qdq import place
 from compress.stages.precision import operators, precisions
-from compress.stages.weights_onnx import quantize_weights
+from compress.stages.weights_onnx import RECURRENT, quantize_weights
 
-__all__ = ["QuantizeOnnx", "Ranges", "Target", "quantize"]
+__all__ = ["QuantizeOnnx", "Ranges", "Target", "quantize", "quantized"]
 
-Ranges = Mapping[str, tuple[float, float]]
 Target = Literal["cpu", "tensorrt", "cuda"]
-
-DYNAMIC = ("MatMul", "Gemm", "Gather", "Conv")
-# In a graph with attention, static INT8 is for layers with weights alone: a mask of -10,000 that is added to the scores
-# would leave them one step of 8 bits.
-WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 @dataclass(frozen=True)
@@ -126,21 +108,22 @@ class QuantizeOnnx:
             "dynamic": "per channel; ranges at run time",
             "weights": "weights alone, per channel",
         }[self.mode]
+        if layers.weights_only:
+            how += f"; of {len(layers.weights_only)} recurrent ones the weights alone"
         return Given(
             OnnxModel(path, model.signature),
             did=f"{layers.int8} of {layers.int8 + len(layers.floats)} layers in INT8, {how}, for {self.target}",
             details={
                 "layers": {"int8": layers.int8, "float": len(layers.floats)},
                 "layers_float": layers.floats,
+                "layers_weights_only": list(layers.weights_only),
                 "calibration_sha256": self.options["calibration"],
                 "operators": operators(path),
             },
         )
 
 
-def quantize(
-    options: QuantizeOnnx, source: Path, target: Path, ranges: Ranges | None, exclude: Collection[str] = ()
-) -> None:
+def quantize(options: QuantizeOnnx, source: Path, target: Path, ranges: Ranges | None) -> None:
     """Write the quantized file.
 
     Args:
@@ -148,59 +131,31 @@ def quantize(
         source: float32, folded, its shapes inferred.
         target: is written, its documentation and unused imports stripped.
         ranges: (lowest, highest) of each activation, for a static model.
-        exclude: further nodes that stay in float.
     """
-    left = [*options.exclude, *exclude]
-    with _quiet():
-        if options.mode == "weights":
-            quantize_weights(source, target, left)
-        elif ranges is None:
-            quantize_dynamic(
-                str(source), str(target), per_channel=True, weight_type=QuantType.QInt8, op_types_to_quantize=DYNAMIC,
-                reduce_range=options.reduce_range, nodes_to_exclude=left,
-            )  # fmt: skip
-        elif options.target == "cpu":
-            cache = target.with_name("ranges.json")
-            values = {name: (np.float32(low), np.float32(high)) for name, (low, high) in ranges.items()}
-            save_tensors_data(TensorsData(CalibrationMethod.MinMax, values), cache)
-            kinds, weightless = attention(source)
-            quantize_static(
-                str(source),
-                str(target),
-                calibration_cache_path=cache,
-                quant_format=QuantFormat.QDQ,
-                per_channel=True,
-                reduce_range=options.reduce_range,
-                activation_type=QuantType.QUInt8,
-                weight_type=QuantType.QInt8,
-                calibrate_method=CalibrationMethod.MinMax,
-                op_types_to_quantize=kinds,
-                nodes_to_exclude=[*left, *weightless],
-            )
-        else:
-            model = onnx.load(source)
-            place(model, ranges, left)
-            onnx.save(model, target)
-    strip(target)
+    original = plain(source)
+    finish(quantized(options, original, ranges), target, original, integers=options.target != "tensorrt")
 
 
-def attention(path: Path) -> tuple[Sequence[str] | None, list[str]]:
-    """For a graph with a Softmax inside: what kinds of nodes to quantize, and the products of two activations in it."""
-    graph = onnx.load(path).graph
-    outputs = {output.name for output in graph.output}
-    if not any(node.op_type == "Softmax" and node.output[0] not in outputs for node in graph.node):
-        return None, []
-    weights = {tensor.name for tensor in graph.initializer}
-    return WEIGHTED, [node.name for node in graph.node if node.op_type == "MatMul" and node.input[1] not in weights]
+def quantized(options: QuantizeOnnx, original: ModelProto, ranges: Ranges | None) -> ModelProto:
+    """The quantized graph; its nodes keep the names that they have in the original.
 
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """ONNX Runtime's quantizer asks for a pre-processing that fold_onnx has done."""
-    logger = logging.getLogger()
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+    Args:
+        options: what to do.
+        original: see `plain`. It is left as it is.
+        ranges: (lowest, highest) of each activation, for a static model.
+    """
+    if options.mode == "dynamic":
+        return dynamic(original, options.exclude, reduce_range=options.reduce_range)
+    if options.mode == "static" and options.target == "cpu":
+        assert ranges is not None  # noqa: S101  a static model has them
+        return static_for_cpu(original, ranges, options.exclude, reduce_range=options.reduce_range)
+    model = ModelProto()
+    model.CopyFrom(original)
+    if options.mode == "weights":
+        quantize_weights(model, options.exclude)
+    else:
+        assert ranges is not None  # noqa: S101  a static model has them
+        place(model, ranges, options.exclude)
+        if options.target != "tensorrt":
+            quantize_weights(model, options.exclude, RECURRENT)
+    return model

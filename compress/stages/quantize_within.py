@@ -1,4 +1,4 @@
-"""Accuracy-aware mixed precision: INT8 everywhere but in the few layers that cost the task too much."""
+"""Accuracy-aware mixed precision: INT8 everywhere but in the few nodes that cost the task too much."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from compress.metrics import Metric
 from compress.model import Model, OnnxModel, TorchModel
 from compress.stages import Given, Progress
 from compress.stages.calibrate import calibrate
+from compress.stages.int8_onnx import finish, plain
 from compress.stages.precision import LAYERS
-from compress.stages.quantize_onnx import QuantizeOnnx, Ranges, quantize
+from compress.stages.put_back import Mixed
+from compress.stages.quantize_onnx import QuantizeOnnx, quantized
 
 __all__ = ["QuantizeWithin"]
 
@@ -30,12 +32,13 @@ REFINEMENTS = 8
 
 @dataclass(frozen=True)
 class QuantizeWithin:
-    """Quantize statically; put layers back to float until the drop is inside the limit.
+    """Quantize statically; put nodes back to float until the drop is inside the limit.
 
-    Each layer alone is put back, the others being INT8, and ranked by how much nearer the outputs come to the
-    original's: squared error sees what a few hundred labels can't. The task metric then decides how many of the
-    ranking go back, and whether each is really needed. Ranges are calibrated once. What is judged on the data that
-    chooses is judged kindly: the report's row is over the same data.
+    Each node that computes in 8 bits, additions and normalizations included, is put back alone, the others being INT8,
+    and ranked by how much nearer the outputs come to the original's: squared error sees what a few hundred labels
+    can't. The task metric then decides how many of the ranking go back, and whether each is really needed; with all
+    of them back, the model is the float one. The model is quantized once: putting back takes Q/DQ nodes away (see
+    `Mixed`). What is judged on the data that chooses is judged kindly: the report's row is over the same data.
 
     Attributes:
         quantize: how; static.
@@ -70,19 +73,23 @@ class QuantizeWithin:
     def run(self, model: OnnxModel, folder: Path, progress: Progress) -> Given:
         assert self.quantize.calibration is not None  # noqa: S101  checked
         ranges = calibrate(model.path, self.quantize.calibration, self.quantize.calibrator, progress)
-        judge = Judge(open_model(self.reference, threads=cores()), self.data, self.metric)
+        original = plain(model.path)
+        mixed = Mixed(
+            original, quantized(self.quantize, original, ranges), rounds_outputs=self.quantize.target == "cpu"
+        )
         path = folder / "model.onnx"
-        whole = self._drop(model, path, ranges, (), judge)
+        tried = _Tried(mixed, OnnxModel(path, model.signature))
+        judge = Judge(open_model(self.reference, threads=cores()), self.data, self.metric)
+        whole = judge.drop(tried(()))
         sensitivity: dict[str, float] = {}
         back: list[str] = []
         drop = whole
-        if whole.points > self.max_drop:
-            layers = layer_names(model.path)
-            sensitivity = self._ranking(model, path, ranges, layers, progress)
-            back, drop = self._put_back(model, path, ranges, list(sensitivity), judge, progress)
-            quantize(self.quantize, model.path, path, ranges, back)
+        if not self._kept(whole):
+            sensitivity = self._ranking(tried, progress)
+            back, drop = self._put_back(model, tried, list(sensitivity), judge, progress)
+        finish(mixed.model(back), path, original, integers=self.quantize.target != "tensorrt")
         given = self.quantize.given(model, path, progress, exclude=back)
-        costs = layer_costs(model.path, back)
+        costs = node_costs(original, back)
         did = f"{given.did}; {drop.points:+.2f} points of {self.metric.name}, at most {self.max_drop:g}"
         if back:
             did += f"; {len(back)} put back to float ({whole.points:+.2f} before)"
@@ -99,44 +106,37 @@ class QuantizeWithin:
         }
         return Given(given.model, did=did, details={**given.details, **details}, warnings=given.warnings)
 
-    def _drop(self, model: OnnxModel, path: Path, ranges: Ranges, back: Collection[str], judge: Judge) -> Drop:
-        quantize(self.quantize, model.path, path, ranges, back)
-        return judge.drop(OnnxBackend(OnnxModel(path, model.signature), cores()))
+    def _kept(self, drop: Drop) -> bool:
+        """Whether a drop is inside the limit: the one place that decides."""
+        return drop.points <= self.max_drop
 
-    def _ranking(
-        self, model: OnnxModel, path: Path, ranges: Ranges, layers: Sequence[str], progress: Progress
-    ) -> dict[str, float]:
-        """By layer, the share of the squared output error that goes when it is in float, largest first."""
+    def _ranking(self, tried: _Tried, progress: Progress) -> dict[str, float]:
+        """By node, the share of the squared output error that goes when it is in float, largest first."""
         original = open_model(self.reference, threads=cores())
         judge = Judge.of_part(original, self.data, self.metric, RANKING_SAMPLES)
-
-        def error(back: Collection[str]) -> float:
-            quantize(self.quantize, model.path, path, ranges, back)
-            return judge.squared_error(OnnxBackend(OnnxModel(path, model.signature), cores()))
-
-        everywhere = error(())
+        everywhere = judge.squared_error(tried(()))
         found: dict[str, float] = {}
-        for number, layer in enumerate(layers, 1):
-            found[layer] = 1 - error((layer,)) / everywhere if everywhere else 0.0
-            progress(number, len(layers), f"{layer} in float: {found[layer]:+.1%} of the error gone")
+        for number, unit in enumerate(tried.units, 1):
+            found[unit] = 1 - judge.squared_error(tried((unit,))) / everywhere if everywhere else 0.0
+            progress(number, len(tried.units), f"{unit} in float: {found[unit]:+.1%} of the error gone")
         return dict(sorted(found.items(), key=lambda pair: -pair[1]))
 
     def _put_back(
-        self, model: OnnxModel, path: Path, ranges: Ranges, ranked: Sequence[str], judge: Judge, progress: Progress
+        self, model: OnnxModel, tried: _Tried, ranked: Sequence[str], judge: Judge, progress: Progress
     ) -> tuple[list[str], Drop]:
         """The shortest beginning of the ranking that is enough, less those that turn out not to be needed."""
         known: dict[int, Drop] = {}
 
         def drop(count: int) -> Drop:
             if count not in known:
-                known[count] = self._drop(model, path, ranges, ranked[:count], judge)
-                progress(count, len(ranked), f"{count} layers in float: {known[count].points:+.2f} points")
+                known[count] = judge.drop(tried(ranked[:count]))
+                progress(count, len(ranked), f"{count} nodes in float: {known[count].points:+.2f} points")
             return known[count]
 
-        low, high = 0, 1
-        while high < len(ranked) and drop(high).points > self.max_drop:
+        low, high = 0, min(1, len(ranked))
+        while high < len(ranked) and not self._kept(drop(high)):
             low, high = high, min(2 * high, len(ranked))
-        if drop(high).points > self.max_drop:
+        if not self._kept(drop(high)):
             best = min(known.values(), key=lambda found: found.points)
             floats = judge.drop(OnnxBackend(model, cores()))
             raise BudgetError(
@@ -146,14 +146,26 @@ class QuantizeWithin:
             )
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if drop(middle).points <= self.max_drop else (middle, high)
+            low, high = (low, middle) if self._kept(drop(middle)) else (middle, high)
         back, found = list(ranked[:high]), drop(high)
-        for layer in reversed(back[:-1][-REFINEMENTS:]):
-            without = [name for name in back if name != layer]
-            tried = self._drop(model, path, ranges, without, judge)
-            if tried.points <= self.max_drop:
-                back, found = without, tried
+        for unit in reversed(back[:-1][-REFINEMENTS:]):
+            without = [name for name in back if name != unit]
+            less = judge.drop(tried(without))
+            if self._kept(less):
+                back, found = without, less
         return back, found
+
+
+class _Tried:
+    """Mixtures as models that run, one at a time in the same file."""
+
+    def __init__(self, mixed: Mixed, model: OnnxModel) -> None:
+        self._mixed, self._model = mixed, model
+        self.units = mixed.units
+
+    def __call__(self, back: Collection[str]) -> OnnxBackend:
+        onnx.save(self._mixed.model(back), self._model.path)
+        return OnnxBackend(self._model, cores())
 
 
 def layer_names(path: Path) -> list[str]:
@@ -163,11 +175,11 @@ def layer_names(path: Path) -> list[str]:
     return [node.name for node in graph.node if node.op_type in LAYERS and node.input[1] in weights]
 
 
-def layer_costs(path: Path, names: Collection[str]) -> dict[str, tuple[int, float]]:
-    """What a layer costs in float: bytes that INT8 would save, and its share of all weights' elements."""
-    graph = onnx.load(path).graph
+def node_costs(model: onnx.ModelProto, names: Collection[str]) -> dict[str, tuple[int, float]]:
+    """What a node costs in float: bytes that INT8 would save, and its share of all weights' elements."""
+    graph = model.graph
     sizes = {tensor.name: int(np.prod(tensor.dims)) for tensor in graph.initializer}
     total = sum(sizes.values()) or 1
-    return {
-        node.name: (3 * sizes[node.input[1]], sizes[node.input[1]] / total) for node in graph.node if node.name in names
-    }
+    matrices = {tensor.name for tensor in graph.initializer if len(tensor.dims) >= 2}
+    own = {node.name: sum(sizes[name] for name in {*node.input} & matrices) for node in graph.node}
+    return {name: (3 * own[name], own[name] / total) for name in names}

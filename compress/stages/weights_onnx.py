@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from pathlib import Path
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-__all__ = ["channel_axis", "quantize_weights", "rounded"]
+from compress.onnx_scope import drop_unused, fresh, names_in
+
+__all__ = ["RECURRENT", "both_worth", "channel_axis", "look_up", "quantize_weights", "rounded", "stored_rows"]
 
 LEAST = 1024  # elements; below, scales and nodes outweigh what is saved
+RECURRENT = ("LSTM", "GRU", "RNN")
+KINDS = ("Conv", "ConvTranspose", "Gather", "Gemm", "MatMul", *RECURRENT)
 
 
 def channel_axis(node: onnx.NodeProto, dims: int) -> int | None:
     """The axis of output channels in a node's weight (its input 1; for Gather, input 0), or None if it has none."""
     if node.op_type == "Conv":
         return 0
+    if node.op_type in RECURRENT:
+        return 1  # [directions, gates and hidden units, inputs]
     if node.op_type == "ConvTranspose":
         return 1
     if node.op_type == "Gemm":
@@ -28,61 +33,79 @@ def channel_axis(node: onnx.NodeProto, dims: int) -> int | None:
     return None
 
 
-def quantize_weights(source: Path, target: Path, exclude: Collection[str] = ()) -> int:
-    """Write a copy whose large weights are signed 8-bit, symmetric, with a scale for each output channel.
+def quantize_weights(model: onnx.ModelProto, exclude: Collection[str] = (), kinds: Collection[str] = KINDS) -> int:
+    """Turn large weights into signed 8-bit ones in place, symmetric, with a scale for each output channel.
 
     A matrix or a kernel is restored by DequantizeLinear right before its layer; of an embedding, only the rows that
     are looked up.
 
     Args:
-        source: float32.
-        target: is written.
+        model: float32, its nodes named.
         exclude: names of nodes whose weights stay.
+        kinds: of nodes whose weights are taken.
 
     Returns:
         How many weights became 8-bit.
     """
-    model = onnx.load(source)
     graph = model.graph
-    weights = {tensor.name: tensor for tensor in graph.initializer}
+    # An input's default may be replaced by the caller: it is no weight.
+    weights = {t.name: t for t in graph.initializer if t.name not in {value.name for value in graph.input}}
+    taken = names_in(graph)
     made: dict[tuple[str, int], str] = {}
+    tables: dict[str, tuple[str, str]] = {}
     nodes: list[onnx.NodeProto] = []
     done: set[str] = set()
     for node in graph.node:
-        at = 0 if node.op_type == "Gather" else 1
-        name = node.input[at] if len(node.input) > at else ""
-        tensor = weights.get(name)
-        if tensor is not None and node.name not in exclude and _worth(tensor):
-            if node.op_type == "Gather" and _axis_of(node) == 0 and len(tensor.dims) == 2:
-                nodes += _rows(graph, node, tensor)
-                done.add(name)
+        rows: list[onnx.NodeProto] = []
+        wanted = node.op_type in kinds and node.name not in exclude
+        if node.op_type in RECURRENT:
+            wanted = wanted and both_worth(node, weights)
+        for at in _weight_inputs(node) if wanted else ():
+            tensor = weights.get(node.input[at]) if len(node.input) > at else None
+            if tensor is None or not worth(tensor):
+                continue
+            if node.op_type == "Gather":
+                if _axis_of(node) == 0 and len(tensor.dims) == 2:
+                    if tensor.name not in tables:
+                        tables[tensor.name] = stored_rows(graph, tensor, taken)
+                    rows = look_up(graph, node, *tables[tensor.name])
+                    done.add(tensor.name)
                 continue
             axis = channel_axis(node, len(tensor.dims))
             if axis is not None:
-                if (name, axis) not in made:
-                    made[name, axis] = _store(graph, tensor, axis)
-                    restored = made[name, axis]
-                    nodes.append(
-                        helper.make_node(
-                            "DequantizeLinear", [f"{restored}_int8", f"{restored}_scale"], [restored],
-                            name=f"{restored}_restore", axis=axis,
-                        )
-                    )  # fmt: skip
-                node.input[at] = made[name, axis]
-                done.add(name)
-        nodes.append(node)
+                if (tensor.name, axis) not in made:
+                    made[tensor.name, axis] = _store(graph, tensor, axis, taken)
+                    nodes.append(_restore(made[tensor.name, axis], axis))
+                done.add(tensor.name)
+                node.input[at] = made[tensor.name, axis]
+        nodes += rows or [node]
     del graph.node[:]
     graph.node.extend(nodes)
-    used = {name for node in graph.node for name in node.input} | {output.name for output in graph.output}
-    kept = [tensor for tensor in graph.initializer if tensor.name in used]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
-    onnx.save(model, target)
+    drop_unused(graph)
     return len(done)
 
 
-def _worth(tensor: onnx.TensorProto) -> bool:
-    return tensor.data_type == onnx.TensorProto.FLOAT and int(np.prod(tensor.dims)) >= LEAST
+def both_worth(node: onnx.NodeProto, weights: Mapping[str, onnx.TensorProto]) -> bool:
+    """Whether both matrices of a recurrent layer are in the file and large enough."""
+    return all(name in weights and worth(weights[name]) for name in node.input[1:3])
+
+
+def _weight_inputs(node: onnx.NodeProto) -> tuple[int, ...]:
+    if node.op_type in RECURRENT:
+        return (1, 2)
+    return (0,) if node.op_type == "Gather" else (1,)
+
+
+def _restore(restored: str, axis: int) -> onnx.NodeProto:
+    given = [f"{restored}_int8", f"{restored}_scale"]
+    return helper.make_node("DequantizeLinear", given, [restored], name=f"{restored}_restore", axis=axis)
+
+
+def worth(tensor: onnx.TensorProto) -> bool:
+    """Whether a weight is float32, finite, and large enough for 8 bits to pay."""
+    if tensor.data_type != onnx.TensorProto.FLOAT or int(np.prod(tensor.dims)) < LEAST:
+        return False
+    return bool(np.isfinite(numpy_helper.to_array(tensor)).all())
 
 
 def _axis_of(node: onnx.NodeProto) -> int:
@@ -96,30 +119,34 @@ def rounded(values: np.ndarray[Any, Any], axis: int | None) -> tuple[np.ndarray[
     return np.clip(np.rint(values / scale), -127, 127).astype(np.int8), scale.reshape(() if axis is None else -1)
 
 
-def _store(graph: onnx.GraphProto, tensor: onnx.TensorProto, axis: int) -> str:
+def _store(graph: onnx.GraphProto, tensor: onnx.TensorProto, axis: int, taken: set[str]) -> str:
     """Add 8-bit values and scales as initializers; gives the name for what they restore to."""
-    restored = f"{tensor.name}_axis{axis}"
+    restored = fresh(f"{tensor.name}_axis{axis}", taken)
     values, scale = rounded(numpy_helper.to_array(tensor), axis)
     graph.initializer.append(numpy_helper.from_array(values, f"{restored}_int8"))
     graph.initializer.append(numpy_helper.from_array(scale, f"{restored}_scale"))
+    taken |= {restored, f"{restored}_int8", f"{restored}_scale"}
     return restored
 
 
-def _rows(graph: onnx.GraphProto, node: onnx.NodeProto, tensor: onnx.TensorProto) -> list[onnx.NodeProto]:
-    """Look up 8-bit rows and their scales, and multiply."""
-    stored = f"{tensor.name}_rows"
-    if all(existing.name != f"{stored}_int8" for existing in graph.initializer):
-        values, scale = rounded(numpy_helper.to_array(tensor), 0)
-        graph.initializer.append(numpy_helper.from_array(values, f"{stored}_int8"))
-        graph.initializer.append(numpy_helper.from_array(scale.reshape(-1, 1), f"{stored}_scale"))
+def stored_rows(graph: onnx.GraphProto, tensor: onnx.TensorProto, taken: set[str]) -> tuple[str, str]:
+    """Add a table's 8-bit rows and their scales [rows, 1] as initializers; their names."""
+    names = fresh(f"{tensor.name}_rows_int8", taken), fresh(f"{tensor.name}_rows_scale", taken)
+    values, scale = rounded(numpy_helper.to_array(tensor), 0)
+    graph.initializer.append(numpy_helper.from_array(values, names[0]))
+    graph.initializer.append(numpy_helper.from_array(scale.reshape(-1, 1), names[1]))
+    taken |= set(names)
+    return names
+
+
+def look_up(graph: onnx.GraphProto, node: onnx.NodeProto, values: str, scales: str) -> list[onnx.NodeProto]:
+    """A Gather of 8-bit rows [rows, size] and their scales [rows, 1], multiplied, in place of one of float rows."""
+    taken = names_in(graph)
     output, base = node.output[0], node.name or node.output[0]
+    rows, scale, wide = (fresh(f"{output}_{part}", taken) for part in ("int8", "scale", "float"))
     return [
-        helper.make_node("Gather", [f"{stored}_int8", node.input[1]], [f"{output}_int8"], name=f"{base}_rows", axis=0),
-        helper.make_node(
-            "Gather", [f"{stored}_scale", node.input[1]], [f"{output}_scale"], name=f"{base}_scales", axis=0
-        ),
-        helper.make_node(
-            "Cast", [f"{output}_int8"], [f"{output}_float"], name=f"{base}_cast", to=onnx.TensorProto.FLOAT
-        ),
-        helper.make_node("Mul", [f"{output}_float", f"{output}_scale"], [output], name=base),
+        helper.make_node("Gather", [values, node.input[1]], [rows], name=f"{base}_rows", axis=0),
+        helper.make_node("Gather", [scales, node.input[1]], [scale], name=f"{base}_scales", axis=0),
+        helper.make_node("Cast", [rows], [wide], name=f"{base}_cast", to=onnx.TensorProto.FLOAT),
+        helper.make_node("Mul", [wide, scale], [output], name=base),
     ]

@@ -1,0 +1,173 @@
+"""Who reads a tensor of an ONNX graph, the bodies of If, Loop and Scan included, which read from around them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from onnx import GraphProto, ModelProto, NodeProto
+
+__all__ = [
+    "bodies",
+    "captured",
+    "drop_dead",
+    "drop_unused",
+    "fresh",
+    "inner_bodies",
+    "inner_names",
+    "inner_nodes",
+    "name_nodes",
+    "names_in",
+    "opset_of",
+    "read",
+    "rename",
+    "sort",
+]
+
+
+def bodies(node: NodeProto) -> list[GraphProto]:
+    """The graphs that a node holds: branches of an If, the body of a Loop or a Scan."""
+    found = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+    return found + [graph for attribute in node.attribute for graph in attribute.graphs]
+
+
+def inner_bodies(graph: GraphProto) -> Iterator[GraphProto]:
+    """All bodies in a graph, at any depth."""
+    for node in graph.node:
+        for body in bodies(node):
+            yield body
+            yield from inner_bodies(body)
+
+
+def inner_nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    """All nodes of the bodies in a graph, at any depth; not its own."""
+    for body in inner_bodies(graph):
+        yield from body.node
+
+
+def captured(node: NodeProto) -> set[str]:
+    """What the bodies of a node read from around it.
+
+    A body reads by name: such a tensor must keep its name, its type and its place before the node.
+    """
+    found: set[str] = set()
+    for body in bodies(node):
+        inside = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
+        inside |= {tensor.values.name for tensor in body.sparse_initializer}
+        inside |= {name for inner in body.node for name in inner.output}
+        wanted = {name for inner in body.node for name in (*inner.input, *captured(inner))}
+        found |= (wanted | {value.name for value in body.output}) - inside
+    return found - {""}
+
+
+def read(graph: GraphProto) -> set[str]:
+    """Names of everything that is read: by nodes, by their bodies, and as outputs of the graph."""
+    names = {name for node in graph.node for name in (*node.input, *captured(node))}
+    return (names | {value.name for value in graph.output}) - {""}
+
+
+def drop_unused(graph: GraphProto) -> None:
+    """Drop, in place, initializers that nothing reads, and inputs that were there for their sake (IR 3)."""
+    used = read(graph)
+    kept = [tensor for tensor in graph.initializer if tensor.name in used]
+    dropped = {tensor.name for tensor in graph.initializer} - {tensor.name for tensor in kept}
+    if not dropped:
+        return
+    inputs = [value for value in graph.input if value.name not in dropped]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    del graph.input[:]
+    graph.input.extend(inputs)
+
+
+def drop_dead(graph: GraphProto) -> None:
+    """Drop, in place, nodes and initializers that no output comes from."""
+    makers = {name: node for node in graph.node for name in node.output if name}
+    waiting = [value.name for value in graph.output]
+    wanted: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name not in wanted:
+            wanted.add(name)
+            maker = makers.get(name)
+            waiting += [] if maker is None else [*maker.input, *captured(maker)]
+    kept = [node for node in graph.node if wanted & set(node.output)]
+    del graph.node[:]
+    graph.node.extend(kept)
+    drop_unused(graph)
+
+
+def sort(graph: GraphProto) -> None:
+    """Put nodes after what they and their bodies read, in place; the order stays where it can.
+
+    Raises:
+        ValueError: the graph has a cycle.
+    """
+    made = {name for node in graph.node for name in node.output}
+    known = {""}
+    waiting = list(graph.node)
+    ordered: list[NodeProto] = []
+    while waiting:
+        later: list[NodeProto] = []
+        for node in waiting:
+            wanted = {name for name in (*node.input, *captured(node)) if name in made}
+            if wanted <= known:
+                ordered.append(node)
+                known.update(node.output)
+            else:
+                later.append(node)
+        if len(later) == len(waiting):
+            raise ValueError(f"the graph has a cycle at {later[0].name or later[0].op_type}")
+        waiting = later
+    del graph.node[:]
+    graph.node.extend(ordered)
+
+
+def name_nodes(model: ModelProto) -> None:
+    """Give each node of the graph a name of its own, in place; one that has such a name keeps it.
+
+    What stays in float is told by name: two nodes of one name would go together.
+    """
+    taken: set[str] = set()
+    for node in model.graph.node:
+        if not node.name or node.name in taken:
+            node.name = fresh(node.name or f"{node.op_type}_{next(iter(filter(None, node.output)), '')}", taken)
+        taken.add(node.name)
+
+
+def names_in(graph: GraphProto) -> set[str]:
+    """All names of tensors, those in bodies included."""
+    nodes = [*graph.node, *inner_nodes(graph)]
+    found = {name for node in nodes for name in (*node.input, *node.output)}
+    values = (*graph.input, *graph.output, *graph.initializer)
+    return (found | {value.name for value in values}) - {""}
+
+
+def inner_names(graph: GraphProto) -> set[str]:
+    """Names of what bodies make for themselves."""
+    inner = list(inner_bodies(graph))
+    made = {name for body in inner for node in body.node for name in node.output}
+    return (made | {value.name for body in inner for value in (*body.input, *body.initializer)}) - {""}
+
+
+def rename(graph: GraphProto, names: Mapping[str, str]) -> None:
+    """Give tensors other names, in place, in bodies, too; a name that the mapping lacks stays."""
+    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        value.name = names.get(value.name, value.name)
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+        for body in bodies(node):
+            rename(body, names)
+
+
+def fresh(name: str, taken: Collection[str]) -> str:
+    """The name, or the first of name_2, name_3… that is not taken."""
+    number, made = 2, name
+    while made in taken:
+        made, number = f"{name}_{number}", number + 1
+    return made
+
+
+def opset_of(model: ModelProto) -> int:
+    """The version of ONNX's own operators that a model is written in."""
+    return int(max(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")))

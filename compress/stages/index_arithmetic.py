@@ -1,0 +1,129 @@
+"""Float nodes that reckon with positions, counts and sizes: whole numbers, which half precision would round.
+
+FP16 holds whole numbers up to 2,048, BF16 up to 256: position 257 would become 256.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto, numpy_helper
+
+__all__ = ["IndexArithmetic", "index_arithmetic"]
+
+# 8-bit numbers and bool are exact in every type: they are pixels, masks or weights.
+INTEGERS = (
+    TensorProto.INT16, TensorProto.UINT16, TensorProto.INT32, TensorProto.UINT32, TensorProto.INT64, TensorProto.UINT64,
+)  # fmt: skip
+ONE_BY_ONE = (
+    "Abs", "Add", "Ceil", "Clip", "Div", "Exp", "Floor", "Log", "Max", "Min", "Mod", "Mul", "Neg", "Pow", "Reciprocal",
+    "Relu", "Round", "Sign", "Sqrt", "Sub", "Sum", "Where",
+)  # fmt: skip
+PERIODIC = ("Cos", "Sin", "Sigmoid", "Tanh")  # what they give is small
+MOVING = (
+    "Cast", "Concat", "Expand", "Flatten", "Gather", "Identity", "Pad", "Reshape", "Slice", "Split", "Squeeze", "Tile",
+    "Transpose", "Unsqueeze",
+)  # fmt: skip
+COUNTING = ("CumSum", "Range", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum")
+COMPARING = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
+KINDS = (*ONE_BY_ONE, *PERIODIC, *MOVING, *COUNTING, *COMPARING)
+LARGE = 1e4
+
+
+@dataclass(frozen=True)
+class IndexArithmetic:
+    """What was found.
+
+    Attributes:
+        nodes: names of nodes that reckon with positions.
+        large: names of tensors that they give and that may be too large for FP16.
+    """
+
+    nodes: set[str] = field(default_factory=set)
+    large: set[str] = field(default_factory=set)
+
+
+def index_arithmetic(model: onnx.ModelProto, largest_whole: int) -> IndexArithmetic:
+    """Find the nodes between a source of whole numbers and the first that mixes them with data.
+
+    Sources: a Cast from integers of 16 bits and more, a Range, and stored whole numbers or halves (a folded arange, a
+    grid of anchors) beyond what the type holds exactly. On the way: arithmetic one by one, moves, sums, comparisons
+    and products of one column with one row. Also what leads from data to a Cast to integers.
+
+    Args:
+        model: float32; node names are unique.
+        largest_whole: up to which the type holds all whole numbers.
+    """
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    values = (*inferred.value_info, *inferred.input, *inferred.output)
+    kinds = {value.name: value.type.tensor_type.elem_type for value in values}
+    shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values}
+    constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if t.data_type == TensorProto.FLOAT}
+    kinds |= {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    shapes |= {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+    whole = {name for name, stored in constants.items() if _counts(stored, largest_whole)}
+    found = IndexArithmetic()
+    positions: set[str] = set()
+    for node in model.graph.node:
+        floats = [name for name in node.input if kinds.get(name) == TensorProto.FLOAT]
+        taken = [name for name in floats if name not in constants]
+        source = _makes_whole(node, kinds) or bool(whole & set(floats) and node.op_type in KINDS)
+        goes_on = bool(taken) and set(taken) <= positions and (node.op_type in KINDS or _outer(node, shapes))
+        if not source and not goes_on:
+            continue
+        found.nodes.add(node.name)
+        positions |= {name for name in node.output if kinds.get(name) == TensorProto.FLOAT}
+        if node.op_type not in PERIODIC and (
+            found.large & set(taken) or any(_reach(constants[name]) > LARGE for name in floats if name in constants)
+        ):
+            found.large.update(node.output)
+    found.nodes.update(_before_integers(model.graph, kinds))
+    return found
+
+
+def _makes_whole(node: NodeProto, kinds: Mapping[str, int]) -> bool:
+    if node.op_type == "Cast":
+        return kinds.get(node.input[0]) in INTEGERS and kinds.get(node.output[0]) == TensorProto.FLOAT
+    return node.op_type == "Range" and kinds.get(node.output[0]) == TensorProto.FLOAT
+
+
+def _counts(stored: np.ndarray, largest: int) -> bool:  # type: ignore[type-arg]
+    """Whether stored numbers are whole, or half, and go beyond what the type holds."""
+    if stored.size < 2 or not np.isfinite(stored).all() or not largest < _reach(stored) < 2**24:
+        return False
+    return bool((np.rint(2 * stored) == 2 * stored).all() and np.unique(stored).size > 2)
+
+
+def _reach(stored: np.ndarray) -> float:  # type: ignore[type-arg]
+    return float(np.abs(stored).max(initial=0))
+
+
+def _outer(node: NodeProto, shapes: Mapping[str, list[int]]) -> bool:
+    """A product of columns with rows, which adds nothing up: positions times frequencies."""
+    left = shapes.get(node.input[0]) or [0] if node.op_type == "MatMul" else [0]
+    right = shapes.get(node.input[1], []) if node.op_type == "MatMul" else []
+    return left[-1] == 1 or (len(right) >= 2 and right[-2] == 1)
+
+
+def _before_integers(graph: onnx.GraphProto, kinds: Mapping[str, int]) -> set[str]:
+    """What leads to a Cast from float to integers, back to where something else than arithmetic gives it."""
+    makers = {name: node for node in graph.node for name in node.output}
+    waiting = [
+        node
+        for node in graph.node
+        if node.op_type == "Cast"
+        and kinds.get(node.input[0]) == TensorProto.FLOAT
+        and kinds[node.output[0]] in INTEGERS
+    ]
+    found: set[str] = set()
+    while waiting:
+        node = waiting.pop()
+        if node.name in found:
+            continue
+        found.add(node.name)
+        made = [makers[name] for name in node.input if name in makers and kinds.get(name) == TensorProto.FLOAT]
+        waiting += [maker for maker in made if maker.op_type in (*ONE_BY_ONE, *MOVING, *COUNTING)]
+    return found
