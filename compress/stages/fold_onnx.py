@@ -51,7 +51,7 @@ class FoldOnnx:
         _fold(model.path, path)
         apart = _unfuse(path) if self.unfuse else 0
         strip(path)
-        given = OnnxModel(path, model.signature)
+        given = OnnxModel(path, model.signature, model.ranges)
         progress(1, 2, "comparing")
         inputs = example_inputs(model.signature.inputs, 3)
         expected = OnnxBackend(model, threads=1).infer(inputs)

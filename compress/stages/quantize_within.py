@@ -18,7 +18,7 @@ from compress.measure import cores
 from compress.metrics import Metric
 from compress.model import Model, OnnxModel, TorchModel
 from compress.stages import Given, Progress
-from compress.stages.calibrate import calibrate
+from compress.stages.calibrate import calibrate, trained_ranges
 from compress.stages.precision import LAYERS
 from compress.stages.quantize_onnx import QuantizeOnnx, Ranges, quantize
 
@@ -69,7 +69,9 @@ class QuantizeWithin:
 
     def run(self, model: OnnxModel, folder: Path, progress: Progress) -> Given:
         assert self.quantize.calibration is not None  # noqa: S101  checked
-        ranges = calibrate(model.path, self.quantize.calibration, self.quantize.calibrator, progress)
+        ranges = trained_ranges(model) or calibrate(
+            model.path, self.quantize.calibration, self.quantize.calibrator, progress
+        )
         judge = Judge(open_model(self.reference, threads=cores()), self.data, self.metric)
         path = folder / "model.onnx"
         whole = self._drop(model, path, ranges, (), judge)
