@@ -65,7 +65,8 @@ def test_int8_after_it_is_nearer_to_the_original(tmp_path: Path) -> None:
     assert isinstance(trained.model, TorchModel)
     after = int8_error(trained.model, original, data, tmp_path / "after")
     assert after < 0.5 * before
-    anew = int8_error(dataclasses.replace(trained.model, ranges={}), original, data, tmp_path / "after")
+    (tmp_path / "anew").mkdir()
+    anew = int8_error(dataclasses.replace(trained.model, ranges={}), original, data, tmp_path / "anew")
     assert after < 0.9 * anew, "what the training learned of ranges is worth something"
 
 
@@ -89,7 +90,7 @@ def test_a_family_is_trained_and_stays_plain(name: str, tmp_path: Path) -> None:
     assert len(given.details["not_simulated"]) <= (name == "lstm")
     off = given.details["off_levels"]
     assert off.keys() == {spec.name for spec in loaded.signature.outputs}
-    assert all(levels["largest"] < 1.01 for levels in off.values()), "what is exported is what was trained"
+    assert all(levels["rms"] < 0.5 for levels in off.values()), f"what is exported is what was trained: {off}"
 
 
 def test_the_seed_decides(tmp_path: Path) -> None:
