@@ -180,7 +180,6 @@ class Finetune:
         progress: Progress,
         *,
         folder: Path | None = None,
-        freeze_statistics: bool = False,
         exact: bool = False,
     ) -> Trained:
         """Train a module in place, and leave it in eval mode without gradients.
@@ -190,7 +189,6 @@ class Finetune:
             signature: of it.
             progress: is told of steps.
             folder: keeps the state, so that an interrupted training goes on.
-            freeze_statistics: batch normalization keeps what it has seen before.
             exact: all in float32.
 
         Raises:
@@ -206,7 +204,7 @@ class Finetune:
             data.fetcher.keep_in(cache)
         teacher = None if self.teacher is None else self.teacher.module
         task = Task(
-            module, teacher, signature, data, validation, self.training, self.seed, folder, freeze_statistics, exact
+            module, teacher, signature, data, validation, self.training, self.seed, folder, exact
         )  # fmt: skip
         trained = train(task, progress)
         if cache is not None and local_rank() == 0:

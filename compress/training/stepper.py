@@ -66,7 +66,6 @@ class Stepper:
         self.optimizer = optimizer_for(options.optimizer, self.module, rate)
         self._wrapped = fabric.setup_optimizers(self.optimizer)
         self.average = Average(self.module, options.ema) if options.ema else None
-        self._frozen = task.freeze_statistics
         self._began = 0.0
         self.train_mode()
 
@@ -74,9 +73,6 @@ class Stepper:
         """After a validation, too."""
         self.student.train()
         self.module.train()
-        for layer in self.module.modules() if self._frozen else ():
-            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-                layer.eval()
 
     def gradients(self, batch: Batch, total: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Forward and backward.

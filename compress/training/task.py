@@ -28,7 +28,6 @@ class Task:
         options: the rest.
         seed: of everything random.
         folder: keeps the state and the profile's trace; None keeps nothing.
-        freeze_statistics: batch normalization keeps what it has seen before.
         exact: all in float32.
     """
 
@@ -40,7 +39,6 @@ class Task:
     options: TrainingOptions
     seed: int = 0
     folder: Path | None = None
-    freeze_statistics: bool = False
     exact: bool = False
 
 
