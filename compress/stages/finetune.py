@@ -18,6 +18,7 @@ from compress.artifact import Signature
 from compress.dataset import Dataset
 from compress.errors import RecipeError
 from compress.model import Model, TorchModel
+from compress.output_kind import OutputForm, OutputKind, form_of
 from compress.stages import Given, Progress
 from compress.training.augment import augmentation
 from compress.training.labels import refuse_labels
@@ -153,15 +154,31 @@ class Finetune:
             ),
         )  # fmt: skip
 
+    def _forms(self, model: TorchModel) -> tuple[OutputForm, ...]:
+        """What each output is; of the first, what was said of it, or what its labels tell."""
+        names = [spec.name for spec in model.signature.outputs]
+        shapes = [spec.shape for spec in model.signature.outputs]
+        first = form_of(model, names[0], self.data.labels)
+        if self.training.loss != "auto":
+            kind = OutputKind(self.training.loss)
+            if kind is OutputKind.DENSE and len(shapes[0]) < 3:
+                kind = OutputKind.SOFTMAX
+            first = dataclasses.replace(first, kind=kind, because="it was asked for")
+        rest = [form_of(model, name) for name in names[1:]]
+        # Beside other outputs nothing says that numbers in a row are classes.
+        plain = OutputForm(OutputKind.REGRESSION, because="nothing says that it is more than numbers")
+        return first, *(plain if form.kind is OutputKind.SOFTMAX and not form.ending else form for form in rest)
+
     def _held(self) -> int:
         """Samples that are held out."""
         return max(1, round(len(self.data) * self.training.hold_out))
 
     def _classifies(self) -> bool:
+        if self.training.loss not in ("auto", "softmax"):
+            return False
         if self.teacher is None:
             return self.data.labels is not None and self.data.labels.dtype.kind in "iu"
-        shape = self.teacher.signature.outputs[0].shape
-        return len(shape) == 2 and isinstance(shape[1], int) and shape[1] > 1
+        return self._forms(self.teacher)[0].kind is OutputKind.SOFTMAX
 
     def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:
         if self.training.devices > 1 and not distributed():
@@ -181,6 +198,7 @@ class Finetune:
         *,
         folder: Path | None = None,
         exact: bool = False,
+        like: TorchModel | None = None,
     ) -> Trained:
         """Train a module in place, and leave it in eval mode without gradients.
 
@@ -190,6 +208,7 @@ class Finetune:
             progress: is told of steps.
             folder: keeps the state, so that an interrupted training goes on.
             exact: all in float32.
+            like: what its outputs' kinds are told by, where that is not the original or itself.
 
         Raises:
             StageError: the loss became infinite or NaN, and going back did not help.
@@ -203,8 +222,9 @@ class Finetune:
         if cache is not None and data.fetcher is not None:
             data.fetcher.keep_in(cache)
         teacher = None if self.teacher is None else self.teacher.module
+        forms = self._forms(self.teacher or like or TorchModel(module, signature))
         task = Task(
-            module, teacher, signature, data, validation, self.training, self.seed, folder, exact
+            module, teacher, signature, data, validation, self.training, self.seed, folder, exact, forms
         )  # fmt: skip
         trained = train(task, progress)
         if cache is not None and local_rank() == 0:
@@ -225,6 +245,8 @@ def told(trained: Trained, options: TrainingOptions) -> str:
     text += f", loss {trained.first:.4f} to {trained.last:.4f}"
     if "best_epoch" in trained.figures:
         text += f", best after epoch {trained.figures['best_epoch']}"
+    kinds = ", ".join(f"{name} as {output['taken_as']}" for name, output in trained.figures["outputs"].items())
+    text += f", {kinds}"
     if trained.figures["resumed_at_step"]:
         text += f", went on at step {trained.figures['resumed_at_step']}"
     return text

@@ -86,7 +86,7 @@ class TrainQuantized:
         alike = {"gradient_checkpointing": False, "compile": "off", "feature_weight": 0.0}
         asked = dataclasses.replace(self.training.training, **alike)  # type: ignore[arg-type]
         training = dataclasses.replace(self.training, training=asked)
-        trained = training.fit(simulation.module, model.signature, progress, folder=folder, exact=True)
+        trained = training.fit(simulation.module, model.signature, progress, folder=folder, exact=True, like=model)
         network.requires_grad_(False).eval()
         given = TorchModel(network, model.signature, ranges={**ranges, **simulation.ranges()})
         off: dict[str, Any] = {}

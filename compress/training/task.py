@@ -10,6 +10,7 @@ from torch import nn
 
 from compress.artifact import Signature
 from compress.dataset import Dataset
+from compress.output_kind import OutputForm
 from compress.training_options import TrainingOptions
 
 __all__ = ["Task", "Trained"]
@@ -29,6 +30,7 @@ class Task:
         seed: of everything random.
         folder: keeps the state and the profile's trace; None keeps nothing.
         exact: all in float32.
+        forms: what each output is, by their order.
     """
 
     module: nn.Module
@@ -40,6 +42,7 @@ class Task:
     seed: int = 0
     folder: Path | None = None
     exact: bool = False
+    forms: tuple[OutputForm, ...] = ()
 
 
 @dataclass(frozen=True)
