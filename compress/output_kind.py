@@ -6,6 +6,7 @@ can't be told (logits of several labels without labels look like logits of class
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -105,7 +106,9 @@ def _by_labels(labels: Any, spec: TensorSpec, ending: Ending | None) -> OutputFo
         for axis, places in ((1, shape[2:]), (-1, shape[1:-1])):
             if _fits(places, of):
                 return OutputForm(OutputKind.DENSE, axis, ending, "the labels are class ids for each place")
-    if not _fits(shape[1:], of) and not (len(shape) == 2 and shape[1] == 1 and not of):
+    sizes = [size for size in shape[1:] if isinstance(size, int)]
+    flat = len(sizes) == len(shape) - 1 and math.prod(sizes) == math.prod(of)
+    if not _fits(shape[1:], of) and not flat:
         return None
     if labels.dtype.kind not in "biuf":
         return None

@@ -63,7 +63,8 @@ def stages_for(
     training, calibration = data(options.finetune), data(options.calibration)
     validation = data(options.validation) if training is not None else None
     precision = _precision(options, model, calibration, judged)
-    recovery = None if training is None else _finetune(options, model, training, validation)
+    seen = "" if judged is None else judged[0].sha256
+    recovery = None if training is None else _finetune(options, model, training, validation, seen)
     stages = [*_pruning(options, training, recovery, precision), *_qat(options, recovery, precision), *precision]
     return [*stages, *_engine(options)]
 
@@ -121,10 +122,12 @@ def _qat(options: ExportOptions, recovery: Finetune | None, precision: list[Stag
     return [TrainQuantized(shorter(recovery, options.epochs, QAT_SHARE, QAT_RATE), options.target, quantize, unfuse)]
 
 
-def _finetune(options: ExportOptions, model: TorchModel, training: Dataset, validation: Dataset | None) -> Finetune:
+def _finetune(
+    options: ExportOptions, model: TorchModel, training: Dataset, validation: Dataset | None, seen: str
+) -> Finetune:
     asked = training_of(options)
     asked = dataclasses.replace(asked, epochs=math.ceil(options.epochs / options.rounds))
-    return Finetune(training, model, asked, options.seed, validation)
+    return Finetune(training, model, asked, options.seed, validation, seen)
 
 
 def training_of(options: TrainingOptions) -> TrainingOptions:

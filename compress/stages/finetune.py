@@ -20,7 +20,7 @@ from compress.errors import RecipeError
 from compress.model import Model, TorchModel
 from compress.output_kind import OutputForm, OutputKind, form_of
 from compress.stages import Given, Progress
-from compress.training.augment import augmentation
+from compress.training.augment import augmentation, refuse_augmentation
 from compress.training.labels import refuse_labels
 from compress.training.loop import train
 from compress.training.machine_setup import device_kind, distributed, fabric_class, local_rank
@@ -49,6 +49,7 @@ class Finetune:
         training: the options of the training.
         seed: of everything random.
         validation: data to judge epochs by; a share of `data` is, where the options say so.
+        evaluation: the hash of what the result is judged by afterwards, which nothing here should have seen.
     """
 
     data: Dataset
@@ -56,6 +57,7 @@ class Finetune:
     training: TrainingOptions = TrainingOptions()  # noqa: RUF009  frozen
     seed: int = 0
     validation: Dataset | None = None
+    evaluation: str = ""
 
     name: ClassVar[str] = "finetune"
     takes: ClassVar[type] = TorchModel
@@ -94,7 +96,19 @@ class Finetune:
                     refuse_labels(data.labels, output, data.source, taught=self.teacher is not None)
             precision_for(self.training.train_precision, model.module, device_kind(self.training.accelerator))
         augmentation(self.training.augment)
+        refuse_augmentation(self.training.augment, model.signature.inputs, self.data.labels)
         fabric_class()
+
+    @property
+    def seen(self) -> tuple[str, ...]:
+        """A warning where the result is judged by what it was made with."""
+        if not self.evaluation:
+            return ()
+        if self.evaluation == self.data.sha256:
+            return ("it was trained on the evaluation data, which tells nothing of other data then",)
+        if self.validation is not None and self.evaluation == self.validation.sha256:
+            return ("the best epoch was chosen by the evaluation data, which is too kind to it then: see --hold-out",)
+        return ()
 
     def _rules(self) -> tuple[tuple[bool, str, str, str], ...]:
         o = self.training
@@ -188,7 +202,7 @@ class Finetune:
         module = copy.deepcopy(model.module)
         trained = self.fit(module, model.signature, progress, folder=folder)
         did = f"trained {told(trained, self.training)}"
-        return Given(TorchModel(module, model.signature), did, details_of(trained), trained.warnings)
+        return Given(TorchModel(module, model.signature), did, details_of(trained), (*trained.warnings, *self.seen))
 
     def fit(
         self,
@@ -244,7 +258,8 @@ def told(trained: Trained, options: TrainingOptions) -> str:
     text = f"{epochs}{of} epochs on {trained.figures['samples']} samples"
     text += f", loss {trained.first:.4f} to {trained.last:.4f}"
     if "best_epoch" in trained.figures:
-        text += f", best after epoch {trained.figures['best_epoch']}"
+        text += f", best after epoch {trained.figures['best_epoch']} by {trained.figures['validation_metric']} of "
+        text += "the validation data" if options.hold_out == 0 else f"{options.hold_out:.0%} that were held out"
     kinds = ", ".join(f"{name} as {output['taken_as']}" for name, output in trained.figures["outputs"].items())
     text += f", {kinds}"
     if trained.figures["resumed_at_step"]:

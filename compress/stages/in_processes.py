@@ -106,6 +106,7 @@ def _describe(stage: Finetune | TrainQuantized, model: TorchModel, job: Path) ->
         "data": tuned.data.source,
         "validation": None if tuned.validation is None else tuned.validation.source,
         "seed": tuned.seed,
+        "evaluation": tuned.evaluation,
         "training": {
             name: str(value) if isinstance(value, Path) else value
             for name, value in dataclasses.asdict(tuned.training).items()
@@ -131,6 +132,7 @@ def read_job(job: Path) -> tuple[Finetune | TrainQuantized, TorchModel]:
         TrainingOptions(**values),
         told["seed"],
         None if told["validation"] is None else Dataset.open(told["validation"], model.signature),
+        told["evaluation"],
     )
     if told["stage"] != "train_quantized":
         return tuned, model

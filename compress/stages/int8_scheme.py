@@ -126,10 +126,13 @@ def _activations(floats: FloatGraph, graph: onnx.GraphProto) -> Iterator[Activat
         inside = {_key(taker) for out in restored for taker in takers.get(out, ())}
         plain = [taker for taker in takers.get(given, ()) if taker is not node] or (given in outputs)
         maker = floats.makers.get(name)
+        if scale.size != 1:  # of channels: nothing here has such activations
+            yield ActivationPlan(name, 1.0, 0, int(limits.min), int(limits.max), frozenset(), False, math.inf)
+            continue
         yield ActivationPlan(
             name,
-            float(scale),
-            int(zero),
+            float(scale.item()),
+            int(zero.item()),
             int(limits.min),
             int(limits.max),
             frozenset(str(floats.nodes[key].output[0]) for key in inside if key in floats.nodes) if plain else None,

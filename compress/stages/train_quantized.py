@@ -96,7 +96,7 @@ class TrainQuantized:
         return Given(
             given,
             did=f"trained in fake INT8 {told(trained, asked)}",
-            warnings=(*trained.warnings, *self._notes(simulation, off)),
+            warnings=(*trained.warnings, *self.training.seen, *self._notes(simulation, off)),
             details={
                 **details_of(trained),
                 "layers": simulation.layers,

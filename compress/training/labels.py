@@ -36,8 +36,8 @@ def counts(form: OutputForm, output: TensorSpec, labels: Any) -> bool:
             return True
     if form.kind is OutputKind.DENSE:
         return False
-    one = form.kind is not OutputKind.SOFTMAX and math.prod(sizes[1:]) == 1 == math.prod(labels.shape[1:])
-    return labels.dtype.kind in "biuf" and (same(sizes) or one)
+    flat = -1 not in sizes[1:] and math.prod(sizes[1:]) == math.prod(labels.shape[1:])
+    return labels.dtype.kind in "biuf" and (same(sizes) or (flat and form.kind is not OutputKind.SOFTMAX))
 
 
 def _classes(output: TensorSpec) -> int:

@@ -106,7 +106,7 @@ class _Training:
         self.judge = None
         if task.validation is not None:
             taught = self.stepper.teacher is not None
-            self.judge = Judge(task.validation, task.signature, self.fabric, taught=taught)
+            self.judge = Judge(task.validation, task.signature, self.fabric, task.forms[0], taught=taught)
         self.journal = Journal(self.steps, self.device, self.options.tensorboard if first else None)
         stack.callback(self.journal.close)
         self.step = 0

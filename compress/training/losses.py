@@ -79,7 +79,7 @@ def fits(form: OutputForm, output: torch.Tensor, labels: torch.Tensor) -> bool:
             del places[form.axis]
             return list(labels.shape) == places
         return form.kind is OutputKind.SOFTMAX and labels.shape == output.shape
-    return labels.shape == output.shape or labels.numel() == output.numel() == len(output)
+    return labels.numel() == output.numel()
 
 
 def labelled(
