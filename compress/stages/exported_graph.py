@@ -54,7 +54,21 @@ def graph_of(program: torch.export.ExportedProgram, root: nn.Module, outputs: tu
         else:
             made[node] = graph.node_copy(node, lambda old: made[old])
             _trainable(made[node], root)
+    _once(graph)
     return graph
+
+
+def _once(graph: fx.Graph) -> None:
+    """What is computed twice alike is computed once, as in the file; nothing here is random."""
+    seen: dict[str, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        key = repr((node.target, node.args, node.kwargs))
+        first = seen.setdefault(key, node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
 
 
 def fold(graph: fx.Graph, there: Set[str]) -> None:

@@ -115,8 +115,10 @@ def _activations(floats: FloatGraph, graph: onnx.GraphProto) -> Iterator[Activat
         for name in node.input:
             takers.setdefault(name, []).append(node)
     there = {_key(node) for node in graph.node}
+    # What is looked up in a rounded table has the table's scale, and is rounded already.
+    tables = {node.input[1] for node in graph.node if node.op_type == "DequantizeLinear" and node.input[0] in constants}
     for node in graph.node:
-        if node.op_type != "QuantizeLinear" or node.input[0] in constants:
+        if node.op_type != "QuantizeLinear" or node.input[0] in constants or node.input[1] in tables:
             continue
         given = node.input[0]
         name = given.removesuffix(MOVED) if given.removesuffix(MOVED) in floats.tensors else given
@@ -126,9 +128,6 @@ def _activations(floats: FloatGraph, graph: onnx.GraphProto) -> Iterator[Activat
         inside = {_key(taker) for out in restored for taker in takers.get(out, ())}
         plain = [taker for taker in takers.get(given, ()) if taker is not node] or (given in outputs)
         maker = floats.makers.get(name)
-        if scale.size != 1:  # of channels: nothing here has such activations
-            yield ActivationPlan(name, 1.0, 0, int(limits.min), int(limits.max), frozenset(), False, math.inf)
-            continue
         yield ActivationPlan(
             name,
             float(scale.item()),
@@ -159,8 +158,8 @@ def _weights(floats: FloatGraph, graph: onnx.GraphProto) -> Iterator[WeightPlan]
             if before is None or maker is None or stored is None:
                 continue
             values = floats.constants.get(before.input[at]) if len(before.input) > at else None
-            if values is None or values.dtype.kind != "f" or not values.size:
-                continue
+            if values is None or values.dtype.kind != "f" or values.size < 2:
+                continue  # a single number is the end of its own range
             taker = str(before.output[0])
             if stored.data_type == TensorProto.INT32:
                 limits = np.iinfo(np.int32)

@@ -24,6 +24,11 @@ from compress.stages.precision import LAYERS
 __all__ = ["Simulation", "simulate"]
 
 aten = torch.ops.aten
+# Products with a gate: the gate's node in the file, and in the program.
+GATED: Mapping[Any, tuple[str, Any]] = {
+    aten.silu.default: ("Sigmoid", aten.sigmoid.default),
+    aten.hardswish.default: ("HardSigmoid", aten.hardsigmoid.default),
+}
 CLOSE = 1e-4
 _Edge = tuple[fx.Node, fx.Node, int | None]
 
@@ -178,13 +183,13 @@ class _Found:
             if last is None or node.op != "call_function":
                 continue
             added = last.op_type == "Add" and "MatMul" in kinds
-            added, gated = last.op_type == "Add" and "MatMul" in kinds, last.op_type == "Mul" and "Sigmoid" in kinds
+            added, gate = last.op_type == "Add" and "MatMul" in kinds, GATED.get(node.target)
             first: tuple[Any, Any]
             if node.target is aten.linear.default and len(node.args) == 3 and added:
                 between, first = kinds["MatMul"], (aten.linear.default, node.args[:2])
                 second = aten.add.Tensor, node.args[2]
-            elif node.target is aten.silu.default and gated:
-                between, first = kinds["Sigmoid"], (aten.sigmoid.default, node.args)
+            elif gate is not None and last.op_type == "Mul" and gate[0] in kinds:
+                between, first = kinds[gate[0]], (gate[1], node.args)
                 second = aten.mul.Tensor, node.args[0]
             else:
                 continue

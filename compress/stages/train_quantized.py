@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from compress.backends import OnnxBackend
-from compress.errors import StageError
+from compress.errors import StageError, first_line
 from compress.model import Model, OnnxModel, Ranges, TorchModel, call
 from compress.stages import Given, Progress
 from compress.stages.calibrate import calibrate
@@ -121,7 +121,7 @@ class TrainQuantized:
         """The network to train, the calibrated ranges of all tensors, and layers that stay in float, with the reason.
 
         Raises:
-            StageError: no layer would be in INT8.
+            StageError: no layer would be in INT8, or the quantized file does not run.
         """
         asked = self._quantize
         assert asked.calibration is not None  # noqa: S101  a static quantization has data
@@ -137,7 +137,16 @@ class TrainQuantized:
                 why="the model has no convolution and no linear layer that the quantizer takes",
                 mend="ask for --int8 static or dynamic",
             )
-        names = tuple(call(model.module, model.signature.inputs, asked.calibration.take(slice(0, 2))[0]))
+        two = asked.calibration.take(slice(0, 2))[0]
+        try:
+            OnnxBackend(OnnxModel(target, model.signature), 1).infer(two)
+        except Exception as err:  # ONNX Runtime's own exception classes have no common base but this
+            raise StageError(
+                "the model can't be quantized statically",
+                why=f"ONNX Runtime does not run what its quantizer wrote: {first_line(err)[:200]}",
+                mend="ask for --int8 dynamic or weights",
+            ) from err
+        names = tuple(call(model.module, model.signature.inputs, two))
         return simulate(program, model.module, names, floats, scheme), ranges, precisions(target).floats
 
     def _folded(
