@@ -66,7 +66,12 @@ class _Training:
     def __init__(self, task: Task, progress: Progress, stack: ExitStack) -> None:
         self.task, self.options, self.progress = task, task.options, progress
         kind = device_kind(self.options.accelerator)
-        self.precision, note = precision_for(self.options.train_precision, task.module, kind, exact=task.exact)
+        # bfloat16 has no number between 0.996 and 1, where most of what probabilities tell lies.
+        rounded = self.options.train_precision == "auto" and any(
+            form.ending in ("softmax", "sigmoid") for form in task.forms
+        )
+        exact = task.exact or rounded
+        self.precision, note = precision_for(self.options.train_precision, task.module, kind, exact=exact)
         self.warnings = [] if note is None else [note]
         labels, output = task.data.labels, task.signature.outputs[0]
         if task.teacher is not None and labels is not None and not counts(task.forms[0], output, labels):

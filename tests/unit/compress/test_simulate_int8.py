@@ -187,6 +187,29 @@ def test_a_quantizer_finds_the_learned_scales_again(case: Case, target: Any, red
         assert (plan.zero, plan.low, plan.high) == (fake.zero, fake.low, fake.high)
 
 
+def test_tensors_that_are_not_rounded_do_not_widen_a_scale_that_was_learned(tmp_path: Path) -> None:
+    """What a pool gives shares the scale of what it takes, and is rounded behind the flattening alone."""
+    from tests.unit.compress.test_train_quantized import training
+
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(196, 3))
+    model = wrapped(nn.Sequential(*layers).eval(), "x:float32[batch,3,16,16]")
+    given = TrainQuantized(training(model, 32, epochs=3, learning_rate=0.05), "tensorrt").run(model, tmp_path, quiet)
+    assert isinstance(given.model, TorchModel)
+    ranges = given.model.ranges
+    program = exported(given.model, tmp_path / "float.onnx")
+    assert program is not None
+    (tmp_path / "folded").mkdir()
+    floats = OnnxModel(tmp_path / "float.onnx", model.signature, ranges)
+    folded = FoldOnnx().run(floats, tmp_path / "folded", quiet).model
+    last = QuantizeOnnx("static", training(model, 8).data, target="tensorrt").run(folded, tmp_path, quiet)  # type: ignore[arg-type]
+    plans = Scheme.read(FloatGraph(folded.path), last.model.path).activations  # type: ignore[union-attr]
+    assert len(plans) >= 3
+    for plan in plans:
+        assert plan.scale == pytest.approx(ranges[plan.name][1] / 127, rel=1e-5)
+    assert given.details["off_levels"]["output"]["largest"] < 1.01
+
+
 @pytest.mark.parametrize("reduced", [False, True])
 def test_weights_have_as_many_levels_as_the_export_gives_them(case: Case, reduced: bool, tmp_path: Path) -> None:
     made, _, _ = case.simulation(QuantizeOnnx("static", case.data, reduce_range=reduced), tmp_path, 0.0)

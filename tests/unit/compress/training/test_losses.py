@@ -144,6 +144,15 @@ def test_what_was_asked_for_is_taken_and_labels_that_do_not_fit_it_are_named(tmp
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("end", "precision"), [(nn.Sigmoid(), "32-true"), (nn.Identity(), "bf16-mixed")])
+def test_probabilities_are_not_trained_in_numbers_that_round_them_to_1(
+    end: nn.Module, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compress.training.precision.fast_bfloat16", lambda: True)
+    given, _, _ = taught(tmp_path, end, labels=True, epochs=1, train_precision="auto")
+    assert given.details["precision"] == precision
+
+
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_parts_of_a_step_weigh_by_their_samples_for_every_kind(accumulate: int, tmp_path: Path) -> None:
     """Unequal parts: 512 samples in batches of 100 and in three parts each."""
