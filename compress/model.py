@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ __all__ = [
     "EngineModel",
     "Model",
     "OnnxModel",
+    "Ranges",
     "TorchModel",
     "call",
     "example_inputs",
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 Arrays = dict[str, np.ndarray[Any, Any]]
+Ranges = Mapping[str, tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -41,19 +43,29 @@ class TorchModel:
         signature: inputs and outputs, the batch symbolic.
         layered: whether it still has its torch.nn layers (TorchScript and exported programs don't), so that it can be
             pruned and trained.
+        ranges: of activations, (lowest, highest) by the name of the tensor in the graph that will be exported, where a
+            training under 8 bits has found them.
     """
 
     module: nn.Module
     signature: Signature
     layered: bool = True
+    ranges: Ranges = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """An ONNX file, all of it in one file."""
+    """An ONNX file, all of it in one file.
+
+    Attributes:
+        path: of it.
+        signature: inputs and outputs.
+        ranges: see `TorchModel`; what quantizes takes them in place of calibrating.
+    """
 
     path: Path
     signature: Signature
+    ranges: Ranges = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from compress import __version__
 from compress.artifact import Signature
 from compress.checkpoint import load, write
 from compress.errors import CheckpointError, RecipeError
-from compress.model import Model, TorchModel
+from compress.model import EngineModel, Model, TorchModel
 from compress.stages import Given, Progress, Stage
 
 __all__ = ["Outcome", "Watcher", "check", "run"]
@@ -118,6 +118,8 @@ def _run(stage: Stage, model: Model, folder: Path, progress: Progress) -> Outcom
         "signature": given.model.signature.to_dict(),
         "model": "model.pt" if isinstance(given.model, TorchModel) else given.model.path.name,
     }
+    if not isinstance(given.model, EngineModel) and given.model.ranges:
+        data["ranges"] = dict(given.model.ranges)
     (beside / "stage.json").write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     beside.rename(folder)
@@ -133,6 +135,10 @@ def _take(stage: Stage, folder: Path) -> Outcome | None:
         path = folder / data["model"]
         signature = Signature.from_dict(data["signature"])
         model = load(path) if stage.gives is TorchModel else stage.gives(path, signature)
+        if "ranges" in data:
+            model = dataclasses.replace(
+                model, ranges={name: (low, high) for name, (low, high) in data["ranges"].items()}
+            )
         given = Given(model, data["did"], data["details"], tuple(data["warnings"]))
         return Outcome(stage, given, data["seconds"], reused=True, size_bytes=path.stat().st_size)
     except (OSError, ValueError, KeyError, CheckpointError):

@@ -63,9 +63,11 @@ def stages_for(
     training, calibration = data(options.finetune), data(options.calibration)
     validation = data(options.validation) if training is not None else None
     precision = _precision(options, model, calibration, judged)
-    recovery = None if training is None else _finetune(options, model, training, validation)
+    seen = "" if judged is None else judged[0].sha256
+    recovery = None if training is None else _finetune(options, model, training, validation, seen)
     samples = calibration if training is None else training
-    stages = [*_pruning(options, training, samples, recovery, precision), *_qat(options, recovery), *precision]
+    pruning = _pruning(options, training, samples, recovery, precision)
+    stages = [*pruning, *_qat(options, recovery, precision), *precision]
     return [*stages, *_engine(options)]
 
 
@@ -117,16 +119,22 @@ def _pruning(
     return stages
 
 
-def _qat(options: ExportOptions, recovery: Finetune | None) -> list[Stage]:
+def _qat(options: ExportOptions, recovery: Finetune | None, precision: list[Stage]) -> list[Stage]:
+    """Training as the stages after it will quantize."""
     if options.int8 != "qat" or recovery is None:
         return []
-    return [TrainQuantized(shorter(recovery, options.epochs, QAT_SHARE, QAT_RATE), options.target)]
+    last = [stage.quantize if isinstance(stage, QuantizeWithin) else stage for stage in precision]
+    quantize = next(stage for stage in last if isinstance(stage, QuantizeOnnx))
+    unfuse = any(stage.unfuse for stage in precision if isinstance(stage, FoldOnnx))
+    return [TrainQuantized(shorter(recovery, options.epochs, QAT_SHARE, QAT_RATE), options.target, quantize, unfuse)]
 
 
-def _finetune(options: ExportOptions, model: TorchModel, training: Dataset, validation: Dataset | None) -> Finetune:
+def _finetune(
+    options: ExportOptions, model: TorchModel, training: Dataset, validation: Dataset | None, seen: str
+) -> Finetune:
     asked = training_of(options)
     asked = dataclasses.replace(asked, epochs=math.ceil(options.epochs / options.rounds))
-    return Finetune(training, model, asked, options.seed, validation)
+    return Finetune(training, model, asked, options.seed, validation, seen)
 
 
 def training_of(options: TrainingOptions) -> TrainingOptions:
@@ -140,7 +148,7 @@ def _precision(
     options: ExportOptions, model: TorchModel, calibration: Dataset | None, judged: tuple[Dataset, Metric] | None
 ) -> list[Stage]:
     stages: list[Stage] = [OnnxFromTorch(), FoldOnnx(unfuse=options.target == "cpu" and options.precision == "fp32")]
-    if options.smooth and calibration is not None:
+    if options.smooth and calibration is not None and options.int8 != "qat":  # a training finds its own scales
         stages.append(SmoothOnnx(calibration, copies=True))
     if options.int8 is not None:
         quantize = QuantizeOnnx(

@@ -111,7 +111,8 @@ def finetune(checkpoint: str | Path, options: FinetuneOptions, *, watcher: Watch
     training, validation, judged = data(options.data), data(options.validation), data(options.eval)
     assert training is not None  # noqa: S101  the option is required
     metric = None if judged is None else find_metric(options.metric, judged, model.signature)
-    stage = Finetune(training, teacher, training_of(options), options.seed, validation)
+    seen = "" if judged is None else judged.sha256
+    stage = Finetune(training, teacher, training_of(options), options.seed, validation, seen)
     check([stage], model)
     source = fingerprint(model) + ("" if teacher is None else fingerprint(teacher)) + json.dumps(versions())
     work = options.work or options.output.with_name(options.output.name + ".work")

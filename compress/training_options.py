@@ -39,6 +39,11 @@ class TrainingOptions:
     distillation: Annotated[float, Parameter(group=TRAIN)] = 0.9
     """Weight of the original's answers in the loss, 0 to 1; the rest is the labels'."""
 
+    loss: Annotated[
+        Literal["auto", "softmax", "sigmoid", "regression", "embedding", "dense"], Parameter(group=TRAIN)
+    ] = "auto"
+    """What the first output is: auto tells it by the labels, the network's last operation, or the shape."""
+
     temperature: Annotated[float, Parameter(group=TRAIN)] = 4.0
     """Softens the original's answers."""
 

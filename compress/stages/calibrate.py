@@ -14,11 +14,12 @@ from compress.backends.onnxrt import session
 from compress.dataset import Dataset
 from compress.errors import StageError
 from compress.measure import cores
+from compress.model import OnnxModel, Ranges
 from compress.stages import Progress
 from compress.stages.histogram import Histogram, Method
 from compress.stages.tied_onnx import apart
 
-__all__ = ["calibrate"]
+__all__ = ["calibrate", "trained_ranges"]
 
 # All activations of a batch are there at once: as many samples as keep them below this.
 ACTIVATION_BYTES = 64 * 1024 * 1024
@@ -72,6 +73,12 @@ def calibrate(path: Path, data: Dataset, method: Method, progress: Progress) -> 
             mend="give 100 typical inputs",
         )
     return {name: histogram.range(method) for name, histogram in histograms.items()}
+
+
+def trained_ranges(model: OnnxModel) -> Ranges | None:
+    """The ranges that a training has found, where there are some and they are those of this graph's tensors."""
+    fits = bool(model.ranges) and set(_float_tensors(onnx.load(model.path))) == set(model.ranges)
+    return model.ranges if fits else None
 
 
 def batch_for(tensors: Mapping[str, onnx.ValueInfoProto]) -> int:

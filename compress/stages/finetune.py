@@ -18,8 +18,9 @@ from compress.artifact import Signature
 from compress.dataset import Dataset
 from compress.errors import RecipeError
 from compress.model import Model, TorchModel
+from compress.output_kind import OutputForm, OutputKind, form_of
 from compress.stages import Given, Progress
-from compress.training.augment import augmentation
+from compress.training.augment import augmentation, refuse_augmentation
 from compress.training.labels import refuse_labels
 from compress.training.loop import train
 from compress.training.machine_setup import device_kind, distributed, fabric_class, local_rank
@@ -48,6 +49,7 @@ class Finetune:
         training: the options of the training.
         seed: of everything random.
         validation: data to judge epochs by; a share of `data` is, where the options say so.
+        evaluation: the hash of what the result is judged by afterwards, which nothing here should have seen.
     """
 
     data: Dataset
@@ -55,6 +57,7 @@ class Finetune:
     training: TrainingOptions = TrainingOptions()  # noqa: RUF009  frozen
     seed: int = 0
     validation: Dataset | None = None
+    evaluation: str = ""
 
     name: ClassVar[str] = "finetune"
     takes: ClassVar[type] = TorchModel
@@ -93,7 +96,19 @@ class Finetune:
                     refuse_labels(data.labels, output, data.source, taught=self.teacher is not None)
             precision_for(self.training.train_precision, model.module, device_kind(self.training.accelerator))
         augmentation(self.training.augment)
+        refuse_augmentation(self.training.augment, model.signature.inputs, self.data.labels)
         fabric_class()
+
+    @property
+    def seen(self) -> tuple[str, ...]:
+        """A warning where the result is judged by what it was made with."""
+        if not self.evaluation:
+            return ()
+        if self.evaluation == self.data.sha256:
+            return ("it was trained on the evaluation data, which tells nothing of other data then",)
+        if self.validation is not None and self.evaluation == self.validation.sha256:
+            return ("the best epoch was chosen by the evaluation data, which is too kind to it then: see --hold-out",)
+        return ()
 
     def _rules(self) -> tuple[tuple[bool, str, str, str], ...]:
         o = self.training
@@ -153,15 +168,31 @@ class Finetune:
             ),
         )  # fmt: skip
 
+    def _forms(self, model: TorchModel) -> tuple[OutputForm, ...]:
+        """What each output is; of the first, what was said of it, or what its labels tell."""
+        names = [spec.name for spec in model.signature.outputs]
+        shapes = [spec.shape for spec in model.signature.outputs]
+        first = form_of(model, names[0], self.data.labels)
+        if self.training.loss != "auto":
+            kind = OutputKind(self.training.loss)
+            if kind is OutputKind.DENSE and len(shapes[0]) < 3:
+                kind = OutputKind.SOFTMAX
+            first = dataclasses.replace(first, kind=kind, because="it was asked for")
+        rest = [form_of(model, name) for name in names[1:]]
+        # Beside other outputs nothing says that numbers in a row are classes.
+        plain = OutputForm(OutputKind.REGRESSION, because="nothing says that it is more than numbers")
+        return first, *(plain if form.kind is OutputKind.SOFTMAX and not form.ending else form for form in rest)
+
     def _held(self) -> int:
         """Samples that are held out."""
         return max(1, round(len(self.data) * self.training.hold_out))
 
     def _classifies(self) -> bool:
+        if self.training.loss not in ("auto", "softmax"):
+            return False
         if self.teacher is None:
             return self.data.labels is not None and self.data.labels.dtype.kind in "iu"
-        shape = self.teacher.signature.outputs[0].shape
-        return len(shape) == 2 and isinstance(shape[1], int) and shape[1] > 1
+        return self._forms(self.teacher)[0].kind is OutputKind.SOFTMAX
 
     def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:
         if self.training.devices > 1 and not distributed():
@@ -171,7 +202,7 @@ class Finetune:
         module = copy.deepcopy(model.module)
         trained = self.fit(module, model.signature, progress, folder=folder)
         did = f"trained {told(trained, self.training)}"
-        return Given(TorchModel(module, model.signature), did, details_of(trained), trained.warnings)
+        return Given(TorchModel(module, model.signature), did, details_of(trained), (*trained.warnings, *self.seen))
 
     def fit(
         self,
@@ -180,8 +211,8 @@ class Finetune:
         progress: Progress,
         *,
         folder: Path | None = None,
-        freeze_statistics: bool = False,
         exact: bool = False,
+        like: TorchModel | None = None,
     ) -> Trained:
         """Train a module in place, and leave it in eval mode without gradients.
 
@@ -190,8 +221,8 @@ class Finetune:
             signature: of it.
             progress: is told of steps.
             folder: keeps the state, so that an interrupted training goes on.
-            freeze_statistics: batch normalization keeps what it has seen before.
             exact: all in float32.
+            like: what its outputs' kinds are told by, where that is not the original or itself.
 
         Raises:
             StageError: the loss became infinite or NaN, and going back did not help.
@@ -205,8 +236,9 @@ class Finetune:
         if cache is not None and data.fetcher is not None:
             data.fetcher.keep_in(cache)
         teacher = None if self.teacher is None else self.teacher.module
+        forms = self._forms(self.teacher or like or TorchModel(module, signature))
         task = Task(
-            module, teacher, signature, data, validation, self.training, self.seed, folder, freeze_statistics, exact
+            module, teacher, signature, data, validation, self.training, self.seed, folder, exact, forms
         )  # fmt: skip
         trained = train(task, progress)
         if cache is not None and local_rank() == 0:
@@ -226,7 +258,10 @@ def told(trained: Trained, options: TrainingOptions) -> str:
     text = f"{epochs}{of} epochs on {trained.figures['samples']} samples"
     text += f", loss {trained.first:.4f} to {trained.last:.4f}"
     if "best_epoch" in trained.figures:
-        text += f", best after epoch {trained.figures['best_epoch']}"
+        text += f", best after epoch {trained.figures['best_epoch']} by {trained.figures['validation_metric']} of "
+        text += "the validation data" if options.hold_out == 0 else f"{options.hold_out:.0%} that were held out"
+    kinds = ", ".join(f"{name} as {output['taken_as']}" for name, output in trained.figures["outputs"].items())
+    text += f", {kinds}"
     if trained.figures["resumed_at_step"]:
         text += f", went on at step {trained.figures['resumed_at_step']}"
     return text

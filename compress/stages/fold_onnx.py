@@ -56,7 +56,7 @@ class FoldOnnx:
         name_nodes(folded)
         shared = share(folded)
         onnx.save(stripped(folded), path)
-        given = OnnxModel(path, model.signature)
+        given = OnnxModel(path, model.signature, model.ranges)
         progress(1, 2, "comparing")
         inputs = sample_inputs(model.signature, 3)
         expected = OnnxBackend(model, threads=1).infer(inputs)

@@ -72,12 +72,15 @@ def in_processes(stage: Finetune | TrainQuantized, model: TorchModel, folder: Pa
     if (job / TRACE_FILE).exists():
         (job / TRACE_FILE).replace(folder / TRACE_FILE)
     shutil.rmtree(job)
-    return Given(TorchModel(trained.module, model.signature), given["did"], given["details"], tuple(given["warnings"]))
+    ranges = {name: (low, high) for name, (low, high) in given["ranges"].items()}
+    written = TorchModel(trained.module, model.signature, ranges=ranges)
+    return Given(written, given["did"], given["details"], tuple(given["warnings"]))
 
 
 def _describe(stage: Finetune | TrainQuantized, model: TorchModel, job: Path) -> None:
     tuned = stage.finetune
-    for data in (tuned.data, tuned.validation):
+    asked = getattr(stage, "quantize", None)
+    for data in (tuned.data, tuned.validation, None if asked is None else asked.calibration):
         if data is not None and not data.source:
             raise RecipeError(
                 "can't train in several processes",
@@ -90,9 +93,20 @@ def _describe(stage: Finetune | TrainQuantized, model: TorchModel, job: Path) ->
     description = {
         "stage": stage.name,
         "target": getattr(stage, "target", None),
+        "unfuse": getattr(stage, "unfuse", False),
+        "quantize": None
+        if asked is None
+        else {
+            "calibration": asked.calibration.source,
+            "calibrator": asked.calibrator,
+            "reduce_range": asked.reduce_range,
+            "target": asked.target,
+            "exclude": list(asked.exclude),
+        },
         "data": tuned.data.source,
         "validation": None if tuned.validation is None else tuned.validation.source,
         "seed": tuned.seed,
+        "evaluation": tuned.evaluation,
         "training": {
             name: str(value) if isinstance(value, Path) else value
             for name, value in dataclasses.asdict(tuned.training).items()
@@ -104,6 +118,7 @@ def _describe(stage: Finetune | TrainQuantized, model: TorchModel, job: Path) ->
 def read_job(job: Path) -> tuple[Finetune | TrainQuantized, TorchModel]:
     """The stage and the model, in one of the processes."""
     from compress.stages.finetune import Finetune
+    from compress.stages.quantize_onnx import QuantizeOnnx
     from compress.stages.train_quantized import TrainQuantized
 
     told: dict[str, Any] = json.loads((job / JOB).read_text(encoding="utf-8"))
@@ -117,8 +132,18 @@ def read_job(job: Path) -> tuple[Finetune | TrainQuantized, TorchModel]:
         TrainingOptions(**values),
         told["seed"],
         None if told["validation"] is None else Dataset.open(told["validation"], model.signature),
+        told["evaluation"],
     )
-    return (TrainQuantized(tuned, told["target"]) if told["stage"] == "train_quantized" else tuned), model
+    if told["stage"] != "train_quantized":
+        return tuned, model
+    asked = told["quantize"]
+    if asked is not None:
+        asked |= {
+            "calibration": Dataset.open(asked["calibration"], model.signature),
+            "exclude": tuple(asked["exclude"]),
+        }
+    quantize = None if asked is None else QuantizeOnnx("static", **asked)
+    return TrainQuantized(tuned, told["target"], quantize, told["unfuse"]), model
 
 
 def write_error(job: Path, error: ToolkitError) -> None:
@@ -132,5 +157,10 @@ def write_result(job: Path, given: Given) -> None:
     """By the first of the processes."""
     assert isinstance(given.model, TorchModel)  # noqa: S101  a training gives one
     write(given.model, job / "trained.pt")
-    told = {"did": given.did, "details": dict(given.details), "warnings": list(given.warnings)}
+    told = {
+        "did": given.did,
+        "details": dict(given.details),
+        "warnings": list(given.warnings),
+        "ranges": dict(given.model.ranges),
+    }
     (job / RESULT).write_text(json.dumps(told), encoding="utf-8")

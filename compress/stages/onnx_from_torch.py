@@ -22,7 +22,7 @@ from compress.errors import StageError
 from compress.model import Model, OnnxModel, TorchModel, example_inputs, symbols_of
 from compress.stages import Given, Progress
 
-__all__ = ["OnnxFromTorch"]
+__all__ = ["OnnxFromTorch", "exported"]
 
 # What ONNX Runtime 1.23 and later, the one in Triton's containers, and TensorRT 10 and 11 all read.
 OPSET = 20
@@ -52,7 +52,7 @@ class OnnxFromTorch:
         _export(model, path)
         progress(1, 3, "checking the file")
         _check_file(path, model.signature)
-        given = OnnxModel(path, model.signature)
+        given = OnnxModel(path, model.signature, model.ranges)
         parity = {}
         for batch in BATCHES:
             parity[str(batch)] = _parity(model, given, batch)
@@ -66,7 +66,20 @@ class OnnxFromTorch:
         )
 
 
-def _export(model: TorchModel, path: Path) -> None:
+def exported(model: TorchModel, path: Path) -> torch.export.ExportedProgram:
+    """Write the file as the stage does, unproven, and give the program that it was made from."""
+    program = _export(model, path)
+    _check_file(path, model.signature)
+    if program is None or program.exported_program is None:
+        raise StageError(
+            "can't follow the export",
+            why="torch.onnx tells nothing of the program that it wrote",
+            mend="ask for --int8 static",
+        )
+    return program.exported_program
+
+
+def _export(model: TorchModel, path: Path) -> torch.onnx.ONNXProgram | None:
     signature = model.signature
     # A sample batch of 1 would be taken for a constant.
     sizes = {symbol: 2 + index for index, symbol in enumerate(symbols_of(signature.inputs))}
@@ -92,11 +105,11 @@ def _export(model: TorchModel, path: Path) -> None:
                 torch.onnx.export(
                     model.module, args, path, dynamo=False, opset_version=OPSET, dynamic_axes=axes, **names
                 )
-            else:
-                torch.onnx.export(
-                    model.module, args, path, dynamo=True, opset_version=OPSET, external_data=False,
-                    dynamic_shapes=shapes, verbose=False, **names,
-                )  # fmt: skip
+                return None
+            return torch.onnx.export(
+                model.module, args, path, dynamo=True, opset_version=OPSET, external_data=False,
+                dynamic_shapes=shapes, verbose=False, **names,
+            )  # fmt: skip
     except Exception as err:  # the exporter wraps anything that the user's forward may do
         lines = [line.strip() for line in str(err.__cause__ or err).splitlines() if line.strip()]
         raise StageError(

@@ -18,7 +18,7 @@ from compress.dataset import Dataset
 from compress.errors import RecipeError, StageError
 from compress.model import Model, OnnxModel
 from compress.stages import Given, Progress
-from compress.stages.calibrate import calibrate
+from compress.stages.calibrate import calibrate, trained_ranges
 from compress.stages.histogram import Method
 from compress.stages.int8_onnx import Ranges, dynamic, finish, plain, static_for_cpu
 from compress.stages.place_qdq import place
@@ -86,7 +86,8 @@ class QuantizeOnnx:
         path = folder / "model.onnx"
         ranges = None
         if self.mode == "static" and self.calibration is not None:
-            ranges = calibrate(model.path, self.calibration, self.calibrator, progress)
+            trained = trained_ranges(model)
+            ranges = trained or calibrate(model.path, self.calibration, self.calibrator, progress)
         else:
             progress(0, 1, "quantizing the weights")
         quantize(self, model.path, path, ranges)
@@ -103,8 +104,12 @@ class QuantizeOnnx:
             )
         progress(1, 1, f"{layers.int8} layers in INT8")
         samples = 0 if self.calibration is None else len(self.calibration)
+        trained = self.mode == "static" and trained_ranges(model) is not None
+        lost = "the exported graph is not the one that was trained: its ranges are calibrated anew"
         how = {
-            "static": f"per channel; {self.calibrator} ranges of {samples} samples",
+            "static": "per channel; the ranges of the training"
+            if trained
+            else f"per channel; {self.calibrator} ranges of {samples} samples",
             "dynamic": "per channel; ranges at run time",
             "weights": "weights alone, per channel",
         }[self.mode]
@@ -120,6 +125,7 @@ class QuantizeOnnx:
                 "calibration_sha256": self.options["calibration"],
                 "operators": operators(path),
             },
+            warnings=(lost,) if self.mode == "static" and model.ranges and not trained else (),
         )
 
 

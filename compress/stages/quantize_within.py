@@ -18,7 +18,7 @@ from compress.measure import cores
 from compress.metrics import Metric
 from compress.model import Model, OnnxModel, TorchModel
 from compress.stages import Given, Progress
-from compress.stages.calibrate import calibrate
+from compress.stages.calibrate import calibrate, trained_ranges
 from compress.stages.int8_onnx import finish, plain
 from compress.stages.precision import LAYERS
 from compress.stages.put_back import Mixed
@@ -72,7 +72,9 @@ class QuantizeWithin:
 
     def run(self, model: OnnxModel, folder: Path, progress: Progress) -> Given:
         assert self.quantize.calibration is not None  # noqa: S101  checked
-        ranges = calibrate(model.path, self.quantize.calibration, self.quantize.calibrator, progress)
+        ranges = trained_ranges(model) or calibrate(
+            model.path, self.quantize.calibration, self.quantize.calibrator, progress
+        )
         original = plain(model.path)
         mixed = Mixed(
             original, quantized(self.quantize, original, ranges), rounds_outputs=self.quantize.target == "cpu"

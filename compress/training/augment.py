@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 
+from compress.artifact import TensorSpec
 from compress.dataset import seeded
 from compress.errors import RecipeError, StageError
 from compress.user_code import user_code
 
-__all__ = ["Augmentation", "augmentation"]
+__all__ = ["Augmentation", "augmentation", "refuse_augmentation"]
 
 Tensors = dict[str, torch.Tensor]
 Augmentation = Callable[[Tensors, torch.Generator], Tensors]
+COLORS = (1, 3, 4)
 
 
 def augmentation(names: Sequence[str]) -> Augmentation | None:
@@ -38,6 +41,38 @@ def augmentation(names: Sequence[str]) -> Augmentation | None:
         return tensors
 
     return apply
+
+
+def refuse_augmentation(names: Sequence[str], inputs: Sequence[TensorSpec], labels: Any | None) -> None:
+    """Look at what is to be changed before the training: flip and shift are for images [n, channels, height, width].
+
+    Args:
+        names: see `augmentation`.
+        inputs: of the model.
+        labels: [n, …], or None.
+
+    Raises:
+        RecipeError: there is no image, its channels are last, or the labels belong to places that would move.
+    """
+    ours = [name for name in names if name.partition(":")[0] in ("flip", "shift")]
+    if not ours:
+        return
+    images = [spec for spec in inputs if len(spec.shape) == 4 and spec.dtype.startswith("float")]
+    last = [spec.name for spec in images if spec.shape[3] in COLORS and spec.shape[1] not in COLORS]
+    for broken, why in (
+        (not images, f"no input is an image: {', '.join(map(str, inputs))}"),
+        (bool(last), f"the channels of {', '.join(last)} are last, so that pixels would not move, but colors"),
+        (
+            labels is not None and labels.ndim >= 3,
+            "each sample's labels are a map, and would stay where they are",
+        ),
+    ):
+        if broken:
+            raise RecipeError(
+                f"can't change the samples by {ours[0]}",
+                why=why,
+                mend="leave it out of --augment, or give package.module:function that knows the data",
+            )
 
 
 def _step(name: str) -> Augmentation:

@@ -11,7 +11,9 @@ from compress.artifact import Signature
 from compress.dataset import Dataset
 from compress.metrics import METRICS, Metric, find_metric
 from compress.model import Arrays, call
+from compress.output_kind import OutputForm, OutputKind
 from compress.training.loader import tensors_of
+from compress.training.losses import distance, fits, labelled
 
 __all__ = ["Judge"]
 
@@ -25,15 +27,18 @@ class Judge:
         data: apart from what is trained on.
         signature: of the model.
         fabric: whose autocast and processes are used.
+        form: what the first output is.
         taught: whether there is an original to agree with.
     """
 
-    def __init__(self, data: Dataset, signature: Signature, fabric: Any, *, taught: bool) -> None:
+    def __init__(self, data: Dataset, signature: Signature, fabric: Any, form: OutputForm, *, taught: bool) -> None:
         self._data = data
         self._signature = signature
         self._fabric = fabric
         found = find_metric(None, data, signature)
         self.metric: Metric = found if taught or found.needs_labels else METRICS["mse"]
+        if form.kind in (OutputKind.SIGMOID, OutputKind.EMBEDDING, OutputKind.DENSE):
+            self.metric = _loss(form)  # the largest of several labels says nothing, nor do squares of logits
 
     def better(self, value: float, than: float | None) -> bool:
         """Whether a value is a new best."""
@@ -55,7 +60,7 @@ class Judge:
             wanted = got
             if not self.metric.needs_labels:
                 wanted = self._outputs(teacher, inputs) if teacher is not None else {}
-                if teacher is None and labels is not None:
+                if teacher is None and labels is not None and self.metric.name == "mse":
                     name, first = next(iter(got.items()))
                     wanted = {name: labels.numpy().reshape(first.shape)}
             scores = self.metric.per_sample(got, wanted, None if labels is None else labels.numpy())
@@ -68,3 +73,18 @@ class Judge:
         with self._fabric.autocast():
             outputs = call(model, self._signature.inputs, inputs)
         return {name: tensor.float().cpu().numpy() for name, tensor in outputs.items() if tensor.is_floating_point()}
+
+
+def _loss(form: OutputForm) -> Metric:
+    """The mean loss of the first output: against labels that fit, else against the original's."""
+
+    def per_sample(got: Arrays, wanted: Arrays, labels: Any) -> np.ndarray[Any, Any]:
+        first = torch.from_numpy(next(iter(got.values())))
+        targets = None if labels is None else torch.from_numpy(np.asarray(labels))
+        if targets is not None and fits(form, first, targets):
+            loss = labelled(form, first, targets, 0.0)
+        else:
+            loss = distance(form, first, torch.from_numpy(next(iter(wanted.values()))), 1.0, 1.0)
+        return np.full(len(first), float(loss))
+
+    return Metric("loss", per_sample, higher_is_better=False, scale=1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 from compress.artifact import TensorSpec
 from compress.data_sources import Fetched
 from compress.errors import DatasetError
+from compress.output_kind import OutputForm, OutputKind
 
-__all__ = ["are_classes", "refuse_labels"]
+__all__ = ["are_classes", "counts", "refuse_labels"]
 
 
 def are_classes(labels: Any, output: TensorSpec) -> bool:
@@ -19,8 +21,34 @@ def are_classes(labels: Any, output: TensorSpec) -> bool:
     return _classes(output) > 1 and labels.ndim == 1 and labels.dtype.kind in "iu"
 
 
+def counts(form: OutputForm, output: TensorSpec, labels: Any) -> bool:
+    """Whether labels teach an output of this form, by shape and type."""
+    sizes = [dim if isinstance(dim, int) else -1 for dim in output.shape]
+
+    def same(want: list[int]) -> bool:
+        have = [-1, *labels.shape[1:]]
+        return len(want) == len(have) and all(a in (b, -1) for a, b in zip(want, have, strict=True))
+
+    if form.kind in (OutputKind.SOFTMAX, OutputKind.DENSE) and labels.dtype.kind in "iub":
+        places = list(sizes)
+        del places[form.axis]
+        if same(places):
+            return True
+    if form.kind is OutputKind.DENSE:
+        return False
+    flat = -1 not in sizes[1:] and math.prod(sizes[1:]) == math.prod(labels.shape[1:])
+    return labels.dtype.kind in "biuf" and (same(sizes) or (flat and form.kind is not OutputKind.SOFTMAX))
+
+
 def _classes(output: TensorSpec) -> int:
     return output.shape[1] if len(output.shape) == 2 and isinstance(output.shape[1], int) else 0
+
+
+def _dense(labels: Any, output: TensorSpec) -> bool:
+    """Whether labels are class ids for each place of a map."""
+    whole = labels.dtype.kind in "iu" and labels.ndim == len(output.shape) - 1 >= 2
+    form = OutputForm(OutputKind.DENSE)
+    return whole and (counts(form, output, labels) or counts(dataclasses.replace(form, axis=-1), output, labels))
 
 
 def refuse_labels(labels: Any, output: TensorSpec, source: str, *, taught: bool) -> None:
@@ -30,7 +58,7 @@ def refuse_labels(labels: Any, output: TensorSpec, source: str, *, taught: bool)
         labels: [n, …]; those that are made when asked for are looked at by shape and dtype alone.
         output: the model's first.
         source: of the data.
-        taught: by an original, beside which labels that are no class ids don't count.
+        taught: by an original, beside which labels that don't fit don't count.
 
     Raises:
         DatasetError: labels that can't be trained on.
@@ -47,6 +75,8 @@ def refuse_labels(labels: Any, output: TensorSpec, source: str, *, taught: bool)
         if low < 0 or high > most:
             why = f"they go from {low} to {high}, the classes of {output.name!r} from 0 to {most}"
             raise DatasetError(what, why=why, mend=mend)
+    elif _dense(labels, output):
+        return
     elif not taught and all(isinstance(size, int) for size in output.shape[1:]):
         wanted, found = (math.prod(int(size) for size in shape[1:]) for shape in (output.shape, labels.shape))
         if wanted != found:

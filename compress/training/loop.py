@@ -16,7 +16,7 @@ from compress.training.gpu_watch import GpuWatch
 from compress.training.journal import Journal
 from compress.training.judging import Judge
 from compress.training.kept_state import KeptState
-from compress.training.labels import are_classes
+from compress.training.labels import counts
 from compress.training.loader import Loader, example, seed_of, workers_for
 from compress.training.machine_setup import device_kind, fabric_for
 from compress.training.precision import precision_for
@@ -66,12 +66,17 @@ class _Training:
     def __init__(self, task: Task, progress: Progress, stack: ExitStack) -> None:
         self.task, self.options, self.progress = task, task.options, progress
         kind = device_kind(self.options.accelerator)
-        self.precision, note = precision_for(self.options.train_precision, task.module, kind, exact=task.exact)
+        # bfloat16 has no number between 0.996 and 1, where most of what probabilities tell lies.
+        rounded = self.options.train_precision == "auto" and any(
+            form.ending in ("softmax", "sigmoid") for form in task.forms
+        )
+        exact = task.exact or rounded
+        self.precision, note = precision_for(self.options.train_precision, task.module, kind, exact=exact)
         self.warnings = [] if note is None else [note]
-        if task.teacher is not None and task.data.labels is not None:
-            output = task.signature.outputs[0]
-            if not are_classes(task.data.labels, output):
-                self.warnings.append(f"the labels don't count: they are no class ids of the output {output.name!r}")
+        labels, output = task.data.labels, task.signature.outputs[0]
+        if task.teacher is not None and labels is not None and not counts(task.forms[0], output, labels):
+            why = f"they don't fit the output {output.name!r}, taken as {task.forms[0].kind}"
+            self.warnings.append(f"the labels don't count: {why}")
         self.fabric = fabric_for(kind, self.precision, task.module)
         self.device: torch.device = self.fabric.device
         first = self.fabric.is_global_zero
@@ -106,7 +111,7 @@ class _Training:
         self.judge = None
         if task.validation is not None:
             taught = self.stepper.teacher is not None
-            self.judge = Judge(task.validation, task.signature, self.fabric, taught=taught)
+            self.judge = Judge(task.validation, task.signature, self.fabric, task.forms[0], taught=taught)
         self.journal = Journal(self.steps, self.device, self.options.tensorboard if first else None)
         stack.callback(self.journal.close)
         self.step = 0
@@ -293,6 +298,10 @@ class _Training:
                 "processes": self.fabric.world_size,
                 "loader_workers": self.workers,
                 "rollbacks": self.rollback.count,
+                "outputs": {
+                    spec.name: {"taken_as": str(form.kind), "ending": form.ending, "because": form.because}
+                    for spec, form in zip(self.task.signature.outputs, self.task.forms, strict=True)
+                },
                 "resumed_at_step": self.resumed_at,
             }
         )

@@ -1,6 +1,6 @@
 """What is minimized: the distance to the original's answers, to its features, and to the labels.
 
-Answers: Hinton et al., Distilling the Knowledge in a Neural Network, 2015, section 2. Features have other channels in a
+Answers and labels: see `losses`. Features have other channels in a
 pruned network, so what is compared does not depend on them: where in an image the activations are (Zagoruyko &
 Komodakis, Paying More Attention to Attention, ICLR 2017, section 3.1), and elsewhere which samples of a batch are like
 each other (Tung & Mori, Similarity-Preserving Knowledge Distillation, ICCV 2019, section 3).
@@ -8,7 +8,7 @@ each other (Tung & Mori, Similarity-Preserving Knowledge Distillation, ICCV 2019
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from compress.errors import StageError
+from compress.output_kind import OutputForm
+from compress.training.losses import distance, fits, labelled
 from compress.training_options import TrainingOptions
 
 __all__ = ["Features", "Objective"]
@@ -107,11 +109,21 @@ class Objective:
 
     Args:
         options: its weights.
+        forms: of the outputs, by their order.
+        variances: of the original's outputs, by their order; squares are measured by them.
         features: of both models, where they count.
     """
 
-    def __init__(self, options: TrainingOptions, features: Features | None = None) -> None:
+    def __init__(
+        self,
+        options: TrainingOptions,
+        forms: Sequence[OutputForm],
+        variances: Sequence[float] = (),
+        features: Features | None = None,
+    ) -> None:
         self._options = options
+        self._forms = forms
+        self._variances = variances or [1.0] * len(forms)
         self._features = features
 
     def loss(self, got: Outputs, taught: Outputs | None, labels: torch.Tensor | None) -> torch.Tensor:
@@ -120,37 +132,27 @@ class Objective:
         Args:
             got: by the model in training.
             taught: by the original; None without one.
-            labels: [n], or None.
+            labels: [n, …], or None.
         """
         if taught is None:
             assert labels is not None  # noqa: S101  checked before the training
-            return self._labelled(got, labels)
+            return self._labelled(got, labels, 1.0)
         loss = self._distilled(got, taught)
-        if labels is not None and _classes(got, labels):
+        if labels is not None and fits(self._forms[0], next(iter(got.values())), labels):
             weight = self._options.distillation
-            loss = weight * loss + (1 - weight) * self._labelled(got, labels)
+            loss = weight * loss + (1 - weight) * self._labelled(got, labels, self._variances[0])
         if self._features is not None:
             loss = loss + self._options.feature_weight * self._features.loss()
         return loss
 
-    def _labelled(self, got: Outputs, labels: torch.Tensor) -> torch.Tensor:
-        first = next(iter(got.values())).float()
-        if _classes(got, labels):
-            return F.cross_entropy(first, labels.long(), label_smoothing=self._options.label_smoothing)
-        return F.mse_loss(first, labels.float().reshape(first.shape))
+    def _labelled(self, got: Outputs, labels: torch.Tensor, variance: float) -> torch.Tensor:
+        first = next(iter(got.values()))
+        return labelled(self._forms[0], first, labels, self._options.label_smoothing, variance)
 
     def _distilled(self, got: Outputs, taught: Outputs) -> torch.Tensor:
-        logits, target = next(iter(got.values())).float(), next(iter(taught.values())).float()
-        if logits.ndim != 2 or logits.shape[1] < 2:
-            floats = [name for name, tensor in got.items() if tensor.is_floating_point()]
-            return torch.stack([F.mse_loss(got[name].float(), taught[name].float()) for name in floats]).mean()
-        others = [name for name, tensor in list(got.items())[1:] if tensor.is_floating_point()]
-        rest = sum(F.mse_loss(got[name].float(), taught[name].float()) for name in others)
-        t = self._options.temperature
-        soft, wanted = F.log_softmax(logits / t, 1), F.log_softmax(target / t, 1)
-        return F.kl_div(soft, wanted, reduction="batchmean", log_target=True) * t * t + rest
-
-
-def _classes(got: Outputs, labels: torch.Tensor) -> bool:
-    first = next(iter(got.values()))
-    return first.ndim == 2 and first.shape[1] > 1 and labels.ndim == 1 and not labels.is_floating_point()
+        parts = [
+            distance(form, got[name], taught[name], self._options.temperature, variance)
+            for name, form, variance in zip(got, self._forms, self._variances, strict=True)
+            if got[name].is_floating_point()
+        ]
+        return torch.stack(parts).sum()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -15,7 +16,8 @@ from compress.model import call
 from compress.training.answers import Answers
 from compress.training.average import Average
 from compress.training.compiling import Compiling
-from compress.training.loader import Batch
+from compress.training.loader import Batch, tensors_of
+from compress.training.losses import logits_of
 from compress.training.objective import Features, Objective
 from compress.training.optimizers import optimizer_for
 from compress.training.profile import Profile
@@ -23,6 +25,8 @@ from compress.training.segments import in_segments
 from compress.training.task import Task
 
 __all__ = ["Stepper", "copied"]
+
+SPREAD = 64  # samples by which the variance of the original's outputs is told
 
 
 class Stepper:
@@ -51,7 +55,8 @@ class Stepper:
         if options.feature_weight and self.teacher is not None:
             self.features = Features(self.module, self.teacher, lambda model: self._look(model, example))
         self.answers: Answers | None = None
-        self.objective = Objective(options, self.features)
+        self.forms = task.forms
+        self.objective = Objective(options, task.forms, self._variances(task), self.features)
         if self.teacher is None and len(task.signature.outputs) > 1:
             self._leave_alone(example)
         body: Any = in_segments(self.module) if options.gradient_checkpointing else self.module
@@ -66,17 +71,23 @@ class Stepper:
         self.optimizer = optimizer_for(options.optimizer, self.module, rate)
         self._wrapped = fabric.setup_optimizers(self.optimizer)
         self.average = Average(self.module, options.ema) if options.ema else None
-        self._frozen = task.freeze_statistics
         self._began = 0.0
         self.train_mode()
+
+    def _variances(self, task: Task) -> list[float]:
+        """Of the original's outputs, over samples from all of the data; 1 where there is no original, or no spread."""
+        if self.teacher is None:
+            return [1.0] * len(task.forms)
+        places = np.unique(np.linspace(0, len(task.data) - 1, min(SPREAD, len(task.data))).astype(np.int64))
+        inputs, _ = tensors_of(task.data, places, 0)
+        answers = self.ask_teacher(Batch(inputs, None, torch.from_numpy(places)))
+        found = [float(answer.float().var(0, correction=0).mean()) for answer in answers.values()]
+        return [variance if variance > 0 else 1.0 for variance in found]
 
     def train_mode(self) -> None:
         """After a validation, too."""
         self.student.train()
         self.module.train()
-        for layer in self.module.modules() if self._frozen else ():
-            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-                layer.eval()
 
     def gradients(self, batch: Batch, total: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Forward and backward.
@@ -86,7 +97,7 @@ class Stepper:
             total: samples over all processes.
 
         Returns:
-            The mean loss [] over all processes, and the first output [n, …], both detached.
+            The mean loss [] over all processes, and the first output's logits [n, …], both detached.
         """
         self._began = time.perf_counter()
         try:
@@ -118,7 +129,7 @@ class Stepper:
                 with phase("backward"):
                     fabric.backward(loss * (len(part.places) * world / total))
             whole += loss.detach() * (len(part.places) * world / total)
-            logits.append(next(iter(got.values())).detach())
+            logits.append(logits_of(self.forms[0], next(iter(got.values())).detach()))
         if world > 1:
             whole = fabric.all_reduce(whole, reduce_op="mean")
         return whole, torch.cat(logits)

@@ -1,7 +1,10 @@
 """Batch normalization over the whole batch where several processes share it.
 
-PyTorch's own SyncBatchNorm is for GPUs; on CPUs the sums are added up here. What several processes compute is then
-what one would compute.
+PyTorch's own SyncBatchNorm is for GPUs; on CPUs the statistics are put together here. What several processes compute is
+then what one would compute: each gives its mean and its sum of squared deviations from it, never of squares, which
+would cancel where a mean is far above the deviation (Chan, Golub & LeVeque, Algorithms for Computing the Sample
+Variance: Analysis and Recommendations, The American Statistician 37, 1983: the corrected two-pass algorithm within a
+process, the pairwise formula between them).
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["synced"]
+__all__ = ["combined", "own_statistics", "synced"]
 
 
 @contextmanager
@@ -74,16 +77,15 @@ class _Synced(_BatchNorm):
             return nn.functional.batch_norm(
                 x, self.running_mean, self.running_var, self.weight, self.bias, own, 0.0, self.eps
             )
-        axes = [axis for axis in range(x.ndim) if axis != 1]
-        wide = x.float()
-        count = wide.new_full((wide.shape[1],), wide.numel() // wide.shape[1])
-        sums = torch.stack([wide.sum(axes), wide.square().sum(axes), count])
-        total, squares, number = _Sum.apply(sums).unbind(0)  # type: ignore[no-untyped-call]
-        mean = total / number
-        variance = (squares / number - mean.square()).clamp(min=0)
+        about, apart, mine = own_statistics(x)
+        before, after = dist.get_rank(), dist.get_world_size() - dist.get_rank() - 1
+        rows = torch.cat([mine.new_zeros(before, *mine.shape), mine[None], mine.new_zeros(after, *mine.shape)])
+        number, mean, squares = combined(_Sum.apply(rows))  # type: ignore[no-untyped-call]
+        variance = squares / number
         self._remember(mean.detach(), variance.detach(), number.detach())
         shape = [1, -1] + [1] * (x.ndim - 2)
-        result = (wide - mean.view(shape)) * (variance + self.eps).rsqrt().view(shape)
+        factor = (variance + self.eps).rsqrt().float()
+        result = (apart - (mean - about).float().view(shape)) * factor.view(shape)
         if self.affine:
             result = result * self.weight.view(shape) + self.bias.view(shape)
         given: torch.Tensor = result.to(x.dtype)
@@ -97,5 +99,35 @@ class _Synced(_BatchNorm):
         self.num_batches_tracked.add_(1)
         share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         unbiased = variance * number / (number - 1).clamp(min=1)
-        self.running_mean.lerp_(mean, share)
-        self.running_var.lerp_(unbiased, share)
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)
+
+
+def own_statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of one process's part of a batch.
+
+    Args:
+        x: [n, channels, …].
+
+    Returns:
+        A value near the mean, float64 [channels], that gradients take for a constant; x less that value, float32; and
+        count, mean and sum of squared deviations, float64 [3, channels].
+    """
+    axes = [axis for axis in range(x.ndim) if axis != 1]
+    shape = [1, -1] + [1] * (x.ndim - 2)
+    wide = x.float()
+    about = wide.detach().mean(axes)
+    apart = wide - about.view(shape)
+    count = wide.numel() // wide.shape[1]
+    rest = apart.mean(axes)  # the mean has rounded, too
+    squares = (apart - rest.view(shape)).square().sum(axes)
+    mean = about.double() + rest.double()
+    return about.double(), apart, torch.stack([torch.full_like(mean, count), mean, squares.double()])
+
+
+def combined(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Count, mean and sum of squared deviations [channels] of all, from those of each [processes, 3, channels]."""
+    counts, means, squares = rows.unbind(1)
+    number = counts.sum(0)
+    mean = (counts * means).sum(0) / number
+    return number, mean, squares.sum(0) + (counts * (means - mean).square()).sum(0)

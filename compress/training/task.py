@@ -10,6 +10,7 @@ from torch import nn
 
 from compress.artifact import Signature
 from compress.dataset import Dataset
+from compress.output_kind import OutputForm
 from compress.training_options import TrainingOptions
 
 __all__ = ["Task", "Trained"]
@@ -28,8 +29,8 @@ class Task:
         options: the rest.
         seed: of everything random.
         folder: keeps the state and the profile's trace; None keeps nothing.
-        freeze_statistics: batch normalization keeps what it has seen before.
         exact: all in float32.
+        forms: what each output is, by their order.
     """
 
     module: nn.Module
@@ -40,8 +41,8 @@ class Task:
     options: TrainingOptions
     seed: int = 0
     folder: Path | None = None
-    freeze_statistics: bool = False
     exact: bool = False
+    forms: tuple[OutputForm, ...] = ()
 
 
 @dataclass(frozen=True)

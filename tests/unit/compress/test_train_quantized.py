@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -43,9 +44,10 @@ def unlike() -> nn.Module:
     return module.eval()
 
 
-def int8_error(module: nn.Module, original: TorchModel, data: Dataset, folder: Path) -> float:
+def int8_error(trained: TorchModel, original: TorchModel, data: Dataset, folder: Path) -> float:
     """Mean squared difference of the INT8 file to the original, relative to its power."""
-    model = exported(module, ("x:float32[batch,8]",), folder)
+    model = exported(trained.module, ("x:float32[batch,8]",), folder)
+    model = dataclasses.replace(model, ranges=trained.ranges)
     int8 = QuantizeOnnx("static", data).run(model, folder / "next", quiet).model
     got = next(iter(OnnxBackend(int8, 1).infer(data.inputs).values()))  # type: ignore[arg-type]
     with torch.no_grad():
@@ -59,9 +61,13 @@ def test_int8_after_it_is_nearer_to_the_original(tmp_path: Path) -> None:
     data = training(original).data
     (tmp_path / "before").mkdir()
     (tmp_path / "after").mkdir()
-    before = int8_error(original.module, original, data, tmp_path / "before")
-    after = int8_error(trained.model.module, original, data, tmp_path / "after")  # type: ignore[union-attr]
+    before = int8_error(original, original, data, tmp_path / "before")
+    assert isinstance(trained.model, TorchModel)
+    after = int8_error(trained.model, original, data, tmp_path / "after")
     assert after < 0.5 * before
+    (tmp_path / "anew").mkdir()
+    anew = int8_error(dataclasses.replace(trained.model, ranges={}), original, data, tmp_path / "anew")
+    assert after < 0.9 * anew, "what the training learned of ranges is worth something"
 
 
 @pytest.mark.parametrize("name", ["residual", "hourglass", "vit", "inverted", "lstm"])
@@ -79,7 +85,12 @@ def test_a_family_is_trained_and_stays_plain(name: str, tmp_path: Path) -> None:
     running = [key for key in before if "running" in key]
     assert all(torch.equal(before[key], trained[key]) for key in running), "batch statistics are kept"
     assert given.details["layers"] > 0
-    assert bool(given.details["left_float"]) == (name == "vit"), "what is inside nn.MultiheadAttention is named"
+    left = set(given.details["left_float"].values())
+    assert left == ({"recurrent layers stay in float"} if name == "lstm" else set())
+    assert len(given.details["not_simulated"]) <= (name == "lstm")
+    off = given.details["off_levels"]
+    assert off.keys() == {spec.name for spec in loaded.signature.outputs}
+    assert all(levels["rms"] < 0.5 for levels in off.values()), f"what is exported is what was trained: {off}"
 
 
 def test_the_seed_decides(tmp_path: Path) -> None:

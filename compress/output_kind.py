@@ -1,0 +1,184 @@
+"""What an output means: classes, several labels at once, numbers, an embedding, or a class for each place of a map.
+
+Read off the labels where there are some that tell, else off the last operation of the network, else off the shape. What
+can't be told (logits of several labels without labels look like logits of classes) has to be said by who knows.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+import numpy as np
+from torch import fx, nn
+
+from compress.artifact import TensorSpec
+from compress.model import TorchModel
+
+__all__ = ["Ending", "OutputForm", "OutputKind", "ending_of", "form_of", "kind_of"]
+
+Ending = Literal["softmax", "log_softmax", "sigmoid", "normalize"]
+
+LOOKED_AT = 4096  # labels
+# What moves values, or gives them another type, and does not change them.
+MOVING = {
+    "view", "_unsafe_view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "permute", "transpose", "t",
+    "contiguous", "clone", "detach", "dropout", "float", "to", "_to_copy", "alias", "rearrange",
+}  # fmt: skip
+MOVING_LAYERS = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout)
+LAYERS: dict[type[nn.Module], Ending] = {
+    nn.Softmax: "softmax", nn.Softmax2d: "softmax", nn.LogSoftmax: "log_softmax", nn.Sigmoid: "sigmoid",
+}  # fmt: skip
+FUNCTIONS: dict[str, Ending] = {
+    "softmax": "softmax", "_softmax": "softmax", "log_softmax": "log_softmax", "_log_softmax": "log_softmax",
+    "sigmoid": "sigmoid", "expit": "sigmoid", "normalize": "normalize",
+}  # fmt: skip
+NORMS = ("norm", "vector_norm", "linalg_vector_norm", "linalg_norm")
+
+
+class OutputKind(StrEnum):
+    """What an output's numbers are."""
+
+    SOFTMAX = "softmax"  # one of several classes
+    SIGMOID = "sigmoid"  # each label by itself: there or not
+    REGRESSION = "regression"  # numbers, also those of a map
+    EMBEDDING = "embedding"  # a direction
+    DENSE = "dense"  # one of several classes at each place
+
+
+@dataclass(frozen=True)
+class OutputForm:
+    """An output's kind, and what is to be known to compute with it.
+
+    Attributes:
+        kind: what its numbers are.
+        axis: of the classes, for SOFTMAX and DENSE.
+        ending: what the network has done to it already: probabilities, their logarithms, or a unit vector.
+        because: how it is known, a clause.
+    """
+
+    kind: OutputKind
+    axis: int = 1
+    ending: Ending | None = None
+    because: str = ""
+
+
+def kind_of(model: TorchModel, name: str, labels: Any | None = None) -> OutputKind:
+    """See `form_of`."""
+    return form_of(model, name, labels).kind
+
+
+def form_of(model: TorchModel, name: str, labels: Any | None = None) -> OutputForm:
+    """Tell what an output is.
+
+    Args:
+        model: with its forward; one that can't be traced is judged by labels and shape alone.
+        name: of one of the signature's outputs.
+        labels: [n, …] of this output, if there are some.
+    """
+    names = [spec.name for spec in model.signature.outputs]
+    spec = model.signature.outputs[names.index(name)]
+    ending = ending_of(model.module, names.index(name))
+    told = None if labels is None else _by_labels(labels, spec, ending)
+    if told is not None:
+        return told
+    dims = len(spec.shape)
+    if ending in ("softmax", "log_softmax"):
+        kind = OutputKind.SOFTMAX if dims == 2 else OutputKind.DENSE
+        return OutputForm(kind, 1 if dims != 3 else -1, ending, f"the network ends in {ending}")
+    if ending is not None:
+        kind = OutputKind.SIGMOID if ending == "sigmoid" else OutputKind.EMBEDDING
+        return OutputForm(kind, 1, ending, f"the network ends in {ending}")
+    if dims == 2 and spec.shape[1] != 1:
+        return OutputForm(OutputKind.SOFTMAX, 1, None, "its shape is that of a logit for each class")
+    return OutputForm(OutputKind.REGRESSION, 1, None, "nothing says that it is more than numbers")
+
+
+def _by_labels(labels: Any, spec: TensorSpec, ending: Ending | None) -> OutputForm | None:
+    shape, of = spec.shape, tuple(labels.shape[1:])
+    whole = labels.dtype.kind in "iub"
+    if whole and not of and len(shape) == 2 and isinstance(shape[1], int) and shape[1] > 1:
+        return OutputForm(OutputKind.SOFTMAX, 1, ending, "the labels are class ids")
+    if whole and of and len(shape) == len(of) + 2:
+        for axis, places in ((1, shape[2:]), (-1, shape[1:-1])):
+            if _fits(places, of):
+                return OutputForm(OutputKind.DENSE, axis, ending, "the labels are class ids for each place")
+    sizes = [size for size in shape[1:] if isinstance(size, int)]
+    flat = len(sizes) == len(shape) - 1 and math.prod(sizes) == math.prod(of)
+    if not _fits(shape[1:], of) and not flat:
+        return None
+    if labels.dtype.kind not in "biuf":
+        return None
+    many = LOOKED_AT if isinstance(labels, np.ndarray) else 64  # others are made when asked for
+    rows = np.unique(np.linspace(0, len(labels) - 1, min(len(labels), many)).astype(np.int64))
+    values = np.asarray(labels[rows])
+    if not np.isin(values, (0, 1)).all():
+        if whole and ending == "sigmoid":
+            return None
+        return OutputForm(OutputKind.REGRESSION, 1, ending, "the labels are numbers in its shape")
+    one = values.ndim == 2 and values.shape[1] > 1 and bool((values.sum(1) == 1).all())
+    if one and ending != "sigmoid":
+        return OutputForm(OutputKind.SOFTMAX, 1, ending, "the labels are one-hot")
+    return OutputForm(OutputKind.SIGMOID, 1, ending, "the labels are 0 or 1, each by itself")
+
+
+def _fits(want: tuple[int | str, ...], have: tuple[int, ...]) -> bool:
+    return len(want) == len(have) and all(isinstance(a, str) or a == b for a, b in zip(want, have, strict=True))
+
+
+def ending_of(module: nn.Module, index: int = 0) -> Ending | None:
+    """The last operation before an output, where it bounds it; None without one, or where the forward can't be traced.
+
+    Args:
+        module: in evaluation mode.
+        index: of the output, in the order of what the forward gives.
+    """
+    try:
+        graph = module if isinstance(module, fx.GraphModule) else fx.symbolic_trace(module)
+    except Exception:  # the user's forward: anything may come out of it
+        return None
+    given = next(node for node in graph.graph.nodes if node.op == "output").args[0]
+    while isinstance(given, tuple | list | dict) and len(given) == 1 and not isinstance(given, fx.Node):
+        given = next(iter(given.values() if isinstance(given, dict) else given))
+    if isinstance(given, tuple | list | dict):
+        values = [v for v in (given.values() if isinstance(given, dict) else given) if isinstance(v, fx.Node)]
+        given = values[index] if index < len(values) else None
+    while isinstance(given, fx.Node) and _moves(graph, given):
+        given = given.args[0] if given.args else None
+    return _ending(graph, given) if isinstance(given, fx.Node) else None
+
+
+def _moves(graph: fx.GraphModule, node: fx.Node) -> bool:
+    if node.op == "call_module":
+        return isinstance(graph.get_submodule(str(node.target)), MOVING_LAYERS)
+    return _name(node) in MOVING
+
+
+def _ending(graph: fx.GraphModule, node: fx.Node) -> Ending | None:
+    if node.op == "call_module":
+        layer = graph.get_submodule(str(node.target))
+        return next((ending for kind, ending in LAYERS.items() if isinstance(layer, kind)), None)
+    if node.target in (operator.truediv, "div") or _name(node) in ("div", "true_divide"):
+        return "normalize" if _norm_of(node.args[1], node.args[0]) else None
+    return FUNCTIONS.get(_name(node))
+
+
+def _norm_of(node: Any, of: Any) -> bool:
+    """Whether a node is the norm of another, bounded or moved."""
+    while isinstance(node, fx.Node):
+        if _name(node) in NORMS:
+            return bool(node.args) and node.args[0] is of
+        if _name(node) not in MOVING | {"clamp", "clamp_min", "clip", "expand", "expand_as", "add", "maximum"}:
+            return False
+        node = node.args[0] if node.args else None
+    return False
+
+
+def _name(node: fx.Node) -> str:
+    if isinstance(node.target, str):
+        return node.target
+    packet = getattr(node.target, "overloadpacket", node.target)  # of torch.ops
+    return str(getattr(packet, "__name__", ""))

@@ -1,0 +1,103 @@
+"""What an output means is told by its labels, by the last operation of the network, or by its shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from compress.artifact import Signature, TensorSpec
+from compress.model import TorchModel
+from compress.output_kind import OutputKind, ending_of, form_of, kind_of
+
+N = 12
+IDS, MAP = np.arange(N) % 4, np.zeros((N, 5, 5), np.int64)
+MULTI = (np.random.default_rng(0).random((N, 4)) > 0.5).astype(np.float32)
+ONE_HOT = np.eye(4, dtype=np.int64)[IDS]
+
+
+class Ending(nn.Module):
+    def __init__(self, end: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.end = nn.Linear(4, 4), end
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.end(self.layer(x))
+
+
+def model(module: nn.Module, *shapes: tuple[int | str, ...]) -> TorchModel:
+    outputs = tuple(TensorSpec(f"out{n}", "float32", shape) for n, shape in enumerate(shapes))
+    return TorchModel(module.eval(), Signature((TensorSpec("x", "float32", ("batch", 4)),), outputs))
+
+
+@pytest.mark.parametrize(
+    ("end", "found"),
+    [
+        (nn.Softmax(1), "softmax"),
+        (lambda x: torch.softmax(x, -1), "softmax"),
+        (lambda x: x.softmax(1).reshape(-1, 4), "softmax"),
+        (lambda x: F.log_softmax(x, 1), "log_softmax"),
+        (nn.Sequential(nn.ReLU(), nn.Sigmoid(), nn.Dropout()), "sigmoid"),
+        (lambda x: x.sigmoid().squeeze(), "sigmoid"),
+        (lambda x: F.normalize(x, dim=1), "normalize"),
+        (lambda x: x / x.norm(dim=1, keepdim=True), "normalize"),
+        (lambda x: x / torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp(min=1e-6), "normalize"),
+        (lambda x: x / x.sum(1, keepdim=True), None),
+        (lambda x: x / 2, None),
+        (lambda x: torch.sigmoid(x) * 6, None),
+        (nn.Identity(), None),
+        (lambda x: x if x.sum() > 0 else -x, None),  # can't be traced
+    ],
+)
+def test_the_last_operation_is_found_in_the_graph(end: Any, found: str | None) -> None:
+    assert ending_of(Ending(end)) == found
+    try:
+        program = torch.export.export(Ending(end), (torch.ones(2, 4),)).module()
+    except Exception:
+        return
+    if found != "normalize":  # torch.export writes it as its parts
+        assert ending_of(program) == found
+
+
+def test_each_of_several_outputs_has_its_own() -> None:
+    both = Ending(lambda x: {"classes": x.softmax(1), "labels": x.sigmoid()})
+    two = model(both, ("batch", 4), ("batch", 4))
+    assert [kind_of(two, name) for name in ("out0", "out1")] == [OutputKind.SOFTMAX, OutputKind.SIGMOID]
+
+
+@pytest.mark.parametrize(
+    ("shape", "end", "labels", "kind"),
+    [
+        (("batch", 4), nn.Identity(), None, "softmax"),
+        (("batch", 4), nn.Identity(), IDS, "softmax"),
+        (("batch", 4), nn.Identity(), ONE_HOT, "softmax"),
+        (("batch", 4), nn.Identity(), MULTI, "sigmoid"),
+        (("batch", 4), nn.Identity(), MULTI.astype(bool), "sigmoid"),
+        (("batch", 4), nn.Sigmoid(), None, "sigmoid"),
+        (("batch", 4), nn.Sigmoid(), ONE_HOT, "sigmoid"),
+        (("batch", 4), nn.Identity(), MULTI * 3.5, "regression"),
+        (("batch", 4), lambda x: F.normalize(x), None, "embedding"),
+        (("batch", 1), nn.Identity(), None, "regression"),
+        (("batch", 1), nn.Identity(), MULTI[:, 0], "sigmoid"),
+        (("batch", 1), nn.Identity(), IDS.astype(np.float32), "regression"),
+        (("batch", 4, 5, 5), nn.Identity(), MAP, "dense"),
+        (("batch", 4, "height", "width"), nn.Identity(), MAP, "dense"),
+        (("batch", 5, 5, 4), nn.Identity(), MAP, "dense"),
+        (("batch", 4, 5, 5), nn.Identity(), None, "regression"),
+        (("batch", 4, 5, 5), nn.Softmax(1), None, "dense"),
+        (("batch", 1, 5, 5), nn.Sigmoid(), None, "sigmoid"),
+    ],
+)
+def test_an_output_is_what_its_labels_its_ending_or_its_shape_say(
+    shape: tuple[int | str, ...], end: Any, labels: Any, kind: str
+) -> None:
+    form = form_of(model(Ending(end), shape), "out0", labels)
+    assert form.kind == kind
+    assert form.because
+    if kind == "dense":
+        assert shape[form.axis] == 4

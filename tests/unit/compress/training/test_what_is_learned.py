@@ -1,0 +1,178 @@
+"""A training learns what it was given: labels stay with their samples, ties stay ties, what judges is not what teaches."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compress.artifact import Signature, TensorSpec
+from compress.dataset import Dataset
+from compress.errors import RecipeError
+from compress.model import TorchModel
+from compress.stages.finetune import Finetune
+from compress.training.average import Average
+from compress.training.judging import Judge
+from compress.training.loader import Loader
+from compress.training.optimizers import optimizer_for
+from compress.training.sampler import Sampler
+from compress.training_options import TrainingOptions
+from tests.unit.compress.test_prune_channels import quiet
+from tests.unit.compress.training.networks import stage, trained
+
+
+class Tied(nn.Module):
+    """A language model in small: its head is its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(20, 16)
+        self.middle = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Dropout(0.1))
+        self.head = nn.Linear(16, 20, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.middle(self.embedding(x).mean(1)))
+        return logits
+
+
+def tied() -> TorchModel:
+    signature = Signature((TensorSpec("x", "int64", ("batch", 6)),), (TensorSpec("output", "float32", ("batch", 20)),))
+    return TorchModel(Tied().eval(), signature)
+
+
+def sentences(count: int = 96) -> Dataset:
+    rng = np.random.default_rng(0)
+    return Dataset("", {"x": rng.integers(0, 20, (count, 6))}, rng.integers(0, 20, count), "some")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"ema": 0.9}, {"hold_out": 0.25}, {"optimizer": "lamb"}, {"gradient_checkpointing": True}, {"accumulate": 3}],
+    ids=str,
+)
+def test_tied_weights_stay_one(options: dict[str, Any], tmp_path: Path) -> None:
+    before = tied()
+    asked = TrainingOptions(
+        **{"epochs": 2, "batch_size": 32, "train_precision": "32", "learning_rate": 1e-2, **options}
+    )
+    given = Finetune(sentences(), None, asked).run(before, tmp_path, quiet)
+    assert isinstance(given.model, TorchModel)
+    after = given.model.module
+    assert isinstance(after, Tied)
+    assert after.head.weight is after.embedding.weight
+    assert not torch.equal(after.head.weight, before.module.get_parameter("head.weight"))
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_a_tied_weight_is_in_the_optimizer_once(name: str) -> None:
+    module = Tied()
+    inside = [id(p) for group in optimizer_for(name, module, 1e-3).param_groups for p in group["params"]]
+    assert sorted(inside) == sorted({id(p) for p in module.parameters()})
+
+
+def test_an_average_has_the_statistics_of_normalization_in_it_too() -> None:
+    module = nn.BatchNorm1d(2)
+    average = Average(module, 0.5)
+    module.running_mean.add_(1.0)  # type: ignore[union-attr]
+    average.follow(100)
+    assert average.state["running_mean"].tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("kind", ["uniform", "entropy"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_labels_of_shards_stay_with_their_samples(kind: str, workers: int, tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for number, count in enumerate((7, 30, 11, 5)):
+        ids = np.arange(count) + 100 * number
+        np.savez_compressed(folder / f"{number}.npz", x=np.repeat(ids[:, None], 4, 1).astype(np.float32), label=ids)
+    signature = Signature((TensorSpec("x", "float32", ("batch", 4)),), (TensorSpec("y", "float32", ("batch", 500)),))
+    whole = Dataset.open(str(folder), signature)
+    order = np.random.default_rng(0).permutation(len(whole))
+    for data in (whole, whole.part(np.sort(order[:40])), whole.part(order[:40])):
+        sampler = Sampler(len(data), 8, kind, 0, data.starts)
+        loader = Loader(data, None, 0, workers=workers)
+        for epoch in range(2):
+            for batch in loader.batches(0, sampler.order(epoch)):
+                assert batch.labels is not None
+                assert batch.inputs["x"][:, 0].tolist() == batch.labels.tolist()
+
+
+class Scores(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, 2] → the same."""
+        return x
+
+
+def test_a_last_batch_that_is_smaller_counts_by_its_samples() -> None:
+    """257 samples are judged in batches of 256 and 1; only the last is wrong."""
+    x = np.zeros((257, 2), np.float32)
+    x[:, 0] = 1
+    labels = np.zeros(257, np.int64)
+    labels[-1] = 1
+    signature = Signature((TensorSpec("x", "float32", ("batch", 2)),), (TensorSpec("y", "float32", ("batch", 2)),))
+    assert judged(Dataset("", {"x": x}, labels, ""), signature, None)[0] == pytest.approx(256 / 257)
+
+
+def judged(data: Dataset, signature: Signature, teacher: nn.Module | None) -> tuple[float, str]:
+    from lightning_fabric import Fabric
+
+    from compress.output_kind import form_of
+
+    module = Scores().train()
+    form = form_of(TorchModel(module, signature), "y", data.labels)
+    judge = Judge(data, signature, Fabric(accelerator="cpu", devices=1), form, taught=teacher is not None)
+    return judge(module, teacher), judge.metric.name
+
+
+@pytest.mark.parametrize("taught", [False, True])
+def test_several_labels_at_once_are_judged_by_their_loss(taught: bool) -> None:
+    """Squares of logits, or which of them is the largest, would choose another epoch."""
+    labels = (np.random.default_rng(0).random((300, 2)) > 0.7).astype(np.int64)
+    right = np.where(labels, 5.0, -5.0).astype(np.float32)
+    signature = Signature((TensorSpec("x", "float32", ("batch", 2)),), (TensorSpec("y", "float32", ("batch", 2)),))
+    teacher = Scores() if taught else None
+    good, bad = (judged(Dataset("", {"x": x}, labels, ""), signature, teacher) for x in (right, 0.1 * right))
+    assert good[1] == "loss"
+    assert good[0] == pytest.approx(np.log1p(np.exp(-5.0)), rel=1e-3)
+    assert good[0] < bad[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "labels", "why"),
+    [
+        ("flip", ("batch", 16), None, "no input is an image"),
+        ("shift:2", ("batch", 2, 16000), None, "no input is an image"),
+        ("flip", ("batch", 32, 32, 3), None, "are last"),
+        ("flip", ("batch", 3, 32, 32), np.zeros((4, 32, 32), np.int64), "labels are a map"),
+    ],
+)
+def test_changes_that_are_for_images_are_refused_elsewhere(
+    name: str, shape: tuple[int | str, ...], labels: Any, why: str
+) -> None:
+    spec = TensorSpec("x", "float32", shape)
+    out = ("batch", 5) if labels is None else ("batch", 5, 32, 32)
+    model = TorchModel(nn.Identity(), Signature((spec,), (TensorSpec("y", "float32", out),)))
+    data = Dataset("", {"x": np.zeros(spec.fixed(4), np.float32)}, labels, "")
+    with pytest.raises(RecipeError, match="can't change the samples") as caught:
+        Finetune(data, model, TrainingOptions(augment=(name,))).check(model)
+    assert why in caught.value.why
+
+
+def test_the_best_epoch_says_by_what_it_was_chosen_and_when_that_is_the_evaluation_data(tmp_path: Path) -> None:
+    given = trained(tmp_path, hold_out=0.25)
+    assert "by top1 of 25% that were held out" in given.did
+    base = stage(tmp_path)
+    for evaluation, found in (("other", ""), (base.data.sha256, "trained on the evaluation data")):
+        notes = dataclasses.replace(base, evaluation=evaluation).seen
+        assert found in "".join(notes)
+        assert bool(notes) == bool(found)
+    judged_by = dataclasses.replace(base, validation=dataclasses.replace(base.data, sha256="v"), evaluation="v").seen
+    assert "chosen by the evaluation data" in judged_by[0]
