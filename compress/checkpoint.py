@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import hashlib
 import inspect
 import json
@@ -23,8 +24,10 @@ from compress.errors import CheckpointError, SignatureError, first_line
 from compress.exported_program import load_exported_program
 from compress.file_kind import FileKind, file_kind
 from compress.graph_file import GraphError, from_data, to_data
-from compress.model import TorchModel, infer_outputs
+from compress.infer import infer_signature, proven
+from compress.model import TorchModel
 from compress.pickles import unpickle
+from compress.signature import parse_sizes
 from compress.user_code import user_code
 
 __all__ = ["fingerprint", "load", "save", "write"]
@@ -41,6 +44,7 @@ def save(
     *,
     inputs: Mapping[str, torch.Tensor] | Sequence[str | TensorSpec] | str,
     outputs: Sequence[str] | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> Path:
     """Write a model with its signature to a file that loads without the model's Python code.
 
@@ -52,6 +56,8 @@ def save(
         inputs: what the forward takes, in order: 'x:float32[batch,1,8,8]', a list of these, or example tensors by name
             (their first dimension is the batch).
         outputs: names for the outputs, in order; otherwise a dict's keys, or `output`.
+        sizes: what is usual for dimensions other than the batch that vary: {"seq": 128}. The model is measured, counted
+            and tried at these.
 
     Returns:
         The path.
@@ -70,7 +76,8 @@ def save(
     try:
         specs = _specs(inputs)
         kept = _with_float32(module)
-        model = TorchModel(kept, Signature(specs, infer_outputs(kept, specs, _tuple(outputs))))
+        signature = infer_signature(kept, specs, outputs, sizes)
+        model = TorchModel(kept, signature.sized(sizes or {}, "from the model file"))
         write(model, path)
     finally:
         module.train(was_training)
@@ -103,6 +110,7 @@ def load(
     inputs: Sequence[str] = (),
     model: str | None = None,
     trust_pickle: bool = False,
+    sizes: Mapping[str, int] | Sequence[str] = (),
 ) -> TorchModel:
     """Load a model file of any kind, in eval mode and on the CPU.
 
@@ -111,10 +119,11 @@ def load(
         inputs: 'name:dtype[batch,…]' for each input, where the file does not say.
         model: 'package.module:factory', a callable that gives the module for a state_dict.
         trust_pickle: run the pickle's code. Only for files from a source that may run code on this machine.
+        sizes: what is usual for dimensions that vary, {"seq": 128} or 'seq=128' each, in place of what the file says.
 
     Raises:
         CheckpointError: the file can't be read, or needs one of the arguments above.
-        SignatureError: the inputs don't fit.
+        SignatureError: the inputs don't fit, or the model does not run at these sizes.
 
     Example:
         >>> model = load("model.pt")
@@ -123,16 +132,18 @@ def load(
     """
     path = Path(path)
     kind = file_kind(path)
+    given = dict(sizes) if isinstance(sizes, Mapping) else parse_sizes(sizes)
     if kind is FileKind.EXPORTED_PROGRAM:
-        loaded = load_exported_program(path, trust=trust_pickle)
+        loaded = load_exported_program(path, trust=trust_pickle, sizes=given)
     elif kind is FileKind.TORCHSCRIPT:
-        loaded = _with_signature(_torchscript(path), path, inputs, layered=False)
+        loaded = _with_signature(_torchscript(path), path, inputs, given, layered=False)
     else:
         content = unpickle(path, trust=trust_pickle)
         if isinstance(content, Mapping) and content.get("format") == FORMAT:
             loaded = _read(content, path)
+            loaded = dataclasses.replace(loaded, signature=proven(loaded.module, loaded.signature.sized(given)))
         else:
-            loaded = _with_signature(_module_of(content, path, model), path, inputs, layered=True)
+            loaded = _with_signature(_module_of(content, path, model), path, inputs, given, layered=True)
     _refuse_nan(loaded.module, path)
     if kind is not FileKind.EXPORTED_PROGRAM:  # whose mode was fixed when it was exported
         loaded.module.eval()
@@ -152,10 +163,6 @@ def fingerprint(model: TorchModel) -> str:
     for name, tensor in module.state_dict().items():
         digest.update(name.encode() + tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _tuple(names: Sequence[str] | None) -> tuple[str, ...] | None:
-    return None if names is None else tuple(names)
 
 
 def _specs(inputs: Mapping[str, torch.Tensor] | Sequence[str | TensorSpec] | str) -> tuple[TensorSpec, ...]:
@@ -181,13 +188,14 @@ def _with_float32(module: nn.Module) -> nn.Module:
     return module
 
 
-def _with_signature(module: nn.Module, path: Path, inputs: Sequence[str], *, layered: bool) -> TorchModel:
+def _with_signature(
+    module: nn.Module, path: Path, inputs: Sequence[str], sizes: Mapping[str, int], *, layered: bool
+) -> TorchModel:
     if not inputs:
         raise CheckpointError(f"can't tell the inputs of {path}", why="the file does not name them", mend=_INPUT_HINT)
     module = _with_float32(module)
     module.eval()
-    specs = _specs(list(inputs))
-    return TorchModel(module, Signature(specs, infer_outputs(module, specs)), layered)
+    return TorchModel(module, infer_signature(module, _specs(list(inputs)), sizes=sizes), layered)
 
 
 def _torchscript(path: Path) -> nn.Module:

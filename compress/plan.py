@@ -13,7 +13,7 @@ from compress.backends import TorchBackend
 from compress.durations import duration
 from compress.job import prepare
 from compress.measure import cores
-from compress.model import TorchModel, example_inputs
+from compress.model import TorchModel, sample_inputs
 from compress.options import ExportOptions
 from compress.stages import Stage
 from compress.stages.finetune import Finetune
@@ -110,7 +110,7 @@ def _stage_seconds(stage: Stage, model: TorchModel, single: float) -> float:
 
 def _forward_seconds(model: TorchModel, batch: int) -> float:
     backend = TorchBackend(model, cores())
-    inputs = example_inputs(model.signature.inputs, batch)
+    inputs = sample_inputs(model.signature, batch)
     backend.infer(inputs)
     start = time.perf_counter()
     backend.infer(inputs)

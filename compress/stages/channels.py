@@ -22,7 +22,7 @@ from torch import nn
 
 from compress.artifact import Signature
 from compress.errors import StageError, first_line
-from compress.model import TorchModel, call, example_inputs
+from compress.model import TorchModel, call, sample_inputs
 from compress.stages import Progress
 
 __all__ = ["PRUNABLE", "ChannelGroup", "Channels", "same_outputs"]
@@ -204,7 +204,7 @@ class Channels:
 
     def _outputs(self) -> dict[str, torch.Tensor]:
         with torch.no_grad():
-            return call(self.module, self.signature.inputs, example_inputs(self.signature.inputs, 2))
+            return call(self.module, self.signature.inputs, sample_inputs(self.signature, 2))
 
     @contextlib.contextmanager
     def _restored(self) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
@@ -245,7 +245,7 @@ def same_outputs(module: nn.Module, signature: Signature) -> None:
     """Raise StageError unless the module runs and its outputs have the signature's shapes."""
     with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):  # where torch.fx prints what fails
         try:
-            outputs = list(call(module, signature.inputs, example_inputs(signature.inputs, 2)).values())
+            outputs = list(call(module, signature.inputs, sample_inputs(signature, 2)).values())
         except (RuntimeError, ValueError, IndexError, AssertionError) as err:
             raise StageError(
                 "a pruned model does not run",
@@ -304,7 +304,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _example(signature: Signature) -> tuple[torch.Tensor, ...]:
-    arrays = example_inputs(signature.inputs, 2)
+    arrays = sample_inputs(signature, 2)
     return tuple(torch.from_numpy(arrays[spec.name]) for spec in signature.inputs)
 
 

@@ -16,7 +16,7 @@ from compress.backends import OnnxBackend
 from compress.dataset import Dataset
 from compress.errors import StageError
 from compress.metrics import cosine_similarity
-from compress.model import Model, OnnxModel, example_inputs
+from compress.model import Model, OnnxModel, sample_inputs
 from compress.stages import Given, Progress
 from compress.stages.calibrate import calibrate
 from compress.stages.half_graph import ELEMENT, convert, lacking, takes
@@ -121,7 +121,7 @@ class HalfOnnx:
 
 
 def _random(model: OnnxModel) -> Dataset:
-    return Dataset("random inputs", example_inputs(model.signature.inputs, SAMPLES), None, "")
+    return Dataset("random inputs", sample_inputs(model.signature, SAMPLES), None, "")
 
 
 def float32_nodes(model: onnx.ModelProto, ranges: Ranges) -> dict[str, str]:

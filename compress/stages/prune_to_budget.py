@@ -13,7 +13,7 @@ from compress.artifact import Signature
 from compress.backends import open_model
 from compress.errors import BudgetError, RecipeError, StageError
 from compress.measure import latency, torch_params
-from compress.model import Model, OnnxModel, TorchModel, example_inputs
+from compress.model import Model, OnnxModel, TorchModel, sample_inputs
 from compress.stages import Given, Progress, Stage
 from compress.stages.prune_channels import PruneChannels
 
@@ -145,7 +145,7 @@ def _p50(model: OnnxModel, signature: Signature, threads: int) -> float:
             why="the result is in BF16, which ONNX Runtime only emulates on this CPU",
             mend="take --precision fp32 to search with, or give --target-params or --target-size-mb",
         )
-    return latency(opened, example_inputs(signature.inputs, 1), rounds=5)["candidate"].p50_ms
+    return latency(opened, sample_inputs(signature, 1), rounds=5)["candidate"].p50_ms
 
 
 def _silent(_done: int, _total: int, _note: str) -> None:
