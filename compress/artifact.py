@@ -33,7 +33,7 @@ class Measured:
     """What was measured of one stage's model; None is "not measured", never a guess.
 
     Attributes:
-        macs: multiply-accumulates for one sample.
+        macs: multiply-accumulates for one sample of representative sizes.
         params: number of weights.
         size_bytes: bytes of the model's file.
         accuracy: share of evaluation samples whose label is predicted, 0 to 1.

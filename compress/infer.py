@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
@@ -82,7 +84,8 @@ def proven(module: nn.Module, signature: Signature) -> Signature:
         raise
     except Exception as err:  # the user's forward: anything may come out of it
         if not signature.assumed:
-            at = ", ".join(f"{dim} = {size}" for dim, (size, _) in signature.told.items())
+            said = {dim: size for dim, (size, _) in signature.told.items() if dim not in signature.unsaid}
+            at = ", ".join(f"{dim} = {size}" for dim, size in (said or signature.unsaid).items())
             raise SignatureError(
                 f"the model does not run at {at}",
                 why=first_line(err),
@@ -133,7 +136,7 @@ def _near(size: int) -> Iterator[int]:
 
 
 def _run(module: nn.Module, inputs: tuple[TensorSpec, ...], sizes: Sizes) -> dict[str, torch.Tensor]:
-    with torch.no_grad():
+    with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):  # where torch.fx prints what fails
         return call(module, inputs, example_inputs(inputs, sizes))
 
 

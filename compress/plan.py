@@ -47,7 +47,8 @@ def plan(checkpoint: Path, options: ExportOptions) -> Table:
     prepared = prepare(checkpoint, options)
     samples = 0 if prepared.judged is None else len(prepared.judged[0])
     seconds = estimate(prepared.model, prepared.stages, samples)
-    table = Table(title=f"{checkpoint}: what would be done", title_justify="left")
+    sizes = prepared.model.signature.sizes_text
+    table = Table(title=f"{checkpoint}: what would be done{', at ' + sizes if sizes else ''}", title_justify="left")
     for column in ("stage", "options", "about"):
         table.add_column(column, justify="right" if column == "about" else "left", overflow="fold")
     for name, text, took in seconds:

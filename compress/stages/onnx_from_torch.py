@@ -147,7 +147,7 @@ def _export(model: TorchModel, sizes: Mapping[str, int], path: Path) -> None:
     }
     script = isinstance(model.module, torch.jit.ScriptModule)
     try:
-        with _quiet(), torch.no_grad():
+        with _quiet(), _dispatched_anew(), torch.no_grad():
             if script:
                 axes = dict(zip(names["input_names"], shapes, strict=True))
                 axes |= {
@@ -187,6 +187,23 @@ def _name(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
                     rename(attribute.g)
 
     rename(model.graph)
+
+
+@contextlib.contextmanager
+def _dispatched_anew() -> Iterator[None]:
+    """The exporter puts loops in place of recurrent layers for as long as it runs, which torch 2.13 remembers wrongly:
+    a second network in a process would be unrolled, to one length."""
+    recurrent = (torch.ops.aten.lstm.input, torch.ops.aten.gru.input)
+
+    def forget() -> None:
+        for operator in recurrent:
+            operator._dispatch_cache.clear()
+
+    forget()
+    try:
+        yield
+    finally:
+        forget()
 
 
 @contextlib.contextmanager
