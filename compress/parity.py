@@ -15,10 +15,10 @@ __all__ = ["Difference", "difference", "differences"]
 Array = np.ndarray[Any, Any]
 
 TOLERANCE = 1e-3
-# A few values may outweigh all others: a mask's -1e9 among scores, boxes in pixels among probabilities. Where some are
-# larger than the median by this factor, the others are judged by a scale of their own, down to what float32 resolves.
-APART = 1e4
-RESOLVED = 1e-7
+# A few values may outweigh all others, such as boxes in pixels among probabilities: where some are larger than the
+# median by FAR, what is within NEAR of the median has a scale of its own, as far down as a float32 network resolves.
+FAR, NEAR, RESOLVED = 1e4, 1e2, 1e-2
+FILL, GAP = 1e8, 1e4  # a mask's -1e9 among scores: so large, and nothing for so far below
 NOTHING = 1e-6  # what may be left of an output that should be 0 throughout
 NEGLIGIBLE = 1e-4  # a sample whose values are all this small beside another's is rounding
 TIES = 1e-3  # share of whole numbers that may differ: a class that is chosen by a hair
@@ -31,7 +31,7 @@ class Difference:
     Attributes:
         max_abs_error: the largest absolute difference.
         relative_error: of whole numbers and booleans the share that differs; else the largest difference over the
-            largest value expected, at most so much for values of either scale (see APART).
+            largest value expected, at most so much for values of either scale (see FAR).
         cosine_similarity: the least over the samples, those that are nearly 0 throughout apart; of whole numbers the
             share that is the same.
         allowed: of the relative error, and for the cosine below 1.
@@ -88,17 +88,24 @@ def difference(expected: Array, got: Array, tolerance: float = TOLERANCE) -> Dif
         return Difference(worst, share, 1.0 - share, TIES)
     if not np.isfinite(worst):
         return Difference(np.inf, np.inf, 0.0, tolerance)
-    size = np.abs(np.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0))
+    known = np.isfinite(x)
+    x, y = np.where(known, x, 0.0), np.where(known, y, 0.0)
+    size = np.abs(x)
+    fill = size >= FILL
+    relative = 0.0
+    if fill.any() and GAP * float(size[~fill].max(initial=0)) <= float(size[fill].min()):
+        relative = float((apart[fill] / size[fill]).max())
+        x, y, size, apart = (np.where(fill, 0.0, values) for values in (x, y, size, apart))
     largest = float(size.max())
     if largest == 0:
-        return Difference(worst, 0.0 if worst <= NOTHING else np.inf, float(worst <= NOTHING), tolerance)
-    relative = worst / largest
-    small = size <= APART * float(np.median(size[size > 0]))
-    if not small.all():
-        relative = max(relative, float(apart[small].max()) / max(float(size[small].max()), RESOLVED * largest))
-    return Difference(
-        worst, relative, _cosine(np.where(np.isfinite(x), x, 0.0), np.where(np.isfinite(x), y, 0.0)), tolerance
-    )
+        left = float(apart.max())
+        return Difference(worst, relative if left <= NOTHING else np.inf, float(left <= NOTHING), tolerance)
+    relative = max(relative, float(apart.max()) / largest)
+    median = float(np.median(size[size > 0]))
+    if largest > FAR * median:
+        near = size <= NEAR * median
+        relative = max(relative, float(apart[near].max()) / max(float(size[near].max()), RESOLVED * largest))
+    return Difference(worst, relative, _cosine(x, y), tolerance)
 
 
 def _cosine(x: Array, y: Array) -> float:

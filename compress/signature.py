@@ -180,7 +180,7 @@ class Signature:
         """Sizes of the inputs' symbolic dimensions that nothing was said of, the batch apart."""
         batches = self.batches
         return {
-            dim: ASSUMED_SIDE if len(spec.shape) >= 4 and axis >= 2 else ASSUMED_SIZE
+            dim: ASSUMED_SIDE if len(spec.shape) == 4 and axis >= 2 else ASSUMED_SIZE
             for spec in self.inputs
             for axis, dim in enumerate(spec.shape)
             if isinstance(dim, str) and dim not in batches and dim not in self.sizes
