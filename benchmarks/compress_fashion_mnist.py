@@ -27,7 +27,7 @@ from compress.artifact import StageReport
 from compress.backends import Backend, OnnxBackend, TorchBackend
 from compress.machine import environment
 from compress.measure import latency
-from compress.model import OnnxModel, example_inputs
+from compress.model import OnnxModel, sample_inputs
 from compress.progress import Terminal
 
 ROOT = Path(__file__).parents[1]
@@ -70,7 +70,7 @@ def measured(
     original = compress.load(folder / "resnet.pt")
     models: dict[str, Backend] = {EAGER: TorchBackend(original, 1)}
     models |= {name: OnnxBackend(OnnxModel(path, original.signature), 1) for name, path in paths.items()}
-    inputs = example_inputs(original.signature.inputs, 1)
+    inputs = sample_inputs(original.signature, 1)
     runs = [latency(models, inputs) for _ in range(rounds)]
     p50 = {name: statistics.median(run[name].p50_ms for run in runs) for name in models}
     whole = rows[FLOAT][0].measured

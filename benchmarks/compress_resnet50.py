@@ -27,7 +27,7 @@ from compress import ExportOptions
 from compress.backends import Backend, OnnxBackend, TorchBackend
 from compress.machine import environment
 from compress.measure import latency
-from compress.model import OnnxModel, TorchModel, example_inputs
+from compress.model import OnnxModel, TorchModel, sample_inputs
 from compress.progress import Terminal
 
 EAGER, COMPILED, FLOAT = "torch eager", "torch.compile", "ONNX Runtime FP32"
@@ -121,7 +121,7 @@ def measured(
         name: {"size_bytes": sizes.get(name), "seconds": seconds.get(name)} for name in models
     }
     for batch in (1, 8):
-        inputs = example_inputs(original.signature.inputs, batch)
+        inputs = sample_inputs(original.signature, batch)
         runs = [latency(models, inputs, rounds=4, block_seconds=0.5) for _ in range(rounds)]
         p50 = {name: statistics.median(run[name].p50_ms for run in runs) for name in models}
         for name in models:

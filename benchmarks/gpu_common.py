@@ -77,7 +77,7 @@ def onnx_ways(name: str, folder: Path, precision: str, device: torch.device, *, 
     """ONNX Runtime on an artifact, and the same with CUDA graphs."""
     artifact = compress.Artifact.load(folder)
     model = OnnxModel(artifact.model_path, artifact.signature)
-    macs, size = onnx_macs(model.path), model.path.stat().st_size
+    macs, size = onnx_macs(model.path, model.signature), model.path.stat().st_size
     provider: Any = device.type if device.type == "cuda" else "cpu"
     found = [Way(name, lambda: OnnxDeviceBackend(model, ProviderOptions(provider)), precision, macs, size)]
     if graphs and device.type == "cuda":

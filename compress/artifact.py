@@ -9,30 +9,17 @@ import dataclasses
 import hashlib
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
-from compress.errors import ArtifactError, SignatureError
+from compress.errors import ArtifactError
+from compress.signature import Signature, TensorSpec
 
 __all__ = ["Artifact", "Measured", "Signature", "StageReport", "TensorSpec", "sha256_of"]
 
 SCHEMA_VERSION = 1
-
-# Names are numpy's; "string" is Triton's BYTES and ONNX's string tensor.
-DTYPES = (
-    "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
-    "float16", "float32", "float64", "string",
-)  # fmt: skip
-
-# What a symbolic dimension is taken as where nothing says: a sentence's length, an image's height or width.
-ASSUMED_SIZE, ASSUMED_SIDE = 32, 224
-
-_SPEC = re.compile(r"^\s*(?P<name>[^:\[\]]+?)\s*:\s*(?P<dtype>\w+)\s*\[(?P<shape>[^\[\]]*)\]\s*$")
 
 
 def sha256_of(path: Path) -> str:
@@ -42,137 +29,11 @@ def sha256_of(path: Path) -> str:
 
 
 @dataclass(frozen=True)
-class TensorSpec:
-    """One named tensor: dtype (numpy's name, or "string") and shape; a symbolic dimension is a string.
-
-    Raises:
-        SignatureError: the dtype is unknown or a dimension is neither a name nor positive.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int | str, ...]
-
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise SignatureError(
-                f"tensor {self.name!r} has an unknown dtype {self.dtype!r}",
-                why="it is none of " + ", ".join(DTYPES),
-                mend="write the dtype by numpy's name, as in 'x:float32[batch,3,224,224]'",
-            )
-        for dim in self.shape:
-            if dim < 1 if isinstance(dim, int) else not dim.isidentifier():
-                raise SignatureError(
-                    f"tensor {self.name!r} has the dimension {dim!r}",
-                    why="a dimension is a positive number, or a name for one that varies",
-                    mend="write the shape as in 'x:float32[batch,3,224,224]'",
-                )
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read 'name:dtype[batch,3,224,224]'."""
-        match = _SPEC.match(text)
-        if match is None:
-            raise SignatureError(
-                f"can't read the tensor {text!r}",
-                why="it is not of the form name:dtype[dimensions]",
-                mend="write it as in 'x:float32[batch,3,224,224]'",
-            )
-        dims = [dim.strip() for dim in match["shape"].split(",")] if match["shape"].strip() else []
-        shape = tuple(int(dim) if re.fullmatch(r"-?\d+", dim) else dim for dim in dims)
-        return cls(match["name"], match["dtype"], shape)
-
-    def __str__(self) -> str:
-        return f"{self.name}:{self.dtype}[{','.join(map(str, self.shape))}]"
-
-    @property
-    def batched(self) -> bool:
-        """Whether the first dimension is symbolic."""
-        return bool(self.shape) and isinstance(self.shape[0], str)
-
-    def fixed(self, size: int) -> tuple[int, ...]:
-        """The shape with every symbolic dimension set to `size`."""
-        return tuple(size if isinstance(dim, str) else dim for dim in self.shape)
-
-    def check(self, array: np.ndarray[Any, Any], *, source: str) -> None:
-        """Raise SignatureError unless the array has this dtype and a shape that fits.
-
-        Args:
-            array: any array.
-            source: where it came from, for the message ("calibration.npz").
-        """
-        dtype = "string" if array.dtype.kind in "OSU" else array.dtype.name
-        fits = len(array.shape) == len(self.shape) and all(
-            isinstance(want, str) or want == have for want, have in zip(self.shape, array.shape, strict=True)
-        )
-        if dtype != self.dtype or not fits:
-            raise SignatureError(
-                f"{source} does not fit the model's input {self.name!r}",
-                why=f"it holds {dtype}{list(array.shape)}, the model takes {self}",
-                mend=f"give {self.name!r} as {self.dtype} with shape [{', '.join(map(str, self.shape))}]",
-            )
-
-
-@dataclass(frozen=True)
-class Signature:
-    """A model's inputs and outputs, in the order of its forward.
-
-    Attributes:
-        inputs, outputs: by position.
-        sizes: of symbolic dimensions other than the batch, the size that stands for them all wherever the model is
-            measured, counted or tried. It is no part of what the model takes: signatures that differ in it are equal.
-    """
-
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    sizes: Mapping[str, int] = field(default_factory=dict, compare=False)
-
-    @property
-    def batched(self) -> bool:
-        """Whether every tensor starts with a symbolic (batch) dimension."""
-        return all(spec.batched for spec in (*self.inputs, *self.outputs))
-
-    @property
-    def assumed(self) -> dict[str, int]:
-        """Sizes of the inputs' symbolic dimensions that nothing was said of, the batch apart."""
-        batches = self._batches
-        return {
-            dim: ASSUMED_SIDE if len(spec.shape) >= 4 and axis >= 2 else ASSUMED_SIZE
-            for spec in self.inputs
-            for axis, dim in enumerate(spec.shape)
-            if isinstance(dim, str) and dim not in batches and dim not in self.sizes
-        }
-
-    def at(self, batch: int) -> dict[str, int]:
-        """The representative size of each symbolic dimension of the inputs, for so many samples."""
-        return self.assumed | dict(self.sizes) | dict.fromkeys(self._batches, batch)
-
-    @property
-    def _batches(self) -> set[str]:
-        return {str(spec.shape[0]) for spec in self.inputs if spec.batched}
-
-    def to_dict(self) -> dict[str, Any]:
-        written: dict[str, Any] = {
-            "inputs": [str(spec) for spec in self.inputs],
-            "outputs": [str(spec) for spec in self.outputs],
-        }
-        return written | ({"sizes": dict(self.sizes)} if self.sizes else {})
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        return cls(
-            tuple(TensorSpec.parse(text) for text in data["inputs"]),
-            tuple(TensorSpec.parse(text) for text in data["outputs"]),
-            {str(name): int(size) for name, size in data.get("sizes", {}).items()},
-        )
-
-
-@dataclass(frozen=True)
 class Measured:
     """What was measured of one stage's model; None is "not measured", never a guess.
 
     Attributes:
-        macs: multiply-accumulates for one sample.
+        macs: multiply-accumulates for one sample of representative sizes.
         params: number of weights.
         size_bytes: bytes of the model's file.
         accuracy: share of evaluation samples whose label is predicted, 0 to 1.

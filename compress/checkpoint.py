@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import hashlib
 import inspect
 import json
@@ -17,15 +18,17 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from compress.artifact import Signature, TensorSpec
+from compress.artifact import TensorSpec
 from compress.errors import CheckpointError, SignatureError
 from compress.exported_program import load_exported_program
 from compress.file_kind import FileKind, file_kind
 from compress.folded_norms import fold_norms, folded
 from compress.graph_file import GraphError, to_data
-from compress.model import TorchModel, infer_outputs
+from compress.infer import infer_signature, proven
+from compress.model import TorchModel
 from compress.native_file import is_native, read, write
 from compress.pickles import unpickle
+from compress.signature import parse_sizes
 from compress.torchscript import load_torchscript
 from compress.weights import module_of
 
@@ -42,6 +45,7 @@ def save(
     *,
     inputs: Mapping[str, torch.Tensor] | Sequence[str | TensorSpec] | str,
     outputs: Sequence[str] | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> Path:
     """Write a model with its signature to a file that loads without the model's Python code.
 
@@ -53,6 +57,8 @@ def save(
         inputs: what the forward takes, in order: 'x:float32[batch,1,8,8]', a list of these, or example tensors by name
             (their first dimension is the batch).
         outputs: names for the outputs, in order; otherwise a dict's keys, or `output`.
+        sizes: what is usual for dimensions other than the batch that vary: {"seq": 128}. The model is measured, counted
+            and tried at these.
 
     Returns:
         The path.
@@ -71,7 +77,7 @@ def save(
     try:
         specs = _specs(inputs)
         kept = _with_float32(module)
-        signature = Signature(specs, infer_outputs(kept, specs, _tuple(outputs)))
+        signature = infer_signature(kept, specs, outputs, sizes).sized(sizes or {}, "from the model file")
         write(TorchModel(folded(kept), signature), path, TorchModel(kept, signature))
     finally:
         module.train(was_training)
@@ -85,6 +91,7 @@ def load(
     model: str | None = None,
     trust: bool = False,
     trust_pickle: bool | None = None,
+    sizes: Mapping[str, int] | Sequence[str] = (),
 ) -> TorchModel:
     """Load a model file of any kind, in eval mode and on the CPU.
 
@@ -95,10 +102,11 @@ def load(
         trust: run what the file brings: a pickle's code, TorchScript. Only for files from a source that may run code on
             this machine.
         trust_pickle: the former name of `trust`.
+        sizes: what is usual for dimensions that vary, {"seq": 128} or 'seq=128' each, in place of what the file says.
 
     Raises:
         CheckpointError: the file can't be read, or needs one of the arguments above.
-        SignatureError: the inputs don't fit.
+        SignatureError: the inputs don't fit, or the model does not run at these sizes.
 
     Example:
         >>> model = load("model.pt")
@@ -110,16 +118,18 @@ def load(
         warnings.warn("trust_pickle is now named trust", FutureWarning, stacklevel=2)
         trust = trust or trust_pickle
     kind = file_kind(path)
+    given = dict(sizes) if isinstance(sizes, Mapping) else parse_sizes(sizes)
     if kind is FileKind.EXPORTED_PROGRAM:
-        loaded = load_exported_program(path, trust=trust)
+        loaded = load_exported_program(path, trust=trust, sizes=given)
     elif kind is FileKind.TORCHSCRIPT:
-        loaded = _with_signature(load_torchscript(path, trust=trust), path, inputs, layered=False)
+        loaded = _with_signature(load_torchscript(path, trust=trust), path, inputs, given, layered=False)
     else:
         content = unpickle(path, trust=trust)
         if is_native(content):
             loaded = read(content, path)
+            loaded = dataclasses.replace(loaded, signature=proven(loaded.module, loaded.signature.sized(given)))
         else:
-            loaded = _with_signature(module_of(content, path, model), path, inputs, layered=True)
+            loaded = _with_signature(module_of(content, path, model), path, inputs, given, layered=True)
     _refuse_nan(loaded.module, path)
     if kind is not FileKind.EXPORTED_PROGRAM:  # whose mode was fixed when it was exported
         loaded.module.eval()
@@ -158,10 +168,6 @@ def _code(model: TorchModel) -> str:
         return f"{code}\n{module!r}"
 
 
-def _tuple(names: Sequence[str] | None) -> tuple[str, ...] | None:
-    return None if names is None else tuple(names)
-
-
 def _specs(inputs: Mapping[str, torch.Tensor] | Sequence[str | TensorSpec] | str) -> tuple[TensorSpec, ...]:
     if isinstance(inputs, str):
         inputs = [inputs]
@@ -185,15 +191,16 @@ def _with_float32(module: nn.Module) -> nn.Module:
     return module
 
 
-def _with_signature(module: nn.Module, path: Path, inputs: Sequence[str], *, layered: bool) -> TorchModel:
+def _with_signature(
+    module: nn.Module, path: Path, inputs: Sequence[str], sizes: Mapping[str, int], *, layered: bool
+) -> TorchModel:
     if not inputs:
         raise CheckpointError(f"can't tell the inputs of {path}", why="the file does not name them", mend=_INPUT_HINT)
     module = _with_float32(module)
     module.eval()
     if layered:
         fold_norms(module)
-    specs = _specs(list(inputs))
-    return TorchModel(module, Signature(specs, infer_outputs(module, specs)), layered)
+    return TorchModel(module, infer_signature(module, _specs(list(inputs)), sizes=sizes), layered)
 
 
 def _refuse_nan(module: nn.Module, path: Path) -> None:

@@ -229,6 +229,8 @@ def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: 
         print(f"kind     {file_kind(checkpoint).value}")
     print(f"inputs   {', '.join(map(str, found.signature.inputs))}")
     print(f"outputs  {', '.join(map(str, found.signature.outputs))}")
+    if found.signature.sizes_text:
+        print(f"sizes    {found.signature.sizes_text}")
     if found.model is not None:
         print(f"params   {torch_params(found.model.module):,}")
         print(f"MACs     {torch_macs(found.model.module, found.signature):,}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from compress.artifact import Artifact, Signature
 from compress.checkpoint import load
-from compress.model import OnnxModel, TorchModel, example_inputs, in_float32
+from compress.model import OnnxModel, TorchModel, in_float32, sample_inputs
 from compress.onnx_input import vetted_onnx
 from compress.options import SourceOptions
 from compress.roofline import Roofline, roofline
@@ -37,7 +37,7 @@ def examine(checkpoint: Path, options: SourceOptions, *, roofs: bool = False, th
         path = artifact.model_path.with_name("model.onnx") if artifact.format == "plan" else artifact.model_path
         found = roofline_of(vetted_onnx(path), artifact.signature, threads) if roofs else None
         return Examined(artifact.signature, None, found)
-    model = load(checkpoint, inputs=options.input, model=options.model, trust=options.trust)
+    model = load(checkpoint, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size)
     if not roofs:
         return Examined(model.signature, model, None)
     with tempfile.TemporaryDirectory() as folder:
@@ -48,4 +48,4 @@ def examine(checkpoint: Path, options: SourceOptions, *, roofs: bool = False, th
 
 def roofline_of(path: Path, signature: Signature, threads: int) -> Roofline:
     """An ONNX file's layers at batch 1 under this machine's roofs."""
-    return roofline(path, example_inputs(signature.inputs, 1), threads=threads)
+    return roofline(path, sample_inputs(signature, 1), threads=threads)

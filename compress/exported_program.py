@@ -8,11 +8,12 @@ it reads an archive that is written here, of what was understood of the file's.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,9 +22,10 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.export.pt2_archive._package import load_pt2
 
-from compress.artifact import Signature, TensorSpec
+from compress.artifact import TensorSpec
 from compress.errors import CheckpointError, ToolkitError, first_line
-from compress.model import TorchModel, infer_outputs
+from compress.infer import infer_signature
+from compress.model import TorchModel
 from compress.vetting.archive import Archive, ArchiveError, Entry
 from compress.vetting.program import clean_payloads, clean_program
 
@@ -49,12 +51,13 @@ _ITEM_SIZES = {
 """Bytes of an element, by torch's number of the dtype (torch._export.serde.schema.ScalarType)."""
 
 
-def load_exported_program(path: Path, *, trust: bool) -> TorchModel:
+def load_exported_program(path: Path, *, trust: bool, sizes: Mapping[str, int] | None = None) -> TorchModel:
     """Load a .pt2 file; it has no layers, so it can be exported and quantized but not pruned.
 
     Args:
         path: a zip file that torch.export.save wrote.
         trust: load it even if that runs code from it.
+        sizes: representative ones, see `infer_signature`.
 
     Raises:
         CheckpointError: the file is damaged, from an incompatible release, or holds what could run code.
@@ -72,16 +75,32 @@ def load_exported_program(path: Path, *, trust: bool) -> TorchModel:
         raise CheckpointError(f"can't load the exported program {path}", why=why, mend=mend) from err
     names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
     values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
-    inputs = []
-    for name in names:
-        # Only the first dimension has a name of its own in the artifact; others are numbered.
-        shape = tuple(
-            size if isinstance(size, int) else "batch" if axis == 0 else f"dim_{axis}"
-            for axis, size in enumerate(values[name].shape)
+    dims = _dims([values[name].shape for name in names])
+    specs = tuple(
+        TensorSpec(
+            name,
+            str(values[name].dtype).removeprefix("torch."),
+            tuple(size if isinstance(size, int) else dims[str(size)] for size in values[name].shape),
         )
-        inputs.append(TensorSpec(name, str(values[name].dtype).removeprefix("torch."), shape))
-    specs = tuple(inputs)
-    return TorchModel(module, Signature(specs, infer_outputs(module, specs)), layered=False)
+        for name in names
+    )
+    return TorchModel(module, infer_signature(module, specs, sizes=sizes), layered=False)
+
+
+def _dims(shapes: Sequence[Sequence[Any]]) -> dict[str, str]:
+    """A name for each of the program's symbols: `batch` where it comes first, else `dim_` and the axis it is first at.
+
+    torch.export keeps what is equal (one symbol, one name), and not what it was called.
+    """
+    found: dict[str, str] = {}
+    for shape in shapes:
+        for axis, size in enumerate(shape):
+            if isinstance(size, int) or str(size) in found:
+                continue
+            numbered = (f"dim_{axis}_{number}" for number in itertools.count(1))
+            names = itertools.chain(("batch",) if axis == 0 else (), (f"dim_{axis}",), numbered)
+            found[str(size)] = next(name for name in names if name not in found.values())
+    return found
 
 
 def _as_torch_reads_it(path: Path) -> ExportedProgram:

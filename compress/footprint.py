@@ -50,8 +50,8 @@ class Footprint:
 
     Attributes:
         load_ms: from the file to a session that is ready, in milliseconds.
-        peak_memory_bytes: what loading it and running it at batch 1 adds to the process, at most; None where the
-            system does not tell.
+        peak_memory_bytes: what loading it and running one sample of representative sizes adds to the process, at most;
+            None where the system does not tell.
     """
 
     load_ms: float
@@ -64,7 +64,8 @@ def footprint(model: OnnxModel, threads: int) -> Footprint:
     Raises:
         StageError: it can't be run.
     """
-    specs = [(spec.name, spec.dtype, spec.fixed(1)) for spec in model.signature.inputs]
+    sizes = model.signature.at(1)
+    specs = [(spec.name, spec.dtype, spec.at(sizes)) for spec in model.signature.inputs]
     command = [sys.executable, "-c", _PROGRAM, str(model.path), str(threads), json.dumps(specs)]
     done = subprocess.run([*command, str(int(is_half(model.path)))], capture_output=True, text=True, check=False)
     if done.returncode:

@@ -8,7 +8,7 @@ from typing import Any
 
 from compress.backends import open_model
 from compress.measure import latency
-from compress.model import Model, example_inputs
+from compress.model import Model, sample_inputs
 
 __all__ = ["Cell", "measure_grid"]
 
@@ -42,7 +42,7 @@ def measure_grid(
     *,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[Cell]:
-    """Time every model at every batch size and thread count, on random inputs.
+    """Time every model at every batch size and thread count, on random inputs of representative sizes.
 
     Args:
         models: by name; all of one signature.
@@ -50,12 +50,12 @@ def measure_grid(
         thread_counts: for a model's operators.
         progress: called with settings done and in all.
     """
-    specs = next(iter(models.values())).signature.inputs
+    signature = next(iter(models.values())).signature
     found: list[Cell] = []
     settings = [(batch, threads) for threads in thread_counts for batch in batches]
     for done, (batch, threads) in enumerate(settings, 1):
         opened = {name: open_model(model, threads=threads) for name, model in models.items()}
-        timed = latency(opened, example_inputs(specs, batch), rounds=8)
+        timed = latency(opened, sample_inputs(signature, batch), rounds=8)
         found += [
             Cell(name, batch, threads, took.p50_ms, took.p99_ms, 1000 * batch / took.p50_ms)
             for name, took in timed.items()

@@ -20,7 +20,7 @@ from compress.model import OnnxModel, TorchModel, in_float32
 from compress.options import CompressOptions, ExportOptions, OptimizeOptions, SensitivityOptions, SourceOptions
 from compress.output import check_output, write_artifact
 from compress.pipeline import Outcome, Watcher, check, run
-from compress.recipe import find_data, stages_for
+from compress.recipe import find_data, stages_for, with_sizes
 from compress.report import Report
 from compress.search import search
 from compress.search_report import write_search
@@ -70,7 +70,7 @@ def prepare(checkpoint: Path, options: ExportOptions) -> Prepared:
         ToolkitError: input or options that can't be used.
     """
     check_output(options.output)
-    model = _load(checkpoint, options)
+    model = with_sizes(_load(checkpoint, options), checkpoint, _data(options), options.dims)
     judged = None
     if options.eval is not None:
         data = Dataset.open(find_data(options.eval, checkpoint), model.signature)
@@ -112,8 +112,9 @@ def export(
     watcher = watcher or Silent()
     prepared = prepare(checkpoint, options)
     model, work = prepared.model, prepared.work
+    exporting = next(stage for stage in prepared.stages if isinstance(stage, OnnxFromTorch))
     baseline = run(
-        [OnnxFromTorch(), FoldOnnx()], model, work=work / "original", source=prepared.source, watcher=_Renamed(watcher)
+        [exporting, FoldOnnx()], model, work=work / "original", source=prepared.source, watcher=_Renamed(watcher)
     )
     _share_export(prepared.stages, work)
     outcomes = run(
@@ -171,7 +172,9 @@ def optimize(
     checkpoint = Path(checkpoint)
     watcher = watcher or Silent()
     check_output(options.output)
-    model = _load(checkpoint, options)
+    model = with_sizes(_load(checkpoint, options), checkpoint, _data(options))
+    said = {dim: size for dim, size in model.signature.sizes.items() if dim not in model.signature.unsaid}
+    options = dataclasses.replace(options, size=tuple(f"{dim}={size}" for dim, size in said.items()))
     work = _work(options)
     found = search(checkpoint, options, model, source=_source(model), work=work, watcher=watcher)
     folder = options.output.with_name(options.output.name + ".search")
@@ -207,7 +210,7 @@ def sensitivity(checkpoint: str | Path, options: SensitivityOptions, *, watcher:
         ['0']
     """
     checkpoint = Path(checkpoint)
-    model = _load(checkpoint, options)
+    model = with_sizes(_load(checkpoint, options), checkpoint, {"evaluation": options.eval})
     data = Dataset.open(find_data(options.eval, checkpoint), model.signature)
     found = layer_sensitivity(
         model,
@@ -223,8 +226,13 @@ def sensitivity(checkpoint: str | Path, options: SensitivityOptions, *, watcher:
 
 
 def _load(checkpoint: Path, options: SourceOptions) -> TorchModel:
-    model = load(checkpoint, inputs=options.input, model=options.model, trust=options.trust)
+    model = load(checkpoint, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size)
     return in_float32(model)
+
+
+def _data(options: CompressOptions) -> dict[str, str | None]:
+    """What tells the sizes of dimensions that vary, the most telling first."""
+    return {"calibration": options.calibration, "evaluation": options.eval, "training": options.finetune}
 
 
 def _share_export(stages: Sequence[Stage], work: Path) -> None:

@@ -6,25 +6,22 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import torch
-from onnx import shape_inference
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from compress.artifact import Signature
 from compress.backends import Backend
-from compress.backends.bfloat16 import emulated
-from compress.backends.onnxrt import is_half
-from compress.model import Arrays, call, example_inputs
+from compress.model import Arrays, call, sample_inputs
 from compress.onnx_scope import inner_bodies
+from compress.onnx_shapes import shapes_for
 
 __all__ = ["Latency", "cores", "latency", "onnx_layer_bytes", "onnx_macs", "onnx_params", "torch_macs", "torch_params"]
 
@@ -96,8 +93,11 @@ def torch_params(module: nn.Module) -> int:
 
 
 def torch_macs(module: nn.Module, signature: Signature) -> int:
-    """Multiply-accumulates for one sample: half of the FLOPs that torch counts for convolutions and matrix products."""
-    inputs = example_inputs(signature.inputs, 1)
+    """Multiply-accumulates for one sample of the signature's representative sizes.
+
+    They are half of the FLOPs that torch counts for convolutions and matrix products.
+    """
+    inputs = sample_inputs(signature, 1)
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # its one operator for a whole encoder layer is not counted
     try:
@@ -162,17 +162,17 @@ _RECURRENT = ("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM")
 _MULTIPLYING = ("Conv", "ConvTranspose", "ConvInteger", "Gemm", "MatMul", "MatMulInteger", *_RECURRENT)
 
 
-def onnx_macs(path: Path) -> int:
-    """Multiply-accumulates for one sample of the convolutions and matrix products in a file.
+def onnx_macs(path: Path, signature: Signature) -> int:
+    """Multiply-accumulates of the convolutions and matrix products in a file, for one sample of representative sizes.
 
-    Shapes are inferred; where inference can't tell them (a reshape to sizes that are computed), the model runs once.
+    Args:
+        path: an ONNX file.
+        signature: of it, with its sizes.
     """
     model = onnx.load(path)
     nodes = [node for node in model.graph.node if node.op_type in _MULTIPLYING]
     wanted = {name for node in nodes for name in (*node.input[:3], node.output[0]) if name}
-    shapes = _inferred_shapes(model)
-    if any(0 in shapes.get(name, (0,)) for name in wanted):
-        shapes |= _seen_shapes(path, wanted - {tensor.name for tensor in model.graph.initializer})
+    shapes = shapes_for(path, sample_inputs(signature, 1), wanted)
     total = 0
     for node in nodes:
         left, right, out = (shapes[name] for name in (node.input[0], node.input[1], node.output[0]))
@@ -185,43 +185,3 @@ def onnx_macs(path: Path) -> int:
             transposed = any(a.name == "transA" and a.i for a in node.attribute)
             total += int(np.prod(out)) * (left[0] if transposed else left[-1])
     return total
-
-
-def _inferred_shapes(given: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
-    """Shapes [of one sample] by tensor; 0 is an unknown dimension."""
-    model = onnx.ModelProto()
-    model.CopyFrom(given)
-    for value in (*model.graph.input, *model.graph.output):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param:
-                dim.dim_value = 1
-    del model.graph.value_info[:]
-    graph = shape_inference.infer_shapes(model, data_prop=True).graph
-    shapes = {t.name: tuple(t.dims) for t in graph.initializer}
-    for value in (*graph.value_info, *graph.input, *graph.output):
-        shapes[value.name] = tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
-    return shapes
-
-
-def _seen_shapes(path: Path, names: Collection[str]) -> dict[str, tuple[int, ...]]:
-    """Shapes [of one sample, every other symbolic dimension 1] of tensors, from one run."""
-    model = onnx.load(path)
-    if is_half(path, onnx.TensorProto.BFLOAT16):
-        model = emulated(model)
-    inputs = {
-        value.name: np.zeros(
-            [dim.dim_value or 1 for dim in value.type.tensor_type.shape.dim],
-            onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type),
-        )
-        for value in model.graph.input
-    }
-    there = {value.name for value in (*model.graph.output, *model.graph.input)}
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in there)
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    running = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    outputs = [output.name for output in running.get_outputs()]
-    found = {name: tuple(values.shape) for name, values in inputs.items()}
-    return found | {
-        name: tuple(values.shape) for name, values in zip(outputs, running.run(outputs, inputs), strict=True)
-    }

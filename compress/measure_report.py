@@ -12,7 +12,8 @@ __all__ = ["measure_table"]
 def measure_table(found: Measurement) -> Table:
     """A row for each model at each batch size."""
     on = found.environment.get("gpu", found.environment["cpu"])
-    table = Table(title=f"On {on}, in turns", title_justify="left")
+    at = "".join(f", {dim} = {told['size']} ({told['source']})" for dim, told in found.sizes.items())
+    table = Table(title=f"On {on}, in turns{at}", title_justify="left")
     for column in ("batch", "model", "runtime", "p50", "p99", "samples/s", "over the first", "cosine to it"):
         table.add_column(column, justify="left" if column in ("model", "runtime") else "right", no_wrap=True)
     for row in found.figures:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -22,12 +22,14 @@ from compress.compare import max_abs_error
 from compress.dataset import Dataset
 from compress.device import accelerator, described, elapsed_ms
 from compress.engine.profiles import ranges_of
-from compress.errors import RecipeError, StageError
+from compress.errors import RecipeError, StageError, ToolkitError, first_line
 from compress.machine import environment
 from compress.metrics import cosine_similarity
-from compress.model import Arrays, EngineModel, Model, OnnxModel, TorchModel, example_inputs, in_float32, symbols_of
+from compress.model import Arrays, EngineModel, Model, OnnxModel, TorchModel, in_float32
 from compress.onnx_input import signature_of_onnx, vetted_onnx
 from compress.options import MeasureOptions
+from compress.signature import parse_sizes
+from compress.sizes import sizes_in, typical_inputs
 
 __all__ = ["Figure", "Measurement", "measure_files", "signature_of_onnx", "time_in_turns"]
 
@@ -74,11 +76,19 @@ class Figure:
 
 @dataclass(frozen=True)
 class Measurement:
-    """All figures, and what they were taken on."""
+    """All figures, and what they were taken on.
+
+    Attributes:
+        environment: machine and versions.
+        figures: by model and batch.
+        providers: what ONNX Runtime was asked for, by model.
+        sizes: of dimensions other than the batch that vary: `size`, and its `source`.
+    """
 
     environment: Mapping[str, str | int]
     figures: tuple[Figure, ...]
     providers: Mapping[str, Any]
+    sizes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -104,7 +114,7 @@ def measure_files(
     torch.set_num_threads(options.threads)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = options.tf32
     models = dict(zip(_names(paths), (_opened(path, options) for path in paths), strict=True))
-    signature = _one_signature(models)
+    signature, data = _sized(_one_signature(models), options)
     backends = {
         name: backend for key, model in models.items() for name, backend in _backends(key, model, device, options)
     }
@@ -116,14 +126,30 @@ def measure_files(
         progress(next(ticks), total)
 
     for batch in options.batches:
-        inputs = _inputs(signature, batch, options)
-        outputs = {name: backend.infer(inputs) for name, backend in backends.items()}
+        inputs = typical_inputs(signature, data, batch)
+        outputs = {name: _answers(name, backend, inputs) for name, backend in backends.items()}
         times = time_in_turns(backends, inputs, options.rounds, tick)
         figures += _figures(batch, backends, times, outputs)
     found = {
         name: backend.provider_options for name, backend in backends.items() if isinstance(backend, OnnxDeviceBackend)
     }
-    return Measurement({**environment(options.threads), **described(device)}, tuple(figures), found)
+    return Measurement(
+        {**environment(options.threads), **described(device)}, tuple(figures), found, signature.sizes_told
+    )
+
+
+def _answers(name: str, backend: Backend, inputs: Arrays) -> Arrays:
+    try:
+        return backend.infer(inputs)
+    except ToolkitError:
+        raise
+    except Exception as err:  # ONNX Runtime's own exception classes have no common base but this; torch has many
+        shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in inputs.items())
+        raise StageError(
+            f"{name} does not run on {shapes}",
+            why=first_line(err)[:300],
+            mend="give dimensions that vary a size that it takes, as in --size seq=128, or --data",
+        ) from err
 
 
 def time_in_turns(
@@ -196,7 +222,7 @@ def _opened(path: Path, options: MeasureOptions) -> Model:
         return OnnxModel(vetted_onnx(artifact.model_path), artifact.signature)
     if path.suffix == ".onnx":
         return OnnxModel(path, signature_of_onnx(path))
-    return in_float32(load(path, inputs=options.input, model=options.model, trust=options.trust))
+    return in_float32(load(path, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size))
 
 
 def _one_signature(models: Mapping[str, Model]) -> Signature:
@@ -233,13 +259,21 @@ def _backends(name: str, model: Model, device: torch.device, options: MeasureOpt
             yield f"{name} ({provider})" if len(options.provider) > 1 else name, OnnxDeviceBackend(model, asked)
 
 
-def _inputs(signature: Signature, batch: int, options: MeasureOptions) -> Arrays:
-    """Samples of the data, from the first again where there are too few; or random ones."""
-    if options.data is not None:
-        data = Dataset.open(options.data, signature)
-        return {
-            name: np.resize(values, (batch, *values.shape[1:])) for name, values in data.take(slice(batch))[0].items()
-        }
-    batches = {spec.shape[0] for spec in signature.inputs if spec.batched}
-    sizes = {name: batch if name in batches else 32 for name in symbols_of(signature.inputs)}
-    return example_inputs(signature.inputs, sizes | {name: size[1] for name, size in ranges_of(options.dims).items()})
+def _sized(signature: Signature, options: MeasureOptions) -> tuple[Signature, Dataset | None]:
+    """With the sizes that are asked for, else those of the data, else those of the first model's file; and the data.
+
+    Raises:
+        RecipeError: the data is of another size than is asked for.
+    """
+    asked = parse_sizes(options.size)
+    asked |= {name: sizes[1] for name, sizes in ranges_of(options.dims).items() if name not in signature.batches}
+    data = None if options.data is None else Dataset.open(options.data, signature)
+    held = {} if data is None else sizes_in(data, signature)
+    for dim, size in asked.items():
+        if held.get(dim, size) != size:
+            raise RecipeError(
+                f"can't measure {options.data} at {dim} = {size}",
+                why=f"its samples have {dim} = {held[dim]}",
+                mend="leave --size and --dims out, or --data for random inputs",
+            )
+    return signature.sized(held, "from the data").sized(asked), data

@@ -46,6 +46,9 @@ class SourceOptions:
     input: Annotated[tuple[str, ...], Parameter(group=_SOURCE)] = ()
     """Each input of the model, where its file doesn't say: 'name:float32[batch,3,224,224]'."""
 
+    size: Annotated[tuple[str, ...], Parameter(consume_multiple=True, group=_SOURCE)] = ()
+    """What is usual for a dimension that varies, 'seq=128'; by default what the data holds, else 32, 224 for images."""
+
     model: Annotated[str | None, Parameter(group=_SOURCE)] = None
     """For a state_dict: 'package.module:factory', which gives the module that it fits."""
 
@@ -126,7 +129,8 @@ class EngineOptions:
     """Batch sizes that it is tuned for, each with an optimization profile of its own; by default the largest."""
 
     dims: Annotated[tuple[str, ...], Parameter(consume_multiple=True, group=_ENGINE)] = ()
-    """For each other dimension that varies, its smallest, best and largest size: 'sequence=1:64:128'."""
+    """For each other dimension that varies, its smallest, best and largest size: 'sequence=1:64:128'; the best one is
+    its --size, too."""
 
     optimization_level: Annotated[Literal[0, 1, 2, 3, 4, 5] | None, Parameter(group=_ENGINE)] = None
     """From 0, the fastest build, to 5, the fastest engine; by default TensorRT's own choice."""
@@ -309,7 +313,7 @@ class MeasureOptions(SourceOptions):
     """Inputs to run: an .npz, a .npy, a folder of .npy files or package.module:function; by default random ones."""
 
     dims: Annotated[tuple[str, ...], Parameter(consume_multiple=True, group=_WHERE)] = ()
-    """Of dimensions other than the batch that vary, 'sequence=1:64:128'; the middle one is measured. 32 by default."""
+    """As in `engine-script`: 'sequence=1:64:128'; the middle one is measured, in place of --size."""
 
     rounds: Annotated[int, Parameter(group=_WHERE)] = 12
     """How often the models take turns, in a new order each time."""

@@ -13,7 +13,7 @@ from compress.backends import TorchBackend
 from compress.durations import duration
 from compress.job import prepare
 from compress.measure import cores
-from compress.model import TorchModel, example_inputs
+from compress.model import TorchModel, sample_inputs
 from compress.options import ExportOptions
 from compress.stages import Stage
 from compress.stages.finetune import Finetune
@@ -47,7 +47,8 @@ def plan(checkpoint: Path, options: ExportOptions) -> Table:
     prepared = prepare(checkpoint, options)
     samples = 0 if prepared.judged is None else len(prepared.judged[0])
     seconds = estimate(prepared.model, prepared.stages, samples)
-    table = Table(title=f"{checkpoint}: what would be done", title_justify="left")
+    sizes = prepared.model.signature.sizes_text
+    table = Table(title=f"{checkpoint}: what would be done{', at ' + sizes if sizes else ''}", title_justify="left")
     for column in ("stage", "options", "about"):
         table.add_column(column, justify="right" if column == "about" else "left", overflow="fold")
     for name, text, took in seconds:
@@ -110,7 +111,7 @@ def _stage_seconds(stage: Stage, model: TorchModel, single: float) -> float:
 
 def _forward_seconds(model: TorchModel, batch: int) -> float:
     backend = TorchBackend(model, cores())
-    inputs = example_inputs(model.signature.inputs, batch)
+    inputs = sample_inputs(model.signature, batch)
     backend.infer(inputs)
     start = time.perf_counter()
     backend.infer(inputs)

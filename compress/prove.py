@@ -15,8 +15,9 @@ from compress.dataset import Dataset
 from compress.footprint import Footprint, footprint
 from compress.measure import Latency, latency, onnx_macs, onnx_params, torch_macs, torch_params
 from compress.metrics import Metric
-from compress.model import EngineModel, Model, OnnxModel, TorchModel, example_inputs
+from compress.model import EngineModel, Model, OnnxModel, TorchModel, sample_inputs
 from compress.pipeline import Outcome, Watcher
+from compress.sizes import typical_inputs
 
 __all__ = ["Found", "measure", "rows_of"]
 
@@ -58,9 +59,9 @@ def measure(rows: Mapping[str, Model], judged: tuple[Dataset, Metric] | None, th
     if judged is not None:
         progress = watcher.started("compare")
         compared = compare("original", opened, *judged, progress=lambda done, total: progress(done, total, "samples"))
-    specs = rows["original"].signature.inputs
-    one = judged[0].take(slice(0, 1))[0] if judged is not None else example_inputs(specs, 1)
-    apart = _batches(opened, judged, rows["original"].signature)
+    signature = rows["original"].signature
+    one = typical_inputs(signature, None if judged is None else judged[0], 1)
+    apart = _batches(opened, judged, signature)
     tick = watcher.started("measure")
     clocked = {name: backend for name, backend in opened.items() if not backend.emulated}
     timed = latency(clocked, one, progress=lambda done, total: tick(done, total, "interleaved rounds"))
@@ -79,7 +80,7 @@ def _batches(
 ) -> dict[str, float]:
     if any(isinstance(spec.shape[0], int) for spec in signature.inputs if spec.shape):
         return {}
-    eight = judged[0].take(slice(0, BATCH))[0] if judged is not None else example_inputs(signature.inputs, BATCH)
+    eight = judged[0].take(slice(0, BATCH))[0] if judged is not None else sample_inputs(signature, BATCH)
     return {name: batch_difference(model, eight) for name, model in opened.items()}
 
 
@@ -121,7 +122,7 @@ def _measured(name: str, model: Model, found: Found, size: int | None) -> Measur
         macs, params = torch_macs(model.module, model.signature), torch_params(model.module)
     else:
         graph = model.onnx if isinstance(model, EngineModel) else model
-        macs, params = onnx_macs(graph.path), onnx_params(graph.path)
+        macs, params = onnx_macs(graph.path, model.signature), onnx_params(graph.path)
         size = model.path.stat().st_size
     alone, timed = found.footprints.get(name), found.latency.get(name)
     return Measured(

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from compress.dataset import Dataset
+from compress.engine.profiles import ranges_of
 from compress.errors import RecipeError
+from compress.infer import proven
 from compress.machine import int8_saturates
 from compress.metrics import Metric
 from compress.model import TorchModel
 from compress.options import EngineOptions, ExportOptions
 from compress.sensitivity import Sensitivity
+from compress.sizes import sized_by
 from compress.stages import Stage
 from compress.stages.finetune import Finetune
 from compress.stages.fold_onnx import FoldOnnx
@@ -27,7 +31,7 @@ from compress.stages.smooth_onnx import SmoothOnnx
 from compress.stages.train_quantized import TrainQuantized, shorter
 from compress.training_options import TrainingOptions
 
-__all__ = ["find_data", "stages_for", "training_of"]
+__all__ = ["find_data", "stages_for", "training_of", "with_sizes"]
 
 # Of the epochs that --epochs names, for training with fake quantization: the weights are near their place already.
 QAT_SHARE = 0.25
@@ -40,6 +44,29 @@ def find_data(source: str, checkpoint: Path) -> str:
     return str(beside) if not Path(source).exists() and beside.exists() else source
 
 
+def with_sizes(
+    model: TorchModel, checkpoint: Path, sources: Mapping[str, str | None], dims: Sequence[str] = ()
+) -> TorchModel:
+    """A model with a representative size for whatever varies: from the data, where neither user nor file gave one.
+
+    Args:
+        model: as it was loaded.
+        checkpoint: data is looked for beside it, too.
+        sources: of data, by what it is for, in the order in which they are asked.
+        dims: ranges of an engine's dimensions; what is best for it goes before everything else.
+
+    Raises:
+        DatasetError, SignatureError: data that can't be used, or sizes that the model does not run at.
+    """
+    best = {name: sizes[1] for name, sizes in ranges_of(dims).items() if name not in model.signature.batches}
+    if best:
+        model = dataclasses.replace(model, signature=proven(model.module, model.signature.sized(best, "from --dims")))
+    for use, source in sources.items():
+        if source is not None and model.signature.unsaid:
+            model = sized_by(model, Dataset.open(find_data(source, checkpoint), model.signature), use)
+    return model
+
+
 def stages_for(
     options: ExportOptions, model: TorchModel, checkpoint: Path, judged: tuple[Dataset, Metric] | None = None
 ) -> list[Stage]:
@@ -49,7 +76,7 @@ def stages_for(
         options: of the run.
         model: what it starts from, and what recovery is taught by.
         checkpoint: data is looked for beside it, too.
-        judged: evaluation data and the metric, which a largest drop is in.
+        judged: evaluation data and the metric, which a largest drop is in; the export is proven on data, too.
 
     Raises:
         RecipeError: options that don't go together.
@@ -62,7 +89,8 @@ def stages_for(
 
     training, calibration = data(options.finetune), data(options.calibration)
     validation = data(options.validation) if training is not None else None
-    precision = _precision(options, model, calibration, judged)
+    typical = next((held for held in (calibration, judged and judged[0], training) if held is not None), None)
+    precision = _precision(options, model, calibration, judged, typical)
     seen = "" if judged is None else judged[0].sha256
     recovery = None if training is None else _finetune(options, model, training, validation, seen)
     samples = calibration if training is None else training
@@ -145,9 +173,16 @@ def training_of(options: TrainingOptions) -> TrainingOptions:
 
 
 def _precision(
-    options: ExportOptions, model: TorchModel, calibration: Dataset | None, judged: tuple[Dataset, Metric] | None
+    options: ExportOptions,
+    model: TorchModel,
+    calibration: Dataset | None,
+    judged: tuple[Dataset, Metric] | None,
+    typical: Dataset | None,
 ) -> list[Stage]:
-    stages: list[Stage] = [OnnxFromTorch(), FoldOnnx(unfuse=options.target == "cpu" and options.precision == "fp32")]
+    stages: list[Stage] = [
+        OnnxFromTorch(typical),
+        FoldOnnx(unfuse=options.target == "cpu" and options.precision == "fp32"),
+    ]
     if options.smooth and calibration is not None and options.int8 != "qat":  # a training finds its own scales
         stages.append(SmoothOnnx(calibration, copies=True))
     if options.int8 is not None:

@@ -26,7 +26,7 @@ from compress.model import TorchModel, in_float32
 from compress.options import FinetuneOptions
 from compress.output import beside_output, check_output, put_in_place
 from compress.pipeline import Outcome, Watcher, check, run
-from compress.recipe import find_data, training_of
+from compress.recipe import find_data, training_of, with_sizes
 from compress.stages import Given
 from compress.stages.finetune import Finetune
 from compress.training.loop import TRACE_FILE
@@ -96,7 +96,7 @@ def finetune(checkpoint: str | Path, options: FinetuneOptions, *, watcher: Watch
     """
     checkpoint = Path(checkpoint)
     check_output(options.output, "training.json", "a training")
-    model = _load(checkpoint, options)
+    model = with_sizes(_load(checkpoint, options), checkpoint, {"training": options.data, "evaluation": options.eval})
     teacher = None if options.teacher is None else _load(options.teacher, options)
     if teacher is not None and _shapes(teacher) != _shapes(model):
         raise SignatureError(
@@ -162,7 +162,7 @@ def _run(stage: Finetune, model: TorchModel, work: Path, source: str, watcher: W
 
 
 def _load(path: Path, options: FinetuneOptions) -> TorchModel:
-    found = load(path, inputs=options.input, model=options.model, trust=options.trust)
+    found = load(path, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size)
     return in_float32(found)
 
 

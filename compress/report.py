@@ -76,6 +76,7 @@ class Report:
             "command": self.command,
             "source": self.source,
             "signature": self.signature.to_dict(),
+            "sizes": self.signature.sizes_told,
             "environment": dict(self.environment),
             "evaluation": dict(self.data),
             "stages": [stage.to_dict() for stage in self.stages],
@@ -210,7 +211,8 @@ def stage_table(report: Report) -> Table:
     """The stages for the terminal."""
     table = Table(
         title=f"{report.source}: each stage, measured on this machine (latency at batch 1, "
-        f"{report.environment['threads']} thread)",
+        + (f"{report.signature.sizes_text}, " if report.signature.sizes_text else "")
+        + f"{report.environment['threads']} thread)",
         title_justify="left",
     )
     shown = [

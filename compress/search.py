@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from compress.backends import Backend, open_model
 from compress.checkpoint import load
 from compress.dataset import Dataset
@@ -24,6 +22,7 @@ from compress.options import OptimizeOptions
 from compress.pipeline import Outcome, Watcher, check, run
 from compress.recipe import find_data, stages_for
 from compress.search_result import Candidate, SearchResult, Trial, candidates
+from compress.sizes import typical_inputs
 from compress.stages import Progress
 
 __all__ = ["search"]
@@ -178,7 +177,9 @@ class _Named:
 def _branch(setting: _Setting, group: Sequence[Candidate], watcher: Watcher) -> list[Trial]:
     """Make the candidates of one ratio, its float model first, and screen each on a part of the data."""
     options = setting.options
-    model = in_float32(load(setting.checkpoint, inputs=options.input, model=options.model, trust=options.trust))
+    model = in_float32(
+        load(setting.checkpoint, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size)
+    )
     data, metric = judged(options, model, setting.checkpoint)
     count = max(SCREEN_LEAST, int(len(data) * SCREEN_SHARE))
     judge = Judge.of_part(open_model(model, threads=cores()), data, metric, count)
@@ -189,7 +190,7 @@ def _branch(setting: _Setting, group: Sequence[Candidate], watcher: Watcher) -> 
             trials += _skipped([candidate], lost)
             continue
         try:
-            stages = stages_for(candidate.options(options), model, setting.checkpoint)
+            stages = stages_for(candidate.options(options), model, setting.checkpoint, (data, metric))
             check(stages, model)
             outcomes = run(
                 stages, model, work=setting.work, source=setting.source, watcher=_Named(watcher, candidate.name),
@@ -241,7 +242,7 @@ def _measured(
         opened[name] = open_model(onnx, threads=options.threads)
         tick(number, len(left), "candidates evaluated")
     tick = watcher.started("measure")
-    one, eight = (data.take(np.arange(size) % len(data))[0] for size in (1, THROUGHPUT_BATCH))
+    one, eight = (typical_inputs(model.signature, data, size) for size in (1, THROUGHPUT_BATCH))
     single = latency(opened, one, progress=lambda done, total: tick(done, 2 * total, "interleaved rounds"))
     batched = latency(opened, eight, progress=lambda done, total: tick(total + done, 2 * total, "interleaved rounds"))
     for name, trial in left.items():

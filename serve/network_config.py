@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compress.artifact import Signature, TensorSpec
+from compress.artifact import Signature
 from compress.errors import RepositoryError
 from serve.engine_file import Engine
 from serve.hook_types import HookTensor, of_spec
@@ -86,7 +86,7 @@ def network_config(
         metric_tags=options.metric_tags,
         dynamic_batching=batching(options) if batched else None,
         parameters=parameters | (_runtime(options) if backend == "onnxruntime" else {}),
-        model_warmup=_warmups(signature.inputs, tensors, largest, engine) if options.warmup else (),
+        model_warmup=_warmups(signature, tensors, largest, engine) if options.warmup else (),
         response_cache=ModelResponseCache(enable=True) if options.response_cache else None,
     )
 
@@ -167,16 +167,20 @@ def _optimization(options: PackOptions) -> ModelOptimizationPolicy | None:
 
 
 def _warmups(
-    specs: tuple[TensorSpec, ...], tensors: list[HookTensor], largest: int, engine: Engine | None
+    signature: Signature, tensors: list[HookTensor], largest: int, engine: Engine | None
 ) -> tuple[ModelWarmup, ...]:
     """What runs before the network is ready; of a plan, each profile at its smallest, best and largest shapes."""
+    specs = signature.inputs
     if engine is None:
-        return _warmup(specs, tensors, largest)
+        return _warmup(signature, tensors, largest)
     found: dict[str, ModelWarmup] = {}
     batched = all(spec.batched for spec in specs)
     for number, profile in enumerate(engine.profiles):
         for what, at in (("smallest", 0), ("best", 1), ("largest", 2)):
-            shapes = {spec.name: profile[spec.name][at] if spec.name in profile else spec.fixed(1) for spec in specs}
+            shapes = {
+                spec.name: profile[spec.name][at] if spec.name in profile else spec.at(signature.at(1))
+                for spec in specs
+            }
             size = min(shape[0] for shape in shapes.values()) if batched else 1
             if size > max(largest, 1):
                 continue
@@ -192,15 +196,19 @@ def _dims(shape: tuple[int, ...], *, batched: bool) -> tuple[int, ...]:
     return (shape[1:] or (1,)) if batched else shape
 
 
-def _warmup(specs: tuple[TensorSpec, ...], tensors: list[HookTensor], largest: int) -> tuple[ModelWarmup, ...]:
-    """Zeros at batch 1 and at the largest batch; none when another dimension varies, for which no size is sure to run.
+def _warmup(signature: Signature, tensors: list[HookTensor], largest: int) -> tuple[ModelWarmup, ...]:
+    """Zeros at batch 1 and at the largest batch; what else varies is of the representative size that it ran at.
 
-    Zeros, because they are an index that every lookup has, and no random bits are read as NaN.
+    None where the signature names no such size: no other is sure to run. Zeros, because they are an index that every
+    lookup has, and no random bits are read as NaN.
     """
+    specs, sizes = signature.inputs, signature.at(1)
+    if signature.assumed or (not signature.batched and signature.batches):
+        return ()
     inputs = {
-        spec.name: WarmupInput(tensor.data_type, tensor.dims or (1,), zero_data=True)
+        spec.name: WarmupInput(
+            tensor.data_type, _dims(spec.at(sizes), batched=signature.batched) or (1,), zero_data=True
+        )
         for spec, tensor in zip(specs, tensors[: len(specs)], strict=True)
     }
-    if any(-1 in warm.dims for warm in inputs.values()):
-        return ()
     return tuple(ModelWarmup(f"batch_{size}", size, inputs) for size in sorted({1, largest}))

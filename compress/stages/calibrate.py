@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,12 @@ from compress.dataset import Dataset
 from compress.errors import StageError
 from compress.measure import cores
 from compress.model import OnnxModel, Ranges
+from compress.onnx_shapes import shapes_for
 from compress.stages import Progress
 from compress.stages.histogram import Histogram, Method
 from compress.stages.tied_onnx import apart
 
-__all__ = ["calibrate", "trained_ranges"]
+__all__ = ["batch_for", "calibrate", "samples_within", "trained_ranges"]
 
 # All activations of a batch are there at once: as many samples as keep them below this.
 ACTIVATION_BYTES = 64 * 1024 * 1024
@@ -54,7 +56,7 @@ def calibrate(path: Path, data: Dataset, method: Method, progress: Progress) -> 
         onnx.save(model, augmented)
         running = session(augmented, cores())
     done = 0
-    for inputs, _ in data.batches(batch_for(tensors)):
+    for inputs, _ in data.batches(batch_for(path, tensors, data)):
         found = dict(zip(computed, running.run(computed, inputs), strict=True))
         for name, values in (found | {name: inputs[name] for name in fed}).items():
             if not np.isfinite(values).all():
@@ -81,11 +83,23 @@ def trained_ranges(model: OnnxModel) -> Ranges | None:
     return model.ranges if fits else None
 
 
-def batch_for(tensors: Mapping[str, onnx.ValueInfoProto]) -> int:
-    """Samples at a time, so that all activations together stay within ACTIVATION_BYTES; at least 1."""
-    elements = sum(
-        int(np.prod([max(dim.dim_value, 1) for dim in value.type.tensor_type.shape.dim])) for value in tensors.values()
-    )
+def batch_for(path: Path, names: Iterable[str], data: Dataset) -> int:
+    """Samples at a time, so that some tensors together stay within ACTIVATION_BYTES; at least 1.
+
+    Args:
+        path: an ONNX file; one whose batch is fixed takes no other.
+        names: of its float32 tensors.
+        data: what it is run on, whose sizes decide.
+    """
+    fixed = [value.type.tensor_type.shape.dim[:1] for value in onnx.load(path, load_external_data=False).graph.input]
+    if any(dim and dim[0].HasField("dim_value") for dim in fixed):
+        return max(1, len(data))
+    shapes = shapes_for(path, data.take(slice(0, 1))[0], list(names))
+    return samples_within(sum(math.prod(shape) for shape in shapes.values()))
+
+
+def samples_within(elements: int) -> int:
+    """Samples of so many float32 elements each that stay within ACTIVATION_BYTES; from 1 to LARGEST_BATCH."""
     return max(1, min(LARGEST_BATCH, ACTIVATION_BYTES // max(4 * elements, 1)))
 
 

@@ -19,7 +19,7 @@ from compress.engine.layers import precision_of, precisions_of
 from compress.engine.lint import lint_tensorrt
 from compress.engine.profiles import build_options, profiles_for, ranges_of
 from compress.errors import MissingExtraError, RecipeError, StageError
-from compress.model import Arrays, EngineModel, Model, OnnxModel, example_inputs, symbols_of
+from compress.model import Arrays, EngineModel, Model, OnnxModel, example_inputs
 from compress.options import EngineOptions
 from compress.stages import Given, Progress
 
@@ -106,4 +106,4 @@ class EngineFromOnnx:
 def one_sample(signature: Signature, dims: Sequence[str]) -> Arrays:
     """Random inputs at batch 1, every other dimension that varies at its best size."""
     best = {name: sizes[1] for name, sizes in ranges_of(dims).items()}
-    return example_inputs(signature.inputs, dict.fromkeys(symbols_of(signature.inputs), 1) | best)
+    return example_inputs(signature.inputs, signature.at(1) | best)

@@ -165,6 +165,6 @@ def observe(path: Path, names: Sequence[str], data: Dataset) -> Iterator[Arrays]
         augmented = Path(folder) / "augmented.onnx"
         onnx.save(model, augmented)
         running = session(augmented, cores())
-    for inputs, _ in data.batches(batch_for(floats)):
+    for inputs, _ in data.batches(batch_for(path, floats, data)):
         found = dict(zip(computed, running.run(computed, inputs), strict=True)) if computed else {}
         yield found | {name: inputs[name] for name in names if name in fed}

@@ -18,7 +18,7 @@ from compress.backends.onnxrt_device import OnnxDeviceBackend, ProviderOptions
 from compress.backends.pytorch_device import TorchDeviceBackend
 from compress.device import elapsed_ms
 from compress.measured import measure_files
-from compress.model import EngineModel, OnnxModel, TorchModel, example_inputs
+from compress.model import EngineModel, OnnxModel, TorchModel, sample_inputs
 from compress.options import ExportOptions, MeasureOptions
 from tests.families import family
 from tests.unit.compress.training.networks import accuracy, patterns, weights
@@ -59,7 +59,7 @@ def test_cuda_gives_what_the_cpu_gives_and_runs_no_node_there(made: Path, graphs
     backend = OnnxDeviceBackend(model, ProviderOptions("cuda", cuda_graphs=graphs, tf32=False))
     assert not backend.cpu_nodes
     for batch in (1, 8):
-        inputs = example_inputs(model.signature.inputs, batch, seed=batch)
+        inputs = sample_inputs(model.signature, batch, seed=batch)
         expected = OnnxBackend(model, 1).infer(inputs)
         for name, values in backend.infer(inputs).items():
             np.testing.assert_allclose(values, expected[name], rtol=1e-3, atol=1e-4)
@@ -72,7 +72,7 @@ def test_torch_on_the_gpu_gives_what_it_gives_on_the_cpu(made: Path, compiled: b
     model = compress.load(made / "model.pt")
     assert isinstance(model, TorchModel)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    inputs = example_inputs(model.signature.inputs, 4)
+    inputs = sample_inputs(model.signature, 4)
     expected = open_model(model, threads=1).infer(inputs)
     got = TorchDeviceBackend(model, torch.device("cuda"), compiled=compiled).infer(inputs)
     for name, values in expected.items():

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.artifact import DTYPES, Artifact, Measured, Signature, StageReport, TensorSpec, sha256_of
+from compress.artifact import Artifact, Measured, Signature, StageReport, TensorSpec, sha256_of
 from compress.errors import ArtifactError, SignatureError
+from compress.signature import DTYPES
 
 names = st.text("abcxyz_./", min_size=1, max_size=8)
 dims = st.one_of(st.integers(1, 10_000), st.sampled_from(["batch", "seq", "h2"]))

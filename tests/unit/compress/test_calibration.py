@@ -19,7 +19,7 @@ from compress.dataset import Dataset
 from compress.errors import StageError
 from compress.model import OnnxModel
 from compress.stages import calibrate as calibrate_module
-from compress.stages.calibrate import batch_for, calibrate
+from compress.stages.calibrate import batch_for, calibrate, samples_within
 from compress.stages.histogram import BINS, LEVELS, METHODS, Histogram, Method
 from compress.stages.quantize_onnx import QuantizeOnnx
 from tests.unit.compress.test_onnx_stages import exported, folded
@@ -119,12 +119,28 @@ def test_memory_is_flat_in_the_number_of_samples(tmp_path: Path, monkeypatch: py
 
 
 def test_the_batch_shrinks_with_the_activations() -> None:
-    def value(*shape: int | str) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info("v", TensorProto.FLOAT, shape)
+    assert samples_within(10) == 32
+    assert samples_within(1024 * 1024) == 16
+    assert samples_within(1024 * 1024 * 64) == 1
 
-    assert batch_for({"a": value("batch", 10)}) == 32
-    assert batch_for({"a": value("batch", 1024, 1024)}) == 16
-    assert batch_for({"a": value("batch", 1024, 1024, 64)}) == 1
+
+@pytest.mark.parametrize(("length", "batch"), [(16, 32), (1024, 16), (4096, 1)])
+def test_the_sizes_of_the_data_decide_the_batch_and_not_those_that_the_file_leaves_open(
+    length: int, batch: int, tmp_path: Path
+) -> None:
+    """Each sample's scores are as long as it is, by as much: 4 MiB for 1,024 tokens, 64 MiB for 4,096."""
+    graph = helper.make_graph(
+        [helper.make_node("Transpose", ["x"], ["t"], perm=[0, 2, 1]), helper.make_node("MatMul", ["x", "t"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "seq", 1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", "seq", "seq"])],
+    )
+    path = tmp_path / "scores.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    x, y = TensorSpec.parse("x:float32[batch,seq,1]"), TensorSpec.parse("y:float32[batch,seq,seq]")
+    np.save(tmp_path / "x.npy", np.zeros((40, length, 1), np.float32))
+    data = Dataset.open(str(tmp_path / "x.npy"), Signature((x,), (y,)))
+    assert batch_for(path, ["y"], data) == batch
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -25,7 +25,7 @@ from compress.engine.layers import precision_of, precisions_of
 from compress.engine.profiles import profiles_for
 from compress.engine.script import write_script
 from compress.errors import ArtifactError, MissingExtraError, RecipeError, StageError, ToolkitError
-from compress.model import EngineModel, OnnxModel, example_inputs
+from compress.model import EngineModel, OnnxModel, sample_inputs
 from compress.options import EngineOptions, ExportOptions
 from compress.stages.engine_from_onnx import EngineFromOnnx
 from tests.families import family
@@ -232,7 +232,7 @@ def test_an_engine_answers_as_its_file_does_at_every_batch(trt: Double, source: 
     model, given = engine(source, tmp_path / "engine", max_batch_size=8)
     backend = open_model(model, threads=1)
     for batch in (1, 3, 8, 21):
-        inputs = example_inputs(SIGNATURE.inputs, batch, seed=batch)
+        inputs = sample_inputs(SIGNATURE, batch, seed=batch)
         expected = OnnxBackend(source, 1).infer(inputs)["y"]
         np.testing.assert_allclose(backend.infer(inputs)["y"], expected, rtol=1e-5)
     assert backend.runtime == "TensorRT 11.4.0.106"
@@ -246,9 +246,9 @@ def test_an_engine_answers_as_its_file_does_at_every_batch(trt: Double, source: 
 def test_the_profile_tuned_nearest_is_taken(trt: Double, source: OnnxModel, tmp_path: Path) -> None:
     model, _ = engine(source, tmp_path / "engine", max_batch_size=32, opt_batch_size=(1, 16))
     backend = open_model(model, threads=1)
-    backend.infer(example_inputs(SIGNATURE.inputs, 12))
+    backend.infer(sample_inputs(SIGNATURE, 12))
     assert trt.state["profile"] == 1
-    backend.infer(example_inputs(SIGNATURE.inputs, 2))
+    backend.infer(sample_inputs(SIGNATURE, 2))
     assert trt.state["profile"] == 0
 
 
@@ -259,7 +259,7 @@ def test_what_an_engine_can_t_do_is_told(trt: Double, source: OnnxModel, tmp_pat
         backend.infer({"x": np.zeros((2, 5), np.float32)})
     trt.fail.add("execute")
     with pytest.raises(StageError, match="does not run"):
-        backend.infer(example_inputs(SIGNATURE.inputs, 2))
+        backend.infer(sample_inputs(SIGNATURE, 2))
     trt.gpu = "b"
     with pytest.raises(StageError, match="can't load"):
         open_model(model, threads=1)

@@ -19,7 +19,7 @@ from compress.backends.onnxrt_device import OnnxDeviceBackend, ProviderOptions
 from compress.cli import main
 from compress.errors import RecipeError, StageError, ToolkitError
 from compress.measured import measure_files, signature_of_onnx
-from compress.model import OnnxModel, example_inputs
+from compress.model import OnnxModel, sample_inputs
 from compress.options import ExportOptions, MeasureOptions
 from tests.families import family
 
@@ -118,7 +118,7 @@ def test_bound_tensors_give_what_plain_calls_give(made: Path) -> None:
     model = OnnxModel(path, signature_of_onnx(path))
     bound = OnnxDeviceBackend(model, ProviderOptions("cpu"))
     for batch in (1, 3):
-        inputs = example_inputs(model.signature.inputs, batch, seed=batch)
+        inputs = sample_inputs(model.signature, batch, seed=batch)
         expected = OnnxBackend(model, 1).infer(inputs)
         got = bound.infer(inputs)
         assert list(got) == list(expected)

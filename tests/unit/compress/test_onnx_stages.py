@@ -18,7 +18,7 @@ from compress.compare import cosine_similarity
 from compress.dataset import Dataset
 from compress.errors import RecipeError, StageError
 from compress.measure import onnx_macs, onnx_params, torch_macs
-from compress.model import OnnxModel, TorchModel, example_inputs
+from compress.model import OnnxModel, TorchModel, example_inputs, sample_inputs
 from compress.stages.fold_onnx import FoldOnnx
 from compress.stages.onnx_from_torch import IR_VERSION, OPSET, OnnxFromTorch
 from compress.stages.quantize_onnx import QuantizeOnnx
@@ -83,7 +83,7 @@ def test_additions_before_a_layer_norm_are_kept_from_the_slow_fusion(tmp_path: P
         assert isinstance(given.model, OnnxModel)
         assert (given.details["unfused"] > 0) == unfuse
         kinds[unfuse] = fused(given.model, folder / "optimized.onnx")
-        answers[unfuse] = OnnxBackend(given.model, 1).infer(example_inputs(model.signature.inputs, 2))
+        answers[unfuse] = OnnxBackend(given.model, 1).infer(sample_inputs(model.signature, 2))
     assert "SkipLayerNormalization" in kinds[False], "if it is fused no more, the rewriting can go"
     assert "SkipLayerNormalization" not in kinds[True]
     for name, values in answers[False].items():
@@ -126,7 +126,7 @@ def test_macs_counted_in_the_file_are_those_counted_in_torch(name: str, tmp_path
     module, inputs = family(name)
     model = wrapped(module, *inputs)
     result = folded(exported(model, tmp_path / "onnx"), tmp_path / "folded")
-    assert onnx_macs(result.path) == torch_macs(model.module, model.signature)
+    assert onnx_macs(result.path, model.signature) == torch_macs(model.module, model.signature)
 
 
 def test_folding_drops_what_only_takes_room(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 import compress
 from compress.errors import StageError
 from compress.measure import torch_macs
-from compress.model import TorchModel, call, example_inputs
+from compress.model import TorchModel, call, sample_inputs
 from compress.stages.channels import Channels
 from compress.stages.onnx_from_torch import OnnxFromTorch
 from compress.stages.prune_channels import PruneChannels
@@ -90,7 +90,7 @@ def test_removing_channels_that_are_zero_changes_nothing(name: str) -> None:
     module, inputs = family(name)
     model = wrapped(module, *inputs)
     channels = Channels(model)
-    arrays = example_inputs(model.signature.inputs, 3)
+    arrays = sample_inputs(model.signature, 3)
     for group in channels.groups:
         units = range(0, group.units, 4)
         silent = copy.deepcopy(model.module)

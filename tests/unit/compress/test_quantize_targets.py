@@ -15,7 +15,7 @@ from compress.backends import OnnxBackend
 from compress.dataset import Dataset
 from compress.errors import BudgetError, RecipeError, StageError
 from compress.metrics import METRICS
-from compress.model import OnnxModel, TorchModel, example_inputs
+from compress.model import OnnxModel, TorchModel, sample_inputs
 from compress.stages.quantize_onnx import QuantizeOnnx
 from compress.stages.quantize_within import QuantizeWithin, layer_names
 from tests.families import family
@@ -159,7 +159,7 @@ def fragile(tmp_path_factory: pytest.TempPathFactory) -> tuple[TorchModel, OnnxM
         module.get_parameter("2.weight")[:, 0] /= 2000
     folder = tmp_path_factory.mktemp("fragile")
     model = exported(module, ("x:float32[batch,16]",), folder)
-    inputs = example_inputs(model.signature.inputs, 600, seed=5)
+    inputs = sample_inputs(model.signature, 600, seed=5)
     original = wrapped(module, "x:float32[batch,16]")
     labels = module(torch.from_numpy(inputs["x"])).argmax(1).numpy()
     return original, model, Dataset("", inputs, labels, "eval"), random_data(model, 64)

@@ -26,7 +26,7 @@ from tests.unit.compress.test_prune_channels import quiet, wrapped
 
 
 def training(model: TorchModel, count: int = 512, **options: object) -> Finetune:
-    shapes = {spec.name: spec.fixed(count) for spec in model.signature.inputs}
+    shapes = {spec.name: spec.at({"batch": count}) for spec in model.signature.inputs}
     rng = np.random.default_rng(0)
     inputs = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     seed = int(options.pop("seed", 0))  # type: ignore[call-overload]

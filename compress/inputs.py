@@ -1,0 +1,78 @@
+"""Inputs made for a signature, and a module run on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from compress.errors import CheckpointError, SignatureError
+from compress.signature import Signature, TensorSpec
+
+__all__ = ["Arrays", "call", "example_inputs", "sample_inputs", "symbols_of"]
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+# A signature may come from a file of anybody's, and a size from a slip of the finger.
+LARGEST_BYTES = 4 * 1024**3
+
+
+def example_inputs(specs: tuple[TensorSpec, ...], sizes: Mapping[str, int], seed: int = 0) -> Arrays:
+    """Random inputs: standard normal floats; integers and booleans of 0 and 1, which every embedding has.
+
+    Args:
+        specs: the inputs.
+        sizes: a size for each symbolic dimension; `Signature.at` gives the representative ones.
+        seed: the same seed gives the same arrays.
+
+    Raises:
+        SignatureError: an input would be larger than LARGEST_BYTES.
+    """
+    rng = np.random.default_rng(seed)
+    arrays: Arrays = {}
+    for spec in specs:
+        shape, dtype = spec.at(sizes), np.dtype(spec.dtype)
+        if math.prod(shape) * dtype.itemsize > LARGEST_BYTES:
+            raise SignatureError(
+                f"can't make an input {spec.name!r} of {' × '.join(map(str, shape))}",
+                why=f"it would take {math.prod(shape) * dtype.itemsize / 1e9:,.0f} GB",
+                mend="give dimensions that vary a smaller size with --size, or a smaller batch",
+            )
+        values = rng.standard_normal(shape) if dtype.kind == "f" else rng.integers(0, 2, shape)
+        arrays[spec.name] = values.astype(dtype)
+    return arrays
+
+
+def sample_inputs(signature: Signature, batch: int, seed: int = 0) -> Arrays:
+    """Random inputs (see `example_inputs`) at the signature's representative sizes, by input name."""
+    return example_inputs(signature.inputs, signature.at(batch), seed)
+
+
+def symbols_of(specs: tuple[TensorSpec, ...]) -> list[str]:
+    """The names of the symbolic dimensions, sorted."""
+    return sorted({dim for spec in specs for dim in spec.shape if isinstance(dim, str)})
+
+
+def call(module: nn.Module, specs: tuple[TensorSpec, ...], arrays: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Run a module on arrays or tensors by input name; outputs by name (`output`, `output_0`…, or a dict's keys)."""
+    tensors = [torch.as_tensor(arrays[spec.name]) for spec in specs]
+    return dict(_named(module(*tensors)))
+
+
+def _named(result: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(result, torch.Tensor):
+        yield "output", result
+    elif isinstance(result, Mapping):
+        yield from ((str(name), value) for name, value in result.items() if isinstance(value, torch.Tensor))
+    elif isinstance(result, list | tuple) and all(isinstance(value, torch.Tensor) for value in result):
+        yield from ((f"output_{index}", value) for index, value in enumerate(result))
+    else:
+        raise CheckpointError(
+            "can't use the model's output",
+            why=f"its forward gives a {type(result).__name__}; a tensor, a tuple of tensors or a dict of tensors works",
+            mend="wrap the model in a module whose forward gives one of these",
+        )
