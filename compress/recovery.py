@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from compress.backends import Backend, TorchBackend
-from compress.bootstrap import mean_interval
 from compress.checkpoint import fingerprint, load, write
 from compress.compare import compare
 from compress.dataset import Dataset
 from compress.errors import CheckpointError, SignatureError
+from compress.intervals import difference_interval, mean_interval
 from compress.machine import environment, versions
 from compress.measure import cores, torch_macs, torch_params
 from compress.metrics import find_metric
@@ -132,7 +132,8 @@ def finetune(checkpoint: str | Path, options: FinetuneOptions, *, watcher: Watch
             row = Row(name, found[name].value)
             scores = found[name].scores
             if scores is not None and first.scores is not None:
-                own, against = mean_interval(scores), mean_interval(scores - first.scores).times(metric.points)
+                own = mean_interval(scores, bounds=metric.bounds)
+                against = difference_interval(scores, first.scores, bounds=metric.bounds).times(metric.points)
                 drop = None if name == reference else metric.drop(first.value, found[name].value)
                 row = Row(name, found[name].value, own.low, own.high, drop, against.low, against.high)
             rows = (*rows, row)

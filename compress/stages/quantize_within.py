@@ -13,6 +13,7 @@ import onnx
 from compress.backends import OnnxBackend, open_model
 from compress.dataset import Dataset
 from compress.errors import BudgetError
+from compress.intervals import CONFIDENCE
 from compress.judge import Drop, Judge
 from compress.measure import cores
 from compress.metrics import Metric
@@ -35,14 +36,15 @@ class QuantizeWithin:
     Each layer alone is put back, the others being INT8, and ranked by how much nearer the outputs come to the
     original's: squared error sees what a few hundred labels can't. The task metric then decides how many of the
     ranking go back, and whether each is really needed. Ranges are calibrated once. What is judged on the data that
-    chooses is judged kindly: the report's row is over the same data.
+    chooses is judged kindly: the report's row is over other samples.
 
     Attributes:
         quantize: how; static.
         reference: the original model.
-        data: to judge on.
+        data: to choose by.
         metric: what is judged by.
         max_drop: against the original, in points.
+        confidence: of the interval whose upper end is to be inside; None holds the estimate against the limit.
     """
 
     quantize: QuantizeOnnx
@@ -50,6 +52,7 @@ class QuantizeWithin:
     data: Dataset
     metric: Metric
     max_drop: float
+    confidence: float | None = CONFIDENCE
 
     name: ClassVar[str] = "quantize_within"
     takes: ClassVar[type] = OnnxModel
@@ -62,6 +65,7 @@ class QuantizeWithin:
             "data": self.data.sha256,
             "metric": self.metric.name,
             "max_drop": self.max_drop,
+            "confidence": self.confidence,
         }
 
     def check(self, model: Model) -> None:
@@ -70,13 +74,14 @@ class QuantizeWithin:
     def run(self, model: OnnxModel, folder: Path, progress: Progress) -> Given:
         assert self.quantize.calibration is not None  # noqa: S101  checked
         ranges = calibrate(model.path, self.quantize.calibration, self.quantize.calibrator, progress)
-        judge = Judge(open_model(self.reference, threads=cores()), self.data, self.metric)
+        original = open_model(self.reference, threads=cores())
+        judge = Judge(original, self.data, self.metric, confidence=self.confidence)
         path = folder / "model.onnx"
         whole = self._drop(model, path, ranges, (), judge)
         sensitivity: dict[str, float] = {}
         back: list[str] = []
         drop = whole
-        if whole.points > self.max_drop:
+        if whole.counted > self.max_drop:
             layers = layer_names(model.path)
             sensitivity = self._ranking(model, path, ranges, layers, progress)
             back, drop = self._put_back(model, path, ranges, list(sensitivity), judge, progress)
@@ -134,24 +139,25 @@ class QuantizeWithin:
             return known[count]
 
         low, high = 0, 1
-        while high < len(ranked) and drop(high).points > self.max_drop:
+        while high < len(ranked) and drop(high).counted > self.max_drop:
             low, high = high, min(2 * high, len(ranked))
-        if drop(high).points > self.max_drop:
-            best = min(known.values(), key=lambda found: found.points)
+        if drop(high).counted > self.max_drop:
+            best = min(known.values(), key=lambda found: found.counted)
             floats = judge.drop(OnnxBackend(model, cores()))
             raise BudgetError(
                 f"INT8 can't stay inside {self.max_drop:g} points",
-                why=f"the nearest loses {best.points:+.2f}, the float model before it {floats.points:+.2f}",
+                why=f"the nearest loses {best.points:+.2f}, the float model before it {floats.points:+.2f}; "
+                f"counted with their intervals {best.counted:+.2f} and {floats.counted:+.2f} ({len(judge)} samples)",
                 mend="allow more, try another --calibrator or --int8 qat, or prune less",
             )
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if drop(middle).points <= self.max_drop else (middle, high)
+            low, high = (low, middle) if drop(middle).counted <= self.max_drop else (middle, high)
         back, found = list(ranked[:high]), drop(high)
         for layer in reversed(back[:-1][-REFINEMENTS:]):
             without = [name for name in back if name != layer]
             tried = self._drop(model, path, ranges, without, judge)
-            if tried.points <= self.max_drop:
+            if tried.counted <= self.max_drop:
                 back, found = without, tried
         return back, found
 
