@@ -35,7 +35,9 @@ class Budget:
     def counted(self, drop: float | None, high: float | None) -> float:
         """What is held against the limit: the interval's upper end, or the drop; infinite where it is not known."""
         held = drop if self.confidence is None else high
-        return math.inf if held is None or drop is None or math.isnan(held) else max(held, drop)
+        if held is None or drop is None or math.isnan(held) or math.isnan(drop):
+            return math.inf
+        return max(held, drop)
 
     def keeps(self, drop: float | None, high: float | None) -> bool:
         """Whether a drop with this upper end is inside; one that was not measured is not."""
