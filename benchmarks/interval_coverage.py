@@ -111,7 +111,8 @@ def _all(method: Callable[..., Interval], drawn: np.ndarray[Any, Any]) -> np.nda
     """The ends [trials, 2] of each trial's interval; equal counts have equal ones."""
     known, place = np.unique(drawn, axis=0, return_inverse=True)
     found = [method(*(int(count) for count in counts)) for counts in known]
-    return np.array([(interval.low, interval.high) for interval in found])[place.ravel()]
+    ends = np.array([(interval.low, interval.high) for interval in found])
+    return np.asarray(ends[place.ravel()])
 
 
 def _row(

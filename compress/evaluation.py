@@ -14,7 +14,7 @@ from compress.backends import open_model
 from compress.class_labels import with_class_ids
 from compress.dataset import Dataset
 from compress.errors import RecipeError
-from compress.intervals import least_samples, paired_interval
+from compress.intervals import least_samples, paired_interval, percent
 from compress.judge import Budget, Judge
 from compress.measure import cores
 from compress.metrics import Metric, find_metric
@@ -91,7 +91,8 @@ class Evaluation:
             takes += " to choose by, and as many others to prove on"
         raise RecipeError(
             f"can't be sure of {budget.points:g} points of {self.metric.name} with {len(data):,} samples",
-            why=f"where none of them shows a change, {unseen:.2g} points may still be lost at {budget.confidence:.0%} "
+            why=f"where none of them shows a change, {unseen:.2g} points may still be lost at "
+            f"{percent(budget.confidence)} "
             f"confidence; {takes}",
             mend="give more evaluation data, allow a larger drop, or take the estimate itself: --budget-by point",
         )

@@ -23,6 +23,7 @@ __all__ = [
     "least_samples",
     "mean_interval",
     "paired_interval",
+    "percent",
     "share_interval",
 ]
 
@@ -46,6 +47,11 @@ class Interval:
         """In another unit; a negative factor turns the ends round."""
         low, high = sorted((self.low * factor + 0.0, self.high * factor + 0.0))  # never -0
         return Interval(self.value * factor + 0.0, low, high)
+
+
+def percent(confidence: float) -> str:
+    """0.95 → '95%'; 0.999 is not rounded to all."""
+    return f"{100 * confidence:.6g}%"
 
 
 def share_interval(count: int, of: int, confidence: float = CONFIDENCE) -> Interval:

@@ -10,7 +10,7 @@ import numpy as np
 
 from compress.backends import Backend
 from compress.dataset import Dataset
-from compress.intervals import CONFIDENCE, difference_interval
+from compress.intervals import CONFIDENCE, difference_interval, percent
 from compress.metrics import Metric
 from compress.model import Arrays
 from compress.scoring import Answers, Scores, batch_for
@@ -51,7 +51,7 @@ class Budget:
             return f"{drop:.4g} points"
         if high is None:
             return f"{drop:.4g} points, without an interval"
-        return f"{drop:.4g} points, and may be {self.counted(drop, high):.4g} at {self.confidence:.0%} confidence"
+        return f"{drop:.4g} points, and may be {self.counted(drop, high):.4g} at {percent(self.confidence)} confidence"
 
 
 @dataclass(frozen=True)

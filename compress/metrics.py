@@ -115,7 +115,7 @@ def _first(outputs: Arrays) -> Array:
 
 def _prefers(logits: Array) -> Array:
     """Which samples [n] have an answer: all are numbers, and not all the same."""
-    return ~np.isnan(logits).any(axis=1) & (logits != logits[:, :1]).any(axis=1)
+    return np.asarray(~np.isnan(logits).any(axis=1) & (logits != logits[:, :1]).any(axis=1))
 
 
 def _top(k: int) -> Callable[[Arrays, Arrays, Array | None], Array]:

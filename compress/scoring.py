@@ -10,7 +10,7 @@ import numpy as np
 from compress.backends import Backend
 from compress.dataset import Dataset
 from compress.errors import RecipeError
-from compress.intervals import share_interval
+from compress.intervals import percent, share_interval
 from compress.metrics import Metric, without_nan
 from compress.model import Arrays
 
@@ -183,6 +183,6 @@ class Answers:
                 f"The original gives one and the same answer for {chance:.1%} of the {self._samples} evaluation samples"
             )
             return (f"{one}: a model that always gives it would agree as well.",)
-        value = f"{self._metric.name} is {held.value:.1%}, at least {held.low:.1%} at {confidence:.0%} confidence"
+        value = f"{self._metric.name} is {held.value:.1%}, at least {held.low:.1%} at {percent(confidence)} confidence"
         rate = f"whoever always gives the most frequent label{'s' if guesses > 1 else ''} has {chance:.1%}"
         return (f"The original is no better than chance on the evaluation data: its {value}, and {rate}.",)
