@@ -280,6 +280,9 @@ class FinetuneOptions(TrainingOptions, SourceOptions):
     metric: Annotated[str | None, Parameter(group=_PROOF)] = None
     """top1, top5, agreement, cosine, mse or package.module:function; by default what fits the data."""
 
+    judge: Annotated[str | None, Parameter(group=_PROOF)] = None
+    """The output to judge, of a model that has several."""
+
     train_precision: Annotated[
         Literal["auto", "bf16-mixed", "16-mixed", "32"],
         Parameter(name=["--precision", "--train-precision"], group=MACHINE),

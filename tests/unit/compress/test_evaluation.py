@@ -315,6 +315,36 @@ def test_labels_that_do_not_are_named(labels: Any, words: str) -> None:
     assert words in " ".join(notes)
 
 
+def test_labels_of_a_torch_dataset_are_read_once_and_split(task: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "samples_of.py").write_text(
+        f"""
+import numpy as np, torch
+with np.load({str(task / "eval.npz")!r}) as found:
+    x, y = found["x"], found["label"]
+class Samples(torch.utils.data.Dataset):
+    def __len__(self): return len(x)
+    def __getitem__(self, i): return dict(x=x[i], label=float(y[i]))
+def samples(): return Samples()
+""",
+        encoding="utf-8",
+    )
+    monkeypatch.chdir(tmp_path)
+    model = compress.load(task / "model.pt")
+    asked = ExportOptions(output=Path("o"), eval="samples_of:samples", max_drop=5.0)
+    found = evaluation_of(asked, model, {"eval": "samples_of:samples"}, chooses=True)
+    assert found is not None
+    assert found.choice is not None
+    assert any("whole numbers" in note for note in found.notes)
+    with np.load(task / "eval.npz") as kept:
+        plain = halves(Dataset("", {"x": kept["x"]}, kept["label"], ""))
+    for part, want in zip((found.choice, found.proof), plain, strict=True):
+        inputs, labels = part.take(slice(10, 20))
+        wanted, ids = want.take(slice(10, 20))
+        assert labels is not None
+        assert (inputs["x"] == wanted["x"]).all()
+        assert (labels == ids).all()
+
+
 def test_labels_of_text_are_refused() -> None:
     with pytest.raises(RecipeError, match="text"):
         with_class_ids(samples(3, np.array(["cat", "dog", "cat"])))
