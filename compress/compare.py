@@ -72,11 +72,12 @@ def batch_difference(model: Backend, inputs: Arrays) -> float:
 
     Returns:
         The largest absolute difference between the outputs for all samples at once and for each alone, as a share of
-        the largest output.
+        the largest output; infinite where outputs are no numbers.
     """
     together = model.infer(inputs)
     count = len(next(iter(inputs.values())))
-    largest = max((float(np.abs(values).max(initial=0)) for values in together.values()), default=0.0)
+    finite = (np.abs(values[np.isfinite(values)]) for values in together.values())
+    largest = max((float(values.max(initial=0)) for values in finite), default=0.0)
     worst = 0.0
     for at in range(count):
         alone = model.infer({name: values[at : at + 1] for name, values in inputs.items()})

@@ -17,6 +17,7 @@ from compress.intervals import Interval, difference_interval, mean_interval
 from compress.measure import Latency, cores, latency, onnx_macs, onnx_params, torch_macs, torch_params
 from compress.model import EngineModel, Model, OnnxModel, TorchModel, example_inputs
 from compress.pipeline import Outcome, Watcher
+from compress.scoring import batch_for
 
 __all__ = ["Found", "measure", "rows_of"]
 
@@ -87,8 +88,12 @@ def _compared(rows: Mapping[str, Model], judged: Evaluation, watcher: Watcher) -
 def _batches(opened: Mapping[str, Backend], judged: Evaluation | None, signature: Signature) -> dict[str, float]:
     if any(isinstance(spec.shape[0], int) for spec in signature.inputs if spec.shape):
         return {}
-    eight = judged.proof.take(slice(0, BATCH))[0] if judged is not None else example_inputs(signature.inputs, BATCH)
-    return {name: batch_difference(model, eight) for name, model in opened.items()}
+    if judged is None:
+        inputs = example_inputs(signature.inputs, BATCH)
+    else:  # two are enough to see it, where eight would be large
+        few = max(2, min(BATCH, batch_for(opened["original"], judged.proof)))
+        inputs = judged.proof.take(slice(0, few))[0]
+    return {name: batch_difference(model, inputs) for name, model in opened.items()}
 
 
 def rows_of(
@@ -144,7 +149,7 @@ def _measured(name: str, model: Model, found: Found, size: int | None) -> Measur
         size_bytes=size,
         latency_p50_ms=timed.p50_ms if timed else None,
         latency_p99_ms=timed.p99_ms if timed else None,
-        batch_difference=found.batch_difference.get(name),
+        batch_difference=_finite(found.batch_difference.get(name)),
         load_ms=alone.load_ms if alone else None,
         peak_memory_bytes=alone.peak_memory_bytes if alone else None,
         runtime=found.runtimes[name],
@@ -196,8 +201,11 @@ def _judged(name: str, before: str, found: Found, judged: Evaluation) -> dict[st
         if here.scores is not None and first.scores is not None:
             drop = _drop(name, here.scores, first.scores, judged)
             fields |= {"drop_low": drop.low, "drop_high": drop.high}
-    finite = {key: value if value is not None and math.isfinite(value) else None for key, value in fields.items()}
-    return {"metric": metric.name, **finite}
+    return {"metric": metric.name, **{key: _finite(value) for key, value in fields.items()}}
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _drop(name: str, scores: Any, first: Any, judged: Evaluation) -> Interval:

@@ -433,6 +433,31 @@ def test_a_report_names_the_output_and_the_labels(tmp_path: Path) -> None:
     assert "2 outputs: top1 judges 'scores'" in told
 
 
+def test_a_model_that_answers_nan_is_told_and_its_report_is_json(tmp_path: Path) -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(8, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sqrt(100 - x[:, :1]) + self.head(x)  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    x = np.random.default_rng(0).standard_normal((300, 8)).astype(np.float32)
+    x[::4, 0] = 200
+    compress.save(Broken().eval(), tmp_path / "model.pt", inputs="x:float32[batch,8]", outputs=["logits"])
+    np.savez(tmp_path / "eval.npz", x=x, label=np.arange(300) % 5)
+    compress.export(tmp_path / "model.pt", ExportOptions(output=tmp_path / "o", eval="eval.npz"))
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    report = json.loads((tmp_path / "o/report.json").read_text(encoding="utf-8"), parse_constant=refuse)
+    assert any("for 75 of 300 samples hold NaN" in text for text in report["findings"])
+    assert all(row["measured"]["agreement"] == 0.75 for row in report["stages"]), "not even with itself"
+    assert all(row["measured"]["drop"] is None for row in report["stages"])
+
+
 # Memory
 
 
