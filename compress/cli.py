@@ -119,7 +119,10 @@ def optimize(
         found = run(checkpoint, options, watcher=terminal, tell=lambda found: console.print(search_table(found)))
     best = found.best
     assert best is not None  # noqa: S101  none is an error
-    console.print(f"best for {options.goal}: {best.candidate.name}; wrote {options.output}", soft_wrap=True)
+    told = (
+        "" if found.proof is None or found.proof.drop is None else f", {found.proof.drop:+.2f} points on other samples"
+    )
+    console.print(f"best for {options.goal}: {best.candidate.name}{told}; wrote {options.output}", soft_wrap=True)
 
 
 @app.command

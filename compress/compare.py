@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from compress.backends import Backend
 from compress.dataset import Dataset
-from compress.errors import RecipeError
+from compress.intervals import CONFIDENCE
 from compress.metrics import METRICS, Metric, cosine_similarity
 from compress.model import Arrays
+from compress.scoring import Answers, Scores, batch_for
 
 __all__ = ["Comparison", "batch_difference", "compare", "cosine_similarity", "max_abs_error"]
 
@@ -23,12 +25,14 @@ class Comparison:
 
     Attributes:
         samples: how many.
-        value: of the metric.
+        value: of the metric; NaN or infinite where the model's answers, or the user's metric, are.
         scores: the metric of each sample [n], or None where it is no mean of these.
         accuracy: share whose label has the largest logit, 0 to 1.
         agreement: share with the reference's top-1 answer, 0 to 1.
         cosine_similarity: mean over samples and outputs, against the reference.
         max_abs_error: the largest over all outputs, against the reference.
+        not_numbers: samples whose judged outputs hold NaN; they have the worst score.
+        doubts: of the reference: why a difference to it would mean nothing, in sentences.
     """
 
     samples: int
@@ -38,15 +42,24 @@ class Comparison:
     agreement: float | None
     cosine_similarity: float
     max_abs_error: float
+    not_numbers: int = 0
+    doubts: tuple[str, ...] = ()
 
 
 def max_abs_error(a: Arrays, b: Arrays) -> float:
-    """The largest absolute difference over all outputs of a's names; NaN on one side only is infinite."""
+    """The largest absolute difference over all outputs of a's names.
+
+    It is infinite where there is NaN, where infinities differ, and where an output is missing or of another shape.
+    """
     worst = 0.0
-    for name, x in a.items():
-        difference = np.abs(np.asarray(x, np.float64) - np.asarray(b[name], np.float64))
+    for name, left in a.items():
+        if name not in b or np.shape(left) != np.shape(b[name]):
+            return float("inf")
+        x, y = np.asarray(left, np.float64), np.asarray(b[name], np.float64)
+        with np.errstate(invalid="ignore"):
+            difference = np.where(x == y, 0.0, np.abs(x - y))
         if difference.size:
-            worst = max(worst, float(np.nan_to_num(difference, nan=np.inf).max()))
+            worst = max(worst, float(np.nan_to_num(difference, nan=np.inf, posinf=np.inf).max()))
     return worst
 
 
@@ -59,11 +72,12 @@ def batch_difference(model: Backend, inputs: Arrays) -> float:
 
     Returns:
         The largest absolute difference between the outputs for all samples at once and for each alone, as a share of
-        the largest output.
+        the largest output; infinite where outputs are no numbers.
     """
     together = model.infer(inputs)
     count = len(next(iter(inputs.values())))
-    largest = max((float(np.abs(values).max(initial=0)) for values in together.values()), default=0.0)
+    finite = (np.abs(values[np.isfinite(values)]) for values in together.values())
+    largest = max((float(values.max(initial=0)) for values in finite), default=0.0)
     worst = 0.0
     for at in range(count):
         alone = model.infer({name: values[at : at + 1] for name, values in inputs.items()})
@@ -71,13 +85,17 @@ def batch_difference(model: Backend, inputs: Arrays) -> float:
     return worst / largest if largest else worst
 
 
-@dataclass
 class _Tally:
-    """What is kept of one model: scores, and whole outputs only where the metric needs them all at once."""
+    """What is kept of one model: a score for each sample and figure."""
 
-    scores: dict[str, list[np.ndarray[Any, Any]]] = field(default_factory=dict)
-    outputs: dict[str, list[np.ndarray[Any, Any]]] = field(default_factory=dict)
-    worst: float = 0.0
+    def __init__(self, metrics: Mapping[str, Metric]) -> None:
+        self.scores = {name: Scores(metric) for name, metric in metrics.items()}
+        self.worst = 0.0
+
+    def add(self, outputs: Arrays, expected: Arrays, labels: np.ndarray[Any, Any] | None) -> None:
+        for scores in self.scores.values():
+            scores.add(outputs, expected, labels)
+        self.worst = max(self.worst, max_abs_error(expected, outputs))
 
 
 def compare(
@@ -86,71 +104,62 @@ def compare(
     data: Dataset,
     metric: Metric = METRICS["cosine"],
     *,
-    batch: int = 64,
+    batch: int | None = None,
+    confidence: float = CONFIDENCE,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> dict[str, Comparison]:
     """Run every model on every batch; memory holds one batch at a time, and a number for each sample.
 
     Args:
         reference: the name in `models` that the others are compared with.
-        models: by name; the first output [n, classes] is the one that accuracy and agreement look at.
+        models: by name; accuracy and agreement look at the output that the metric judges, or at the first.
         data: with labels for accuracy.
-        metric: what the models are judged by; one that is no mean of scores has all outputs kept in memory.
-        batch: samples at a time.
+        metric: what the models are judged by; a function of all outputs has these kept in memory.
+        batch: samples at a time; by default what fits their size.
+        confidence: for telling the reference from chance.
         progress: called with samples done and in all.
 
     Raises:
         RecipeError: the user's metric fails.
     """
-    tallies = {name: _Tally() for name in models}
-    done = 0
-    for inputs, labels in data.batches(batch):
-        outputs = {name: model.infer(inputs) for name, model in models.items()}
-        expected = outputs[reference]
-        wanted = _wanted(expected, labels, metric)
-        for name, tally in tallies.items():
-            for kind in wanted:
-                scores = METRICS[kind].per_sample if kind in METRICS else metric.per_sample
-                assert scores is not None  # noqa: S101  all of METRICS have it
-                tally.scores.setdefault(kind, []).append(scores(outputs[name], expected, labels))
-            if metric.over_all is not None:
-                for output, array in outputs[name].items():
-                    tally.outputs.setdefault(output, []).append(array)
-            tally.worst = max(tally.worst, max_abs_error(expected, outputs[name]))
+    done, size = 0, batch or batch_for(models[reference], data)
+    tallies: dict[str, _Tally] = {}
+    answers = Answers(metric)
+    for inputs, labels in data.batches(size):
+        expected = models[reference].infer(inputs)
+        tallies = tallies or {name: _Tally(_wanted(expected, labels, metric)) for name in models}
+        answers.add(expected, labels)
+        for name, model in models.items():
+            tallies[name].add(expected if name == reference else model.infer(inputs), expected, labels)
         done += len(next(iter(inputs.values())))
         progress(done, len(data))
-    return {name: _comparison(tally, metric, data) for name, tally in tallies.items()}
+    found = {name: _comparison(tally, len(data)) for name, tally in tallies.items()}
+    doubts = answers.doubts(found[reference].scores, confidence)
+    return found | {reference: dataclasses.replace(found[reference], doubts=doubts)}
 
 
-def _wanted(expected: Arrays, labels: np.ndarray[Any, Any] | None, metric: Metric) -> set[str]:
-    """Names of the scores that this batch allows."""
-    first = expected[next(iter(expected))]
-    found = {"cosine"} | ({metric.name} if metric.per_sample is not None else set())
-    if first.ndim == 2 and first.shape[1] > 1:
-        found |= {"agreement"}
+def _wanted(expected: Arrays, labels: np.ndarray[Any, Any] | None, metric: Metric) -> dict[str, Metric]:
+    """What this batch allows to be scored: the metric, and what else is told of every model."""
+    judged = metric.output or next(iter(expected))
+    scores = expected[judged]
+    found = {"metric": metric, "cosine": METRICS["cosine"]}
+    if scores.ndim == 2 and scores.shape[1] > 1 and scores.dtype.kind == "f":
+        found |= {"agreement": METRICS["agreement"].of(judged)}
         if labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu":
-            found |= {"top1"}
+            found |= {"top1": METRICS["top1"].of(judged)}
     return found
 
 
-def _comparison(tally: _Tally, metric: Metric, data: Dataset) -> Comparison:
-    scores = {name: np.concatenate(parts) for name, parts in tally.scores.items()}
-    means = {name: float(values.mean()) for name, values in scores.items()}
-    if metric.over_all is None:
-        judged: np.ndarray[Any, Any] = scores[metric.name]
-    else:
-        try:
-            judged = metric.over_all({name: np.concatenate(p) for name, p in tally.outputs.items()}, data.labels)
-        except Exception as err:  # the user's function: anything may come out of it
-            why = f"{type(err).__name__}: {err}"
-            mend = "it is given (outputs by name, labels), each with the samples first"
-            raise RecipeError(f"the metric {metric.name} fails", why=why, mend=mend) from err
+def _comparison(tally: _Tally, samples: int) -> Comparison:
+    judged = tally.scores["metric"].result()
+    means = {name: float(found.result().mean()) for name, found in tally.scores.items() if name != "metric"}
     return Comparison(
-        samples=len(data),
+        samples=samples,
         value=float(judged.mean()),
-        scores=judged if judged.shape == (len(data),) else None,
+        scores=judged if judged.shape == (samples,) else None,
         accuracy=means.get("top1"),
         agreement=means.get("agreement"),
         cosine_similarity=means["cosine"],
         max_abs_error=tally.worst,
+        not_numbers=tally.scores["metric"].not_numbers,
     )

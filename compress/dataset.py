@@ -108,7 +108,7 @@ class Dataset:
             return chosen, None if self.labels is None else np.asarray(self.labels[index])
         places = np.arange(len(self))[index] if isinstance(index, slice) else index
         rows = self.fetcher.rows(places)
-        labels = None if self.labels is None else rows[self.labels.name]
+        labels = rows[self.labels.name] if isinstance(self.labels, Fetched) else _rows(self.labels, index)
         chosen = {name: np.ascontiguousarray(rows[array.name], array.dtype) for name, array in self.inputs.items()}
         return chosen, labels
 
@@ -122,7 +122,7 @@ class Dataset:
         if self.fetcher is not None:
             fetcher = self.fetcher.part(index)
             views: dict[str, Any] = {name: array.by(fetcher) for name, array in self.inputs.items()}
-            made = None if self.labels is None else self.labels.by(fetcher)
+            made = self.labels.by(fetcher) if isinstance(self.labels, Fetched) else _rows(self.labels, index)
             return replace(self, inputs=views, labels=made, digest=digest, fetcher=fetcher)
         inputs: dict[str, Any] = {
             name: _Part((len(index), *array.shape[1:]), array.dtype, array, index)
@@ -132,6 +132,11 @@ class Dataset:
         in_order = bool(self.starts) and bool((np.diff(index) > 0).all())
         starts = tuple(int(start) for start in np.searchsorted(index, self.starts)) if in_order else ()
         return replace(self, inputs=inputs, labels=labels, digest=digest, starts=starts)
+
+
+def _rows(labels: Any | None, index: Any) -> np.ndarray[Any, Any] | None:
+    """Labels that are read already, as class ids."""
+    return None if labels is None else np.asarray(labels[index])
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from compress.artifact import StageReport, sha256_of
 from compress.backends import OnnxBackend
-from compress.dataset import Dataset
+from compress.evaluation import Evaluation
 from compress.examine import roofline_of
 from compress.findings import findings
 from compress.grid import Cell, measure_grid
+from compress.judge import Budget
 from compress.machine import environment, versions
 from compress.measure import Latency, onnx_layer_bytes
-from compress.metrics import Metric
 from compress.model import Model, OnnxModel, TorchModel
 from compress.options import ExportOptions
 from compress.pipeline import Outcome, Watcher
@@ -34,7 +34,7 @@ def report_of(
     model: TorchModel,
     baseline: OnnxModel,
     outcomes: Sequence[Outcome],
-    judged: tuple[Dataset, Metric] | None,
+    judged: Evaluation | None,
     watcher: Watcher,
 ) -> tuple[Report, Mapping[str, Latency]]:
     """Measure the original and what each stage gave, side by side.
@@ -55,14 +55,13 @@ def report_of(
     rows: dict[str, Model] = {"original": model, "original_onnx": baseline}
     rows |= {name: outcome.given.model for name, outcome in zip(names, outcomes, strict=True)}
     found = measure(rows, judged, options.threads, watcher)
-    data = None if judged is None else judged[0]
     reports = rows_of(rows, dict(zip(names, outcomes, strict=True)), found, checkpoint.stat().st_size)
     report = Report(
         command=_command(),
         source=str(checkpoint),
         signature=model.signature,
         environment=environment(options.threads),
-        data={"samples": 0 if data is None else len(data), "sha256": "" if data is None else data.sha256},
+        data={"samples": 0, "sha256": ""} if judged is None else judged.to_dict(),
         stages=tuple(reports),
         findings=findings(reports),
         grid=_grid(options, rows, watcher),
@@ -114,7 +113,7 @@ def _script(checkpoint: Path, options: ExportOptions) -> str:
     """reproduce.sh, where there is a command to run again."""
     if not _command():
         return ""
-    asked = (options.finetune, options.validation, options.calibration, options.eval)
+    asked = (options.finetune, options.validation, options.calibration, options.selection, options.eval)
     sources = [find_data(source, checkpoint) for source in asked if source]
     files = [path for path in (checkpoint, *map(Path, sources)) if path.is_file()]
     inputs = {path: sha256_of(path) for path in files}
@@ -133,16 +132,24 @@ def unique_names(names: Sequence[str]) -> list[str]:
     return [name if (nth := names[: at + 1].count(name)) == 1 else f"{name} {nth}" for at, name in enumerate(names)]
 
 
-def missed_budgets(options: ExportOptions, rows: Sequence[StageReport]) -> list[str]:
-    """What the last row is beyond, in words."""
+def missed_budgets(options: ExportOptions, rows: Sequence[StageReport], budget: Budget | None) -> list[str]:
+    """What the last row is beyond, in words.
+
+    Args:
+        options: of the run.
+        rows: of the report.
+        budget: of the drop, if it has one; a drop that is not known does not keep it.
+    """
     last = rows[-1].measured
     size = None if last.size_bytes is None else last.size_bytes / 1e6
-    return [
+    missed = [
         f"{name} is {value:.4g} {unit}, the limit is {limit:g}"
         for name, unit, value, limit in (
             ("p50", "ms", last.latency_p50_ms, options.target_latency_ms),
             ("the file", "MB", size, options.target_size_mb),
-            ("the drop", "points", last.drop, options.max_drop),
         )
         if limit is not None and value is not None and value > limit
     ]
+    if budget is not None and not budget.keeps(last.drop, last.drop_high):
+        missed.append(f"the drop is {budget.words(last.drop, last.drop_high)}, the limit is {budget.points:g}")
+    return missed

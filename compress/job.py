@@ -12,19 +12,20 @@ from pathlib import Path
 from compress.artifact import Artifact
 from compress.checkpoint import fingerprint, load
 from compress.dataset import Dataset
-from compress.errors import BudgetError
+from compress.errors import BudgetError, RecipeError
+from compress.evaluation import Evaluation, budget_of, evaluation_of, halves, judged
 from compress.evidence import missed_budgets, report_of
+from compress.judge import Budget
 from compress.machine import versions
-from compress.metrics import Metric, find_metric
 from compress.model import OnnxModel, TorchModel, in_float32
 from compress.options import CompressOptions, ExportOptions, OptimizeOptions, SensitivityOptions, SourceOptions
 from compress.output import check_output, write_artifact
 from compress.pipeline import Outcome, Watcher, check, run
-from compress.recipe import find_data, stages_for, with_sizes
+from compress.recipe import chooses, find_data, sources_of, stages_for, with_sizes
 from compress.report import Report
 from compress.search import search
 from compress.search_report import write_search
-from compress.search_result import SearchResult
+from compress.search_result import Proof, SearchResult, Trial
 from compress.sensitivity import Sensitivity, layer_sensitivity
 from compress.sensitivity_report import write_sensitivity
 from compress.stages import Progress, Stage
@@ -52,32 +53,51 @@ class Prepared:
         model: the original.
         stages: what will be done to it.
         judged: evaluation data and the metric, if there is data.
+        budget: of the drop, if one was asked for.
         source: a hash of what goes in, and of the libraries that work on it.
         work: keeps each stage's output.
     """
 
     model: TorchModel
     stages: Sequence[Stage]
-    judged: tuple[Dataset, Metric] | None
+    judged: Evaluation | None
+    budget: Budget | None
     source: str
     work: Path
 
 
-def prepare(checkpoint: Path, options: ExportOptions) -> Prepared:
+def prepare(checkpoint: Path, options: ExportOptions, *, chosen: bool = False) -> Prepared:
     """Load the model, open the data, check the stages; no work is done and nothing is written.
+
+    With a largest drop, the original answers the evaluation data: whether that can tell anything is known before.
+
+    Args:
+        checkpoint: the model file.
+        options: of the run.
+        chosen: whether these options were chosen by the evaluation data.
 
     Raises:
         ToolkitError: input or options that can't be used.
     """
     check_output(options.output)
     model = with_sizes(_load(checkpoint, options), checkpoint, _data(options), options.dims)
-    judged = None
-    if options.eval is not None:
-        data = Dataset.open(find_data(options.eval, checkpoint), model.signature)
-        judged = data, find_metric(options.metric, data, model.signature)
-    stages = stages_for(options, model, checkpoint, judged)
+    before = "" if options.sensitivity is None or options.eval is None else Sensitivity.load(options.sensitivity).data
+    found = evaluation_of(
+        options, model, sources_of(options, checkpoint), chooses=chosen or chooses(options), chosen_before=before
+    )
+    if options.selection is not None and not (chosen or chooses(options)):
+        raise RecipeError(
+            "--selection is given, but nothing is chosen",
+            why="only --max-drop with static INT8 puts layers back by it, and `compress optimize` looks for a winner",
+            mend="leave it out: all of --eval proves",
+        )
+    judged_by = None if found is None else (found.choice or found.proof, found.metric)
+    stages = stages_for(options, model, checkpoint, judged_by)
     check(stages, model)
-    return Prepared(model, stages, judged, _source(model), _work(options))
+    budget = None if options.max_drop is None else budget_of(options, options.max_drop)
+    if budget is not None and found is not None:
+        found.refuse(model, budget)
+    return Prepared(model, stages, found, budget, _source(model), _work(options))
 
 
 def export(
@@ -108,9 +128,10 @@ def export(
         >>> report.gains["macs"] > 1.9
         True
     """
-    checkpoint = Path(checkpoint)
-    watcher = watcher or Silent()
-    prepared = prepare(checkpoint, options)
+    return _export(Path(checkpoint), options, prepare(Path(checkpoint), options), watcher or Silent())
+
+
+def _export(checkpoint: Path, options: ExportOptions, prepared: Prepared, watcher: Watcher) -> tuple[Artifact, Report]:
     model, work = prepared.model, prepared.work
     exporting = next(stage for stage in prepared.stages if isinstance(stage, OnnxFromTorch))
     baseline = run(
@@ -124,7 +145,7 @@ def export(
     assert isinstance(first, OnnxModel)  # noqa: S101  both lists end in ONNX stages
     assert not isinstance(final, TorchModel)  # noqa: S101
     report, timed = report_of(checkpoint, options, model, first, outcomes, prepared.judged, watcher)
-    missed = missed_budgets(options, report.stages)
+    missed = missed_budgets(options, report.stages, prepared.budget)
     if not missed:
         return write_artifact(final, options.output, report, timed), report
     beside = options.output.with_name(options.output.name + ".missed")
@@ -161,7 +182,7 @@ def optimize(
 
     Example:
         >>> options = OptimizeOptions(
-        ...     output=Path("best"), eval="eval.npz", prune=(0, 0.5), int8=("dynamic",), max_drop=100
+        ...     output=Path("best"), eval="eval.npz", metric="cosine", prune=(0, 0.5), int8=("dynamic",), max_drop=100
         ... )
         >>> found = optimize("model.pt", options)
         >>> sorted({trial.candidate.int8 for trial in found.trials})
@@ -189,7 +210,29 @@ def optimize(
             why=f"each loses more than {options.max_drop:g} points of {found.metric}{loses}",
             mend=f"see {folder / 'search.html'}; allow more, try smaller --prune fractions, or more --epochs",
         )
-    export(checkpoint, dataclasses.replace(best.candidate.options(options), work=work), watcher=watcher)
+    return _proven(found, best, checkpoint, options, folder, watcher)
+
+
+def _proven(
+    found: SearchResult, best: Trial, checkpoint: Path, options: OptimizeOptions, folder: Path, watcher: Watcher
+) -> SearchResult:
+    """Export the winner, and judge it once by samples that had no part in the choice."""
+    asked = dataclasses.replace(best.candidate.options(options), work=_work(options))
+    prepared = prepare(checkpoint, asked, chosen=True)
+    budget = budget_of(options, options.max_drop)
+    try:
+        _, report = _export(checkpoint, asked, dataclasses.replace(prepared, budget=budget), watcher)
+    except BudgetError as err:
+        raise BudgetError(
+            f"the winner, {best.candidate.name}, does not keep its budget on samples that did not choose it",
+            why=err.why,
+            mend=f"{err.mend}; the other candidates were not tried on these samples, and must not be by turns",
+        ) from err
+    last = report.stages[-1].measured
+    assert prepared.judged is not None  # noqa: S101  a search has evaluation data
+    proof = Proof(len(prepared.judged.proof), last.value, last.drop, last.drop_low, last.drop_high)
+    found = dataclasses.replace(found, proof=proof)
+    write_search(found, folder)
     return found
 
 
@@ -212,15 +255,18 @@ def sensitivity(checkpoint: str | Path, options: SensitivityOptions, *, watcher:
     checkpoint = Path(checkpoint)
     model = with_sizes(_load(checkpoint, options), checkpoint, {"evaluation": options.eval})
     data = Dataset.open(find_data(options.eval, checkpoint), model.signature)
+    whole, metric, _ = judged(data, options.metric, options.judge, model)
+    choice, _ = halves(whole) if len(whole) > 1 else (whole, None)
     found = layer_sensitivity(
         model,
-        data,
-        find_metric(options.metric, data, model.signature),
+        choice,
+        metric,
         ratios=options.ratios,
         samples=options.samples,
         importance=options.importance,
         progress=(watcher or Silent()).started("sensitivity"),
     )
+    found = dataclasses.replace(found, data=data.sha256)
     write_sensitivity(found, options.output, options.max_drop)
     return found
 

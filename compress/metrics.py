@@ -2,76 +2,137 @@
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from compress.artifact import Signature
 from compress.dataset import Dataset
 from compress.errors import RecipeError
+from compress.intervals import Bounds
 from compress.model import Arrays
-from compress.user_code import user_code
+from compress.output_choice import Kind, kind_of, the_output
+from compress.users_metric import Accumulator, users_metric
 
-__all__ = ["METRICS", "Metric", "cosine_similarity", "find_metric"]
+__all__ = ["METRICS", "Metric", "cosine_similarity", "find_metric", "without_nan"]
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A task metric; one of `per_sample` and `over_all` is given.
+    """A task metric; one of `per_sample`, `over_all` and `accumulated` is given.
 
     Attributes:
         name: "top1", "top5", "agreement", "cosine", "mse", or `package.module:name`.
         per_sample: scores [n] from a batch's outputs, the original model's outputs, and the labels (or None).
         over_all: from all outputs and all labels at once: scores [n], or one figure [] where the metric is no mean of
             scores (mAP).
+        accumulated: makes what is given batch after batch and computes one figure at the end.
         higher_is_better: whether a fall is a loss.
         needs_labels: whether it means nothing without labels.
+        compares: whether it looks at the original's outputs.
         scale: what a difference is multiplied by to be a drop: 100 for shares, so that a drop is in points.
+        bounds: of a score, where it has some.
+        output: the one that is judged; None is all of them.
     """
 
     name: str
     per_sample: Callable[[Arrays, Arrays, Array | None], Array] | None = None
     over_all: Callable[[Arrays, Array | None], Array] | None = None
+    accumulated: Callable[[], Accumulator] | None = None
     higher_is_better: bool = True
     needs_labels: bool = False
+    compares: bool = False
     scale: float = 100.0
+    bounds: Bounds | None = None
+    output: str | None = None
 
     @property
     def points(self) -> float:
         """What turns `after - before` into a drop: below 0 where higher is better."""
         return -self.scale if self.higher_is_better else self.scale
 
+    @property
+    def counted(self) -> bool:
+        """Whether a score is 0 or 1: an answer that is right or wrong."""
+        return self.name in ("top1", "top5", "agreement")
+
+    @property
+    def worst(self) -> float:
+        """What a score that is no number counts as."""
+        if self.bounds is not None:
+            return self.bounds[0] if self.higher_is_better else self.bounds[1]
+        return -np.inf if self.higher_is_better else np.inf
+
     def drop(self, before: float, after: float) -> float:
         """How much worse `after` is, in points for shares; below 0 when it is better."""
         return self.points * (after - before) + 0.0  # never -0
 
+    def of(self, output: str | None) -> Self:
+        """The metric of this output alone."""
+        return self if output is None else dataclasses.replace(self, output=output)
+
+    def judged(self, outputs: Arrays) -> Arrays:
+        """The outputs that it looks at."""
+        return outputs if self.output is None or not outputs else {self.output: outputs[self.output]}
+
+
+def without_nan(outputs: Arrays) -> Array:
+    """Which samples [n] have only numbers in every output; infinite ones are for masks."""
+    found = [~np.isnan(values.reshape(len(values), -1)).any(axis=1) for values in outputs.values()]
+    return np.asarray(np.logical_and.reduce(found))
+
 
 def cosine_similarity(a: Array, b: Array) -> Array:
-    """Per sample (first dimension), in float64; two zero vectors are alike (1), one zero vector is not (0)."""
+    """Per sample (first dimension), in float64.
+
+    Two zero vectors are alike (1), one zero vector is not (0); vectors with NaN or infinity in them are as unlike as
+    vectors can be (-1).
+    """
     x, y = (np.asarray(v, np.float64).reshape(len(v), -1) for v in (a, b))
+    finite = np.isfinite(x).all(axis=1) & np.isfinite(y).all(axis=1)
+    x, y = (_scaled(np.where(finite[:, None], v, 0.0)) for v in (x, y))
     norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     both_zero = ~x.any(axis=1) & ~y.any(axis=1)
-    return np.where(both_zero, 1.0, (x * y).sum(axis=1) / np.where(norms == 0, 1.0, norms))
+    found = np.where(both_zero, 1.0, (x * y).sum(axis=1) / np.where(norms == 0, 1.0, norms))
+    return np.asarray(np.where(finite, found, -1.0))
+
+
+def _scaled(vectors: Array) -> Array:
+    """With 1 as the largest element, so that no square overflows or vanishes."""
+    largest = np.abs(vectors).max(axis=1, keepdims=True, initial=0.0)
+    return np.asarray(vectors / np.where(largest == 0, 1.0, largest))
+
+
+def _first(outputs: Arrays) -> Array:
+    return next(iter(outputs.values()))
+
+
+def _prefers(logits: Array) -> Array:
+    """Which samples [n] have an answer: all are numbers, and not all the same."""
+    return np.asarray(~np.isnan(logits).any(axis=1) & (logits != logits[:, :1]).any(axis=1))
 
 
 def _top(k: int) -> Callable[[Arrays, Arrays, Array | None], Array]:
     def per_sample(outputs: Arrays, expected: Arrays, labels: Array | None) -> Array:  # noqa: ARG001
-        logits = next(iter(outputs.values()))
+        logits = _first(outputs)
         best = np.argsort(-logits, axis=1, kind="stable")[:, :k]
-        return np.asarray((best == np.asarray(labels)[:, None]).any(1), np.float64)
+        return np.asarray((best == np.asarray(labels)[:, None]).any(1) & _prefers(logits), np.float64)
 
     return per_sample
 
 
 def _agreement(outputs: Arrays, expected: Arrays, labels: Array | None) -> Array:  # noqa: ARG001
-    first = next(iter(expected))
-    return np.asarray(outputs[first].argmax(1) == expected[first].argmax(1), np.float64)
+    name = next(iter(expected))
+    mine, theirs = outputs[name], expected[name]
+    if theirs.dtype.kind != "f":  # the answers themselves
+        return np.asarray((mine == theirs).reshape(len(theirs), -1).all(axis=1), np.float64)
+    return np.asarray((mine.argmax(1) == theirs.argmax(1)) & _prefers(mine) & _prefers(theirs), np.float64)
 
 
 def _cosine(outputs: Arrays, expected: Arrays, labels: Array | None) -> Array:  # noqa: ARG001
@@ -79,88 +140,112 @@ def _cosine(outputs: Arrays, expected: Arrays, labels: Array | None) -> Array:  
 
 
 def _mse(outputs: Arrays, expected: Arrays, labels: Array | None) -> Array:  # noqa: ARG001
-    errors = [np.square(outputs[name].astype(np.float64) - want) for name, want in expected.items()]
-    return np.asarray(np.mean([error.reshape(len(error), -1).mean(1) for error in errors], axis=0))
+    with np.errstate(invalid="ignore", over="ignore"):
+        errors = [np.square(outputs[name].astype(np.float64) - want) for name, want in expected.items()]
+        means = np.mean([error.reshape(len(error), -1).mean(1) for error in errors], axis=0)
+    return np.asarray(np.where(np.isfinite(means), means, np.inf))
 
 
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("top1", _top(1), needs_labels=True),
-        Metric("top5", _top(5), needs_labels=True),
-        Metric("agreement", _agreement),
-        Metric("cosine", _cosine),
-        Metric("mse", _mse, higher_is_better=False, scale=1.0),
+        Metric("top1", _top(1), needs_labels=True, bounds=(0.0, 1.0)),
+        Metric("top5", _top(5), needs_labels=True, bounds=(0.0, 1.0)),
+        Metric("agreement", _agreement, compares=True, bounds=(0.0, 1.0)),
+        Metric("cosine", _cosine, compares=True, bounds=(-1.0, 1.0)),
+        Metric("mse", _mse, higher_is_better=False, compares=True, scale=1.0),
     )
 }
 
 
-def find_metric(name: str | None, data: Dataset, signature: Signature) -> Metric:
-    """The metric of that name, or the one that fits: top1 with labels, else agreement, else cosine.
+def find_metric(
+    name: str | None,
+    data: Dataset,
+    signature: Signature,
+    *,
+    output: str | None = None,
+    sample: Arrays | None = None,
+    ask: bool = False,
+) -> Metric:
+    """The metric of that name, or the one that fits what the output is.
+
+    Class scores are judged by top1 with labels and by agreement without, answers that are integers by agreement,
+    single values by mse, all else by cosine.
 
     Args:
         name: one of METRICS; `package.module:name` of a function (outputs, labels) → scores [n] or one float, or of a
             torchmetrics object (or a class of these); or None.
         data: what is judged on.
-        signature: of the model; a first output [batch, classes] makes it a classifier.
+        signature: of the model.
+        output: the one to judge, of several.
+        sample: outputs of some samples, by which vectors of length 1 are told from class scores.
+        ask: whether several outputs that could be meant are an error; otherwise the first of them is taken.
 
     Raises:
         RecipeError: an unknown name, or a metric that the data or the model can't serve.
     """
-    labelled = data.labels is not None and data.labels.ndim == 1 and data.labels.dtype.kind in "iu"
-    shape = signature.outputs[0].shape
-    classifies = len(shape) == 2 and isinstance(shape[1], int) and shape[1] > 1
-    if name is None:
-        name = ("top1" if labelled else "agreement") if classifies else "cosine"
-    if re.fullmatch(r"[\w.]+:\w+", name):
-        return _users(name)
-    if name not in METRICS:
+    if name is not None and not re.fullmatch(r"[\w.]+:\w+", name) and name not in METRICS:
         why = f"known are {', '.join(METRICS)}"
         raise RecipeError(f"there is no metric {name!r}", why=why, mend="name one of these, or package.module:function")
+    if name is not None and name not in METRICS:
+        return _users(name, signature, output, sample, ask=ask)
+    ids = data.labels is not None and data.labels.ndim == 1 and data.labels.dtype.kind in "iu"
+    labels = data.labels if ids else None
+    chosen = the_output(name, signature, labels, output, sample, ask=ask)
+    specs = [spec for spec in signature.outputs if chosen in (None, spec.name)]
+    kinds = {kind_of(spec, None if sample is None else sample.get(spec.name)) for spec in specs}
+    if name is None:
+        many_hot = data.labels is not None and data.labels.ndim == 2 and _many_hot(data.labels, specs[0].shape)
+        name = _fitting(kinds, labelled=labels is not None, many_hot=many_hot)
     metric = METRICS[name]
-    if metric.needs_labels and not labelled:
+    if metric.needs_labels and labels is None:
         raise RecipeError(
             f"can't judge by {name}",
             why="the evaluation data has no labels that are one class for each sample",
             mend="add an array `label` [n] of integers to it, or judge by --metric agreement or cosine",
         )
-    if name in ("top1", "top5", "agreement") and not classifies:
+    shape = specs[0].shape
+    classifies = len(shape) == 2 and isinstance(shape[1], int) and shape[1] > 1 and Kind.ANSWERS not in kinds
+    which = "first output" if specs[0] is signature.outputs[0] else "output"
+    if metric.counted and not classifies and (name != "agreement" or kinds != {Kind.ANSWERS}):
         raise RecipeError(
             f"can't judge by {name}",
-            why=f"the model's first output is {signature.outputs[0]}, not one logit for each class",
-            mend="judge by --metric cosine or mse, or by a function of your own: package.module:function",
+            why=f"the model's {which} is {specs[0]}, not one logit for each class",
+            mend="judge by --metric cosine or mse, or by a function of your own: package.module:function; of several "
+            "outputs, name the one that is meant with --judge",
         )
-    return metric
+    return metric.of(specs[0].name if metric.counted else chosen)
 
 
-def _users(source: str) -> Metric:
-    """A user's function or torchmetrics object, with its own `higher_is_better` and `scale` where it has them."""
-    mend = "name a function (outputs, labels) or a torchmetrics object; run from the folder that holds its module"
-    try:
-        with user_code(source) as found:
-            if isinstance(found, type):
-                found = found()
-    except Exception as err:  # the user's module: anything may come out of it
-        raise RecipeError(f"can't find the metric {source}", why=f"{type(err).__name__}: {err}", mend=mend) from err
-    if not callable(found):
-        raise RecipeError(f"can't use the metric {source}", why=f"it is a {type(found).__name__}", mend=mend)
-    higher = getattr(found, "higher_is_better", True)
-    scale = float(getattr(found, "scale", 100.0))
-    over_all = _torchmetric(found) if hasattr(found, "update") and hasattr(found, "compute") else _function(found)
-    return Metric(source, over_all=over_all, higher_is_better=higher is not False, scale=scale)
+def _fitting(kinds: set[Kind], *, labelled: bool, many_hot: bool) -> str:
+    if kinds == {Kind.CLASSES} and not many_hot:
+        return "top1" if labelled else "agreement"
+    if kinds == {Kind.ANSWERS}:
+        return "agreement"
+    return "mse" if kinds == {Kind.VALUES} else "cosine"
 
 
-def _function(function: Callable[..., Any]) -> Callable[[Arrays, Array | None], Array]:
-    return lambda outputs, labels: np.asarray(function(outputs, labels), np.float64)
+def _many_hot(labels: Any, shape: tuple[int | str, ...]) -> bool:
+    """Whether labels [n, classes] say which of the classes a sample has, several or none of them among it."""
+    if len(shape) != 2 or labels.shape[1] != shape[1]:
+        return False
+    values = np.asarray(labels[:])
+    return bool(np.isin(values, (0, 1)).all() and (values.sum(axis=1) != 1).any())
 
 
-def _torchmetric(metric: Any) -> Callable[[Arrays, Array | None], Array]:
-    import torch
-
-    def over_all(outputs: Arrays, labels: Array | None) -> Array:
-        fresh = copy.deepcopy(metric)
-        fresh.reset()
-        fresh.update(torch.from_numpy(next(iter(outputs.values()))), torch.from_numpy(np.asarray(labels)))
-        return np.asarray(fresh.compute(), np.float64)
-
-    return over_all
+def _users(source: str, signature: Signature, output: str | None, sample: Arrays | None, *, ask: bool) -> Metric:
+    """A user's metric; a function sees all outputs, an object of torchmetrics one."""
+    found = users_metric(source)
+    updated = found.updated
+    if updated is not None or output is not None:
+        output = the_output(source, signature, None, output, sample, ask=ask)
+    return Metric(
+        source,
+        per_sample=found.per_sample,
+        over_all=found.over_all,
+        accumulated=None if updated is None else lambda: updated(output),
+        higher_is_better=found.higher_is_better,
+        scale=found.scale,
+        bounds=found.bounds,
+        output=output,
+    )

@@ -98,8 +98,20 @@ class CompressOptions(TrainingOptions, SourceOptions):
     smooth: Annotated[bool, Parameter(negative="", group=_INT8)] = False
     """Before INT8, even out channels of very unlike sizes: pays on badly scaled networks and transformers."""
 
+    selection: Annotated[str | None, Parameter(group=DATA)] = None
+    """Inputs and labels to choose among models by, apart from --eval; by default half of that, by seed."""
+
     metric: Annotated[str | None, Parameter(group=_PROOF)] = None
     """top1, top5, agreement, cosine, mse or package.module:function; by default what fits the data."""
+
+    judge: Annotated[str | None, Parameter(group=_PROOF)] = None
+    """The output to judge, of a model that has several."""
+
+    confidence: Annotated[float, Parameter(group=_PROOF)] = 0.95
+    """Of the intervals; --max-drop is kept when the upper end keeps it."""
+
+    budget_by: Annotated[Literal["interval", "point"], Parameter(group=_PROOF)] = "interval"
+    """What --max-drop is held against: the upper end of the drop's interval, or the estimate, however few samples."""
 
     threads: Annotated[int, Parameter(group=_PROOF)] = 1
     """Threads for each model while its latency is measured."""
@@ -239,16 +251,19 @@ class SensitivityOptions(SourceOptions):
     """Folder for sensitivity.json and sensitivity.html."""
 
     eval: Annotated[str, Parameter(group=DATA)]
-    """Inputs, and labels where there are some, to judge each layer's pruning by."""
+    """Inputs, and labels where there are some; half of them judge each layer's pruning, the others are for proof."""
 
     metric: Annotated[str | None, Parameter(group=_PROOF)] = None
     """top1, top5, agreement, cosine, mse or package.module:function; by default what fits the data."""
+
+    judge: Annotated[str | None, Parameter(group=_PROOF)] = None
+    """The output to judge, of a model that has several."""
 
     ratios: Annotated[tuple[float, ...], Parameter(consume_multiple=True, group=_PRUNE)] = (0.25, 0.5, 0.75)
     """Shares of a layer's channels to take away."""
 
     samples: Annotated[int, Parameter(group=DATA)] = 1000
-    """Evaluation samples to use, spread over the data."""
+    """Samples of that half to use, spread over it."""
 
     importance: Annotated[Literal["magnitude", "random"], Parameter(group=_PRUNE)] = "magnitude"
     """How to choose the channels that go."""
@@ -276,6 +291,9 @@ class FinetuneOptions(TrainingOptions, SourceOptions):
 
     metric: Annotated[str | None, Parameter(group=_PROOF)] = None
     """top1, top5, agreement, cosine, mse or package.module:function; by default what fits the data."""
+
+    judge: Annotated[str | None, Parameter(group=_PROOF)] = None
+    """The output to judge, of a model that has several."""
 
     train_precision: Annotated[
         Literal["auto", "bf16-mixed", "16-mixed", "32"],

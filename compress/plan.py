@@ -45,7 +45,7 @@ def plan(checkpoint: Path, options: ExportOptions) -> Table:
         ToolkitError: whatever `export` would refuse.
     """
     prepared = prepare(checkpoint, options)
-    samples = 0 if prepared.judged is None else len(prepared.judged[0])
+    samples = 0 if prepared.judged is None else len(prepared.judged.proof)
     seconds = estimate(prepared.model, prepared.stages, samples)
     sizes = prepared.model.signature.sizes_text
     table = Table(title=f"{checkpoint}: what would be done{', at ' + sizes if sizes else ''}", title_justify="left")

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from compress.artifact import Measured, Signature, StageReport
 from compress.backends import Backend, open_model
-from compress.bootstrap import Interval, mean_interval
 from compress.compare import Comparison, batch_difference, compare
-from compress.dataset import Dataset
+from compress.evaluation import Evaluation
 from compress.footprint import Footprint, footprint
-from compress.measure import Latency, latency, onnx_macs, onnx_params, torch_macs, torch_params
-from compress.metrics import Metric
+from compress.intervals import Interval, difference_interval, mean_interval
+from compress.measure import Latency, cores, latency, onnx_macs, onnx_params, torch_macs, torch_params
 from compress.model import EngineModel, Model, OnnxModel, TorchModel, sample_inputs
 from compress.pipeline import Outcome, Watcher
+from compress.scoring import batch_for
 from compress.sizes import typical_inputs
 
 __all__ = ["Found", "measure", "rows_of"]
@@ -29,7 +30,7 @@ class Found:
     """What was measured of the models, by row.
 
     Attributes:
-        metric: what they were judged by, if there was data.
+        judged: by what and on what, if there was data.
         compared: with the original.
         latency: of single calls at batch 1, of those whose speed means something here.
         runtimes: what ran them.
@@ -37,7 +38,7 @@ class Found:
         footprints: memory and loading time, of those that are files.
     """
 
-    metric: Metric | None
+    judged: Evaluation | None
     compared: Mapping[str, Comparison]
     latency: Mapping[str, Latency]
     runtimes: Mapping[str, str]
@@ -45,8 +46,8 @@ class Found:
     footprints: Mapping[str, Footprint] = field(default_factory=dict)
 
 
-def measure(rows: Mapping[str, Model], judged: tuple[Dataset, Metric] | None, threads: int, watcher: Watcher) -> Found:
-    """The same samples through all models, then the clock, then each alone in a process of its own.
+def measure(rows: Mapping[str, Model], judged: Evaluation | None, threads: int, watcher: Watcher) -> Found:
+    """The same samples through all models on all cores, then the clock, then each alone in a process of its own.
 
     Args:
         rows: models by row, "original" first.
@@ -54,13 +55,10 @@ def measure(rows: Mapping[str, Model], judged: tuple[Dataset, Metric] | None, th
         threads: for the latency.
         watcher: is told how it goes on.
     """
+    compared = {} if judged is None else _compared(rows, judged, watcher)
     opened = {name: open_model(model, threads=threads) for name, model in rows.items()}
-    compared: Mapping[str, Comparison] = {}
-    if judged is not None:
-        progress = watcher.started("compare")
-        compared = compare("original", opened, *judged, progress=lambda done, total: progress(done, total, "samples"))
     signature = rows["original"].signature
-    one = typical_inputs(signature, None if judged is None else judged[0], 1)
+    one = typical_inputs(signature, None if judged is None else judged.proof, 1)
     apart = _batches(opened, judged, signature)
     tick = watcher.started("measure")
     clocked = {name: backend for name, backend in opened.items() if not backend.emulated}
@@ -72,16 +70,31 @@ def measure(rows: Mapping[str, Model], judged: tuple[Dataset, Metric] | None, th
         footprints[name] = footprint(model, threads)
         tick(number, len(files), "models loaded alone")
     runtimes = {name: backend.runtime for name, backend in opened.items()}
-    return Found(None if judged is None else judged[1], compared, timed, runtimes, apart, footprints)
+    return Found(judged, compared, timed, runtimes, apart, footprints)
 
 
-def _batches(
-    opened: Mapping[str, Backend], judged: tuple[Dataset, Metric] | None, signature: Signature
-) -> dict[str, float]:
+def _compared(rows: Mapping[str, Model], judged: Evaluation, watcher: Watcher) -> dict[str, Comparison]:
+    """On all cores: what is told of accuracy does not depend on their number."""
+    progress = watcher.started("compare")
+    return compare(
+        "original",
+        {name: open_model(model, threads=cores()) for name, model in rows.items()},
+        judged.proof,
+        judged.metric,
+        confidence=judged.confidence,
+        progress=lambda done, total: progress(done, total, "samples"),
+    )
+
+
+def _batches(opened: Mapping[str, Backend], judged: Evaluation | None, signature: Signature) -> dict[str, float]:
     if any(isinstance(spec.shape[0], int) for spec in signature.inputs if spec.shape):
         return {}
-    eight = judged[0].take(slice(0, BATCH))[0] if judged is not None else sample_inputs(signature, BATCH)
-    return {name: batch_difference(model, eight) for name, model in opened.items()}
+    if judged is None:
+        inputs = sample_inputs(signature, BATCH)
+    else:  # two are enough to see it, where eight would be large
+        few = max(2, min(BATCH, batch_for(opened["original"], judged.proof)))
+        inputs = judged.proof.take(slice(0, few))[0]
+    return {name: batch_difference(model, inputs) for name, model in opened.items()}
 
 
 def rows_of(
@@ -101,16 +114,22 @@ def rows_of(
     for name, model in models.items():
         outcome = outcomes.get(name)
         size = checkpoint_bytes if name == "original" else outcome.size_bytes if outcome else None
-        measured = dataclasses.replace(
-            _measured(name, model, found, size), **({} if found.metric is None else _judged(name, before, found))
-        )
+        judged = {} if found.judged is None else _judged(name, before, found, found.judged)
+        measured = dataclasses.replace(_measured(name, model, found, size), **judged)
+        warnings = _warnings(name, found)
         if outcome is None:
-            reports.append(StageReport(name, did[name], measured, seconds=0.0))
+            reports.append(StageReport(name, did[name], measured, seconds=0.0, warnings=warnings))
             continue
         given = outcome.given
         reports.append(
             StageReport(
-                name, given.did, measured, outcome.seconds, given.warnings, given.details, dict(outcome.stage.options)
+                name,
+                given.did,
+                measured,
+                outcome.seconds,
+                (*given.warnings, *warnings),
+                given.details,
+                dict(outcome.stage.options),
             )
         )
         before = name  # the original's own export is no step on the way
@@ -131,29 +150,68 @@ def _measured(name: str, model: Model, found: Found, size: int | None) -> Measur
         size_bytes=size,
         latency_p50_ms=timed.p50_ms if timed else None,
         latency_p99_ms=timed.p99_ms if timed else None,
-        batch_difference=found.batch_difference.get(name),
+        batch_difference=_finite(found.batch_difference.get(name)),
         load_ms=alone.load_ms if alone else None,
         peak_memory_bytes=alone.peak_memory_bytes if alone else None,
         runtime=found.runtimes[name],
     )
 
 
-def _judged(name: str, before: str, found: Found) -> dict[str, Any]:
-    """The fields of Measured that the metric fills."""
-    metric, here, first = found.metric, found.compared[name], found.compared["original"]
-    assert metric is not None  # noqa: S101  asked for only where there is one
-    fields: dict[str, Any] = {
-        "metric": metric.name,
+def _warnings(name: str, found: Found) -> tuple[str, ...]:
+    """What makes the figures of a row mean less than they look."""
+    if found.judged is None:
+        return ()
+    here = found.compared[name]
+    words: tuple[str, ...] = ()
+    if name == "original":
+        words += (*found.judged.notes, *((f"{_sentence(found.judged.how)}.",) if found.judged.how else ()))
+        words += tuple(f"{doubt} No drop is told, and no budget counts as kept." for doubt in here.doubts)
+    if here.not_numbers:
+        words += (
+            f"{name}: outputs for {here.not_numbers} of {here.samples} samples hold NaN: the worst score counts.",
+        )
+    if not math.isfinite(here.max_abs_error):
+        words += (f"{name}: its outputs hold NaN, or infinities that the original's don't: no error is larger.",)
+    if not math.isfinite(here.value):
+        words += (f"{name}: its {found.judged.metric.name} is no number.",)
+    return words
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _judged(name: str, before: str, found: Found, judged: Evaluation) -> dict[str, Any]:
+    """The fields of Measured that the metric fills; what is no number, or means nothing, is left out."""
+    metric, here, first = judged.metric, found.compared[name], found.compared["original"]
+    fields: dict[str, float | None] = {
         "value": here.value,
         "accuracy": here.accuracy,
         "agreement": here.agreement,
         "cosine_similarity": here.cosine_similarity,
         "max_abs_error": here.max_abs_error,
-        "drop": metric.drop(first.value, here.value),
-        "stage_drop": metric.drop(found.compared[before].value, here.value),
     }
-    if here.scores is not None and first.scores is not None:
-        value = mean_interval(here.scores)
-        drop: Interval = mean_interval(here.scores - first.scores).times(metric.points)
-        fields |= {"value_low": value.low, "value_high": value.high, "drop_low": drop.low, "drop_high": drop.high}
-    return fields
+    if here.scores is not None:
+        value = mean_interval(here.scores, confidence=judged.confidence, bounds=metric.bounds)
+        fields |= {"value_low": value.low, "value_high": value.high}
+    if not first.doubts:
+        fields |= {
+            "drop": metric.drop(first.value, here.value),
+            "stage_drop": metric.drop(found.compared[before].value, here.value),
+        }
+        if here.scores is not None and first.scores is not None:
+            drop = _drop(name, here.scores, first.scores, judged)
+            fields |= {"drop_low": drop.low, "drop_high": drop.high}
+    return {"metric": metric.name, **{key: _finite(value) for key, value in fields.items()}}
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _drop(name: str, scores: Any, first: Any, judged: Evaluation) -> Interval:
+    if name == "original":
+        return Interval(0.0, 0.0, 0.0)  # itself, for sure
+    metric = judged.metric
+    found = difference_interval(scores, first, confidence=judged.confidence, bounds=metric.bounds)
+    return found.times(metric.points)

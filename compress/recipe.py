@@ -15,7 +15,7 @@ from compress.infer import proven
 from compress.machine import int8_saturates
 from compress.metrics import Metric
 from compress.model import TorchModel
-from compress.options import EngineOptions, ExportOptions
+from compress.options import CompressOptions, EngineOptions, ExportOptions
 from compress.sensitivity import Sensitivity
 from compress.sizes import sized_by
 from compress.stages import Stage
@@ -31,7 +31,7 @@ from compress.stages.smooth_onnx import SmoothOnnx
 from compress.stages.train_quantized import TrainQuantized, shorter
 from compress.training_options import TrainingOptions
 
-__all__ = ["find_data", "stages_for", "training_of", "with_sizes"]
+__all__ = ["chooses", "find_data", "sources_of", "stages_for", "training_of", "with_sizes"]
 
 # Of the epochs that --epochs names, for training with fake quantization: the weights are near their place already.
 QAT_SHARE = 0.25
@@ -67,6 +67,17 @@ def with_sizes(
     return model
 
 
+def sources_of(options: CompressOptions, checkpoint: Path) -> dict[str, str]:
+    """Where the data of each option lies, by the option's name."""
+    names = ("eval", "selection", "finetune", "validation", "calibration")
+    return {name: find_data(source, checkpoint) for name in names if (source := getattr(options, name)) is not None}
+
+
+def chooses(options: ExportOptions) -> bool:
+    """Whether a run decides anything by its metric: which layers go back to float."""
+    return options.max_drop is not None and options.int8 in ("static", "qat")
+
+
 def stages_for(
     options: ExportOptions, model: TorchModel, checkpoint: Path, judged: tuple[Dataset, Metric] | None = None
 ) -> list[Stage]:
@@ -76,7 +87,8 @@ def stages_for(
         options: of the run.
         model: what it starts from, and what recovery is taught by.
         checkpoint: data is looked for beside it, too.
-        judged: evaluation data and the metric, which a largest drop is in; the export is proven on data, too.
+        judged: evaluation data to choose by, and the metric that a largest drop is in; the export is proven on data,
+            too.
 
     Raises:
         RecipeError: options that don't go together.
@@ -194,7 +206,8 @@ def _precision(
             target=options.target,
         )
         if options.max_drop is not None and judged is not None and quantize.mode == "static":
-            stages.append(QuantizeWithin(quantize, model, *judged, options.max_drop))
+            confidence = options.confidence if options.budget_by == "interval" else None
+            stages.append(QuantizeWithin(quantize, model, *judged, options.max_drop, confidence))
         else:
             stages.append(quantize)
     if options.precision != "fp32":

@@ -14,14 +14,15 @@ from typing import Any
 import torch
 
 from compress.backends import Backend, TorchBackend
-from compress.bootstrap import mean_interval
 from compress.checkpoint import fingerprint, load, write
 from compress.compare import compare
 from compress.dataset import Dataset
 from compress.errors import CheckpointError, SignatureError
+from compress.evaluation import judged as judged_by
+from compress.intervals import difference_interval, mean_interval
 from compress.machine import environment, versions
 from compress.measure import cores, torch_macs, torch_params
-from compress.metrics import find_metric
+from compress.metrics import Metric
 from compress.model import TorchModel, in_float32
 from compress.options import FinetuneOptions
 from compress.output import beside_output, check_output, put_in_place
@@ -110,7 +111,10 @@ def finetune(checkpoint: str | Path, options: FinetuneOptions, *, watcher: Watch
 
     training, validation, judged = data(options.data), data(options.validation), data(options.eval)
     assert training is not None  # noqa: S101  the option is required
-    metric = None if judged is None else find_metric(options.metric, judged, model.signature)
+    metric: Metric | None = None
+    notes: tuple[str, ...] = ()
+    if judged is not None:
+        judged, metric, notes = judged_by(judged, options.metric, options.judge, model)
     seen = "" if judged is None else judged.sha256
     stage = Finetune(training, teacher, training_of(options), options.seed, validation, seen)
     check([stage], model)
@@ -119,7 +123,7 @@ def finetune(checkpoint: str | Path, options: FinetuneOptions, *, watcher: Watch
     outcome = _run(stage, model, work, source, watcher, tidy=options.work is None)
     if rank() > 0:
         return None
-    given = outcome.given
+    given = dataclasses.replace(outcome.given, warnings=(*outcome.given.warnings, *notes))
     assert isinstance(given.model, TorchModel)  # noqa: S101  the stage gives one
     rows: tuple[Row, ...] = ()
     if judged is not None and metric is not None:
@@ -129,11 +133,14 @@ def finetune(checkpoint: str | Path, options: FinetuneOptions, *, watcher: Watch
         reference = "before" if teacher is None else "original"
         found = compare(reference, backends, judged, metric, progress=lambda d, t: progress(d, t, "samples"))
         first = found[reference]
+        if teacher is not None:  # before a training from labels alone, chance is what is to be beaten
+            given = dataclasses.replace(given, warnings=(*given.warnings, *first.doubts))
         for name in [reference, *(name for name in ("before", "after") if name != reference)]:
             row = Row(name, found[name].value)
             scores = found[name].scores
             if scores is not None and first.scores is not None:
-                own, against = mean_interval(scores), mean_interval(scores - first.scores).times(metric.points)
+                own = mean_interval(scores, bounds=metric.bounds)
+                against = difference_interval(scores, first.scores, bounds=metric.bounds).times(metric.points)
                 drop = None if name == reference else metric.drop(first.value, found[name].value)
                 row = Row(name, found[name].value, own.low, own.high, drop, against.low, against.high)
             rows = (*rows, row)

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from compress.artifact import Measured, Signature, StageReport
 from compress.grid import Cell
+from compress.intervals import CONFIDENCE, percent
 from compress.pages import page
 from compress.plots import plots
 from compress.roofline import Roofline
@@ -87,6 +88,12 @@ class Report:
             "layer_bytes": {"original": dict(self.layer_bytes[0]), "result": dict(self.layer_bytes[1])},
         }
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Of the stage table."""
+        sure = percent(self.data.get("confidence", CONFIDENCE))
+        return tuple(name.format(sure=sure) for name in COLUMNS)
+
     def write(self, folder: Path, latencies_ms: Mapping[str, Sequence[float]]) -> None:
         """Write report.json, report.html and, where there is a command, reproduce.sh into a folder.
 
@@ -100,7 +107,7 @@ class Report:
             "report.html",
             report=self,
             rows=_cells(self.stages),
-            columns=COLUMNS,
+            columns=self.columns,
             plots=[
                 *plots(self.stages, latencies_ms, self.layer_bytes),
                 *(
@@ -125,8 +132,8 @@ COLUMNS = (
     "MACs",
     "params",
     "size",
-    "metric (95%)",
-    "drop (95%)",
+    "metric ({sure})",
+    "drop ({sure})",
     "agreement",
     "p50",
     "p99",
@@ -219,7 +226,9 @@ def stage_table(report: Report) -> Table:
         at for at, name in enumerate(COLUMNS) if name not in ("agreement", "load", "memory")
     ]  # those are in the page
     for at in shown:
-        table.add_column(COLUMNS[at], justify="left" if COLUMNS[at] in ("stage", "runtime") else "right", no_wrap=True)
+        table.add_column(
+            report.columns[at], justify="left" if COLUMNS[at] in ("stage", "runtime") else "right", no_wrap=True
+        )
     for cells in _cells(report.stages):
         table.add_row(*(cells[at] for at in shown))
     return table

@@ -12,15 +12,14 @@ from pathlib import Path
 
 from compress.backends import Backend, open_model
 from compress.checkpoint import load
-from compress.dataset import Dataset
 from compress.errors import RecipeError, ToolkitError
+from compress.evaluation import Evaluation, budget_of, evaluation_of
 from compress.judge import Judge
 from compress.measure import cores, latency
-from compress.metrics import Metric, find_metric
 from compress.model import OnnxModel, TorchModel, in_float32
 from compress.options import OptimizeOptions
 from compress.pipeline import Outcome, Watcher, check, run
-from compress.recipe import find_data, stages_for
+from compress.recipe import sources_of, stages_for
 from compress.search_result import Candidate, SearchResult, Trial, candidates
 from compress.sizes import typical_inputs
 from compress.stages import Progress
@@ -64,14 +63,15 @@ def search(
     """
     plan = candidates(options)
     _check(options, plan)
-    data, metric = judged(options, model, checkpoint)
+    evaluation = judged(options, model, checkpoint)
+    evaluation.refuse(model, budget_of(options, options.max_drop))
     setting = _Setting(checkpoint, options, source, work)
     made = [trial for branch in _branches(setting, plan, watcher) for trial in branch]
     trials = tuple(sorted(made, key=lambda trial: plan.index(trial.candidate)))
-    return _measured(trials, options, model, data, metric, watcher)
+    return _measured(trials, options, model, evaluation, watcher)
 
 
-def judged(options: OptimizeOptions, model: TorchModel, checkpoint: Path) -> tuple[Dataset, Metric]:
+def judged(options: OptimizeOptions, model: TorchModel, checkpoint: Path) -> Evaluation:
     """The evaluation data and the metric of a search."""
     if options.eval is None:
         raise RecipeError(
@@ -79,8 +79,9 @@ def judged(options: OptimizeOptions, model: TorchModel, checkpoint: Path) -> tup
             why="there is no evaluation data",
             mend="add --eval eval.npz: inputs, and labels where there are some",
         )
-    data = Dataset.open(find_data(options.eval, checkpoint), model.signature)
-    return data, find_metric(options.metric, data, model.signature)
+    found = evaluation_of(options, model, sources_of(options, checkpoint), chooses=True)
+    assert found is not None  # noqa: S101  there is data
+    return found
 
 
 def _check(options: OptimizeOptions, plan: Sequence[Candidate]) -> None:
@@ -180,9 +181,10 @@ def _branch(setting: _Setting, group: Sequence[Candidate], watcher: Watcher) -> 
     model = in_float32(
         load(setting.checkpoint, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size)
     )
-    data, metric = judged(options, model, setting.checkpoint)
-    count = max(SCREEN_LEAST, int(len(data) * SCREEN_SHARE))
-    judge = Judge.of_part(open_model(model, threads=cores()), data, metric, count)
+    evaluation = judged(options, model, setting.checkpoint)
+    assert evaluation.choice is not None  # noqa: S101  a search chooses
+    count = max(SCREEN_LEAST, int(len(evaluation.choice) * SCREEN_SHARE))
+    judge = Judge.of_part(open_model(model, threads=cores()), evaluation.choice, evaluation.metric, count)
     trials: list[Trial] = []
     for candidate in group:
         lost = _lost(trials)
@@ -190,7 +192,9 @@ def _branch(setting: _Setting, group: Sequence[Candidate], watcher: Watcher) -> 
             trials += _skipped([candidate], lost)
             continue
         try:
-            stages = stages_for(candidate.options(options), model, setting.checkpoint, (data, metric))
+            stages = stages_for(
+                candidate.options(options), model, setting.checkpoint, (evaluation.choice, evaluation.metric)
+            )
             check(stages, model)
             outcomes = run(
                 stages, model, work=setting.work, source=setting.source, watcher=_Named(watcher, candidate.name),
@@ -223,13 +227,14 @@ def _measured(
     trials: Sequence[Trial],
     options: OptimizeOptions,
     model: TorchModel,
-    data: Dataset,
-    metric: Metric,
+    evaluation: Evaluation,
     watcher: Watcher,
 ) -> SearchResult:
-    """All evaluation samples through what is left, then the clock."""
+    """All samples that choose through what is left, then the clock."""
     left = {trial.candidate.name: trial for trial in trials if trial.status == "measured"}
-    judge = Judge(open_model(model, threads=cores()), data, metric)
+    data, budget = evaluation.choice, budget_of(options, options.max_drop)
+    assert data is not None  # noqa: S101  a search chooses
+    judge = Judge(open_model(model, threads=cores()), data, evaluation.metric, confidence=budget.confidence)
     tick = watcher.started("compare")
     opened: dict[str, Backend] = {}
     for number, (name, trial) in enumerate(left.items(), 1):
@@ -254,8 +259,9 @@ def _measured(
     return SearchResult(
         goal=options.goal,
         max_drop=options.max_drop,
-        metric=metric.name,
+        metric=evaluation.metric.name,
         original=judge.original,
         samples=len(data),
         trials=tuple(left.get(trial.candidate.name, trial) for trial in trials),
+        confidence=budget.confidence,
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from rich.table import Table
 
+from compress.intervals import percent
 from compress.pages import page
 from compress.plots import axes_of, svg_of
 from compress.report import bytes_text
@@ -15,7 +16,7 @@ from compress.search_result import SearchResult, Trial
 
 __all__ = ["search_table", "write_search"]
 
-COLUMNS = ("candidate", "metric", "drop", "95% interval", "size", "p50", "samples/s", "")
+COLUMNS = ("candidate", "metric", "drop", "interval", "size", "p50", "samples/s", "")
 MARKERS = {"none": "o", "static": "s", "dynamic": "^", "weights": "D"}
 COLOURS = ("#3b8bc4", "#2ca25f", "#e08214", "#8c6bb1", "#c51b7d", "#8c510a", "#01665e")
 
@@ -24,7 +25,8 @@ def search_table(result: SearchResult) -> Table:
     """Every candidate, those on the Pareto front starred."""
     table = Table(
         title=f"{len(result.trials)} candidates by {result.goal}, {result.metric} of the original "
-        f"{result.original:.4f} on {result.samples} samples; at most {result.max_drop:g} points may go",
+        f"{result.original:.4f} on the {result.samples} samples that choose; at most {result.max_drop:g} points may go"
+        + ("" if result.confidence is None else f", with {percent(result.confidence)} confidence"),
         title_justify="left",
     )
     for column in COLUMNS:

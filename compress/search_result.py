@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from compress.judge import Budget
 from compress.options import Calibrator, ExportOptions, OptimizeOptions
 
 __all__ = ["Candidate", "Goal", "SearchResult", "Trial", "candidates"]
@@ -49,7 +50,7 @@ class Candidate:
             "calibration": base.calibration if static or smooth else None,
             "calibrator": self.calibrator or "minmax",
             "smooth": smooth,
-            "max_drop": None,
+            "max_drop": None,  # the winner is judged by its search's own
         }
         return ExportOptions(**shared)
 
@@ -75,7 +76,7 @@ class Trial:
         candidate: what was tried.
         status: "measured", "eliminated" (it lost too much on a part of the data) or "failed".
         why: for the two last.
-        value: the metric over all evaluation samples.
+        value: the metric over all samples that choose.
         drop: against the original, in points; `drop_low` and `drop_high` bound its 95% confidence interval.
         size_bytes: of the ONNX file.
         latency_p50_ms: at batch 1.
@@ -105,6 +106,17 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class Proof:
+    """The winner, judged once on samples that had no part in the choice; the fields are those of `Trial`."""
+
+    samples: int
+    value: float | None
+    drop: float | None
+    drop_low: float | None
+    drop_high: float | None
+
+
+@dataclass(frozen=True)
 class SearchResult:
     """All trials of a search.
 
@@ -113,8 +125,10 @@ class SearchResult:
         max_drop: points that it may lose.
         metric: the metric's name.
         original: the metric of the original model.
-        samples: evaluation samples.
+        samples: that chose.
         trials: one for each candidate.
+        confidence: of the interval whose upper end has to keep the largest drop; None for the estimate itself.
+        proof: of the winner, once it is exported.
     """
 
     goal: Goal
@@ -123,6 +137,8 @@ class SearchResult:
     original: float
     samples: int
     trials: tuple[Trial, ...]
+    confidence: float | None = None
+    proof: Proof | None = field(default=None, compare=False)
 
     @property
     def measured(self) -> tuple[Trial, ...]:
@@ -131,7 +147,8 @@ class SearchResult:
     @property
     def best(self) -> Trial | None:
         """The cheapest by the goal of those inside the largest drop, or None."""
-        inside = [trial for trial in self.measured if trial.drop is not None and trial.drop <= self.max_drop]
+        budget = Budget(self.max_drop, self.confidence)
+        inside = [trial for trial in self.measured if budget.keeps(trial.drop, trial.drop_high)]
         return min(inside, key=lambda trial: trial.cost(self.goal), default=None)
 
     @property
@@ -164,5 +181,7 @@ class SearchResult:
             "metric": self.metric,
             "original": self.original,
             "samples": self.samples,
+            "confidence": self.confidence,
+            "proof": None if self.proof is None else dataclasses.asdict(self.proof),
             "trials": [row(trial) for trial in self.trials],
         }

@@ -60,6 +60,7 @@ class Sensitivity:
         samples: it was judged on.
         groups: in the network's order.
         left_alone: layers that can't be pruned, with the reason.
+        data: hash of the evaluation data, of which a half was judged on; another half is to prove what follows from it.
     """
 
     metric: str
@@ -67,6 +68,7 @@ class Sensitivity:
     samples: int
     groups: tuple[GroupSensitivity, ...]
     left_alone: Mapping[str, str]
+    data: str = ""
 
     def limits(self, max_drop: float) -> dict[str, float]:
         """The largest share of its channels that each layer may lose, so that this alone costs no more than that."""

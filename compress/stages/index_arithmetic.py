@@ -87,7 +87,7 @@ def index_arithmetic(model: onnx.ModelProto, largest_whole: int) -> IndexArithme
 def _makes_whole(node: NodeProto, kinds: Mapping[str, int]) -> bool:
     if node.op_type == "Cast":
         return kinds.get(node.input[0]) in INTEGERS and kinds.get(node.output[0]) == TensorProto.FLOAT
-    return node.op_type == "Range" and kinds.get(node.output[0]) == TensorProto.FLOAT
+    return bool(node.op_type == "Range" and kinds.get(node.output[0]) == TensorProto.FLOAT)
 
 
 def _counts(stored: np.ndarray, largest: int) -> bool:  # type: ignore[type-arg]

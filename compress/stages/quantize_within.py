@@ -13,6 +13,7 @@ import onnx
 from compress.backends import OnnxBackend, open_model
 from compress.dataset import Dataset
 from compress.errors import BudgetError
+from compress.intervals import CONFIDENCE
 from compress.judge import Drop, Judge
 from compress.measure import cores
 from compress.metrics import Metric
@@ -38,14 +39,15 @@ class QuantizeWithin:
     and ranked by how much nearer the outputs come to the original's: squared error sees what a few hundred labels
     can't. The task metric then decides how many of the ranking go back, and whether each is really needed; with all
     of them back, the model is the float one. The model is quantized once: putting back takes Q/DQ nodes away (see
-    `Mixed`). What is judged on the data that chooses is judged kindly: the report's row is over the same data.
+    `Mixed`). What is judged on the data that chooses is judged kindly: the report's row is over other samples.
 
     Attributes:
         quantize: how; static.
         reference: the original model.
-        data: to judge on.
+        data: to choose by.
         metric: what is judged by.
         max_drop: against the original, in points.
+        confidence: of the interval whose upper end is to be inside; None holds the estimate against the limit.
     """
 
     quantize: QuantizeOnnx
@@ -53,6 +55,7 @@ class QuantizeWithin:
     data: Dataset
     metric: Metric
     max_drop: float
+    confidence: float | None = CONFIDENCE
 
     name: ClassVar[str] = "quantize_within"
     takes: ClassVar[type] = OnnxModel
@@ -65,6 +68,7 @@ class QuantizeWithin:
             "data": self.data.sha256,
             "metric": self.metric.name,
             "max_drop": self.max_drop,
+            "confidence": self.confidence,
         }
 
     def check(self, model: Model) -> None:
@@ -81,7 +85,7 @@ class QuantizeWithin:
         )
         path = folder / "model.onnx"
         tried = _Tried(mixed, OnnxModel(path, model.signature))
-        judge = Judge(open_model(self.reference, threads=cores()), self.data, self.metric)
+        judge = Judge(open_model(self.reference, threads=cores()), self.data, self.metric, confidence=self.confidence)
         whole = judge.drop(tried(()))
         sensitivity: dict[str, float] = {}
         back: list[str] = []
@@ -110,7 +114,7 @@ class QuantizeWithin:
 
     def _kept(self, drop: Drop) -> bool:
         """Whether a drop is inside the limit: the one place that decides."""
-        return drop.points <= self.max_drop
+        return drop.counted <= self.max_drop
 
     def _ranking(self, tried: _Tried, progress: Progress) -> dict[str, float]:
         """By node, the share of the squared output error that goes when it is in float, largest first."""
@@ -139,11 +143,12 @@ class QuantizeWithin:
         while high < len(ranked) and not self._kept(drop(high)):
             low, high = high, min(2 * high, len(ranked))
         if not self._kept(drop(high)):
-            best = min(known.values(), key=lambda found: found.points)
+            best = min(known.values(), key=lambda found: found.counted)
             floats = judge.drop(OnnxBackend(model, cores()))
             raise BudgetError(
                 f"INT8 can't stay inside {self.max_drop:g} points",
-                why=f"the nearest loses {best.points:+.2f}, the float model before it {floats.points:+.2f}",
+                why=f"the nearest loses {best.points:+.2f}, the float model before it {floats.points:+.2f}; "
+                f"counted with their intervals {best.counted:+.2f} and {floats.counted:+.2f} ({len(judge)} samples)",
                 mend="allow more, try another --calibrator or --int8 qat, or prune less",
             )
         while high - low > 1:

@@ -20,7 +20,7 @@ class Judged:
 
     Attributes:
         version: the one that is served.
-        kept: whether it lost no more than it may.
+        kept: whether it lost no more than it may, with the confidence of its interval where it has one.
         words: what it lost, by what measure.
     """
 
@@ -49,7 +49,8 @@ def judge(repository: Path, model: str, max_drop: float) -> Judged:
     shown = f"{word} {abs(told.drop):.2f} points of {told.metric or 'its metric'}"
     if told.drop_high is not None:
         shown += f" (with 95% confidence it lost at most {max(told.drop_high, 0.0):.2f})"
-    return Judged(model, version, told.drop <= max_drop, f"{shown}; {max_drop:g} may be lost")
+    held = told.drop if told.drop_high is None else max(told.drop, told.drop_high)
+    return Judged(model, version, held <= max_drop, f"{shown}; {max_drop:g} may be lost")
 
 
 def _network(repository: Path, model: str) -> tuple[int, Provenance | None]:

@@ -16,6 +16,7 @@ from compress.artifact import Signature, TensorSpec
 from compress.compare import compare, cosine_similarity, max_abs_error
 from compress.dataset import Dataset
 from compress.measure import latency
+from compress.metrics import METRICS
 from compress.model import Arrays
 
 floats = hnp.arrays(np.float64, (4, 3), elements=st.floats(-1e3, 1e3))
@@ -40,6 +41,58 @@ def test_cosine_similarity_of_zero_vectors_is_a_number(a: list[list[int]], b: li
 
 def test_nan_on_one_side_is_the_largest_error_there_is() -> None:
     assert max_abs_error({"y": np.array([1.0])}, {"y": np.array([np.nan])}) == np.inf
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "error"),
+    [
+        ([1.0, np.nan], [1.0, np.nan], np.inf),  # on both sides, too
+        ([1.0, np.inf], [1.0, np.inf], 0.0),  # the same mask
+        ([1.0, np.inf], [1.0, -np.inf], np.inf),
+        ([1.0, np.inf], [1.0, 3.0], np.inf),
+        ([[1.0], [2.0]], [1.0, 2.0], np.inf),  # no broadcasting
+        ([1.0, 2.0], [1.0, 2.5], 0.5),
+    ],
+)
+def test_nothing_that_is_no_number_passes_for_a_small_error(a: Any, b: Any, error: float) -> None:
+    assert max_abs_error({"y": np.array(a)}, {"y": np.array(b)}) == error
+    assert max_abs_error({"y": np.array(a)}, {}) == np.inf, "a missing output is none that is equal"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "alike"),
+    [
+        ([np.nan, 1], [np.nan, 1], -1.0),
+        ([np.inf, 1], [np.inf, 1], -1.0),
+        ([1, 1], [np.nan, 1], -1.0),
+        ([1e200, 1e200], [1e200, 1e200], 1.0),  # its square overflows
+        ([1e-300, 0], [1e-300, 0], 1.0),  # its square vanishes
+        ([1e30, 0], [0, 1e-30], 0.0),
+    ],
+)
+def test_vectors_of_no_numbers_are_as_unlike_as_can_be(a: list[float], b: list[float], alike: float) -> None:
+    assert cosine_similarity(np.array([a]), np.array([b])) == pytest.approx([alike])
+
+
+@pytest.mark.parametrize("name", ["top1", "top5", "agreement", "cosine", "mse"])
+def test_a_model_that_answers_nan_has_the_worst_scores(name: str) -> None:
+    logits = np.eye(6, dtype=np.float32)
+    labels = np.arange(6)
+    broken = np.full_like(logits, np.nan)
+    metric = METRICS[name]
+    assert metric.per_sample is not None
+    assert (metric.per_sample({"y": broken}, {"y": logits}, labels) == metric.worst).all()
+    assert (metric.per_sample({"y": broken}, {"y": broken}, labels) == metric.worst).all(), "and so has its like"
+
+
+@pytest.mark.parametrize("name", ["top1", "agreement"])
+def test_an_output_that_prefers_no_class_is_no_answer(name: str) -> None:
+    flat = np.zeros((4, 6), np.float32)
+    metric = METRICS[name]
+    assert metric.per_sample is not None
+    assert (metric.per_sample({"y": flat}, {"y": flat}, np.zeros(4, np.int64)) == 0).all()
+    masked = np.where(np.arange(6) == 2, 1.0, -np.inf).astype(np.float32)[None]
+    assert metric.per_sample({"y": masked}, {"y": masked}, np.array([2])).tolist() == [1.0], "masks are numbers enough"
 
 
 class Answers:
@@ -67,6 +120,24 @@ def test_accuracy_is_against_labels_and_agreement_against_the_reference(tmp_path
     assert (found["b"].accuracy, found["b"].agreement) == (0.8, 0.6)
     assert found["b"].cosine_similarity == pytest.approx(0.6)
     assert found["b"].max_abs_error == 1.0
+
+
+def test_a_comparison_counts_the_samples_whose_answers_hold_nan(tmp_path: Path) -> None:
+    class Broken(Answers):
+        def infer(self, inputs: Arrays) -> Arrays:
+            found = super().infer(inputs)["logits"]
+            found[inputs["x"][:, 0] >= 3] = np.nan
+            return {"logits": found}
+
+    np.savez(tmp_path / "d.npz", x=np.arange(5, dtype=np.float32)[:, None], label=np.array([0, 1, 2, 3, 0]))
+    signature = Signature((TensorSpec.parse("x:float32[batch,1]"),), (TensorSpec.parse("logits:float32[batch,4]"),))
+    data = Dataset.open(str(tmp_path / "d.npz"), signature)
+    right = [0, 1, 2, 3, 0]
+    found = compare("a", {"a": Answers(right), "b": Broken(right)}, data, METRICS["top1"])
+    assert (found["a"].not_numbers, found["b"].not_numbers) == (0, 2)
+    assert (found["b"].accuracy, found["b"].agreement, found["b"].value) == (0.6, 0.6, 0.6)
+    assert found["b"].cosine_similarity == pytest.approx((3 - 2) / 5)
+    assert found["b"].max_abs_error == np.inf
 
 
 def test_without_labels_there_is_no_accuracy(tmp_path: Path) -> None:

@@ -1,0 +1,137 @@
+"""How often the intervals of a report hold the truth: simulated evaluations, the shipped functions.
+
+    python benchmarks/interval_coverage.py [--trials 4000]
+
+Two classifiers answer the same samples. The original is right with a given share, the other is worse by a given drop;
+beside it, a given share of the samples is gained and as much is lost. For each setting, the share of intervals at 95%
+that hold the true drop (coverage), the share whose upper end is below it (a budget would be kept by mistake: 2.5%
+is allowed), and the mean width. Beside them, what the percentile bootstrap of the mean gives. Below, single shares, and
+BCa intervals of scores that are skewed, as losses of cosine similarity are. The last line of stdout is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from compress.intervals import Interval, difference_interval, paired_interval, share_interval
+from compress.machine import environment
+
+SAMPLES = (50, 200, 2000)
+ACCURACIES = (0.9, 0.99)
+DROPS = (0.0, 0.005, 0.05)
+CHANGES = (0.0, 0.01)  # of the samples, gained; as many are lost besides the drop
+RESAMPLES = 1000
+VALUED_TRIALS = 400
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=4000)
+    trials = parser.parse_args().trials
+    rng = np.random.default_rng(0)
+    rows = [*paired(rng, trials), *single(rng, trials), *valued(rng, VALUED_TRIALS)]
+    table = Table(title=f"intervals at 95%, {trials} simulated evaluations each", title_justify="left")
+    for column in ("method", "samples", "accuracy", "drop", "gained", "coverage", "below the truth", "mean width"):
+        table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row["method"], f"{row['samples']:,}", *(_percent(row[key]) for key in ("accuracy", "drop", "gained")),
+            f"{row['coverage']:.1%}", f"{row['below']:.1%}", f"{row['width']:.2f} points",
+        )  # fmt: skip
+    Console(width=120).print(table)
+    print(json.dumps({"benchmark": "interval_coverage", "trials": trials, "environment": environment(1), "rows": rows}))
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+def paired(rng: np.random.Generator, trials: int) -> list[dict[str, Any]]:
+    """The drop of accuracy on the same samples: `paired_interval`, and the bootstrap."""
+    rows = []
+    methods: dict[str, Callable[[int, int, int], Interval]] = {"Tango": paired_interval, "bootstrap": _bootstrap}
+    for samples in SAMPLES:
+        for accuracy in ACCURACIES:
+            for drop in DROPS:
+                for gained in CHANGES:
+                    if gained > 1 - accuracy:
+                        continue
+                    drawn = rng.multinomial(samples, [gained, gained + drop, 1 - 2 * gained - drop], trials)[:, :2]
+                    for name, method in methods.items():
+                        found = _all(functools.partial(_counted, method, samples), drawn)
+                        rows.append(_row(name, samples, accuracy, drop, gained, found, -drop))
+    return rows
+
+
+def _counted(method: Callable[[int, int, int], Interval], samples: int, gained: int, lost: int) -> Interval:
+    return method(gained, lost, samples)
+
+
+def _bootstrap(gained: int, lost: int, of: int) -> Interval:
+    """The percentiles of means of samples drawn with replacement: what was used before."""
+    shares = [gained / of, lost / of, 1 - (gained + lost) / of]
+    counts = np.random.default_rng(0).multinomial(of, shares, RESAMPLES)
+    low, high = np.percentile((counts[:, 0] - counts[:, 1]) / of, (2.5, 97.5))
+    return Interval((gained - lost) / of, float(low), float(high))
+
+
+def single(rng: np.random.Generator, trials: int) -> list[dict[str, Any]]:
+    """One accuracy: `share_interval`."""
+    rows = []
+    for samples in SAMPLES:
+        for accuracy in ACCURACIES:
+            drawn = rng.binomial(samples, accuracy, (trials, 1))
+            found = _all(lambda right, samples=samples: share_interval(right, samples), drawn)
+            rows.append(_row("Wilson, single", samples, accuracy, None, None, found, accuracy))
+    return rows
+
+
+def valued(rng: np.random.Generator, trials: int) -> list[dict[str, Any]]:
+    """The loss of cosine similarity, whose scores are no counts: `difference_interval`; half of the samples keep 1."""
+    rows = []
+    for samples in SAMPLES:
+        drawn = rng.exponential(0.01, (trials, samples)) * (rng.random((trials, samples)) < 0.5)
+        one = np.ones(samples)
+        ends = np.array(
+            [(i.low, i.high) for i in (difference_interval(one - row, one, bounds=(-1.0, 1.0)) for row in drawn)]
+        )
+        rows.append(_row("BCa, cosine", samples, None, 0.005, None, ends, -0.005))
+    return rows
+
+
+def _all(method: Callable[..., Interval], drawn: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The ends [trials, 2] of each trial's interval; equal counts have equal ones."""
+    known, place = np.unique(drawn, axis=0, return_inverse=True)
+    found = [method(*(int(count) for count in counts)) for counts in known]
+    ends = np.array([(interval.low, interval.high) for interval in found])
+    return np.asarray(ends[place.ravel()])
+
+
+def _row(
+    method: str, samples: int, accuracy: float | None, drop: float | None, gained: float | None,
+    ends: np.ndarray[Any, Any], truth: float,
+) -> dict[str, Any]:  # fmt: skip
+    """The truth is a difference (after less before), so a drop's upper end is where this has its lower one."""
+    low, high = ends[:, 0], ends[:, 1]
+    return {
+        "method": method,
+        "samples": samples,
+        "accuracy": accuracy,
+        "drop": drop,
+        "gained": gained,
+        "coverage": float(((low <= truth + 1e-12) & (high >= truth - 1e-12)).mean()),
+        "below": float((low > truth + 1e-12).mean()),
+        "width": float(100 * (high - low).mean()),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""What a run is judged on and by: samples to choose by, others to prove on, a metric, and how sure it has to be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compress.backends import open_model
+from compress.class_labels import with_class_ids
+from compress.dataset import Dataset
+from compress.errors import RecipeError
+from compress.intervals import least_samples, paired_interval, percent
+from compress.judge import Budget, Judge
+from compress.measure import cores
+from compress.metrics import Metric, find_metric
+from compress.model import TorchModel
+from compress.options import CompressOptions
+
+__all__ = ["Evaluation", "budget_of", "evaluation_of", "halves", "judged"]
+
+PROBED = 8  # samples that tell what the outputs are
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Samples and the metric; what chooses and what proves share no sample.
+
+    Attributes:
+        proof: what the report's figures are over.
+        metric: what is judged by.
+        confidence: of the intervals.
+        choice: what decides among models, where a run does; otherwise None.
+        how: where the two come from, in words; empty where nothing is chosen.
+        notes: what a reader should know of the labels and the metric.
+    """
+
+    proof: Dataset
+    metric: Metric
+    confidence: float
+    choice: Dataset | None = None
+    how: str = ""
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """For report.json."""
+        return {
+            "samples": len(self.proof),
+            "sha256": self.proof.sha256,
+            "confidence": self.confidence,
+            "output": self.metric.output,
+            "chosen_on": None if self.choice is None else {"samples": len(self.choice), "sha256": self.choice.sha256},
+            "split": self.how,
+        }
+
+    def refuse(self, original: TorchModel, budget: Budget) -> None:
+        """Refuse a budget that no result could keep on these samples, before the work.
+
+        Raises:
+            RecipeError: they are too few, the metric has no interval, or the original's own answers mean nothing.
+        """
+        for data in (self.proof, *(() if self.choice is None else (self.choice,))):
+            self._refuse_too_few(data, budget)
+            judge = Judge(open_model(original, threads=cores()), data, self.metric, confidence=budget.confidence)
+            if judge.doubts:
+                raise RecipeError(
+                    "can't keep a largest drop on this evaluation data",
+                    why=" ".join(judge.doubts),
+                    mend="give more samples, with labels that fit the model, or judge by another --metric",
+                )
+            if budget.confidence is not None and not judge.gives_intervals:
+                raise RecipeError(
+                    f"can't tell how sure a drop of {self.metric.name} is",
+                    why="it gives one figure for all samples, which has no interval",
+                    mend="add --budget-by point, or let it give a score for each sample",
+                )
+
+    def _refuse_too_few(self, data: Dataset, budget: Budget) -> None:
+        if budget.confidence is None or not self.metric.counted:
+            return
+        least = least_samples(budget.points / self.metric.scale, budget.confidence)
+        if least is not None and len(data) >= least:
+            return
+        unseen = self.metric.scale * paired_interval(0, 0, len(data), budget.confidence).high
+        takes = "no number of samples is enough" if least is None else f"it takes {least:,}"
+        if least is not None and self.choice is not None:
+            takes += " to choose by, and as many others to prove on"
+        raise RecipeError(
+            f"can't be sure of {budget.points:g} points of {self.metric.name} with {len(data):,} samples",
+            why=f"where none of them shows a change, {unseen:.2g} points may still be lost at "
+            f"{percent(budget.confidence)} "
+            f"confidence; {takes}",
+            mend="give more evaluation data, allow a larger drop, or take the estimate itself: --budget-by point",
+        )
+
+
+def budget_of(options: CompressOptions, max_drop: float) -> Budget:
+    """The budget of a largest drop."""
+    return Budget(max_drop, options.confidence if options.budget_by == "interval" else None)
+
+
+def evaluation_of(
+    options: CompressOptions, model: TorchModel, opened: Mapping[str, str], *, chooses: bool, chosen_before: str = ""
+) -> Evaluation | None:
+    """Open the evaluation data, and split it where the run chooses by it.
+
+    Args:
+        options: of the run.
+        model: the original, which answers a few samples.
+        opened: where the data of each option lies, by the option's name.
+        chooses: whether the run decides anything by a metric.
+        chosen_before: hash of evaluation data that an earlier run has chosen by; if it is this one, its other half
+            proves.
+
+    Returns:
+        None without evaluation data.
+
+    Raises:
+        RecipeError, DatasetError, SignatureError: what can't be used.
+    """
+    _refuse_options(options)
+    if options.eval is None:
+        return None
+    data = Dataset.open(opened["eval"], model.signature)
+    data, metric, notes = judged(data, options.metric, options.judge, model)
+    notes += _shared(options, opened)
+    chooses = chooses or bool(chosen_before and chosen_before == data.sha256)
+    if options.selection is not None:
+        chosen = Dataset.open(opened["selection"], model.signature)
+        if chosen.sha256 == data.sha256:
+            raise RecipeError(
+                "can't choose and prove on the same samples",
+                why="--selection and --eval hold the same data",
+                mend="give other samples to choose by, or leave --selection out: --eval is then split",
+            )
+        chosen = _labelled_alike(chosen, metric)
+        how = f"models are chosen by the {len(chosen):,} samples of --selection"
+        return Evaluation(data, metric, options.confidence, chosen, how, notes)
+    if not chooses:
+        return Evaluation(data, metric, options.confidence, None, "", notes)
+    if len(data) < 2:
+        raise RecipeError(
+            "can't choose and prove on one sample",
+            why="those that choose a model are kind to it: others have to prove it",
+            mend="give a hundred or more evaluation samples",
+        )
+    choice, proof = halves(data)
+    by = ", each label alike" if _has_ids(data) else ""
+    how = f"models are chosen by {len(choice):,} of the {len(data):,} evaluation samples and proven on the other "
+    return Evaluation(proof, metric, options.confidence, choice, f"{how}{len(proof):,} (split by seed 0{by})", notes)
+
+
+def halves(data: Dataset) -> tuple[Dataset, Dataset]:
+    """Two halves without a common sample: by seed, with as many of each label in both as there can be.
+
+    The seed is always 0: another one would be another try, and two commands on the same data share the split.
+    """
+    order = np.random.default_rng(0).permutation(len(data))
+    if _has_ids(data):
+        assert data.labels is not None  # noqa: S101  looked at
+        order = order[np.argsort(np.asarray(data.labels)[order], kind="stable")]
+    return data.part(np.sort(order[::2])), data.part(np.sort(order[1::2]))
+
+
+def _has_ids(data: Dataset) -> bool:
+    return isinstance(data.labels, np.ndarray) and data.labels.ndim == 1 and data.labels.dtype.kind in "iu"
+
+
+def judged(
+    data: Dataset, name: str | None, output: str | None, model: TorchModel
+) -> tuple[Dataset, Metric, tuple[str, ...]]:
+    """The data with its labels as class ids where a built-in metric looks at them, the metric, and words on both.
+
+    Args:
+        data: to judge on.
+        name: of the metric; by default what fits.
+        output: to judge, of several; by default the one that can be meant.
+        model: answers a few samples.
+
+    Raises:
+        RecipeError: labels or a metric that can't serve, or several outputs that can be meant.
+    """
+    few, _ = data.take(slice(0, PROBED))
+    sample = open_model(model, threads=cores()).infer(few)
+    notes: tuple[str, ...] = ()
+    if name in (None, "top1", "top5"):
+        data, notes = with_class_ids(data)
+    metric = find_metric(name, data, model.signature, output=output, sample=sample, ask=True)
+    if name is None and len(model.signature.outputs) > 1:
+        which = "all of them together" if metric.output is None else repr(metric.output)
+        notes += (f"The model gives {len(model.signature.outputs)} outputs: {metric.name} judges {which}.",)
+    elif name is None and notes and not metric.needs_labels:
+        notes += (f"The metric is {metric.name}, with the original's own answers.",)
+    return data, metric, notes
+
+
+def _labelled_alike(data: Dataset, metric: Metric) -> Dataset:
+    if not metric.needs_labels:
+        return data
+    data, _ = with_class_ids(data)
+    if not _has_ids(data):
+        raise RecipeError(
+            f"can't choose by {metric.name} on {data.source}",
+            why="it has no labels that are one class for each sample",
+            mend="add an array `label` [n] of integers to it",
+        )
+    return data
+
+
+def _shared(options: CompressOptions, opened: Mapping[str, str]) -> tuple[str, ...]:
+    """Words for evaluation data that a model was made with."""
+
+    def place(source: str) -> str:
+        return os.path.realpath(source) if Path(source).exists() else source
+
+    told = {"finetune": "trained on", "validation": "kept for its best epoch by", "calibration": "calibrated on"}
+    return tuple(
+        f"The model is {verb} the evaluation data itself: its figures are kinder than on data that it has not seen."
+        for name, verb in told.items()
+        if getattr(options, name) is not None and place(opened[name]) == place(opened["eval"])
+    )
+
+
+def _refuse_options(options: CompressOptions) -> None:
+    if not 0 < options.confidence < 1:
+        raise RecipeError(
+            f"can't be {options.confidence:g} sure",
+            why="--confidence is a share above 0 and below 1",
+            mend="give 0.95 for 95%",
+        )
+    for flag, value in (("--selection", options.selection), ("--judge", options.judge)):
+        if value is not None and options.eval is None:
+            raise RecipeError(
+                f"{flag} is given, but no evaluation data",
+                why="there is nothing to prove on",
+                mend="add --eval eval.npz",
+            )

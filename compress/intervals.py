@@ -1,0 +1,169 @@
+"""How sure a figure is: confidence intervals of a mean over samples, and of what two models differ by on the same ones.
+
+Scores of 0 and 1 are counts, and have score intervals, which stay honest where nothing was seen to change: Wilson, JASA
+22, 1927, for one share; Tango, Statistics in Medicine 17, 1998, equations 7 to 10, for the difference of paired ones.
+Other scores have BCa intervals: Efron & Tibshirani, An Introduction to the Bootstrap, 1993, section 14.3.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.stats import binomtest, norm
+
+__all__ = [
+    "CONFIDENCE",
+    "Bounds",
+    "Interval",
+    "difference_interval",
+    "least_samples",
+    "mean_interval",
+    "paired_interval",
+    "percent",
+    "share_interval",
+]
+
+CONFIDENCE = 0.95
+RESAMPLES = 2000
+CHUNK = 4_000_000  # indices in memory at a time
+
+Array = np.ndarray[Any, Any]
+Bounds = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its confidence interval; an end that the samples say nothing of is infinite."""
+
+    value: float
+    low: float
+    high: float
+
+    def times(self, factor: float) -> Interval:
+        """In another unit; a negative factor turns the ends round."""
+        low, high = sorted((self.low * factor + 0.0, self.high * factor + 0.0))  # never -0
+        return Interval(self.value * factor + 0.0, low, high)
+
+
+def percent(confidence: float) -> str:
+    """0.95 → '95%'; 0.999 is not rounded to all."""
+    return f"{100 * confidence:.6g}%"
+
+
+def share_interval(count: int, of: int, confidence: float = CONFIDENCE) -> Interval:
+    """Of a share, by Wilson's score interval."""
+    found = binomtest(count, of).proportion_ci(confidence, method="wilson")
+    return Interval(count / of, float(found.low), float(found.high))
+
+
+def paired_interval(gained: int, lost: int, of: int, confidence: float = CONFIDENCE) -> Interval:
+    """Of the difference of two shares that were counted on the same samples, by Tango's score interval.
+
+    Args:
+        gained: samples that only the second has right.
+        lost: samples that only the first has right.
+        of: all samples, 1 or more.
+        confidence: above 0 and below 1, two-sided.
+    """
+    z = float(norm.ppf((1 + confidence) / 2))
+    seen = (gained - lost) / of
+
+    def beyond(difference: float) -> float:
+        """Above 0 where the score test refuses this difference: its numerator squared less z² times its variance."""
+        linear = -gained - lost + (2 * of - gained + lost) * difference
+        constant = -lost * difference * (1 - difference)
+        only_lost = (math.sqrt(max(linear * linear - 8 * of * constant, 0.0)) - linear) / (4 * of)
+        variance = of * (2 * only_lost + difference * (1 - difference))
+        return float((gained - lost - of * difference) ** 2 - z * z * variance)
+
+    def end(limit: float) -> float:
+        near = seen + math.copysign(1e-9, limit)  # at what was seen, the test's numerator is 0
+        return limit if abs(near) >= 1 or beyond(limit) <= 0 else float(brentq(beyond, near, limit, xtol=1e-12))
+
+    return Interval(seen, end(-1.0), end(1.0))
+
+
+def least_samples(share: float, confidence: float = CONFIDENCE) -> int | None:
+    """Samples that it takes for `paired_interval` to end at this share where no change is seen; None: never enough."""
+    if share <= 0:
+        return None
+    squared = float(norm.ppf((1 + confidence) / 2)) ** 2
+    return max(1, math.ceil(squared * (1 - share) / share))
+
+
+def mean_interval(
+    scores: Array, *, confidence: float = CONFIDENCE, bounds: Bounds | None = None, seed: int = 0
+) -> Interval:
+    """Of the mean of scores [n].
+
+    Args:
+        scores: where all are 0 or 1, they are counted.
+        confidence: above 0 and below 1, two-sided.
+        bounds: of a score, where it has some. With these, scores that are all alike have an interval: as many others
+            may have been missed as a share of which none was seen.
+        seed: of the resampling.
+    """
+    values = np.asarray(scores, np.float64)
+    if _counts(values):
+        return share_interval(int(values.sum()), len(values), confidence)
+    return _of_values(values, confidence, bounds, seed)
+
+
+def difference_interval(
+    after: Array, before: Array, *, confidence: float = CONFIDENCE, bounds: Bounds | None = None, seed: int = 0
+) -> Interval:
+    """Of the mean of `after - before`, scores [n] of two models on the same samples.
+
+    Pairing takes out what makes a sample hard for both. The arguments are those of `mean_interval`.
+    """
+    second, first = np.asarray(after, np.float64), np.asarray(before, np.float64)
+    if _counts(second) and _counts(first):
+        return paired_interval(int((second > first).sum()), int((second < first).sum()), len(second), confidence)
+    apart = None if bounds is None else (bounds[0] - bounds[1], bounds[1] - bounds[0])
+    with np.errstate(invalid="ignore"):
+        difference = second - first
+    return _of_values(difference, confidence, apart, seed)
+
+
+def _counts(values: Array) -> bool:
+    return bool(np.isin(values, (0.0, 1.0)).all())
+
+
+def _of_values(values: Array, confidence: float, bounds: Bounds | None, seed: int) -> Interval:
+    mean = float(values.mean())
+    if len(values) < 2 or not np.isfinite(values).all():
+        return Interval(mean, -math.inf, math.inf)
+    if (values == values[0]).all():
+        return _all_alike(mean, len(values), confidence, bounds)
+    means = _resampled(values, seed)
+    # The jackknife's acceleration of a mean: a library's own jackknife takes the square of the samples.
+    apart = values - mean
+    acceleration = float((apart**3).sum() / (6 * (apart**2).sum() ** 1.5))
+    below = ((means < mean).mean() + (means <= mean).mean()) / 2
+    bias = float(norm.ppf(np.clip(below, 0.5 / RESAMPLES, 1 - 0.5 / RESAMPLES)))
+    shifted = bias + norm.ppf([(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(means, norm.cdf(bias + shifted / (1 - acceleration * shifted)))
+    return Interval(mean, float(low), float(high))
+
+
+def _all_alike(value: float, count: int, confidence: float, bounds: Bounds | None) -> Interval:
+    if bounds is None:
+        return Interval(value, -math.inf, math.inf)
+    missed = share_interval(0, count, confidence).high
+    return Interval(value, value - missed * (value - bounds[0]), value + missed * (bounds[1] - value))
+
+
+def _resampled(values: Array, seed: int) -> Array:
+    """Means of as many samples, drawn from them with replacement."""
+    rng = np.random.default_rng(seed)
+    rows = max(1, CHUNK // len(values))
+    return np.concatenate(
+        [
+            values[rng.integers(0, len(values), (min(rows, RESAMPLES - start), len(values)))].mean(1)
+            for start in range(0, RESAMPLES, rows)
+        ]
+    )

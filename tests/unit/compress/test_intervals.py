@@ -1,0 +1,118 @@
+"""How sure a figure is: also where nothing was seen to change."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import bootstrap, norm
+
+from compress.intervals import (
+    Interval,
+    difference_interval,
+    least_samples,
+    mean_interval,
+    paired_interval,
+    share_interval,
+)
+
+counts = st.integers(1, 300).flatmap(
+    lambda of: st.tuples(st.just(of), st.integers(0, of)).flatmap(
+        lambda pair: st.tuples(st.integers(0, pair[0] - pair[1]), st.just(pair[1]), st.just(pair[0]))
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost", "of", "low", "high"),
+    [
+        (40, 20, 160, 0.0308645, 0.2180642),  # the example of R's PropCIs::scoreci.mp
+        (0, 0, 200, -0.0188453, 0.0188453),
+        (0, 0, 1, -0.7934507, 0.7934507),
+        (50, 0, 50, 0.8573048, 1.0),
+    ],
+)
+def test_paired_shares_have_tangos_interval(gained: int, lost: int, of: int, low: float, high: float) -> None:
+    found = paired_interval(gained, lost, of)
+    assert (found.low, found.high) == pytest.approx((low, high), abs=1e-6)
+
+
+@given(counts, st.sampled_from([0.8, 0.95, 0.99]))
+def test_at_its_ends_the_score_test_is_at_its_limit(found: tuple[int, int, int], confidence: float) -> None:
+    gained, lost, of = found
+    interval = paired_interval(gained, lost, of, confidence)
+    assert -1 <= interval.low <= interval.value <= interval.high <= 1
+    mirrored = paired_interval(lost, gained, of, confidence)
+    assert (mirrored.low, mirrored.high) == pytest.approx((-interval.high, -interval.low), abs=1e-8)
+    for end in (interval.low, interval.high):
+        if abs(end) < 1 - 1e-9 and abs(end - interval.value) > 1e-6:
+            assert _score(gained, lost, of, end) == pytest.approx(float(norm.ppf((1 + confidence) / 2)), rel=1e-3)
+
+
+def _score(gained: int, lost: int, of: int, difference: float) -> float:
+    """The score statistic with the nuisance share that makes the counts likeliest, found by looking at all of them."""
+    least, most = max(0.0, -difference), (1 - difference) / 2
+    share = np.linspace(least, most, 200_001)[1:-1]  # only lost; only gained is larger by the difference
+    rest = 1 - 2 * share - difference
+    with np.errstate(divide="ignore", invalid="ignore"):
+        terms = zip((gained, lost, of - gained - lost), (share + difference, share, rest), strict=True)
+        likelihood = sum(count * np.log(p) if count else 0 * p for count, p in terms)
+    best = share[int(np.nanargmax(likelihood))]
+    return abs(gained - lost - of * difference) / math.sqrt(of * (2 * best + difference * (1 - difference)))
+
+
+@pytest.mark.parametrize(("share", "confidence", "samples"), [(0.005, 0.95, 765), (0.01, 0.95, 381), (0.5, 0.9, 3)])
+def test_so_many_samples_it_takes_to_be_sure_that_nothing_changed(
+    share: float, confidence: float, samples: int
+) -> None:
+    assert least_samples(share, confidence) == samples
+    assert (
+        paired_interval(0, 0, samples, confidence).high <= share < paired_interval(0, 0, samples - 1, confidence).high
+    )
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0])
+def test_no_number_of_samples_proves_that_nothing_at_all_is_lost(share: float) -> None:
+    assert least_samples(share) is None
+
+
+@pytest.mark.parametrize(
+    ("right", "of", "low", "high"), [(200, 200, 0.98115, 1.0), (0, 50, 0.0, 0.07135), (9, 10, 0.59585, 0.98212)]
+)
+def test_a_share_has_wilsons_interval(right: int, of: int, low: float, high: float) -> None:
+    scores = np.repeat([1.0, 0.0], [right, of - right])
+    assert mean_interval(scores) == share_interval(right, of)
+    assert (share_interval(right, of).low, share_interval(right, of).high) == pytest.approx((low, high), abs=1e-4)
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.integers(0, 100))
+def test_other_scores_have_the_bca_interval_of_scipy(seed: int) -> None:
+    scores = np.random.default_rng(seed).exponential(size=80)
+    theirs = bootstrap((scores,), np.mean, n_resamples=4000, method="BCa", rng=0).confidence_interval
+    found = mean_interval(scores)
+    width = theirs.high - theirs.low
+    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.06 * width)
+
+
+def test_scores_that_are_all_alike_may_have_missed_others() -> None:
+    scores = np.full(200, 0.9)
+    assert mean_interval(scores, bounds=(0.0, 1.0)).low == pytest.approx(0.9 * (1 - 0.01885), abs=1e-4)
+    assert mean_interval(scores, bounds=(0.0, 1.0)).high == pytest.approx(0.9 + 0.1 * 0.01885, abs=1e-4)
+    unknown = mean_interval(scores)
+    assert (unknown.low, unknown.high) == (-math.inf, math.inf), "without bounds nothing is known"
+    same = difference_interval(scores, scores, bounds=(-1.0, 1.0))
+    assert (same.low, same.high) == pytest.approx((-0.0377, 0.0377), abs=1e-4)
+
+
+@pytest.mark.parametrize("scores", [[0.5], [0.5, math.inf], [math.nan, 0.5]])
+def test_what_the_samples_do_not_tell_is_not_made_up(scores: list[float]) -> None:
+    found = mean_interval(np.array(scores))
+    assert (found.low, found.high) == (-math.inf, math.inf)
+
+
+def test_a_negative_factor_turns_the_ends_round() -> None:
+    assert Interval(0.1, -0.2, math.inf).times(-100) == Interval(-10.0, -math.inf, 20.0)
