@@ -33,12 +33,6 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 
-GAINS = {
-    "size": "{:.1f}× smaller than the original's ONNX",
-    "latency_over_torch": "{:.1f}× faster than torch eager",
-    "latency_over_onnx": "{:.1f}× faster than the original in ONNX Runtime",
-}
-
 
 @app.command
 def export(
@@ -63,6 +57,8 @@ def export(
     save_config
         Write these options to a recipe for `compress run`.
     """
+    from compress.durations import duration
+    from compress.gains import gains_of
     from compress.job import export as run
     from compress.progress import Terminal
     from compress.report import stage_table
@@ -80,8 +76,9 @@ def export(
     console.print(stage_table(report))
     for finding in report.findings:
         console.print(f"[yellow]![/] {finding}", highlight=False, soft_wrap=True)
-    gained = [text.format(report.gains[name]) for name, text in GAINS.items() if name in report.gains]
-    console.print(", ".join(gained), highlight=False, soft_wrap=True)
+    console.print(", ".join(map(str, gains_of(report.stages))), markup=False, highlight=False, soft_wrap=True)
+    console.print(f"latency: {report.measuring['latency']['told']}; measuring took "
+                  f"{duration(report.measuring['seconds'])}", highlight=False, soft_wrap=True)  # fmt: skip
     files = "model.plan, model.onnx, engine.json" if artifact.format == "plan" else "model.onnx"
     console.print(
         f"wrote {artifact.folder}: {files}, artifact.json, report.json, report.html, reproduce.sh", soft_wrap=True
@@ -325,6 +322,8 @@ def measure(
         found = measure_files(models, options or MeasureOptions(), lambda done, total: tick(done, total, "rounds"))
     console = _console()
     console.print(measure_table(found))
+    for batch, told in found.turns.items():
+        console.print(f"batch {batch}: {told}", highlight=False, soft_wrap=True)
     for figure in found.figures:
         if figure.cpu_nodes:
             kinds = ", ".join(f"{count} {kind}" for kind, count in figure.cpu_nodes.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from compress.dataset import Dataset
 from compress.examine import roofline_of
 from compress.findings import findings
 from compress.grid import Cell, measure_grid
+from compress.latency import Latency
 from compress.machine import environment, versions
-from compress.measure import Latency, onnx_layer_bytes
+from compress.measure import onnx_layer_bytes
 from compress.metrics import Metric
 from compress.model import Model, OnnxModel, TorchModel
 from compress.options import ExportOptions
@@ -51,12 +53,14 @@ def report_of(
     Returns:
         The report, and every latency that was taken.
     """
+    begun = time.perf_counter()
     names = unique_names([outcome.stage.name for outcome in outcomes])
     rows: dict[str, Model] = {"original": model, "original_onnx": baseline}
     rows |= {name: outcome.given.model for name, outcome in zip(names, outcomes, strict=True)}
     found = measure(rows, judged, options.threads, watcher)
     data = None if judged is None else judged[0]
     reports = rows_of(rows, dict(zip(names, outcomes, strict=True)), found, checkpoint.stat().st_size)
+    grid, rooflines = _grid(options, rows, watcher), _rooflines(options, rows, watcher)
     report = Report(
         command=_command(),
         source=str(checkpoint),
@@ -65,10 +69,11 @@ def report_of(
         data={"samples": 0 if data is None else len(data), "sha256": "" if data is None else data.sha256},
         stages=tuple(reports),
         findings=findings(reports),
-        grid=_grid(options, rows, watcher),
-        rooflines=_rooflines(options, rows, watcher),
+        grid=grid,
+        rooflines=rooflines,
         layer_bytes=(onnx_layer_bytes(baseline.path), onnx_layer_bytes(_last(rows).path)),
         script=_script(checkpoint, options),
+        measuring={"seconds": time.perf_counter() - begun, "latency": found.latency.to_dict()},
     )
     return report, found.latency
 
@@ -134,13 +139,13 @@ def unique_names(names: Sequence[str]) -> list[str]:
 
 
 def missed_budgets(options: ExportOptions, rows: Sequence[StageReport]) -> list[str]:
-    """What the last row is beyond, in words."""
+    """What the last row is beyond, in words; a latency is inside when all of its interval is."""
     last = rows[-1].measured
     size = None if last.size_bytes is None else last.size_bytes / 1e6
     return [
         f"{name} is {value:.4g} {unit}, the limit is {limit:g}"
         for name, unit, value, limit in (
-            ("p50", "ms", last.latency_p50_ms, options.target_latency_ms),
+            ("p50 at 95%", "ms", last.latency_p50_high_ms or last.latency_p50_ms, options.target_latency_ms),
             ("the file", "MB", size, options.target_size_mb),
             ("the drop", "points", last.drop, options.max_drop),
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from compress import __version__
 from compress.artifact import Artifact, sha256_of
 from compress.errors import ArtifactError
-from compress.measure import Latency
+from compress.latency import Latency
 from compress.model import EngineModel, OnnxModel
 from compress.report import Report
 

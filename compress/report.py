@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from compress.artifact import Measured, Signature, StageReport
+from compress.gains import gains_of, speed
 from compress.grid import Cell
 from compress.pages import page
 from compress.plots import plots
@@ -39,6 +40,8 @@ class Report:
         rooflines: of "original_onnx" and of the result, by row.
         layer_bytes: weights by layer, of the original and of the result.
         script: reproduce.sh, where the run came from a command line.
+        measuring: `seconds` that all measuring took, and of the turns for latency `latency`: rounds, seconds, how wide
+            the widest interval of a ratio is, and why they ended.
     """
 
     command: str
@@ -52,20 +55,26 @@ class Report:
     rooflines: Mapping[str, Roofline] = field(default_factory=dict)
     layer_bytes: tuple[Mapping[str, int], Mapping[str, int]] = ({}, {})
     script: str = ""
+    measuring: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def gains(self) -> dict[str, float]:
-        """Ratios of the original to the result, above 1 for a gain; `accuracy_points` is after minus before."""
+        """Ratios of the original to the result, above 1 for a gain; `accuracy_points` is after minus before.
+
+        Of latencies the ratio is paired by round, and has its 95% interval in `…_low` and `…_high`.
+        """
         rows = {row.stage: row.measured for row in self.stages}
         original, onnx, last = rows["original"], rows["original_onnx"], self.stages[-1].measured
         pairs = {
             "size": (onnx.size_bytes, last.size_bytes),
             "macs": (original.macs, last.macs),
             "params": (original.params, last.params),
-            "latency_over_torch": (original.latency_p50_ms, last.latency_p50_ms),
-            "latency_over_onnx": (onnx.latency_p50_ms, last.latency_p50_ms),
         }
         found = {name: before / after for name, (before, after) in pairs.items() if before and after}
+        for name, before in (("latency_over_torch", original), ("latency_over_onnx", onnx)):
+            if (ratio := speed(before, last)) is not None:
+                ends = {f"{name}_low": ratio.low, f"{name}_high": ratio.high}
+                found |= {name: ratio.value} | {end: value for end, value in ends.items() if value is not None}
         if original.accuracy is not None and last.accuracy is not None:
             found["accuracy_points"] = 100 * (last.accuracy - original.accuracy)
         return found
@@ -80,6 +89,7 @@ class Report:
             "evaluation": dict(self.data),
             "stages": [stage.to_dict() for stage in self.stages],
             "gains": self.gains,
+            "measuring": dict(self.measuring),
             "findings": list(self.findings),
             "grid": [cell.to_dict() for cell in self.grid],
             "rooflines": {name: found.to_dict() for name, found in self.rooflines.items()},
@@ -110,7 +120,8 @@ class Report:
                 ),
             ],
             roofs=[(name, roofline_plot(found)) for name, found in self.rooflines.items()],
-            gains=self.gains,
+            gains=gains_of(self.stages),
+            points=self.gains.get("accuracy_points"),
             left=[(row.stage, row.details[key]) for row in self.stages for key in LEFT if row.details.get(key)],
         )
         (folder / "report.html").write_text(html, encoding="utf-8")

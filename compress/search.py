@@ -17,7 +17,8 @@ from compress.checkpoint import load
 from compress.dataset import Dataset
 from compress.errors import RecipeError, ToolkitError
 from compress.judge import Judge
-from compress.measure import cores, latency
+from compress.latency import latency
+from compress.measure import cores
 from compress.metrics import Metric, find_metric
 from compress.model import OnnxModel, TorchModel, in_float32
 from compress.options import OptimizeOptions
