@@ -313,6 +313,7 @@ def measure(
     """
     import json
 
+    from compress.files import write_files
     from compress.measure_report import measure_table
     from compress.measured import measure_files
     from compress.progress import Terminal
@@ -329,7 +330,7 @@ def measure(
             kinds = ", ".join(f"{count} {kind}" for kind, count in figure.cpu_nodes.items())
             console.print(f"[yellow]![/] {figure.model}, batch {figure.batch}: on the CPU run {kinds}", highlight=False)
     if json_ is not None:
-        json_.write_text(json.dumps(found.to_dict(), indent=2) + "\n", encoding="utf-8")
+        write_files({json_: json.dumps(found.to_dict(), indent=2) + "\n"})
 
 
 def _onnx_of(path: Path) -> Path:

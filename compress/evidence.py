@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ from compress.artifact import StageReport, sha256_of
 from compress.backends import OnnxBackend
 from compress.dataset import Dataset
 from compress.examine import roofline_of
+from compress.files import command_line
 from compress.findings import findings
 from compress.grid import Cell, measure_grid
 from compress.latency import Latency
@@ -62,7 +61,7 @@ def report_of(
     reports = rows_of(rows, dict(zip(names, outcomes, strict=True)), found, checkpoint.stat().st_size)
     grid, rooflines = _grid(options, rows, watcher), _rooflines(options, rows, watcher)
     report = Report(
-        command=_command(),
+        command=command_line(),
         source=str(checkpoint),
         signature=model.signature,
         environment=environment(options.threads),
@@ -117,20 +116,13 @@ def _rooflines(options: ExportOptions, rows: Mapping[str, Model], watcher: Watch
 
 def _script(checkpoint: Path, options: ExportOptions) -> str:
     """reproduce.sh, where there is a command to run again."""
-    if not _command():
+    if not command_line():
         return ""
     asked = (options.finetune, options.validation, options.calibration, options.eval)
     sources = [find_data(source, checkpoint) for source in asked if source]
     files = [path for path in (checkpoint, *map(Path, sources)) if path.is_file()]
     inputs = {path: sha256_of(path) for path in files}
-    return script(_command(), Path.cwd(), inputs, versions())
-
-
-def _command() -> str:
-    """The command line that this run came from; empty when it came from Python."""
-    called = Path(sys.argv[0])
-    ours = called.name == "compress" or called.parts[-2:] == ("compress", "__main__.py")
-    return shlex.join(["compress", *sys.argv[1:]]) if ours else ""
+    return script(command_line(), Path.cwd(), inputs, versions())
 
 
 def unique_names(names: Sequence[str]) -> list[str]:

@@ -80,7 +80,7 @@ def _counted(before: int | None, after: int | None, less: str, more: str, of: st
         return None
     than = of if less == "fewer" else f"than {of}"
     if times(max(before, after) / min(before, after)) == times(1.0):
-        return Gain("1×", f"as many {of}" if less == "fewer" else f"as large as {of}", "", "neither")
+        return None if less == "fewer" else Gain("", f"as large as {of}", "", "neither")
     smaller = after < before
     return Gain(
         times(before / after if smaller else after / before), f"{less if smaller else more} {than}", "",

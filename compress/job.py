@@ -18,9 +18,9 @@ from compress.machine import versions
 from compress.metrics import Metric, find_metric
 from compress.model import OnnxModel, TorchModel, in_float32
 from compress.options import CompressOptions, ExportOptions, OptimizeOptions, SensitivityOptions, SourceOptions
-from compress.output import check_output, write_artifact
+from compress.output import check_output, claimed, replacing, write_artifact
 from compress.pipeline import Outcome, Watcher, check, run
-from compress.recipe import find_data, stages_for
+from compress.recipe import find_data, inputs_of, stages_for
 from compress.report import Report
 from compress.search import search
 from compress.search_report import write_search
@@ -109,7 +109,11 @@ def export(
         True
     """
     checkpoint = Path(checkpoint)
-    watcher = watcher or Silent()
+    with claimed(options.output, _work(options), inputs_of(options, checkpoint)):
+        return _export(checkpoint, options, watcher or Silent())
+
+
+def _export(checkpoint: Path, options: ExportOptions, watcher: Watcher) -> tuple[Artifact, Report]:
     prepared = prepare(checkpoint, options)
     model, work = prepared.model, prepared.work
     baseline = run(
@@ -127,6 +131,7 @@ def export(
     if not missed:
         return write_artifact(final, options.output, report, timed), report
     beside = options.output.with_name(options.output.name + ".missed")
+    check_output(beside)
     write_artifact(final, beside, report, timed)
     raise BudgetError(
         "the result misses its budget",
@@ -169,7 +174,13 @@ def optimize(
         'onnx'
     """
     checkpoint = Path(checkpoint)
-    watcher = watcher or Silent()
+    with claimed(options.output, _work(options), inputs_of(options, checkpoint)):
+        return _optimize(checkpoint, options, watcher or Silent(), tell)
+
+
+def _optimize(
+    checkpoint: Path, options: OptimizeOptions, watcher: Watcher, tell: Callable[[SearchResult], None]
+) -> SearchResult:
     check_output(options.output)
     model = _load(checkpoint, options)
     work = _work(options)
@@ -186,7 +197,7 @@ def optimize(
             why=f"each loses more than {options.max_drop:g} points of {found.metric}{loses}",
             mend=f"see {folder / 'search.html'}; allow more, try smaller --prune fractions, or more --epochs",
         )
-    export(checkpoint, dataclasses.replace(best.candidate.options(options), work=work), watcher=watcher)
+    _export(checkpoint, dataclasses.replace(best.candidate.options(options), work=work), watcher)
     return found
 
 
@@ -207,6 +218,11 @@ def sensitivity(checkpoint: str | Path, options: SensitivityOptions, *, watcher:
         ['0']
     """
     checkpoint = Path(checkpoint)
+    with claimed(options.output, inputs=inputs_of(options, checkpoint)):
+        return _sensitivity(checkpoint, options, watcher or Silent())
+
+
+def _sensitivity(checkpoint: Path, options: SensitivityOptions, watcher: Watcher) -> Sensitivity:
     model = _load(checkpoint, options)
     data = Dataset.open(find_data(options.eval, checkpoint), model.signature)
     found = layer_sensitivity(
@@ -216,7 +232,7 @@ def sensitivity(checkpoint: str | Path, options: SensitivityOptions, *, watcher:
         ratios=options.ratios,
         samples=options.samples,
         importance=options.importance,
-        progress=(watcher or Silent()).started("sensitivity"),
+        progress=watcher.started("sensitivity"),
     )
     write_sensitivity(found, options.output, options.max_drop)
     return found
@@ -232,10 +248,8 @@ def _share_export(stages: Sequence[Stage], work: Path) -> None:
     if isinstance(stages[0], OnnxFromTorch):
         for made in (work / "original").glob("01-onnx_from_torch-*"):
             if not (work / made.name).exists() and (made / "stage.json").exists():
-                beside = work / f"{made.name}.part"
-                shutil.rmtree(beside, ignore_errors=True)
-                shutil.copytree(made, beside)
-                beside.rename(work / made.name)
+                with replacing(work / made.name) as beside:
+                    shutil.copytree(made, beside, dirs_exist_ok=True)
 
 
 def _source(model: TorchModel) -> str:
@@ -243,7 +257,7 @@ def _source(model: TorchModel) -> str:
 
 
 def _work(options: CompressOptions) -> Path:
-    return options.work or options.output.with_name(options.output.name + ".work")
+    return options.work or options.output.parent / f"{options.output.name}.work"
 
 
 class _Renamed:

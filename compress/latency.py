@@ -190,6 +190,8 @@ def take_turns(
     calls: dict[str, list[float]] = {name: [] for name in blocks}
     medians: dict[str, list[float]] = {name: [] for name in blocks}
     wanted = [name for name in references if name in blocks] or order[:1]
+    if not blocks:
+        return Turns()
     begun = time.perf_counter()
     spread: float | None = None
     for done in range(1, rounds + 1):

@@ -12,7 +12,7 @@ from compress.errors import RecipeError
 from compress.machine import int8_saturates
 from compress.metrics import Metric
 from compress.model import TorchModel
-from compress.options import EngineOptions, ExportOptions
+from compress.options import EngineOptions, ExportOptions, SourceOptions
 from compress.sensitivity import Sensitivity
 from compress.stages import Stage
 from compress.stages.finetune import Finetune
@@ -27,8 +27,10 @@ from compress.stages.smooth_onnx import SmoothOnnx
 from compress.stages.train_quantized import TrainQuantized, shorter
 from compress.training_options import TrainingOptions
 
-__all__ = ["find_data", "stages_for", "training_of"]
+__all__ = ["find_data", "inputs_of", "stages_for", "training_of"]
 
+# Options that name what is read.
+INPUTS = ("eval", "calibration", "finetune", "validation", "data", "teacher", "sensitivity")
 # Of the epochs that --epochs names, for training with fake quantization: the weights are near their place already.
 QAT_SHARE = 0.25
 QAT_RATE = 0.1
@@ -38,6 +40,13 @@ def find_data(source: str, checkpoint: Path) -> str:
     """The path as it is, or, if there is nothing there, beside the checkpoint."""
     beside = checkpoint.parent / source
     return str(beside) if not Path(source).exists() and beside.exists() else source
+
+
+def inputs_of(options: SourceOptions, checkpoint: Path) -> list[Path]:
+    """Files and folders that a run reads: the checkpoint, and of its options those that name one."""
+    named = [getattr(options, name, None) for name in INPUTS]
+    sources = [find_data(str(source), checkpoint) for source in named if source is not None]
+    return [path for path in (checkpoint, *map(Path, sources)) if path.exists()]
 
 
 def stages_for(

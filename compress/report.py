@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,9 +125,10 @@ class Report:
             points=self.gains.get("accuracy_points"),
             left=[(row.stage, row.details[key]) for row in self.stages for key in LEFT if row.details.get(key)],
         )
-        (folder / "report.html").write_text(html, encoding="utf-8")
+        # Names of files need not be UTF-8: the page shows what they are, the script has their very bytes.
+        (folder / "report.html").write_bytes(html.encode("utf-8", "backslashreplace"))
         if self.script:
-            (folder / "reproduce.sh").write_text(self.script, encoding="utf-8")
+            (folder / "reproduce.sh").write_bytes(os.fsencode(self.script))
             (folder / "reproduce.sh").chmod(0o755)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from compress.backends import Backend, open_model
 from compress.checkpoint import load
 from compress.dataset import Dataset
-from compress.errors import RecipeError, ToolkitError
+from compress.errors import RecipeError, ResourceError, ToolkitError
 from compress.judge import Judge
 from compress.latency import latency
 from compress.measure import cores
@@ -198,6 +198,8 @@ def _branch(setting: _Setting, group: Sequence[Candidate], watcher: Watcher) -> 
                 stages, model, work=setting.work, source=setting.source, watcher=_Named(watcher, candidate.name),
                 tidy=False,
             )  # fmt: skip
+        except ResourceError:  # which every other would end with, too
+            raise
         except ToolkitError as err:  # one that can't be made does not end the search
             trials.append(Trial(candidate, "failed", f"{err.what}: {err.why}"))
             continue

@@ -8,6 +8,7 @@ from pathlib import Path
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from rich.table import Table
 
+from compress.files import write_files
 from compress.pages import page
 from compress.plots import axes_of, svg_of
 from compress.report import bytes_text
@@ -36,13 +37,9 @@ def search_table(result: SearchResult) -> Table:
 
 def write_search(result: SearchResult, folder: Path) -> None:
     """Write search.json and search.html into a folder, made if missing."""
-    folder.mkdir(parents=True, exist_ok=True)
     html = page("search.html", result=result, rows=_rows(result), columns=COLUMNS, plot=pareto_plot(result))
     text = json.dumps(result.to_dict(), indent=2) + "\n"
-    for name, content in (("search.json", text), ("search.html", html)):
-        beside = folder / f"{name}.part"
-        beside.write_text(content, encoding="utf-8")
-        beside.replace(folder / name)
+    write_files({folder / "search.json": text, folder / "search.html": html})
 
 
 def _rows(result: SearchResult) -> list[tuple[str, ...]]:

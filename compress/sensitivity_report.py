@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.colors import LogNorm
 from rich.table import Table
 
+from compress.files import write_files
 from compress.pages import page
 from compress.plots import axes_of, svg_of
 from compress.sensitivity import Sensitivity
@@ -61,9 +62,5 @@ def heat_map(found: Sensitivity) -> str:
 
 def write_sensitivity(found: Sensitivity, folder: Path, max_drop: float) -> None:
     """Write sensitivity.json and sensitivity.html into a folder, made if missing."""
-    folder.mkdir(parents=True, exist_ok=True)
-    found.save(folder / "sensitivity.json")
     html = page("sensitivity.html", found=found, plot=heat_map(found), limits=found.limits(max_drop), max_drop=max_drop)
-    beside = folder / "sensitivity.html.part"
-    beside.write_text(html, encoding="utf-8")
-    beside.replace(folder / "sensitivity.html")
+    write_files({folder / "sensitivity.json": found.text(), folder / "sensitivity.html": html})

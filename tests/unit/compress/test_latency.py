@@ -52,6 +52,10 @@ def test_progress_ends_with_all_done_wherever_it_ends() -> None:
     assert told[-1] == (FEWEST, FEWEST)
 
 
+def test_nothing_is_measured_of_no_models() -> None:
+    assert dict(latency({}, {})) == {}
+
+
 def test_a_drift_that_hits_all_alike_is_no_difference() -> None:
     """The machine slows down threefold while two equal models take turns."""
     state = {"speed": 1.0}
@@ -168,7 +172,7 @@ def test_no_gain_is_below_one_and_none_is_claimed_inside_its_interval(before: li
     [
         (250, "4.0× smaller than the original's ONNX"),
         (1330, "1.3× larger than the original's ONNX"),
-        (1001, "1× as large as the original's ONNX"),
+        (1001, "as large as the original's ONNX"),
     ],
 )
 def test_a_size_is_told_the_way_it_goes(size: int, told: str) -> None:
