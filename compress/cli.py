@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import io
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
+from rich.markup import escape
 
 from compress import __version__
 from compress.errors import MissingExtraError, ToolkitError
+from compress.interrupts import interrupted, interruptible
 from compress.options import (
     RUN,
+    CompressOptions,
     EngineOptions,
     ExportOptions,
     FinetuneOptions,
@@ -22,6 +28,12 @@ from compress.options import (
     SensitivityOptions,
     SourceOptions,
 )
+from compress.shortages import shortages
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from compress.progress import Terminal
 
 __all__ = ["app", "main"]
 
@@ -60,22 +72,27 @@ def export(
     from compress.durations import duration
     from compress.gains import gains_of
     from compress.job import export as run
-    from compress.progress import Terminal
+    from compress.quiet import quiet
     from compress.report import stage_table
 
     console = _console()
     if save_config is not None:
         _save(save_config, checkpoint, options)
+    warned = _warn(options)
     if dry_run:
         from compress.plan import plan
 
-        console.print(plan(checkpoint, options), highlight=False, soft_wrap=True)
+        with quiet(verbose=options.verbose):
+            planned = plan(checkpoint, options)
+        console.print(planned, highlight=False, soft_wrap=True)
         return
-    with Terminal(Console(stderr=True)) as terminal:
+    with _at_work(options, _work(options)) as terminal:
         artifact, report = run(checkpoint, options, watcher=terminal)
     console.print(stage_table(report))
     for finding in report.findings:
-        console.print(f"[yellow]![/] {finding}", highlight=False, soft_wrap=True)
+        if finding in warned:
+            continue
+        console.print(f"[yellow]![/] {escape(finding)}", highlight=False, soft_wrap=True)
     console.print(", ".join(map(str, gains_of(report.stages))), markup=False, highlight=False, soft_wrap=True)
     console.print(f"latency: {report.measuring['latency']['told']}; measuring took "
                   f"{duration(report.measuring['seconds'])}", highlight=False, soft_wrap=True)  # fmt: skip
@@ -106,14 +123,19 @@ def optimize(
         Write these options to a recipe for `compress run`.
     """
     from compress.job import optimize as run
-    from compress.progress import Terminal
     from compress.search_report import search_table
 
     if save_config is not None:
         _save(save_config, checkpoint, options)
     console = _console()
-    with Terminal(Console(stderr=True)) as terminal:
-        found = run(checkpoint, options, watcher=terminal, tell=lambda found: console.print(search_table(found)))
+    _warn(options)
+    tables: list[Table] = []
+    try:
+        with _at_work(options, _work(options)) as terminal:
+            found = run(checkpoint, options, watcher=terminal, tell=lambda found: tables.append(search_table(found)))
+    finally:  # of a search that found nothing inside the budget, too
+        for table in tables:
+            console.print(table)
     best = found.best
     assert best is not None  # noqa: S101  none is an error
     console.print(f"best for {options.goal}: {best.candidate.name}; wrote {options.output}", soft_wrap=True)
@@ -129,10 +151,10 @@ def sensitivity(checkpoint: Path, *, options: SensitivityOptions) -> None:
         Any model file that still has its layers.
     """
     from compress.job import sensitivity as run
-    from compress.progress import Terminal
     from compress.sensitivity_report import sensitivity_table
 
-    with Terminal(Console(stderr=True)) as terminal:
+    _warn(options)
+    with _at_work(options) as terminal:
         found = run(checkpoint, options, watcher=terminal)
     console = _console()
     console.print(sensitivity_table(found, options.max_drop))
@@ -151,11 +173,11 @@ def finetune(checkpoint: Path, *, options: FinetuneOptions) -> None:
     checkpoint
         Any model file that still has its layers.
     """
-    from compress.progress import Terminal
     from compress.recovery import finetune as run
     from compress.training_report import training_table
 
-    with Terminal(Console(stderr=True)) as terminal:
+    _warn(options)
+    with _at_work(options, _work(options)) as terminal:
         found = run(checkpoint, options, watcher=terminal)
     if found is None:
         return
@@ -191,7 +213,34 @@ def run_recipe(recipe: Path, *flags: Annotated[str, Parameter(allow_leading_hyph
         running.command(export)
     else:
         running.command(optimize)
-    running([command, *flags], exit_on_error=False)
+    running([command, *_spread(flags)], exit_on_error=False)
+
+
+@contextmanager
+def _at_work(options: SourceOptions, work: Path | None = None) -> Iterator[Terminal]:
+    """A run is shown, and nothing else: what libraries print is kept aside, in the work folder where there is one."""
+    from compress.progress import Terminal
+    from compress.quiet import quiet
+
+    with (
+        quiet(verbose=options.verbose, work=work) as streams,
+        Terminal(Console(file=streams.err), verbose=options.verbose) as terminal,
+    ):
+        yield terminal
+
+
+def _work(options: CompressOptions | FinetuneOptions) -> Path:
+    return options.work or options.output.parent / f"{options.output.name}.work"
+
+
+def _warn(options: SourceOptions, models: Sequence[Path] = ()) -> tuple[str, ...]:
+    """Tell of flags that nothing will read."""
+    from compress.unused import unused
+
+    found = unused(options, models)
+    for warning in found:
+        Console(stderr=True).print(f"[yellow]warning[/] {escape(warning)}", highlight=False, soft_wrap=True)
+    return found
 
 
 def _console() -> Console:
@@ -220,15 +269,19 @@ def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: 
     from compress.examine import examine
     from compress.file_kind import file_kind
     from compress.measure import torch_macs, torch_params
+    from compress.quiet import quiet
 
-    found = examine(checkpoint, source or SourceOptions(), roofs=roofline, threads=threads)
+    source = source or SourceOptions()
+    with quiet(verbose=source.verbose):
+        found = examine(checkpoint, source, roofs=roofline, threads=threads)
+        counted = None if found.model is None else torch_macs(found.model.module, found.signature)
     if found.model is not None:
         print(f"kind     {file_kind(checkpoint).value}")
     print(f"inputs   {', '.join(map(str, found.signature.inputs))}")
     print(f"outputs  {', '.join(map(str, found.signature.outputs))}")
     if found.model is not None:
         print(f"params   {torch_params(found.model.module):,}")
-        print(f"MACs     {torch_macs(found.model.module, found.signature):,}")
+        print(f"MACs     {counted:,}")
     if found.roofline is not None:
         from compress.roofline_report import roofline_table
 
@@ -240,6 +293,7 @@ def lint(
     model: Path,
     *,
     target: Literal["tensorrt"] = "tensorrt",
+    layers: Annotated[bool, Parameter(name=["--layers", "--verbose"], negative="")] = False,
     json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
     """Say what a target would make of an ONNX file: each layer's precision, what it refuses, what is slow, and why.
@@ -252,6 +306,8 @@ def lint(
         An artifact's folder, or an ONNX file.
     target
         What is to run it.
+    layers
+        Show each layer, too, behind what there is to mend.
     json_
         Print layers and findings as JSON.
     """
@@ -265,7 +321,7 @@ def lint(
     if json_:
         print(json.dumps(found.to_dict(), indent=2))
     else:
-        show_lint(found, _console())
+        show_lint(found, _console(), layers=layers)
     if found.refused:
         sys.exit(1)
 
@@ -316,11 +372,12 @@ def measure(
     from compress.files import write_files
     from compress.measure_report import measure_table
     from compress.measured import measure_files
-    from compress.progress import Terminal
 
-    with Terminal(Console(stderr=True)) as terminal:
+    options = options or MeasureOptions()
+    _warn(options, models)
+    with _at_work(options) as terminal:
         tick = terminal.started("measure")
-        found = measure_files(models, options or MeasureOptions(), lambda done, total: tick(done, total, "rounds"))
+        found = measure_files(models, options, lambda done, total: tick(done, total, "rounds"))
     console = _console()
     console.print(measure_table(found))
     for batch, told in found.turns.items():
@@ -328,7 +385,8 @@ def measure(
     for figure in found.figures:
         if figure.cpu_nodes:
             kinds = ", ".join(f"{count} {kind}" for kind, count in figure.cpu_nodes.items())
-            console.print(f"[yellow]![/] {figure.model}, batch {figure.batch}: on the CPU run {kinds}", highlight=False)
+            told = f"{figure.model}, batch {figure.batch}: on the CPU run {kinds}"
+            console.print(f"[yellow]![/] {escape(told)}", highlight=False)
     if json_ is not None:
         write_files({json_: json.dumps(found.to_dict(), indent=2) + "\n"})
 
@@ -343,13 +401,38 @@ def _onnx_of(path: Path) -> Path:
     return artifact.model_path.with_name("model.onnx") if artifact.format == "plan" else artifact.model_path
 
 
+# What stands behind --input; several may follow one.
+_SPEC = re.compile(r"[^:\[\]]+:\s*\w+\s*\[[^\[\]]*\]\s*")
+RESUMES = ("export", "optimize", "finetune", "run")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; a user's mistake ends with three lines and exit code 2."""
+    """Run the command line; a user's mistake ends with three lines and exit code 2, Ctrl-C with one and 130."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     try:
-        app(arguments, exit_on_error=False)
+        with interruptible():
+            _run(words)
+    except BaseException:
+        if not interrupted():
+            raise
+    if interrupted():
+        kept = "; what is done is kept: give the same command again to go on"
+        print("interrupted" + (kept if words[:1] and words[0] in RESUMES else ""), file=sys.stderr)
+        sys.exit(130)
+
+
+def _run(words: Sequence[str]) -> None:
+    try:
+        with shortages():
+            app(_spread(words), exit_on_error=False)
     except CycloptsError:
         sys.exit(2)
     except ToolkitError as err:
+        if interrupted():
+            raise
         print(f"error: {err}", file=sys.stderr)
         sys.exit(err.exit_code)
     except ModuleNotFoundError as err:
@@ -358,6 +441,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         missing = MissingExtraError("can't compress", module=err.name, extra="compress")
         print(f"error: {missing}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted: what is done is kept; give the same command again to go on", file=sys.stderr)
-        sys.exit(130)
+
+
+def _spread(words: Sequence[str]) -> list[str]:
+    """`--input a b` as `--input a --input b`: only what reads as an input is one, so that a file may follow."""
+    found: list[str] = []
+    inside = False
+    for word in words:
+        if inside and found[-1] != "--input" and _SPEC.fullmatch(word):
+            found.append("--input")
+        elif inside and found[-1] != "--input":
+            inside = False
+        found.append(word)
+        inside = inside or word == "--input"
+    return found

@@ -25,6 +25,7 @@ from compress.recipe import find_data
 from compress.report import Report
 from compress.reproduce import script
 from compress.roofline import Roofline
+from compress.unused import unused
 
 __all__ = ["missed_budgets", "report_of", "unique_names"]
 
@@ -67,7 +68,7 @@ def report_of(
         environment=environment(options.threads),
         data={"samples": 0 if data is None else len(data), "sha256": "" if data is None else data.sha256},
         stages=tuple(reports),
-        findings=findings(reports),
+        findings=(*unused(options), *findings(reports)),
         grid=grid,
         rooflines=rooflines,
         layer_bytes=(onnx_layer_bytes(baseline.path), onnx_layer_bytes(_last(rows).path)),

@@ -52,7 +52,7 @@ def write_files(contents: Mapping[Path, str], *, mode: int | None = None) -> Non
     made: list[Path] = []
     path = next(iter(contents))
     try:
-        for beside, path in besides.items():  # noqa: B007  named in the error
+        for beside, path in besides.items():
             made = [*make_folder(path.parent), *made]
             beside.write_bytes(contents[path].encode("utf-8", "backslashreplace"))
             if mode is not None:

@@ -43,13 +43,16 @@ class SourceOptions:
     """What a model file may need to be loaded."""
 
     input: Annotated[tuple[str, ...], Parameter(group=_SOURCE)] = ()
-    """Each input of the model, where its file doesn't say: 'name:float32[batch,3,224,224]'."""
+    """Each input of the model, where its file doesn't say: 'name:float32[batch,3,224,224]', one or several."""
 
     model: Annotated[str | None, Parameter(group=_SOURCE)] = None
     """For a state_dict: 'package.module:factory', which gives the module that it fits."""
 
     trust_pickle: Annotated[bool, Parameter(negative="", group=_SOURCE)] = False
     """Run the pickle's code: only for a file from someone who may run code on this machine."""
+
+    verbose: Annotated[bool, Parameter(negative="", group=RUN)] = False
+    """Show what libraries print; otherwise it is kept in the work folder's log.txt."""
 
 
 @Parameter(name="*")
