@@ -8,7 +8,7 @@ from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from compress.durations import duration
 from compress.interrupts import heed
@@ -36,6 +36,8 @@ class Terminal:
             TextColumn("{task.description:<26}", markup=False),
             BarColumn(30),
             TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}", markup=False),
             console=console,

@@ -12,6 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from compress.artifact import Measured, Signature, StageReport
+from compress.durations import ms_text
 from compress.gains import gains_of, speed
 from compress.grid import Cell
 from compress.pages import page
@@ -109,7 +110,7 @@ class Report:
         html = page(
             "report.html",
             report=self,
-            rows=_cells(self.stages),
+            rows=[[_lines(cell) for cell in cells] for cells in _cells(self.stages)],
             columns=COLUMNS,
             plots=[
                 *plots(self.stages, latencies_ms, self.layer_bytes),
@@ -140,7 +141,7 @@ COLUMNS = (
     "metric (95%)",
     "drop (95%)",
     "agreement",
-    "p50",
+    "p50 (95%)",
     "p99",
     "load",
     "memory",
@@ -188,14 +189,22 @@ def _cells(stages: Sequence[StageReport]) -> list[tuple[str, ...]]:
                 _metric(m),
                 _drop(m),
                 shown(m.agreement, "{:.2%}"),
-                shown(m.latency_p50_ms, "{:.3f} ms"),
-                shown(m.latency_p99_ms, "{:.3f} ms"),
+                _latency(m),
+                "–" if m.latency_p99_ms is None else f"{ms_text(m.latency_p99_ms)} ms",
                 shown(m.load_ms, "{:.0f} ms"),
                 "–" if m.peak_memory_bytes is None else bytes_text(m.peak_memory_bytes),
                 m.runtime or "–",
             )
         )
     return rows
+
+
+def _latency(m: Measured) -> str:
+    if m.latency_p50_ms is None:
+        return "–"
+    if m.latency_p50_low_ms is None or m.latency_p50_high_ms is None:
+        return f"{ms_text(m.latency_p50_ms)} ms"
+    return f"{ms_text(m.latency_p50_ms)} ms ({ms_text(m.latency_p50_low_ms)}–{ms_text(m.latency_p50_high_ms)})"
 
 
 SHARES = ("top1", "top5", "agreement")
@@ -219,6 +228,12 @@ def _drop(m: Measured) -> str:
     return f"{m.drop:+.2f} ({m.drop_low:+.2f} to {m.drop_high:+.2f})"
 
 
+def _lines(cell: str) -> tuple[str, str]:
+    """A figure, and its interval, if it has one, for the line below."""
+    figure, _, interval = cell.partition(" (")
+    return figure, interval.removesuffix(")")
+
+
 def stage_table(report: Report) -> Table:
     """The stages for the terminal."""
     table = Table(
@@ -230,7 +245,13 @@ def stage_table(report: Report) -> Table:
         at for at, name in enumerate(COLUMNS) if name not in ("agreement", "load", "memory")
     ]  # those are in the page
     for at in shown:
-        table.add_column(COLUMNS[at], justify="left" if COLUMNS[at] in ("stage", "runtime") else "right", no_wrap=True)
+        name = COLUMNS[at]
+        table.add_column(
+            "p50" if name.startswith("p50") else name,
+            justify="left" if name in ("stage", "runtime") else "right",
+            no_wrap=True,
+        )
     for cells in _cells(report.stages):
-        table.add_row(*(cells[at] for at in shown))
+        # The interval of the p50 is in the page, for which there is room.
+        table.add_row(*(_lines(cells[at])[0] if COLUMNS[at].startswith("p50") else cells[at] for at in shown))
     return table

@@ -184,7 +184,11 @@ class Builder(Behaviour):
         free = [v.name for v in model.graph.input if any(d.dim_param for d in v.type.tensor_type.shape.dim)]
         if any(set(free) - set(profile) for profile in profiles or [{}]):
             return None
-        head = {"profiles": profiles, "gpu": self.double.gpu, "verbosity": str(config._behaviour.profiling_verbosity)}
+        head: dict[str, Any] = {
+            "profiles": profiles,
+            "gpu": self.double.gpu,
+            "verbosity": str(config._behaviour.profiling_verbosity),
+        }
         head["host code"] = "VERSION_COMPATIBLE" in self.double.state.get("flags", [])
         return Memory(json.dumps(head).encode() + b"\n" + model.SerializeToString())
 
