@@ -6,6 +6,7 @@ import dataclasses
 import random
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.artifact import Artifact, Measured, Signature, StageReport, TensorSpec
+from compress.evidence import missed_budgets
 from compress.findings import findings
 from compress.gains import apart, gains_of, speed, times
 from compress.latency import FEWEST, MOST, latency, median_interval, ratio, take_turns
 from compress.model import Arrays
+from compress.options import ExportOptions
 
 
 def noisy(ms: float, noise: float, seed: int) -> Callable[[], list[float]]:
@@ -209,17 +212,23 @@ def test_a_loss_that_would_be_printed_as_nothing_is_none(drop: float) -> None:
     assert "fell" not in told
 
 
-def test_an_artifact_of_before_there_were_intervals_is_read(tmp_path: object) -> None:
+@pytest.mark.parametrize(
+    ("limit", "kept"), [(0.0160, True), (0.0153, True), (0.0151, False), (0.0150, False), (0.0140, False)]
+)
+def test_a_latency_is_inside_its_budget_when_all_of_its_interval_is(limit: float, kept: bool) -> None:
+    last = row("fold_onnx", SAME, latency_p50_low_ms=0.0149, latency_p50_high_ms=0.0152)
+    missed = missed_budgets(ExportOptions(output=Path("x"), target_latency_ms=limit), [row("original", SAME), last])
+    assert (not missed) == kept
+
+
+def test_an_artifact_of_before_there_were_intervals_is_read() -> None:
     old = StageReport("original", "did", Measured(latency_p50_ms=1.0), 1.0).to_dict()
     for name in ("latency_p50_low_ms", "latency_p50_high_ms", "latency_rounds_ms"):
         del old["measured"][name]
     assert StageReport.from_dict(old).measured == Measured(latency_p50_ms=1.0)
 
 
-def test_rows_of_an_artifact_can_be_compared_by_whoever_reads_it(tmp_path: object) -> None:
-    from pathlib import Path
-
-    assert isinstance(tmp_path, Path)
+def test_rows_of_an_artifact_can_be_compared_by_whoever_reads_it(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"")
     signature = Signature((TensorSpec.parse("x:float32[batch,3]"),), (TensorSpec.parse("y:float32[batch,2]"),))
     digest = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"

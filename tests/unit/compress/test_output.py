@@ -26,7 +26,9 @@ from compress.checkpoint import save
 from compress.cli import main
 from compress.errors import ArtifactError, CheckpointError, ResourceError
 from compress.files import locked, write_files
+from compress.footprint import footprint
 from compress.job import optimize, sensitivity
+from compress.model import OnnxModel
 from compress.options import OptimizeOptions, SensitivityOptions
 from compress.output import check_output, claimed, replacing
 from compress.shortages import shortages
@@ -287,6 +289,46 @@ def test_memory_that_is_really_not_there(tmp_path: Path) -> None:
 def test_a_bug_stays_a_traceback(tmp_path: Path, error: Exception) -> None:
     with pytest.raises(type(error)), shortages(tmp_path / "out"):
         raise error
+
+
+@pytest.mark.parametrize(("program", "says"), [("os.kill(os.getpid(), 9)", "memory"), ("raise MemoryError", "memory")])
+def test_a_process_that_the_system_ended_is_told(
+    made: Path, monkeypatch: pytest.MonkeyPatch, program: str, says: str
+) -> None:
+    monkeypatch.setattr("compress.footprint._PROGRAM", f"import os\n{program}")
+    artifact = Artifact.load(made / "artifact")
+    with pytest.raises(ResourceError, match="in a process of its own") as caught:
+        footprint(OnnxModel(artifact.model_path, artifact.signature), 1)
+    assert says in caught.value.why
+
+
+# --- Ctrl-C
+
+
+@pytest.mark.parametrize(
+    ("begun", "after"),
+    [
+        ("artifact.lock", 0.0),
+        ("artifact.work/original", 0.0),
+        ("artifact.work/original", 0.7),
+        ("artifact.work/02-fold_onnx-*", 0.5),
+    ],
+)
+def test_ctrl_c_at_any_time_is_one_line_and_leaves_no_half(here: Path, begun: str, after: float) -> None:
+    command = [sys.executable, "-m", "compress", "export", "model.pt", "-o", "artifact"]
+    before = Artifact.load(here / "artifact").sha256
+    run = subprocess.Popen([*command, "--int8", "dynamic"], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not list(here.glob(begun)) and run.poll() is None:
+        time.sleep(0.01)
+    time.sleep(after)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to all its processes
+    _, err = run.communicate(timeout=60)
+    assert run.returncode in (0, 130), err
+    assert "Traceback" not in err
+    assert run.returncode == 0 or err.splitlines()[-1].startswith("interrupted")
+    assert run.returncode == 0 or Artifact.load(here / "artifact").sha256 == before
+    assert halves(here) == []
 
 
 # --- two runs, one place
