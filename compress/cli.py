@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import io
-import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, Parameter
 from rich.console import Console
 from rich.markup import escape
 
 from compress import __version__
-from compress.errors import MissingExtraError, ToolkitError
-from compress.interrupts import interrupted, interruptible
 from compress.options import (
     RUN,
-    CompressOptions,
     EngineOptions,
     ExportOptions,
     FinetuneOptions,
@@ -28,14 +22,14 @@ from compress.options import (
     SensitivityOptions,
     SourceOptions,
 )
-from compress.shortages import shortages
+from compress.running import at_work, run_to_end, spread, warn, work_of
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from compress.progress import Terminal
-
 __all__ = ["app", "main"]
+
+RESUMES = ("export", "optimize", "finetune", "run")  # commands that keep what is done
 
 app = App(
     name="compress",
@@ -78,7 +72,7 @@ def export(
     console = _console()
     if save_config is not None:
         _save(save_config, checkpoint, options)
-    warned = _warn(options)
+    warned = warn(options)
     if dry_run:
         from compress.plan import plan
 
@@ -86,7 +80,7 @@ def export(
             planned = plan(checkpoint, options)
         console.print(planned, highlight=False, soft_wrap=True)
         return
-    with _at_work(options, _work(options)) as terminal:
+    with at_work(options, work_of(options)) as terminal:
         artifact, report = run(checkpoint, options, watcher=terminal)
     console.print(stage_table(report))
     for finding in report.findings:
@@ -128,10 +122,10 @@ def optimize(
     if save_config is not None:
         _save(save_config, checkpoint, options)
     console = _console()
-    _warn(options)
+    warn(options)
     tables: list[Table] = []
     try:
-        with _at_work(options, _work(options)) as terminal:
+        with at_work(options, work_of(options)) as terminal:
             found = run(checkpoint, options, watcher=terminal, tell=lambda found: tables.append(search_table(found)))
     finally:  # of a search that found nothing inside the budget, too
         for table in tables:
@@ -153,8 +147,8 @@ def sensitivity(checkpoint: Path, *, options: SensitivityOptions) -> None:
     from compress.job import sensitivity as run
     from compress.sensitivity_report import sensitivity_table
 
-    _warn(options)
-    with _at_work(options) as terminal:
+    warn(options)
+    with at_work(options) as terminal:
         found = run(checkpoint, options, watcher=terminal)
     console = _console()
     console.print(sensitivity_table(found, options.max_drop))
@@ -176,8 +170,8 @@ def finetune(checkpoint: Path, *, options: FinetuneOptions) -> None:
     from compress.recovery import finetune as run
     from compress.training_report import training_table
 
-    _warn(options)
-    with _at_work(options, _work(options)) as terminal:
+    warn(options)
+    with at_work(options, work_of(options)) as terminal:
         found = run(checkpoint, options, watcher=terminal)
     if found is None:
         return
@@ -213,34 +207,7 @@ def run_recipe(recipe: Path, *flags: Annotated[str, Parameter(allow_leading_hyph
         running.command(export)
     else:
         running.command(optimize)
-    running([command, *_spread(flags)], exit_on_error=False)
-
-
-@contextmanager
-def _at_work(options: SourceOptions, work: Path | None = None) -> Iterator[Terminal]:
-    """A run is shown, and nothing else: what libraries print is kept aside, in the work folder where there is one."""
-    from compress.progress import Terminal
-    from compress.quiet import quiet
-
-    with (
-        quiet(verbose=options.verbose, work=work) as streams,
-        Terminal(Console(file=streams.err), verbose=options.verbose) as terminal,
-    ):
-        yield terminal
-
-
-def _work(options: CompressOptions | FinetuneOptions) -> Path:
-    return options.work or options.output.parent / f"{options.output.name}.work"
-
-
-def _warn(options: SourceOptions, models: Sequence[Path] = ()) -> tuple[str, ...]:
-    """Tell of flags that nothing will read."""
-    from compress.unused import unused
-
-    found = unused(options, models)
-    for warning in found:
-        Console(stderr=True).print(f"[yellow]warning[/] {escape(warning)}", highlight=False, soft_wrap=True)
-    return found
+    running([command, *spread(flags)], exit_on_error=False)
 
 
 def _console() -> Console:
@@ -374,14 +341,15 @@ def measure(
     from compress.measured import measure_files
 
     options = options or MeasureOptions()
-    _warn(options, models)
-    with _at_work(options) as terminal:
+    warn(options, models)
+    with at_work(options) as terminal:
         tick = terminal.started("measure")
         found = measure_files(models, options, lambda done, total: tick(done, total, "rounds"))
     console = _console()
     console.print(measure_table(found))
     for batch, told in found.turns.items():
-        console.print(f"batch {batch}: {told}", highlight=False, soft_wrap=True)
+        shapes = ", ".join(f"{name} {'×'.join(map(str, shape))}" for name, shape in found.shapes[batch].items())
+        console.print(f"batch {batch}, {shapes}: {told}", markup=False, highlight=False, soft_wrap=True)
     for figure in found.figures:
         if figure.cpu_nodes:
             kinds = ", ".join(f"{count} {kind}" for kind, count in figure.cpu_nodes.items())
@@ -401,57 +369,7 @@ def _onnx_of(path: Path) -> Path:
     return artifact.model_path.with_name("model.onnx") if artifact.format == "plan" else artifact.model_path
 
 
-# What stands behind --input; several may follow one.
-_SPEC = re.compile(r"[^:\[\]]+:\s*\w+\s*\[[^\[\]]*\]\s*")
-RESUMES = ("export", "optimize", "finetune", "run")
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a user's mistake ends with three lines and exit code 2, Ctrl-C with one and 130."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
-    try:
-        with interruptible():
-            _run(words)
-    except BaseException:
-        if not interrupted():
-            raise
-    if interrupted():
-        kept = "; what is done is kept: give the same command again to go on"
-        print("interrupted" + (kept if words[:1] and words[0] in RESUMES else ""), file=sys.stderr)
-        sys.exit(130)
-
-
-def _run(words: Sequence[str]) -> None:
-    try:
-        with shortages():
-            app(_spread(words), exit_on_error=False)
-    except CycloptsError:
-        sys.exit(2)
-    except ToolkitError as err:
-        if interrupted():
-            raise
-        print(f"error: {err}", file=sys.stderr)
-        sys.exit(err.exit_code)
-    except ModuleNotFoundError as err:
-        if err.name not in ("torch", "onnx", "onnxruntime", "onnxscript", "torch_pruning", "matplotlib", "jinja2"):
-            raise
-        missing = MissingExtraError("can't compress", module=err.name, extra="compress")
-        print(f"error: {missing}", file=sys.stderr)
-        sys.exit(2)
-
-
-def _spread(words: Sequence[str]) -> list[str]:
-    """`--input a b` as `--input a --input b`: only what reads as an input is one, so that a file may follow."""
-    found: list[str] = []
-    inside = False
-    for word in words:
-        if inside and found[-1] != "--input" and _SPEC.fullmatch(word):
-            found.append("--input")
-        elif inside and found[-1] != "--input":
-            inside = False
-        found.append(word)
-        inside = inside or word == "--input"
-    return found
+    run_to_end(lambda: app(spread(words), exit_on_error=False), resumes=bool(words) and words[0] in RESUMES)

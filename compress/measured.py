@@ -81,12 +81,13 @@ class Figure:
 
 @dataclass(frozen=True)
 class Measurement:
-    """All figures, what they were taken on, and for each batch size why measuring ended."""
+    """All figures, what they were taken on, and for each batch size why measuring ended and the inputs' shapes."""
 
     environment: Mapping[str, str | int]
     figures: tuple[Figure, ...]
     providers: Mapping[str, Any]
     turns: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    shapes: Mapping[int, Mapping[str, Sequence[int]]] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -118,6 +119,7 @@ def measure_files(
     }
     figures: list[Figure] = []
     turns: dict[int, str] = {}
+    shapes: dict[int, dict[str, list[int]]] = {}
     for nth, batch in enumerate(options.batches):
 
         def tick(done: int, total: int, nth: int = nth) -> None:
@@ -128,10 +130,11 @@ def measure_files(
         times = time_in_turns(backends, inputs, options.rounds, tick)
         figures += _figures(batch, backends, times, outputs)
         turns[batch] = times.told
+        shapes[batch] = {name: list(values.shape) for name, values in inputs.items()}
     found = {
         name: backend.provider_options for name, backend in backends.items() if isinstance(backend, OnnxDeviceBackend)
     }
-    return Measurement({**environment(options.threads), **described(device)}, tuple(figures), found, turns)
+    return Measurement({**environment(options.threads), **described(device)}, tuple(figures), found, turns, shapes)
 
 
 def time_in_turns(

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from compress.cli import _spread, main
+from compress.cli import main
 from compress.options import ExportOptions, FinetuneOptions, MeasureOptions, OptimizeOptions, SensitivityOptions
+from compress.running import spread
 from compress.unused import RULES, unused
 
 OUT = Path("out")
@@ -92,7 +93,7 @@ X, Y = "x:float32[batch,3]", "y:int64[batch, 5]"
 
 
 @pytest.mark.parametrize(
-    ("words", "spread"),
+    ("words", "expected"),
     [
         (["--input", X], ["--input", X]),
         (["--input", X, Y], ["--input", X, "--input", Y]),
@@ -105,8 +106,8 @@ X, Y = "x:float32[batch,3]", "y:int64[batch, 5]"
         ([], []),
     ],
 )
-def test_several_inputs_follow_one_flag_and_a_file_may_follow_them(words: list[str], spread: list[str]) -> None:
-    assert _spread(words) == spread
+def test_several_inputs_follow_one_flag_and_a_file_may_follow_them(words: list[str], expected: list[str]) -> None:
+    assert spread(words) == expected
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
