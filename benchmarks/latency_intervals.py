@@ -43,7 +43,7 @@ def simulate(noise: float, held_up: float, trials: int, truth: float = 1.03) -> 
         if pair is None or pair.low is None or pair.high is None:
             continue  # counts as outside
         inside += pair.low <= truth <= pair.high
-        wrong += pair.slower
+        wrong += pair.high < 1
         rounds += found.rounds
     return {
         "noise": noise, "held_up": held_up, "coverage": inside / trials, "rounds": rounds / trials,

@@ -92,7 +92,9 @@ def export(
                   f"{duration(report.measuring['seconds'])}", highlight=False, soft_wrap=True)  # fmt: skip
     files = "model.plan, model.onnx, engine.json" if artifact.format == "plan" else "model.onnx"
     console.print(
-        f"wrote {artifact.folder}: {files}, artifact.json, report.json, report.html, reproduce.sh", soft_wrap=True
+        f"wrote {artifact.folder}: {files}, artifact.json, report.json, report.html, reproduce.sh",
+        markup=False,
+        soft_wrap=True,
     )
 
 
@@ -132,7 +134,9 @@ def optimize(
             console.print(table)
     best = found.best
     assert best is not None  # noqa: S101  none is an error
-    console.print(f"best for {options.goal}: {best.candidate.name}; wrote {options.output}", soft_wrap=True)
+    console.print(
+        f"best for {options.goal}: {best.candidate.name}; wrote {options.output}", markup=False, soft_wrap=True
+    )
 
 
 @app.command
@@ -152,7 +156,7 @@ def sensitivity(checkpoint: Path, *, options: SensitivityOptions) -> None:
         found = run(checkpoint, options, watcher=terminal)
     console = _console()
     console.print(sensitivity_table(found, options.max_drop))
-    console.print(f"wrote {options.output}: sensitivity.json, sensitivity.html", soft_wrap=True)
+    console.print(f"wrote {options.output}: sensitivity.json, sensitivity.html", markup=False, soft_wrap=True)
 
 
 @app.command
@@ -179,7 +183,7 @@ def finetune(checkpoint: Path, *, options: FinetuneOptions) -> None:
     if found.metric is not None:
         console.print(training_table(found.metric, found.rows))
     for line in found.details.get("profile", {}).get("words", ()):
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     print(f"wrote {found.folder}: {found.model_file}, training.json, training.html")
 
 

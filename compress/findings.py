@@ -77,7 +77,7 @@ def findings(rows: Sequence[StageReport]) -> tuple[str, ...]:
 def _slower(before: Measured, now: Measured) -> str:
     """By how much, if that is beyond doubt; empty otherwise."""
     ratio = speed(before, now)
-    if ratio is None or ratio.low is None or ratio.high is None or not ratio.slower or times(1 / ratio.high) == "1.00×":
+    if ratio is None or ratio.low is None or ratio.high is None or not ratio.slower:
         return ""
     low, high = apart(1 / ratio.high, 1 / ratio.low, 2)
     told = "{1} ms against {0} ms".format(*apart(before.latency_p50_ms or 0.0, now.latency_p50_ms or 0.0))

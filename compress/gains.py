@@ -98,7 +98,7 @@ def _timed(found: Ratio | None, than: str) -> Gain | None:
     low, high = found.low, found.high
     slower = found.slower
     figure = times(1 / found.value if slower else max(found.value, 1.0))
-    if not (found.faster or slower) or figure == times(1.0):
+    if not (found.faster or slower):
         return Gain("", f"as fast as {than}", f"({low:.2f} to {high:.2f} times, within noise)", "neither")
     ends = (1 / high, 1 / low) if slower else (low, high)
     interval = "({} to {})".format(*apart(*ends, decimals=1 if found.value >= 1.05 or slower else 2))

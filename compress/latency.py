@@ -28,6 +28,9 @@ from compress.model import Arrays
 __all__ = ["Latency", "Ratio", "Turns", "latency", "median_interval", "ratio", "take_turns"]
 
 CONFIDENCE = 0.97  # before stopping takes its part
+# Two sessions of one and the same file differ by up to 2%, by where their memory lies, for as long as they live: no
+# interval of theirs holds it.
+ALIKE = 0.03
 WIDTH = 0.03  # half of an interval, as a share of its value
 FEWEST, MOST = 8, 24  # rounds
 SECONDS = 30.0  # after these no further round begins, once there are the fewest
@@ -46,13 +49,13 @@ class Ratio:
 
     @property
     def faster(self) -> bool:
-        """Beyond doubt."""
-        return self.low is not None and self.low > 1
+        """Beyond doubt: by more than two sessions of one file may differ."""
+        return self.low is not None and self.low > 1 + ALIKE
 
     @property
     def slower(self) -> bool:
-        """Beyond doubt."""
-        return self.high is not None and self.high < 1
+        """Beyond doubt, likewise."""
+        return self.high is not None and self.high < 1 / (1 + ALIKE)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.markup import escape
 from rich.table import Table
 
+from compress.latency import Ratio
 from compress.measured import Figure, Measurement
 
 __all__ = ["measure_table"]
@@ -28,5 +29,6 @@ def _over(row: Figure) -> str:
     """Above 1 for faster; what could be noise is told as such."""
     if row.over_first_low is None or row.over_first_high is None or row.over_first_low == row.over_first_high == 1:
         return f"{row.over_first:.2f}×"
-    within = ", noise" if row.over_first_low <= 1 <= row.over_first_high else ""
+    told = Ratio(row.over_first, row.over_first_low, row.over_first_high)
+    within = "" if told.faster or told.slower else ", noise"
     return f"{row.over_first:.2f}× ({row.over_first_low:.2f}–{row.over_first_high:.2f}{within})"

@@ -71,6 +71,12 @@ def _reachable(place: Path) -> list[Path]:
 
 def _safe(output: Path, work: Path | None, inputs: Sequence[Path]) -> None:
     mend = "name a new folder with -o"
+    for path in (output,) if work is None else (output, work):
+        try:
+            os.fsencode(_real(path)).decode("utf-8")
+        except ValueError as err:  # in a name that is no text, or has a NUL
+            why = "its name is not UTF-8, which is all that ONNX Runtime takes"
+            raise ArtifactError(f"can't write {path!r}", why=why, mend="name another folder with -o") from err
     real, here = _real(output), _real(Path())
     if real == here or real in here.parents:
         why = "it is the folder that this runs in, or one above it"

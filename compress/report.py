@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from compress.artifact import Measured, Signature, StageReport
@@ -237,7 +238,7 @@ def _lines(cell: str) -> tuple[str, str]:
 def stage_table(report: Report) -> Table:
     """The stages for the terminal."""
     table = Table(
-        title=f"{report.source}: each stage, measured on this machine (latency at batch 1, "
+        title=f"{escape(report.source)}: each stage, measured on this machine (latency at batch 1, "
         f"{report.environment['threads']} thread)",
         title_justify="left",
     )

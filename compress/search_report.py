@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from rich.markup import escape
 from rich.table import Table
 
 from compress.files import write_files
@@ -31,7 +32,7 @@ def search_table(result: SearchResult) -> Table:
     for column in COLUMNS:
         table.add_column(column, justify="left" if column in ("candidate", "") else "right", no_wrap=column != "")
     for row in _rows(result):
-        table.add_row(*row, style="bold green" if row[-1].startswith("best") else None)
+        table.add_row(*map(escape, row), style="bold green" if row[-1].startswith("best") else None)
     return table
 
 

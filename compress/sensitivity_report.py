@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.colors import LogNorm
+from rich.markup import escape
 from rich.table import Table
 
 from compress.files import write_files
@@ -35,7 +36,7 @@ def sensitivity_table(found: Sensitivity, max_drop: float) -> Table:
     for group in found.groups:
         names = ", ".join(group.layers[:3]) + (f" +{len(group.layers) - 3}" if len(group.layers) > 3 else "")
         drops = (f"{drop:+.2f}" for drop in group.drops)
-        table.add_row(names, str(group.width), *drops, f"{limits[group.layers[0]]:.0%}")
+        table.add_row(escape(names), str(group.width), *drops, f"{limits[group.layers[0]]:.0%}")
     return table
 
 
