@@ -83,18 +83,19 @@ def remove_empty(folders: list[Path]) -> None:
 
 
 @contextmanager
-def locked(place: Path) -> Iterator[None]:
+def locked(place: Path, *, inside: bool = False) -> Iterator[None]:
     """Hold a place that is to be written: a file PLACE.lock beside it, locked by flock, gone at the end.
 
     The kernel lets go of the lock when its holder ends, however it ends; a file that was left behind blocks nobody.
 
     Args:
         place: file or folder, there or not; the folder that it is in is there.
+        inside: a folder that is there, and whose lock is in it.
 
     Raises:
         ResourceError: another process holds it (which one is told), or the file can't be made.
     """
-    path = place.with_name(place.name + ".lock")
+    path = place / ".lock" if inside else place.with_name(place.name + ".lock")
     descriptor = _taken(path, place)
     _HELD.add(descriptor)
     try:

@@ -218,7 +218,8 @@ def sensitivity(checkpoint: str | Path, options: SensitivityOptions, *, watcher:
         ['0']
     """
     checkpoint = Path(checkpoint)
-    with claimed(options.output, inputs=inputs_of(options, checkpoint)):
+    # Files are added to the folder, it is not replaced: it may be the one that this runs in.
+    with claimed(options.output / "sensitivity.json", inputs=inputs_of(options, checkpoint)):
         return _sensitivity(checkpoint, options, watcher or Silent())
 
 

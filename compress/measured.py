@@ -196,6 +196,7 @@ def _figures(
 
 def _calls(work: Callable[[], Any], stream: Any) -> int:
     """Calls of a block: 30 ms of them, 5 to 200; of a call so long that 5 take over 0.3 s, fewer."""
+    elapsed_ms(work, stream, 1)  # which may compile
     once = max(elapsed_ms(work, stream, 1)[0], 1e-3)
     if once < LONGEST_BLOCK_MS:
         elapsed_ms(work, stream, 2)

@@ -45,12 +45,11 @@ def claimed(output: Path, work: Path | None = None, inputs: Sequence[Path] = ())
     _safe(output, work, inputs)
     need = ROOM + ROOM_TIMES * sum(path.stat().st_size for path in inputs[:1] if path.is_file())
     with shortages(*places, need=need), ExitStack() as stack:
-        for place in map(_real, places):
-            made = _reachable(place)
-            stack.callback(remove_empty, made)
-            stack.enter_context(locked(place))
-        if work is not None:
-            stack.callback(remove_empty, [work])
+        stack.callback(remove_empty, _reachable(_real(output)))
+        stack.enter_context(locked(_real(output)))
+        if work is not None:  # its own folder may be all that can be written
+            stack.callback(remove_empty, _reachable(_real(work) / "stage"))
+            stack.enter_context(locked(_real(work), inside=True))
         yield
 
 

@@ -109,7 +109,7 @@ def test_an_output_that_can_t_be_is_refused_before_any_work(
     assert tree(here) == before
 
 
-@pytest.mark.parametrize("output", ["model.pt", "model.pt/below", "n" * 250, "/proc/nothing"])
+@pytest.mark.parametrize("output", ["model.pt", "model.pt/below", "n" * 300, "/proc/nothing"])
 @pytest.mark.parametrize(
     "command",
     [("optimize", "--eval", "eval.npz"), ("finetune", "--data", "eval.npz"), ("sensitivity", "--eval", "eval.npz")],
@@ -129,6 +129,14 @@ def test_and_with_files_that_are_asked_for(here: Path, capsys: pytest.CaptureFix
     said(capsys, "engine-script", "artifact", "-o", output)
     said(capsys, "export", "model.pt", "-o", "new", "--save-config", output)
     assert tree(here) == before
+
+
+def test_a_sensitivity_may_be_written_where_one_is(here: Path) -> None:
+    """Two files are added: the folder is not replaced, and nothing beside it is written."""
+    sensitivity("model.pt", SensitivityOptions(output=Path(), eval="eval.npz", samples=10, ratios=(0.5,)))
+    assert (here / "sensitivity.json").exists()
+    assert halves(here) == []
+    assert not (here.parent / f"{here.name}.lock").exists()
 
 
 def test_what_goes_in_is_never_replaced_by_what_comes_out(here: Path) -> None:
@@ -338,7 +346,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from compress.files import locked
-with locked(Path(sys.argv[1])):
+with locked(Path(sys.argv[1]), inside=sys.argv[1].endswith(".work")):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -384,6 +392,7 @@ def holder(place: Path) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.parametrize("place", ["artifact", "artifact.work"])
 def test_the_second_run_is_told_who_holds_the_place(here: Path, capsys: pytest.CaptureFixture[str], place: str) -> None:
+    (here / "artifact.work").mkdir()
     with holder(here / place) as first:
         lines = said(capsys, "export", "model.pt", "-o", "artifact")
         assert f"can't write {here / place} while another run does" in lines[0]
