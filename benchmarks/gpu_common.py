@@ -143,12 +143,12 @@ def run(
         started = time.perf_counter()
         times = time_in_turns(backends, inputs, rounds)
         console.print(f"batch {batch}: {time.perf_counter() - started:.0f} s", highlight=False)
-        first = float(np.percentile(times[ways[0].name], 50))
+        first = times[ways[0].name].p50_ms
         for way in ways:
             if way.name not in backends:
                 continue
             backend, took = backends[way.name], times[way.name]
-            p50, p99 = np.percentile(took, [50, 99]).tolist()
+            p50, p99 = took.p50_ms, took.p99_ms
             roof = 1000 * max(2 * way.macs * batch / roofs[way.precision], way.weight_bytes / roofs["bytes"])
             got = list(backend.infer(inputs).values())
             cosine = min(float(np.min(cosine_similarity(a, b))) for a, b in zip(expected.values(), got, strict=True))

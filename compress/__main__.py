@@ -1,5 +1,23 @@
 """`python -m compress`, where another `compress` comes first on PATH."""
 
-from compress.cli import main
+from __future__ import annotations
 
-main()
+import signal
+import sys
+
+
+def main() -> None:
+    """Run the command line; an interruption while it is being imported is none to speak of."""
+    try:
+        from compress.cli import main as run
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    try:
+        run()
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN if sys.exc_info()[0] is None else signal.SIG_DFL)
+
+
+if __name__ == "__main__":
+    main()

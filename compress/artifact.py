@@ -47,7 +47,10 @@ class Measured:
         max_abs_error: largest absolute difference from the original's outputs.
         batch_difference: largest absolute difference between the outputs of a sample alone and in a batch of 8, as a
             share of the largest output.
-        latency_p50_ms, latency_p99_ms: at batch 1, in milliseconds.
+        latency_p50_ms, latency_p99_ms: at batch 1, in milliseconds; `latency_p50_low_ms` and `latency_p50_high_ms` are
+            the ends of the median's 95% confidence interval.
+        latency_rounds_ms: the median of each round in which the models took turns, so that any two rows of a run can be
+            compared round by round.
         load_ms: from the file to a model that is ready to run.
         peak_memory_bytes: what loading and running it at batch 1 adds to a fresh process, at most.
         runtime: what the latency was measured with, such as "torch eager".
@@ -71,6 +74,9 @@ class Measured:
     batch_difference: float | None = None
     latency_p50_ms: float | None = None
     latency_p99_ms: float | None = None
+    latency_p50_low_ms: float | None = None
+    latency_p50_high_ms: float | None = None
+    latency_rounds_ms: tuple[float, ...] | None = None
     load_ms: float | None = None
     peak_memory_bytes: int | None = None
     runtime: str | None = None
@@ -104,7 +110,10 @@ class StageReport:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         fields = dict(data)
-        fields["measured"] = Measured(**fields["measured"])
+        measured = dict(fields["measured"])
+        if measured.get("latency_rounds_ms") is not None:
+            measured["latency_rounds_ms"] = tuple(measured["latency_rounds_ms"])
+        fields["measured"] = Measured(**measured)
         fields["warnings"] = tuple(fields["warnings"])
         return cls(**fields)
 

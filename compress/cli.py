@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, Parameter
 from rich.console import Console
+from rich.markup import escape
 
 from compress import __version__
-from compress.errors import MissingExtraError, ToolkitError
 from compress.options import (
     RUN,
     EngineOptions,
@@ -22,8 +22,14 @@ from compress.options import (
     SensitivityOptions,
     SourceOptions,
 )
+from compress.running import at_work, run_to_end, spread, warn, work_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 __all__ = ["app", "main"]
+
+RESUMES = ("export", "optimize", "finetune", "run")  # commands that keep what is done
 
 app = App(
     name="compress",
@@ -32,12 +38,6 @@ app = App(
     version_flags=["--version"],
     suppress_keyboard_interrupt=False,
 )
-
-GAINS = {
-    "size": "{:.1f}× smaller than the original's ONNX",
-    "latency_over_torch": "{:.1f}× faster than torch eager",
-    "latency_over_onnx": "{:.1f}× faster than the original in ONNX Runtime",
-}
 
 
 @app.command
@@ -63,28 +63,38 @@ def export(
     save_config
         Write these options to a recipe for `compress run`.
     """
+    from compress.durations import duration
+    from compress.gains import gains_of
     from compress.job import export as run
-    from compress.progress import Terminal
+    from compress.quiet import quiet
     from compress.report import stage_table
 
     console = _console()
     if save_config is not None:
         _save(save_config, checkpoint, options)
+    warned = warn(options)
     if dry_run:
         from compress.plan import plan
 
-        console.print(plan(checkpoint, options), highlight=False, soft_wrap=True)
+        with quiet(verbose=options.verbose):
+            planned = plan(checkpoint, options)
+        console.print(planned, highlight=False, soft_wrap=True)
         return
-    with Terminal(Console(stderr=True)) as terminal:
+    with at_work(options, work_of(options)) as terminal:
         artifact, report = run(checkpoint, options, watcher=terminal)
     console.print(stage_table(report))
     for finding in report.findings:
-        console.print(f"[yellow]![/] {finding}", highlight=False, soft_wrap=True)
-    gained = [text.format(report.gains[name]) for name, text in GAINS.items() if name in report.gains]
-    console.print(", ".join(gained), highlight=False, soft_wrap=True)
+        if finding in warned:
+            continue
+        console.print(f"[yellow]![/] {escape(finding)}", highlight=False, soft_wrap=True)
+    console.print(", ".join(map(str, gains_of(report.stages))), markup=False, highlight=False, soft_wrap=True)
+    console.print(f"latency: {report.measuring['latency']['told']}; measuring took "
+                  f"{duration(report.measuring['seconds'])}", highlight=False, soft_wrap=True)  # fmt: skip
     files = "model.plan, model.onnx, engine.json" if artifact.format == "plan" else "model.onnx"
     console.print(
-        f"wrote {artifact.folder}: {files}, artifact.json, report.json, report.html, reproduce.sh", soft_wrap=True
+        f"wrote {artifact.folder}: {files}, artifact.json, report.json, report.html, reproduce.sh",
+        markup=False,
+        soft_wrap=True,
     )
 
 
@@ -109,20 +119,27 @@ def optimize(
         Write these options to a recipe for `compress run`.
     """
     from compress.job import optimize as run
-    from compress.progress import Terminal
     from compress.search_report import search_table
 
     if save_config is not None:
         _save(save_config, checkpoint, options)
     console = _console()
-    with Terminal(Console(stderr=True)) as terminal:
-        found = run(checkpoint, options, watcher=terminal, tell=lambda found: console.print(search_table(found)))
+    warn(options)
+    tables: list[Table] = []
+    try:
+        with at_work(options, work_of(options)) as terminal:
+            found = run(checkpoint, options, watcher=terminal, tell=lambda found: tables.append(search_table(found)))
+    finally:  # of a search that found nothing inside the budget, too
+        for table in tables:
+            console.print(table)
     best = found.best
     assert best is not None  # noqa: S101  none is an error
     told = (
         "" if found.proof is None or found.proof.drop is None else f", {found.proof.drop:+.2f} points on other samples"
     )
-    console.print(f"best for {options.goal}: {best.candidate.name}{told}; wrote {options.output}", soft_wrap=True)
+    console.print(
+        f"best for {options.goal}: {best.candidate.name}{told}; wrote {options.output}", markup=False, soft_wrap=True
+    )
 
 
 @app.command
@@ -135,14 +152,14 @@ def sensitivity(checkpoint: Path, *, options: SensitivityOptions) -> None:
         Any model file that still has its layers.
     """
     from compress.job import sensitivity as run
-    from compress.progress import Terminal
     from compress.sensitivity_report import sensitivity_table
 
-    with Terminal(Console(stderr=True)) as terminal:
+    warn(options)
+    with at_work(options) as terminal:
         found = run(checkpoint, options, watcher=terminal)
     console = _console()
     console.print(sensitivity_table(found, options.max_drop))
-    console.print(f"wrote {options.output}: sensitivity.json, sensitivity.html", soft_wrap=True)
+    console.print(f"wrote {options.output}: sensitivity.json, sensitivity.html", markup=False, soft_wrap=True)
 
 
 @app.command
@@ -157,11 +174,11 @@ def finetune(checkpoint: Path, *, options: FinetuneOptions) -> None:
     checkpoint
         Any model file that still has its layers.
     """
-    from compress.progress import Terminal
     from compress.recovery import finetune as run
     from compress.training_report import training_table
 
-    with Terminal(Console(stderr=True)) as terminal:
+    warn(options)
+    with at_work(options, work_of(options)) as terminal:
         found = run(checkpoint, options, watcher=terminal)
     if found is None:
         return
@@ -169,7 +186,7 @@ def finetune(checkpoint: Path, *, options: FinetuneOptions) -> None:
     if found.metric is not None:
         console.print(training_table(found.metric, found.rows))
     for line in found.details.get("profile", {}).get("words", ()):
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     print(f"wrote {found.folder}: {found.model_file}, training.json, training.html")
 
 
@@ -197,7 +214,7 @@ def run_recipe(recipe: Path, *flags: Annotated[str, Parameter(allow_leading_hyph
         running.command(export)
     else:
         running.command(optimize)
-    running([command, *flags], exit_on_error=False)
+    running([command, *spread(flags)], exit_on_error=False)
 
 
 def _console() -> Console:
@@ -226,8 +243,12 @@ def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: 
     from compress.examine import examine
     from compress.file_kind import file_kind
     from compress.measure import torch_macs, torch_params
+    from compress.quiet import quiet
 
-    found = examine(checkpoint, source or SourceOptions(), roofs=roofline, threads=threads)
+    source = source or SourceOptions()
+    with quiet(verbose=source.verbose):
+        found = examine(checkpoint, source, roofs=roofline, threads=threads)
+        counted = None if found.model is None else torch_macs(found.model.module, found.signature)
     if found.model is not None:
         print(f"kind     {file_kind(checkpoint).value}")
     print(f"inputs   {', '.join(map(str, found.signature.inputs))}")
@@ -236,7 +257,7 @@ def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: 
         print(f"sizes    {found.signature.sizes_text}")
     if found.model is not None:
         print(f"params   {torch_params(found.model.module):,}")
-        print(f"MACs     {torch_macs(found.model.module, found.signature):,}")
+        print(f"MACs     {counted:,}")
     if found.roofline is not None:
         from compress.roofline_report import roofline_table
 
@@ -248,6 +269,7 @@ def lint(
     model: Path,
     *,
     target: Literal["tensorrt"] = "tensorrt",
+    layers: Annotated[bool, Parameter(name=["--layers", "--verbose"], negative="")] = False,
     json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
     """Say what a target would make of an ONNX file: each layer's precision, what it refuses, what is slow, and why.
@@ -260,6 +282,8 @@ def lint(
         An artifact's folder, or an ONNX file.
     target
         What is to run it.
+    layers
+        Show each layer, too, behind what there is to mend.
     json_
         Print layers and findings as JSON.
     """
@@ -273,7 +297,7 @@ def lint(
     if json_:
         print(json.dumps(found.to_dict(), indent=2))
     else:
-        show_lint(found, _console())
+        show_lint(found, _console(), layers=layers)
     if found.refused:
         sys.exit(1)
 
@@ -321,21 +345,27 @@ def measure(
     """
     import json
 
+    from compress.files import write_files
     from compress.measure_report import measure_table
     from compress.measured import measure_files
-    from compress.progress import Terminal
 
-    with Terminal(Console(stderr=True)) as terminal:
+    options = options or MeasureOptions()
+    warn(options, models)
+    with at_work(options) as terminal:
         tick = terminal.started("measure")
-        found = measure_files(models, options or MeasureOptions(), lambda done, total: tick(done, total, "rounds"))
+        found = measure_files(models, options, lambda done, total: tick(done, total, "rounds"))
     console = _console()
     console.print(measure_table(found))
+    for batch, told in found.turns.items():
+        shapes = ", ".join(f"{name} {'×'.join(map(str, shape))}" for name, shape in found.shapes[batch].items())
+        console.print(f"batch {batch}, {shapes}: {told}", markup=False, highlight=False, soft_wrap=True)
     for figure in found.figures:
         if figure.cpu_nodes:
             kinds = ", ".join(f"{count} {kind}" for kind, count in figure.cpu_nodes.items())
-            console.print(f"[yellow]![/] {figure.model}, batch {figure.batch}: on the CPU run {kinds}", highlight=False)
+            told = f"{figure.model}, batch {figure.batch}: on the CPU run {kinds}"
+            console.print(f"[yellow]![/] {escape(told)}", highlight=False)
     if json_ is not None:
-        json_.write_text(json.dumps(found.to_dict(), indent=2) + "\n", encoding="utf-8")
+        write_files({json_: json.dumps(found.to_dict(), indent=2) + "\n"})
 
 
 def _onnx_of(path: Path) -> Path:
@@ -356,21 +386,6 @@ def _renamed(argument: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; a user's mistake ends with three lines and exit code 2."""
-    given = [_renamed(argument) for argument in (sys.argv[1:] if arguments is None else arguments)]
-    try:
-        app(given, exit_on_error=False)
-    except CycloptsError:
-        sys.exit(2)
-    except ToolkitError as err:
-        print(f"error: {err}", file=sys.stderr)
-        sys.exit(err.exit_code)
-    except ModuleNotFoundError as err:
-        if err.name not in ("torch", "onnx", "onnxruntime", "onnxscript", "torch_pruning", "matplotlib", "jinja2"):
-            raise
-        missing = MissingExtraError("can't compress", module=err.name, extra="compress")
-        print(f"error: {missing}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted: what is done is kept; give the same command again to go on", file=sys.stderr)
-        sys.exit(130)
+    """Run the command line; a user's mistake ends with three lines and exit code 2, Ctrl-C with one and 130."""
+    words = [_renamed(argument) for argument in (sys.argv[1:] if arguments is None else arguments)]
+    run_to_end(lambda: app(spread(words), exit_on_error=False), resumes=bool(words) and words[0] in RESUMES)

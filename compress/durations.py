@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["duration"]
+__all__ = ["duration", "ms_text"]
 
 
 def duration(seconds: float) -> str:
@@ -11,3 +11,8 @@ def duration(seconds: float) -> str:
     if minutes >= 60:
         return f"{minutes // 60}:{minutes % 60:02d} h"
     return f"{minutes}:{rest:02d} min" if minutes else f"{rest} s"
+
+
+def ms_text(milliseconds: float) -> str:
+    """With three decimals, or as many as make five figures: what is beyond is noise."""
+    return f"{milliseconds:.{3 if milliseconds < 10 else 2 if milliseconds < 100 else 1}f}"

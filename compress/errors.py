@@ -10,6 +10,7 @@ ToolkitError
 ├── BudgetError         a result that misses the budget it was asked to keep (exit code 3)
 ├── RepositoryError     a model repository that Triton could not serve
 ├── HookError           a pre/post hook module that can't be used
+├── ResourceError      a place that can't be written, a disk that is full, memory that has run out
 ├── ServerError         a server that can't be started or reached
 └── MissingExtraError   an optional dependency that isn't installed
 
@@ -27,6 +28,7 @@ __all__ = [
     "MissingExtraError",
     "RecipeError",
     "RepositoryError",
+    "ResourceError",
     "ServerError",
     "SignatureError",
     "StageError",
@@ -97,6 +99,10 @@ class RepositoryError(ToolkitError):
 
 class HookError(ToolkitError):
     """A pre/post hook module can't be used."""
+
+
+class ResourceError(ToolkitError):
+    """A place can't be written, a disk is full, or memory has run out."""
 
 
 class ServerError(ToolkitError):

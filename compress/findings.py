@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compress.artifact import StageReport
+from compress.artifact import Measured, StageReport
+from compress.gains import apart, speed, times
 
 __all__ = ["findings"]
 
@@ -30,17 +31,15 @@ def findings(rows: Sequence[StageReport]) -> tuple[str, ...]:
             "The file is made for a GPU, and was measured with ONNX Runtime on this CPU: its accuracy holds there, its "
             "latency says nothing. `compress measure --device cuda` tells it where a GPU is."
         )
-    if not elsewhere and int8 and floats and _slower(int8.latency_p50_ms, floats.latency_p50_ms):
+    if not elsewhere and int8 and floats and (slower := _slower(floats, int8)):
         found.append(
-            f"INT8 is slower here than the float model before it: {int8.latency_p50_ms:.3f} ms against "
-            f"{floats.latency_p50_ms:.3f} ms at batch 1. Without --int8 the result would be faster."
+            f"INT8 is slower here than the float model before it: {slower}. Without --int8 the result would be faster."
         )
     pruned = any(name.startswith("prune") for name in by_name)
-    if pruned and floats and _slower(floats.latency_p50_ms, onnx.latency_p50_ms):
-        found.append(
-            f"Pruning removed MACs but gained no time: {floats.latency_p50_ms:.3f} ms against "
-            f"{onnx.latency_p50_ms:.3f} ms in ONNX Runtime at batch 1."
-        )
+    if pruned and floats and (slower := _slower(onnx, floats)):
+        found.append(f"Pruning removed MACs but gained no time in ONNX Runtime: {slower}.")
+    elif pruned and floats and (unsure := _as_fast(onnx, floats)):
+        found.append(f"Pruning removed MACs, but no gain in time could be told from noise: {unsure}.")
     if pruned and "finetune" not in by_name:
         found.append("Pruned but not trained since: --finetune usually recovers most of what was lost.")
     if onnx.size_bytes and last.size_bytes and last.size_bytes > onnx.size_bytes:
@@ -48,8 +47,12 @@ def findings(rows: Sequence[StageReport]) -> tuple[str, ...]:
             f"The file has grown, from {onnx.size_bytes:,} to {last.size_bytes:,} bytes: in so small a model, scales "
             "and Q/DQ nodes outweigh what 8-bit weights save."
         )
-    if last.drop is not None and original.value is not None and last.value is not None:
-        fell = f"{last.metric} fell by {last.drop:.2f} points, from {original.value:.4f} to {last.value:.4f}"
+    # What would be printed as a loss of 0.00 is none.
+    if last.drop is not None and original.value is not None and last.value is not None and round(last.drop, 2) > 0:
+        went = "rose" if last.value > original.value else "fell"
+        unit = "" if last.metric == "mse" else " points"
+        before, after = apart(original.value, last.value, 4)
+        fell = f"{last.metric} {went} by {last.drop:.2f}{unit}, from {before} to {after}"
         if last.drop_low is not None and last.drop_low > 0:
             found.append(f"{fell}: the stage table shows where.")
         elif last.drop > 0 and last.drop_high is not None and last.drop_high > 1:
@@ -71,5 +74,19 @@ def findings(rows: Sequence[StageReport]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _slower(now: float | None, before: float | None) -> bool:
-    return now is not None and before is not None and now > before
+def _slower(before: Measured, now: Measured) -> str:
+    """By how much, if that is beyond doubt; empty otherwise."""
+    ratio = speed(before, now)
+    if ratio is None or ratio.low is None or ratio.high is None or not ratio.slower:
+        return ""
+    low, high = apart(1 / ratio.high, 1 / ratio.low, 2)
+    told = "{1} ms against {0} ms".format(*apart(before.latency_p50_ms or 0.0, now.latency_p50_ms or 0.0))
+    return f"{times(1 / ratio.value)} ({low} to {high}), {told} at batch 1"
+
+
+def _as_fast(before: Measured, now: Measured) -> str:
+    """Between which ratios, if neither is beyond doubt the faster; empty otherwise."""
+    ratio = speed(before, now)
+    if ratio is None or ratio.low is None or ratio.high is None or ratio.faster or _slower(before, now):
+        return ""
+    return f"{ratio.low:.2f} to {ratio.high:.2f} times as fast in ONNX Runtime at batch 1"

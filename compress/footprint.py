@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from compress.backends.onnxrt import is_half
-from compress.errors import StageError
+from compress.errors import ResourceError, StageError
 from compress.model import OnnxModel
 
 __all__ = ["Footprint", "footprint"]
@@ -69,8 +71,22 @@ def footprint(model: OnnxModel, threads: int) -> Footprint:
     command = [sys.executable, "-c", _PROGRAM, str(model.path), str(threads), json.dumps(specs)]
     done = subprocess.run([*command, str(int(is_half(model.path)))], capture_output=True, text=True, check=False)
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+        if done.returncode == -signal.SIGKILL or "bad_alloc" in done.stderr or "MemoryError" in done.stderr:
+            raise ResourceError(
+                "can't run the model in a process of its own",
+                why=f"the system ended it, or gave it no more memory, with {_megabytes(model.path)} to load",
+                mend="free some memory, or take a larger machine",
+            )
+        lines = done.stderr.strip().splitlines() or [_ended(done.returncode)]
         why = lines[-1][:300]
         raise StageError("can't run the model in a process of its own", why=why, mend="report it with the model")
     found = json.loads(done.stdout)
     return Footprint(found["load_ms"], found["peak"])
+
+
+def _ended(code: int) -> str:
+    return f"it ended by the signal {signal.Signals(-code).name}" if code < 0 else f"it ended with {code}"
+
+
+def _megabytes(path: Path) -> str:
+    return f"{path.stat().st_size / 1e6:,.1f} MB"

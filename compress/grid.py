@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from compress.backends import open_model
-from compress.measure import latency
+from compress.latency import latency
 from compress.model import Model, sample_inputs
 
 __all__ = ["Cell", "measure_grid"]

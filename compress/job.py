@@ -19,9 +19,9 @@ from compress.judge import Budget
 from compress.machine import versions
 from compress.model import OnnxModel, TorchModel, in_float32
 from compress.options import CompressOptions, ExportOptions, OptimizeOptions, SensitivityOptions, SourceOptions
-from compress.output import check_output, write_artifact
+from compress.output import check_output, claimed, replacing, write_artifact
 from compress.pipeline import Outcome, Watcher, check, run
-from compress.recipe import chooses, find_data, sources_of, stages_for, with_sizes
+from compress.recipe import chooses, find_data, inputs_of, sources_of, stages_for, with_sizes
 from compress.report import Report
 from compress.search import search
 from compress.search_report import write_search
@@ -128,7 +128,9 @@ def export(
         >>> report.gains["macs"] > 1.9
         True
     """
-    return _export(Path(checkpoint), options, prepare(Path(checkpoint), options), watcher or Silent())
+    checkpoint = Path(checkpoint)
+    with claimed(options.output, _work(options), inputs_of(options, checkpoint)):
+        return _export(checkpoint, options, prepare(checkpoint, options), watcher or Silent())
 
 
 def _export(checkpoint: Path, options: ExportOptions, prepared: Prepared, watcher: Watcher) -> tuple[Artifact, Report]:
@@ -149,6 +151,7 @@ def _export(checkpoint: Path, options: ExportOptions, prepared: Prepared, watche
     if not missed:
         return write_artifact(final, options.output, report, timed), report
     beside = options.output.with_name(options.output.name + ".missed")
+    check_output(beside)
     write_artifact(final, beside, report, timed)
     raise BudgetError(
         "the result misses its budget",
@@ -191,7 +194,13 @@ def optimize(
         'onnx'
     """
     checkpoint = Path(checkpoint)
-    watcher = watcher or Silent()
+    with claimed(options.output, _work(options), inputs_of(options, checkpoint)):
+        return _optimize(checkpoint, options, watcher or Silent(), tell)
+
+
+def _optimize(
+    checkpoint: Path, options: OptimizeOptions, watcher: Watcher, tell: Callable[[SearchResult], None]
+) -> SearchResult:
     check_output(options.output)
     model = with_sizes(_load(checkpoint, options), checkpoint, _data(options))
     said = {dim: size for dim, size in model.signature.sizes.items() if dim not in model.signature.unsaid}
@@ -253,6 +262,12 @@ def sensitivity(checkpoint: str | Path, options: SensitivityOptions, *, watcher:
         ['0']
     """
     checkpoint = Path(checkpoint)
+    # Files are added to the folder, it is not replaced: it may be the one that this runs in.
+    with claimed(options.output / "sensitivity.json", inputs=inputs_of(options, checkpoint)):
+        return _sensitivity(checkpoint, options, watcher or Silent())
+
+
+def _sensitivity(checkpoint: Path, options: SensitivityOptions, watcher: Watcher) -> Sensitivity:
     model = with_sizes(_load(checkpoint, options), checkpoint, {"evaluation": options.eval})
     data = Dataset.open(find_data(options.eval, checkpoint), model.signature)
     whole, metric, _ = judged(data, options.metric, options.judge, model)
@@ -264,7 +279,7 @@ def sensitivity(checkpoint: str | Path, options: SensitivityOptions, *, watcher:
         ratios=options.ratios,
         samples=options.samples,
         importance=options.importance,
-        progress=(watcher or Silent()).started("sensitivity"),
+        progress=watcher.started("sensitivity"),
     )
     found = dataclasses.replace(found, data=data.sha256)
     write_sensitivity(found, options.output, options.max_drop)
@@ -286,10 +301,8 @@ def _share_export(stages: Sequence[Stage], work: Path) -> None:
     if isinstance(stages[0], OnnxFromTorch):
         for made in (work / "original").glob("01-onnx_from_torch-*"):
             if not (work / made.name).exists() and (made / "stage.json").exists():
-                beside = work / f"{made.name}.part"
-                shutil.rmtree(beside, ignore_errors=True)
-                shutil.copytree(made, beside)
-                beside.rename(work / made.name)
+                with replacing(work / made.name) as beside:
+                    shutil.copytree(made, beside, dirs_exist_ok=True)
 
 
 def _source(model: TorchModel) -> str:
@@ -297,7 +310,7 @@ def _source(model: TorchModel) -> str:
 
 
 def _work(options: CompressOptions) -> Path:
-    return options.work or options.output.with_name(options.output.name + ".work")
+    return options.work or options.output.parent / f"{options.output.name}.work"
 
 
 class _Renamed:

@@ -1,13 +1,10 @@
-"""Latency, MACs, parameters: each measured on this machine or counted in the model at hand."""
+"""MACs, parameters, bytes: counted in the model at hand."""
 
 from __future__ import annotations
 
 import math
 import os
-import random
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +15,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from compress.artifact import Signature
-from compress.backends import Backend
-from compress.model import Arrays, call, sample_inputs
+from compress.latency import Latency, latency
+from compress.model import call, sample_inputs
 from compress.onnx_scope import inner_bodies
 from compress.onnx_shapes import shapes_for
 
@@ -29,62 +26,6 @@ __all__ = ["Latency", "cores", "latency", "onnx_layer_bytes", "onnx_macs", "onnx
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@dataclass(frozen=True)
-class Latency:
-    """Of one call, in milliseconds; `samples_ms` has every call, for plots."""
-
-    p50_ms: float
-    p99_ms: float
-    samples_ms: tuple[float, ...]
-
-
-def latency(
-    models: Mapping[str, Backend],
-    inputs: Arrays,
-    *,
-    rounds: int = 12,
-    block_seconds: float = 0.06,
-    progress: Callable[[int, int], None] = lambda _done, _total: None,
-) -> dict[str, Latency]:
-    """Time single calls of several models, interleaved: a drift of the machine hits all of them alike.
-
-    Each round takes the models in a new random order and gives each a block of calls, the first tenth of which
-    (at least three) warms it up and does not count.
-
-    Args:
-        models: by name.
-        inputs: one batch, by input name.
-        rounds: blocks for each model.
-        block_seconds: how long a block lasts, at least 10 calls.
-        progress: called with rounds done and in all.
-    """
-    order, shuffle = list(models), random.Random(0)  # noqa: S311  an order, not a secret
-    times: dict[str, list[int]] = {name: [] for name in models}
-    calls: dict[str, int] = {}
-    for name, model in models.items():
-        for _ in range(3):
-            model.infer(inputs)
-        start = time.perf_counter()
-        model.infer(inputs)
-        calls[name] = min(200, max(10, int(block_seconds / max(time.perf_counter() - start, 1e-6))))
-    for done in range(rounds):
-        shuffle.shuffle(order)
-        for name in order:
-            infer = models[name].infer
-            for _ in range(max(3, calls[name] // 10)):
-                infer(inputs)
-            for _ in range(calls[name]):
-                start_ns = time.perf_counter_ns()
-                infer(inputs)
-                times[name].append(time.perf_counter_ns() - start_ns)
-        progress(done + 1, rounds)
-    found = {}
-    for name, spent in times.items():
-        ms = np.array(spent) / 1e6
-        found[name] = Latency(float(np.percentile(ms, 50)), float(np.percentile(ms, 99)), tuple(ms.tolist()))
-    return found
 
 
 def torch_params(module: nn.Module) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from rich.markup import escape
 from rich.table import Table
 
-from compress.measured import Measurement
+from compress.latency import Ratio
+from compress.measured import Figure, Measurement
 
 __all__ = ["measure_table"]
 
@@ -14,11 +16,20 @@ def measure_table(found: Measurement) -> Table:
     on = found.environment.get("gpu", found.environment["cpu"])
     at = "".join(f", {dim} = {told['size']} ({told['source']})" for dim, told in found.sizes.items())
     table = Table(title=f"On {on}, in turns{at}", title_justify="left")
-    for column in ("batch", "model", "runtime", "p50", "p99", "samples/s", "over the first", "cosine to it"):
+    for column in ("batch", "model", "runtime", "p50", "p99", "samples/s", "over the first (95%)", "cosine to it"):
         table.add_column(column, justify="left" if column in ("model", "runtime") else "right", no_wrap=True)
     for row in found.figures:
         table.add_row(
-            str(row.batch), row.model, row.runtime, f"{row.p50_ms:.3f} ms", f"{row.p99_ms:.3f} ms",
-            f"{row.throughput:,.0f}", f"{row.over_first:.2f}×", f"{row.cosine_similarity:.6f}",
+            str(row.batch), escape(row.model), row.runtime, f"{row.p50_ms:.3f} ms", f"{row.p99_ms:.3f} ms",
+            f"{row.throughput:,.0f}", _over(row), f"{row.cosine_similarity:.6f}",
         )  # fmt: skip
     return table
+
+
+def _over(row: Figure) -> str:
+    """Above 1 for faster; what could be noise is told as such."""
+    if row.over_first_low is None or row.over_first_high is None or row.over_first_low == row.over_first_high == 1:
+        return f"{row.over_first:.2f}×"
+    told = Ratio(row.over_first, row.over_first_low, row.over_first_high)
+    within = "" if told.faster or told.slower else ", noise"
+    return f"{row.over_first:.2f}× ({row.over_first_low:.2f}–{row.over_first_high:.2f}{within})"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +21,7 @@ from compress.dataset import Dataset
 from compress.device import accelerator, described, elapsed_ms
 from compress.engine.profiles import ranges_of
 from compress.errors import RecipeError, StageError, ToolkitError, first_line
+from compress.latency import MOST, Latency, Turns, ratio, take_turns
 from compress.machine import environment
 from compress.metrics import cosine_similarity
 from compress.model import Arrays, EngineModel, Model, OnnxModel, TorchModel, in_float32
@@ -35,6 +34,7 @@ __all__ = ["Figure", "Measurement", "measure_files", "signature_of_onnx", "time_
 
 BLOCK_MS = 30.0
 CALLS = (5, 200)  # of a block
+LONGEST_BLOCK_MS = 300.0
 
 
 class Prepares(Backend, Protocol):
@@ -59,6 +59,7 @@ class Figure:
         throughput: samples a second, from the median.
         over_first: how many times as fast as the first model at the same batch.
         cosine_similarity, max_abs_error: against the first model's outputs; the least, and the largest.
+        p50_low_ms, p50_high_ms, over_first_low, over_first_high: ends of 95% intervals; None with too few rounds.
         cpu_nodes: of an ONNX file on a GPU: how many nodes of each kind the CPU runs all the same.
     """
 
@@ -72,6 +73,10 @@ class Figure:
     cosine_similarity: float
     max_abs_error: float
     cpu_nodes: Mapping[str, int]
+    p50_low_ms: float | None = None
+    p50_high_ms: float | None = None
+    over_first_low: float | None = None
+    over_first_high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -83,12 +88,16 @@ class Measurement:
         figures: by model and batch.
         providers: what ONNX Runtime was asked for, by model.
         sizes: of dimensions other than the batch that vary: `size`, and its `source`.
+        turns: why measuring ended, by batch.
+        shapes: of the inputs, by batch.
     """
 
     environment: Mapping[str, str | int]
     figures: tuple[Figure, ...]
     providers: Mapping[str, Any]
     sizes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    turns: Mapping[int, str] = field(default_factory=dict)
+    shapes: Mapping[int, Mapping[str, Sequence[int]]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -119,22 +128,29 @@ def measure_files(
         name: backend for key, model in models.items() for name, backend in _backends(key, model, device, options)
     }
     figures: list[Figure] = []
-    total = len(options.batches) * options.rounds
-    ticks = itertools.count(1)
+    turns: dict[int, str] = {}
+    shapes: dict[int, dict[str, list[int]]] = {}
+    for nth, batch in enumerate(options.batches):
 
-    def tick() -> None:
-        progress(next(ticks), total)
+        def tick(done: int, total: int, nth: int = nth) -> None:
+            progress(nth * total + done, len(options.batches) * total)
 
-    for batch in options.batches:
         inputs = typical_inputs(signature, data, batch)
         outputs = {name: _answers(name, backend, inputs) for name, backend in backends.items()}
         times = time_in_turns(backends, inputs, options.rounds, tick)
         figures += _figures(batch, backends, times, outputs)
+        turns[batch] = times.told
+        shapes[batch] = {name: list(values.shape) for name, values in inputs.items()}
     found = {
         name: backend.provider_options for name, backend in backends.items() if isinstance(backend, OnnxDeviceBackend)
     }
     return Measurement(
-        {**environment(options.threads), **described(device)}, tuple(figures), found, signature.sizes_told
+        {**environment(options.threads), **described(device)},
+        tuple(figures),
+        found,
+        signature.sizes_told,
+        turns,
+        shapes,
     )
 
 
@@ -153,44 +169,54 @@ def _answers(name: str, backend: Backend, inputs: Arrays) -> Arrays:
 
 
 def time_in_turns(
-    backends: Mapping[str, Prepares], inputs: Arrays, rounds: int, tick: Callable[[], None] = lambda: None
-) -> dict[str, list[float]]:
-    """Milliseconds of every call of every model: in each round all take a block, in a new random order.
+    backends: Mapping[str, Prepares],
+    inputs: Arrays,
+    rounds: int = MOST,
+    tick: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Turns:
+    """Time every model: in each round all take a block of calls, in a new random order.
 
     Args:
-        backends: by name, all on one device.
+        backends: by name, all on one device; the others are compared with the first.
         inputs: one batch.
-        rounds: blocks for each.
-        tick: is called after each round.
+        rounds: blocks for each at most; fewer where the intervals are narrow earlier.
+        tick: is told rounds done and in all after each round.
     """
-    works = {name: backend.prepared(inputs) for name, backend in backends.items()}
-    times: dict[str, list[float]] = {name: [] for name in backends}
-    order, shuffle = list(backends), random.Random(0)  # noqa: S311  an order, not a secret
-    calls = {name: _calls(work, backends[name].stream) for name, work in works.items()}
-    for _ in range(rounds):
-        shuffle.shuffle(order)
-        for name in order:
-            elapsed_ms(works[name], backends[name].stream, max(2, calls[name] // 10))
-            times[name] += elapsed_ms(works[name], backends[name].stream, calls[name])
-        tick()
-    return times
+    blocks = {name: _block(backend.prepared(inputs), backend.stream) for name, backend in backends.items()}
+    return take_turns(blocks, rounds=rounds, progress=tick)
+
+
+def _block(work: Callable[[], Any], stream: Any) -> Callable[[], list[float]]:
+    calls = _calls(work, stream)
+
+    def block() -> list[float]:
+        elapsed_ms(work, stream, max(2, calls // 10) if calls >= CALLS[0] else 1)
+        return elapsed_ms(work, stream, calls)
+
+    return block
 
 
 def _figures(
-    batch: int, backends: Mapping[str, Prepares], times: Mapping[str, Sequence[float]], outputs: Mapping[str, Arrays]
+    batch: int, backends: Mapping[str, Prepares], times: Mapping[str, Latency], outputs: Mapping[str, Arrays]
 ) -> Iterator[Figure]:
     first = next(iter(backends))
-    medians = {name: float(np.percentile(taken, 50)) for name, taken in times.items()}
     for name, backend in backends.items():
+        took = times[name]
+        over = ratio(times[first].rounds_ms, took.rounds_ms)
+        assert over is not None  # noqa: S101  all took the same rounds
         got = dict(zip(outputs[first], outputs[name].values(), strict=True))  # names may differ, the order does not
         yield Figure(
             model=name,
             runtime=backend.runtime,
             batch=batch,
-            p50_ms=medians[name],
-            p99_ms=float(np.percentile(times[name], 99)),
-            throughput=1000 * batch / medians[name],
-            over_first=medians[first] / medians[name],
+            p50_ms=took.p50_ms,
+            p50_low_ms=took.low_ms,
+            p50_high_ms=took.high_ms,
+            p99_ms=took.p99_ms,
+            throughput=1000 * batch / took.p50_ms,
+            over_first=over.value,
+            over_first_low=over.low,
+            over_first_high=over.high,
             cosine_similarity=min(
                 float(np.min(cosine_similarity(expected, got[key]))) for key, expected in outputs[first].items()
             ),
@@ -200,9 +226,14 @@ def _figures(
 
 
 def _calls(work: Callable[[], Any], stream: Any) -> int:
-    elapsed_ms(work, stream, 3)
-    once = max(min(elapsed_ms(work, stream, 3)), 1e-3)
-    return int(min(CALLS[1], max(CALLS[0], BLOCK_MS / once)))
+    """Calls of a block: 30 ms of them, 5 to 200; of a call so long that 5 take over 0.3 s, fewer."""
+    elapsed_ms(work, stream, 1)  # which may compile
+    once = max(elapsed_ms(work, stream, 1)[0], 1e-3)
+    if once < LONGEST_BLOCK_MS:
+        elapsed_ms(work, stream, 2)
+        once = max(min(elapsed_ms(work, stream, 3)), 1e-3)
+    fewest = max(1.0, min(CALLS[0], LONGEST_BLOCK_MS / once))
+    return int(min(CALLS[1], max(fewest, BLOCK_MS / once)))
 
 
 def _names(paths: Sequence[Path]) -> list[str]:

@@ -44,7 +44,7 @@ class SourceOptions:
     """What a model file may need to be loaded."""
 
     input: Annotated[tuple[str, ...], Parameter(group=_SOURCE)] = ()
-    """Each input of the model, where its file doesn't say: 'name:float32[batch,3,224,224]'."""
+    """Each input of the model, where its file doesn't say: 'name:float32[batch,3,224,224]', one or several."""
 
     size: Annotated[tuple[str, ...], Parameter(consume_multiple=True, group=_SOURCE)] = ()
     """What is usual for a dimension that varies, 'seq=128'; by default what the data holds, else 32, 224 for images."""
@@ -61,6 +61,9 @@ class SourceOptions:
         if trust_pickle:
             warnings.warn("trust_pickle is now named trust", FutureWarning, stacklevel=3)
             object.__setattr__(self, "trust", True)
+
+    verbose: Annotated[bool, Parameter(negative="", group=RUN)] = False
+    """Show what libraries print; otherwise it is kept in the work folder's log.txt."""
 
 
 @Parameter(name="*")
@@ -333,8 +336,8 @@ class MeasureOptions(SourceOptions):
     dims: Annotated[tuple[str, ...], Parameter(consume_multiple=True, group=_WHERE)] = ()
     """As in `engine-script`: 'sequence=1:64:128'; the middle one is measured, in place of --size."""
 
-    rounds: Annotated[int, Parameter(group=_WHERE)] = 12
-    """How often the models take turns, in a new order each time."""
+    rounds: Annotated[int, Parameter(group=_WHERE)] = 24
+    """How often the models take turns at most, in a new order each time; fewer where intervals are narrow earlier."""
 
     threads: Annotated[int, Parameter(group=_WHERE)] = 1
     """Of each model on the CPU."""

@@ -17,6 +17,7 @@ from compress.artifact import Signature
 from compress.checkpoint import load, write
 from compress.errors import CheckpointError, RecipeError
 from compress.model import EngineModel, Model, TorchModel
+from compress.shortages import shortages
 from compress.stages import Given, Progress, Stage
 
 __all__ = ["Outcome", "Watcher", "check", "run"]
@@ -101,6 +102,17 @@ def _run(stage: Stage, model: Model, folder: Path, progress: Progress) -> Outcom
     if not getattr(stage, "resumes", False):
         shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(exist_ok=True)
+    try:
+        with shortages(beside):
+            return _fill(stage, model, folder, beside, progress)
+    except BaseException:
+        if not getattr(stage, "resumes", False):
+            shutil.rmtree(beside, ignore_errors=True)
+        raise
+
+
+def _fill(stage: Stage, model: Model, folder: Path, beside: Path, progress: Progress) -> Outcome:
+    """Run a stage in a folder beside its own, and rename that."""
     start = time.perf_counter()
     given = stage.run(model, beside, progress)
     seconds = time.perf_counter() - start

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.markup import escape
 from rich.table import Table
 
 from compress.backends import TorchBackend
@@ -48,12 +49,13 @@ def plan(checkpoint: Path, options: ExportOptions) -> Table:
     samples = 0 if prepared.judged is None else len(prepared.judged.proof)
     seconds = estimate(prepared.model, prepared.stages, samples)
     sizes = prepared.model.signature.sizes_text
-    table = Table(title=f"{checkpoint}: what would be done{', at ' + sizes if sizes else ''}", title_justify="left")
+    title = f"{escape(str(checkpoint))}: what would be done{', at ' + escape(sizes) if sizes else ''}"
+    table = Table(title=title, title_justify="left")
     for column in ("stage", "options", "about"):
         table.add_column(column, justify="right" if column == "about" else "left", overflow="fold")
     for name, text, took in seconds:
-        table.add_row(name, text, duration(took))
-    table.add_row("", f"to {options.output}", duration(sum(took for _, _, took in seconds)), style="bold")
+        table.add_row(name, escape(text), duration(took))
+    table.add_row("", f"to {escape(str(options.output))}", duration(sum(took for _, _, took in seconds)), style="bold")
     return table
 
 

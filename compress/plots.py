@@ -13,6 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from compress.artifact import StageReport
+from compress.durations import ms_text
+from compress.plot_labels import label_points
 
 __all__ = ["INK", "INT8", "ONNX", "TORCH", "axes_of", "plots", "svg_of"]
 
@@ -114,7 +116,8 @@ def _quality(stages: Sequence[StageReport]) -> str:
     axes.invert_yaxis()
     axes.set_xlim(0, 108)
     axes.set_xlabel("% of evaluation samples")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=2, frameon=False)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
+    axes.margins(y=0.02)
     return svg_of(figure)
 
 
@@ -134,7 +137,7 @@ def _latency(stages: Sequence[StageReport], latencies_ms: Mapping[str, Sequence[
     for index, row in enumerate(rows, 1):
         high = float(np.percentile(latencies_ms[row.stage], 99))
         axes.annotate(
-            f"{row.measured.latency_p50_ms:.3f}", (high, index), (5, -3), textcoords="offset points", fontsize=8
+            ms_text(row.measured.latency_p50_ms or 0.0), (high, index), (5, -3), textcoords="offset points", fontsize=8
         )
     axes.set_yticks(range(1, len(rows) + 1), [row.stage for row in rows])
     axes.invert_yaxis()
@@ -197,23 +200,20 @@ def _tradeoff(stages: Sequence[StageReport]) -> str:
     rows = [row for row in stages if row.measured.value is not None and row.measured.latency_p50_ms]
     if len(rows) < 2:
         return ""
-    figure, axes = axes_of(3.8)
+    figure, axes = axes_of(3.8 + 0.12 * max(0, len(rows) - 6))
     spots = [(row.measured.latency_p50_ms or 0.0, row.measured.value or 0.0) for row in rows]
     axes.plot([x for x, _ in spots], [y for _, y in spots], color="#bbbbbb", lw=1, zorder=0)
-    named: list[tuple[float, float]] = []
     for row, at in zip(rows, spots, strict=True):
         m = row.measured
         if m.value_low is not None and m.value_high is not None:
             axes.plot([at[0]] * 2, [m.value_low, m.value_high], color=_colour(row), lw=1.5, alpha=0.7)
         axes.scatter(*at, s=45, color=_colour(row))
-        near = sum(abs(np.log(at[0] / x)) < 0.35 for x, _ in named)
-        axes.annotate(row.stage, at, (7, 5 + 11 * near), textcoords="offset points", fontsize=8)
-        named.append(at)
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _position: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.margins(x=0.12, y=0.3)
+    axes.margins(x=0.16, y=0.3)
     axes.set_xlabel("p50 at batch 1 in milliseconds, logarithmic")
     axes.set_ylabel(rows[0].measured.metric or "")
+    label_points(axes, spots, [row.stage for row in rows])
     return svg_of(figure)

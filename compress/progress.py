@@ -7,9 +7,11 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from compress.durations import duration
+from compress.interrupts import heed
 from compress.pipeline import Outcome
 from compress.stages import Progress as StageProgress
 
@@ -25,19 +27,24 @@ class Terminal:
 
     Args:
         console: usually of standard error, so that standard output holds the results alone.
+        verbose: what others print is shown above the bar.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, verbose: bool = False) -> None:
         self._console = console
         self._bar = Progress(
-            TextColumn("{task.description:<26}"),
+            TextColumn("{task.description:<26}", markup=False),
             BarColumn(30),
             TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             console=console,
             transient=True,
             disable=not console.is_terminal,
+            redirect_stdout=verbose,
+            redirect_stderr=verbose,
         )
 
     def __enter__(self) -> Self:
@@ -50,6 +57,7 @@ class Terminal:
         self._bar.stop()
 
     def started(self, stage: str) -> StageProgress:
+        heed()
         for task in self._bar.task_ids:
             self._bar.remove_task(task)
         task = self._bar.add_task(stage, total=None, note="")
@@ -58,6 +66,7 @@ class Terminal:
 
         def progress(done: int, total: int, note: str) -> None:
             nonlocal told, since, first, part
+            heed()
             self._bar.update(task, completed=done, total=total, note=note)
             now = time.perf_counter()
             if total != part:  # something else begins; what was there from before has taken no time in this run
@@ -66,7 +75,7 @@ class Terminal:
                 told = now
                 left = (now - since) * (total - done) / (done - first)
                 line = f"  … {stage:<26} {done / total:.0%}, {note}, {duration(left)} left"
-                self._console.print(line, highlight=False, soft_wrap=True)
+                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
             if stage in MEASURING and done == total:
                 seconds = time.perf_counter() - begun
                 self._line(stage, f"{total} {note}", seconds)
@@ -76,9 +85,10 @@ class Terminal:
     def ended(self, outcome: Outcome) -> None:
         label = next((str(task.description) for task in self._bar.tasks), outcome.stage.name)
         for warning in outcome.given.warnings:
-            self._console.print(f"  [yellow]warning[/] {warning}", highlight=False)
+            self._console.print(f"  [yellow]warning[/] {escape(warning)}", highlight=False, soft_wrap=True)
         self._line(label, outcome.given.did, outcome.seconds, reused=outcome.reused)
 
     def _line(self, label: str, did: str, seconds: float, *, reused: bool = False) -> None:
         took = "kept from before" if reused else f"{seconds:.1f} s"
-        self._console.print(f"  [green]✓[/] {label:<26} {did} [dim]({took})[/]", highlight=False, soft_wrap=True)
+        line = f"  [green]✓[/] {escape(label):<26} {escape(did)} [dim]({took})[/]"
+        self._console.print(line, highlight=False, soft_wrap=True)

@@ -14,7 +14,8 @@ from compress.compare import Comparison, batch_difference, compare
 from compress.evaluation import Evaluation
 from compress.footprint import Footprint, footprint
 from compress.intervals import Interval, difference_interval, mean_interval
-from compress.measure import Latency, cores, latency, onnx_macs, onnx_params, torch_macs, torch_params
+from compress.latency import Turns, latency
+from compress.measure import cores, onnx_macs, onnx_params, torch_macs, torch_params
 from compress.model import EngineModel, Model, OnnxModel, TorchModel, sample_inputs
 from compress.pipeline import Outcome, Watcher
 from compress.scoring import batch_for
@@ -32,7 +33,7 @@ class Found:
     Attributes:
         judged: by what and on what, if there was data.
         compared: with the original.
-        latency: of single calls at batch 1, of those whose speed means something here.
+        latency: of single calls at batch 1, of those whose speed means something here, in turns.
         runtimes: what ran them.
         batch_difference: between a sample alone and in a batch, as `compress.compare.batch_difference` has it.
         footprints: memory and loading time, of those that are files.
@@ -40,7 +41,7 @@ class Found:
 
     judged: Evaluation | None
     compared: Mapping[str, Comparison]
-    latency: Mapping[str, Latency]
+    latency: Turns
     runtimes: Mapping[str, str]
     batch_difference: Mapping[str, float] = field(default_factory=dict)
     footprints: Mapping[str, Footprint] = field(default_factory=dict)
@@ -62,7 +63,12 @@ def measure(rows: Mapping[str, Model], judged: Evaluation | None, threads: int, 
     apart = _batches(opened, judged, signature)
     tick = watcher.started("measure")
     clocked = {name: backend for name, backend in opened.items() if not backend.emulated}
-    timed = latency(clocked, one, progress=lambda done, total: tick(done, total, "interleaved rounds"))
+    timed = latency(
+        clocked,
+        one,
+        references=("original", "original_onnx"),
+        progress=lambda done, total: tick(done, total, "interleaved rounds"),
+    )
     files = {name: model for name, model in rows.items() if isinstance(model, OnnxModel) and name in clocked}
     tick = watcher.started("memory")
     footprints = {}
@@ -150,6 +156,9 @@ def _measured(name: str, model: Model, found: Found, size: int | None) -> Measur
         size_bytes=size,
         latency_p50_ms=timed.p50_ms if timed else None,
         latency_p99_ms=timed.p99_ms if timed else None,
+        latency_p50_low_ms=timed.low_ms if timed else None,
+        latency_p50_high_ms=timed.high_ms if timed else None,
+        latency_rounds_ms=timed.rounds_ms if timed else None,
         batch_difference=_finite(found.batch_difference.get(name)),
         load_ms=alone.load_ms if alone else None,
         peak_memory_bytes=alone.peak_memory_bytes if alone else None,

@@ -15,7 +15,7 @@ from compress.infer import proven
 from compress.machine import int8_saturates
 from compress.metrics import Metric
 from compress.model import TorchModel
-from compress.options import CompressOptions, EngineOptions, ExportOptions
+from compress.options import CompressOptions, EngineOptions, ExportOptions, SourceOptions
 from compress.sensitivity import Sensitivity
 from compress.sizes import sized_by
 from compress.stages import Stage
@@ -31,8 +31,10 @@ from compress.stages.smooth_onnx import SmoothOnnx
 from compress.stages.train_quantized import TrainQuantized, shorter
 from compress.training_options import TrainingOptions
 
-__all__ = ["chooses", "find_data", "sources_of", "stages_for", "training_of", "with_sizes"]
+__all__ = ["chooses", "find_data", "inputs_of", "sources_of", "stages_for", "training_of", "with_sizes"]
 
+# Options that name what is read.
+INPUTS = ("eval", "selection", "calibration", "finetune", "validation", "data", "teacher", "sensitivity")
 # Of the epochs that --epochs names, for training with fake quantization: the weights are near their place already.
 QAT_SHARE = 0.25
 QAT_RATE = 0.1
@@ -76,6 +78,13 @@ def sources_of(options: CompressOptions, checkpoint: Path) -> dict[str, str]:
 def chooses(options: ExportOptions) -> bool:
     """Whether a run decides anything by its metric: which layers go back to float."""
     return options.max_drop is not None and options.int8 in ("static", "qat")
+
+
+def inputs_of(options: SourceOptions, checkpoint: Path) -> list[Path]:
+    """Files and folders that a run reads: the checkpoint, and of its options those that name one."""
+    named = [getattr(options, name, None) for name in INPUTS]
+    sources = [find_data(str(source), checkpoint) for source in named if source is not None]
+    return [path for path in (checkpoint, *map(Path, sources)) if path.exists()]
 
 
 def stages_for(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.errors import RecipeError
+from compress.files import write_files
 from compress.options import ExportOptions, OptimizeOptions
 
 __all__ = ["read", "recipe_text", "write"]
@@ -37,16 +38,8 @@ def recipe_text(checkpoint: Path, options: ExportOptions | OptimizeOptions) -> s
 
 def write(path: Path, checkpoint: Path, options: ExportOptions | OptimizeOptions) -> None:
     """Write a recipe whole, or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".part")
-    try:
-        beside.write_text(
-            "# Again: compress run FILE; a flag after it overrides its key.\n" + recipe_text(checkpoint, options),
-            encoding="utf-8",
-        )
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    head = "# Again: compress run FILE; a flag after it overrides its key.\n"
+    write_files({path: head + recipe_text(checkpoint, options)})
 
 
 def read(path: Path) -> tuple[str, Mapping[str, Any]]:

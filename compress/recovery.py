@@ -25,9 +25,9 @@ from compress.measure import cores, torch_macs, torch_params
 from compress.metrics import Metric
 from compress.model import TorchModel, in_float32
 from compress.options import FinetuneOptions
-from compress.output import beside_output, check_output, put_in_place
+from compress.output import check_output, claimed, replacing
 from compress.pipeline import Outcome, Watcher, check, run
-from compress.recipe import find_data, training_of, with_sizes
+from compress.recipe import find_data, inputs_of, training_of, with_sizes
 from compress.stages import Given
 from compress.stages.finetune import Finetune
 from compress.training.loop import TRACE_FILE
@@ -96,6 +96,17 @@ def finetune(checkpoint: str | Path, options: FinetuneOptions, *, watcher: Watch
         ToolkitError: input that can't be used, or a training that diverges; what was there before is left as it was.
     """
     checkpoint = Path(checkpoint)
+    if rank() > 0:  # the first process holds the places for all
+        return _finetune(checkpoint, options, watcher)
+    with claimed(options.output, _work(options), inputs_of(options, checkpoint)):
+        return _finetune(checkpoint, options, watcher)
+
+
+def _work(options: FinetuneOptions) -> Path:
+    return options.work or options.output.parent / f"{options.output.name}.work"
+
+
+def _finetune(checkpoint: Path, options: FinetuneOptions, watcher: Watcher) -> Recovery | None:
     check_output(options.output, "training.json", "a training")
     model = with_sizes(_load(checkpoint, options), checkpoint, {"training": options.data, "evaluation": options.eval})
     teacher = None if options.teacher is None else _load(options.teacher, options)
@@ -119,7 +130,7 @@ def finetune(checkpoint: str | Path, options: FinetuneOptions, *, watcher: Watch
     stage = Finetune(training, teacher, training_of(options), options.seed, validation, seen)
     check([stage], model)
     source = fingerprint(model) + ("" if teacher is None else fingerprint(teacher)) + json.dumps(versions())
-    work = options.work or options.output.with_name(options.output.name + ".work")
+    work = _work(options)
     outcome = _run(stage, model, work, source, watcher, tidy=options.work is None)
     if rank() > 0:
         return None
@@ -185,13 +196,6 @@ def _write(
     """Fill a folder beside the output, then swap the two."""
     model = given.model
     assert isinstance(model, TorchModel)  # noqa: S101  the stage gives one
-    beside = beside_output(options.output)
-    try:
-        write(model, beside / "model.pt")
-    except CheckpointError:  # a forward that can't be traced: the factory that made it is needed again
-        torch.save(model.module.state_dict(), beside / "weights.pt")
-    for trace in work.glob(f"*/{TRACE_FILE}") if "profile" in given.details else ():
-        shutil.copyfile(trace, beside / TRACE_FILE)
     report = {
         "checkpoint": str(checkpoint),
         "teacher": None if options.teacher is None else str(options.teacher),
@@ -206,6 +210,12 @@ def _write(
         "warnings": list(given.warnings),
         "environment": environment(cores()),
     }
-    (beside / "training.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    write_page(report, beside / "training.html")
-    put_in_place(beside, options.output)
+    with replacing(options.output) as beside:
+        try:
+            write(model, beside / "model.pt")
+        except CheckpointError:  # a forward that can't be traced: the factory that made it is needed again
+            torch.save(model.module.state_dict(), beside / "weights.pt")
+        for trace in work.glob(f"*/{TRACE_FILE}") if "profile" in given.details else ():
+            shutil.copyfile(trace, beside / TRACE_FILE)
+        (beside / "training.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_page(report, beside / "training.html")

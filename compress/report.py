@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from compress.artifact import Measured, Signature, StageReport
+from compress.durations import ms_text
+from compress.gains import gains_of, speed
 from compress.grid import Cell
 from compress.intervals import CONFIDENCE, percent
 from compress.pages import page
@@ -40,6 +44,8 @@ class Report:
         rooflines: of "original_onnx" and of the result, by row.
         layer_bytes: weights by layer, of the original and of the result.
         script: reproduce.sh, where the run came from a command line.
+        measuring: `seconds` that all measuring took, and of the turns for latency `latency`: rounds, seconds, how wide
+            the widest interval of a ratio is, and why they ended.
     """
 
     command: str
@@ -53,20 +59,26 @@ class Report:
     rooflines: Mapping[str, Roofline] = field(default_factory=dict)
     layer_bytes: tuple[Mapping[str, int], Mapping[str, int]] = ({}, {})
     script: str = ""
+    measuring: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def gains(self) -> dict[str, float]:
-        """Ratios of the original to the result, above 1 for a gain; `accuracy_points` is after minus before."""
+        """Ratios of the original to the result, above 1 for a gain; `accuracy_points` is after minus before.
+
+        Of latencies the ratio is paired by round, and has its 95% interval in `…_low` and `…_high`.
+        """
         rows = {row.stage: row.measured for row in self.stages}
         original, onnx, last = rows["original"], rows["original_onnx"], self.stages[-1].measured
         pairs = {
             "size": (onnx.size_bytes, last.size_bytes),
             "macs": (original.macs, last.macs),
             "params": (original.params, last.params),
-            "latency_over_torch": (original.latency_p50_ms, last.latency_p50_ms),
-            "latency_over_onnx": (onnx.latency_p50_ms, last.latency_p50_ms),
         }
         found = {name: before / after for name, (before, after) in pairs.items() if before and after}
+        for name, before in (("latency_over_torch", original), ("latency_over_onnx", onnx)):
+            if (ratio := speed(before, last)) is not None:
+                ends = {f"{name}_low": ratio.low, f"{name}_high": ratio.high}
+                found |= {name: ratio.value} | {end: value for end, value in ends.items() if value is not None}
         if original.accuracy is not None and last.accuracy is not None:
             found["accuracy_points"] = 100 * (last.accuracy - original.accuracy)
         return found
@@ -82,6 +94,7 @@ class Report:
             "evaluation": dict(self.data),
             "stages": [stage.to_dict() for stage in self.stages],
             "gains": self.gains,
+            "measuring": dict(self.measuring),
             "findings": list(self.findings),
             "grid": [cell.to_dict() for cell in self.grid],
             "rooflines": {name: found.to_dict() for name, found in self.rooflines.items()},
@@ -106,7 +119,7 @@ class Report:
         html = page(
             "report.html",
             report=self,
-            rows=_cells(self.stages),
+            rows=[[_lines(cell) for cell in cells] for cells in _cells(self.stages)],
             columns=self.columns,
             plots=[
                 *plots(self.stages, latencies_ms, self.layer_bytes),
@@ -118,12 +131,14 @@ class Report:
                 ),
             ],
             roofs=[(name, roofline_plot(found)) for name, found in self.rooflines.items()],
-            gains=self.gains,
+            gains=gains_of(self.stages),
+            points=self.gains.get("accuracy_points"),
             left=[(row.stage, row.details[key]) for row in self.stages for key in LEFT if row.details.get(key)],
         )
-        (folder / "report.html").write_text(html, encoding="utf-8")
+        # Names of files need not be UTF-8: the page shows what they are, the script has their very bytes.
+        (folder / "report.html").write_bytes(html.encode("utf-8", "backslashreplace"))
         if self.script:
-            (folder / "reproduce.sh").write_text(self.script, encoding="utf-8")
+            (folder / "reproduce.sh").write_bytes(os.fsencode(self.script))
             (folder / "reproduce.sh").chmod(0o755)
 
 
@@ -135,7 +150,7 @@ COLUMNS = (
     "metric ({sure})",
     "drop ({sure})",
     "agreement",
-    "p50",
+    "p50 (95%)",
     "p99",
     "load",
     "memory",
@@ -183,14 +198,22 @@ def _cells(stages: Sequence[StageReport]) -> list[tuple[str, ...]]:
                 _metric(m),
                 _drop(m),
                 shown(m.agreement, "{:.2%}"),
-                shown(m.latency_p50_ms, "{:.3f} ms"),
-                shown(m.latency_p99_ms, "{:.3f} ms"),
+                _latency(m),
+                "–" if m.latency_p99_ms is None else f"{ms_text(m.latency_p99_ms)} ms",
                 shown(m.load_ms, "{:.0f} ms"),
                 "–" if m.peak_memory_bytes is None else bytes_text(m.peak_memory_bytes),
                 m.runtime or "–",
             )
         )
     return rows
+
+
+def _latency(m: Measured) -> str:
+    if m.latency_p50_ms is None:
+        return "–"
+    if m.latency_p50_low_ms is None or m.latency_p50_high_ms is None:
+        return f"{ms_text(m.latency_p50_ms)} ms"
+    return f"{ms_text(m.latency_p50_ms)} ms ({ms_text(m.latency_p50_low_ms)}–{ms_text(m.latency_p50_high_ms)})"
 
 
 SHARES = ("top1", "top5", "agreement")
@@ -214,11 +237,17 @@ def _drop(m: Measured) -> str:
     return f"{m.drop:+.2f} ({m.drop_low:+.2f} to {m.drop_high:+.2f})"
 
 
+def _lines(cell: str) -> tuple[str, str]:
+    """A figure, and its interval, if it has one, for the line below."""
+    figure, _, interval = cell.partition(" (")
+    return figure, interval.removesuffix(")")
+
+
 def stage_table(report: Report) -> Table:
     """The stages for the terminal."""
     table = Table(
-        title=f"{report.source}: each stage, measured on this machine (latency at batch 1, "
-        + (f"{report.signature.sizes_text}, " if report.signature.sizes_text else "")
+        title=f"{escape(report.source)}: each stage, measured on this machine (latency at batch 1, "
+        + (f"{escape(report.signature.sizes_text)}, " if report.signature.sizes_text else "")
         + f"{report.environment['threads']} thread)",
         title_justify="left",
     )
@@ -226,9 +255,13 @@ def stage_table(report: Report) -> Table:
         at for at, name in enumerate(COLUMNS) if name not in ("agreement", "load", "memory")
     ]  # those are in the page
     for at in shown:
+        name = COLUMNS[at]
         table.add_column(
-            report.columns[at], justify="left" if COLUMNS[at] in ("stage", "runtime") else "right", no_wrap=True
+            "p50" if name.startswith("p50") else report.columns[at],
+            justify="left" if name in ("stage", "runtime") else "right",
+            no_wrap=True,
         )
     for cells in _cells(report.stages):
-        table.add_row(*(cells[at] for at in shown))
+        # The interval of the p50 is in the page, for which there is room.
+        table.add_row(*(_lines(cells[at])[0] if COLUMNS[at].startswith("p50") else cells[at] for at in shown))
     return table

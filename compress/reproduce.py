@@ -12,22 +12,28 @@ __all__ = ["script"]
 def script(command: str, folder: Path, inputs: Mapping[Path, str], versions: Mapping[str, str]) -> str:
     """A shell script that checks the inputs' SHA-256 and runs the command in the folder it was run in.
 
+    Any path goes: each stands quoted in a line of its own, and is read through a redirection, which takes no name for
+    an option. Bytes that are no UTF-8 are Python's surrogates here; `os.fsencode` gives them back.
+
     Args:
         command: as a shell would take it.
         folder: where it was run; another can be named as the script's argument.
         inputs: files that went in, with their hashes.
         versions: releases of the packages that decide the result, as a comment.
     """
-    sums = "\n".join(f"{digest}  {path}" for path, digest in inputs.items())
-    packages = " ".join(f"{name}=={version}" for name, version in versions.items())
+    checks = "\n".join(f"same {digest} {shlex.quote(str(path))}" for path, digest in inputs.items())
+    packages = " ".join(f"{name}=={version}" for name, version in versions.items()).replace("\n", " ")
     return f"""#!/bin/sh
 # Runs again what wrote this folder. Usage: reproduce.sh [FOLDER], by default where it was run.
 # With {packages}
 set -eu
 folder={shlex.quote(str(folder))}
-cd "${{1:-$folder}}"
-sha256sum --check --quiet <<'END'
-{sums}
-END
+CDPATH= cd -- "${{1:-$folder}}"
+same() {{
+    [ "$(sha256sum <"$2" | cut -c 1-64)" = "$1" ] && return
+    printf '%s is not what it was\\n' "$2" >&2
+    exit 1
+}}
+{checks}
 {command}
 """

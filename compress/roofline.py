@@ -30,6 +30,7 @@ __all__ = ["Layer", "Machine", "Roofline", "machine", "roofline"]
 MATRIX = 1024
 ARRAY = 16 * 1024 * 1024  # floats: larger than the last cache of most machines
 TRIES = 7
+FEWEST_CALLS, SECONDS = 4, 2.0  # of a profile: a large model is run so often, or for so long
 # Slower than its roof by more than this, a layer is held up by something else: starting it, odd shapes, copies.
 OVERHEAD = 4.0
 Shape = tuple[str, list[int]]
@@ -157,7 +158,7 @@ def roofline(path: Path, inputs: Arrays, *, threads: int = 1, calls: int = 40) -
         path: an ONNX file.
         inputs: one batch.
         threads: of the profile and of the roofs.
-        calls: how often it is run; the first tenth does not count.
+        calls: how often it is run at most; the first tenth does not count. A large model is run fewer times.
     """
     roofs = machine(threads)
     events, weights = _profile(path, inputs, threads, calls)
@@ -184,8 +185,11 @@ def _profile(
             providers=["CPUExecutionProvider"],
             disabled_optimizers=list(WRONG_IN_HALF) if half else [],
         )
-        for _ in range(calls):
+        begun = time.perf_counter()
+        for done in range(calls):
             running.run(None, inputs)
+            if done >= FEWEST_CALLS and time.perf_counter() - begun > SECONDS:
+                break
         trace = json.loads(Path(running.end_profiling()).read_text(encoding="utf-8"))
         weights = _weights(onnx.load(options.optimized_model_filepath).graph)
     events: dict[str, list[Mapping[str, Any]]] = defaultdict(list)

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from compress.backends import Backend, open_model
 from compress.checkpoint import load
-from compress.errors import RecipeError, ToolkitError
+from compress.errors import RecipeError, ResourceError, ToolkitError
 from compress.evaluation import Evaluation, budget_of, evaluation_of
 from compress.judge import Judge
-from compress.measure import cores, latency
+from compress.latency import latency
+from compress.measure import cores
 from compress.model import OnnxModel, TorchModel, in_float32
 from compress.options import OptimizeOptions
 from compress.pipeline import Outcome, Watcher, check, run
@@ -200,6 +201,8 @@ def _branch(setting: _Setting, group: Sequence[Candidate], watcher: Watcher) -> 
                 stages, model, work=setting.work, source=setting.source, watcher=_Named(watcher, candidate.name),
                 tidy=False,
             )  # fmt: skip
+        except ResourceError:  # which every other would end with, too
+            raise
         except ToolkitError as err:  # one that can't be made does not end the search
             trials.append(Trial(candidate, "failed", f"{err.what}: {err.why}"))
             continue

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from rich.markup import escape
 from rich.table import Table
 
+from compress.files import write_files
 from compress.intervals import percent
 from compress.pages import page
 from compress.plots import axes_of, svg_of
@@ -32,19 +34,15 @@ def search_table(result: SearchResult) -> Table:
     for column in COLUMNS:
         table.add_column(column, justify="left" if column in ("candidate", "") else "right", no_wrap=column != "")
     for row in _rows(result):
-        table.add_row(*row, style="bold green" if row[-1].startswith("best") else None)
+        table.add_row(*map(escape, row), style="bold green" if row[-1].startswith("best") else None)
     return table
 
 
 def write_search(result: SearchResult, folder: Path) -> None:
     """Write search.json and search.html into a folder, made if missing."""
-    folder.mkdir(parents=True, exist_ok=True)
     html = page("search.html", result=result, rows=_rows(result), columns=COLUMNS, plot=pareto_plot(result))
     text = json.dumps(result.to_dict(), indent=2) + "\n"
-    for name, content in (("search.json", text), ("search.html", html)):
-        beside = folder / f"{name}.part"
-        beside.write_text(content, encoding="utf-8")
-        beside.replace(folder / name)
+    write_files({folder / "search.json": text, folder / "search.html": html})
 
 
 def _rows(result: SearchResult) -> list[tuple[str, ...]]:

@@ -18,6 +18,7 @@ from compress.backends import TorchBackend
 from compress.compare import compare
 from compress.dataset import Dataset
 from compress.errors import RecipeError, StageError
+from compress.files import write_files
 from compress.measure import cores
 from compress.metrics import Metric
 from compress.model import TorchModel
@@ -81,11 +82,12 @@ class Sensitivity:
             layer: tuple(zip(group.ratios, group.drops, strict=True)) for group in self.groups for layer in group.layers
         }
 
+    def text(self) -> str:
+        """As JSON."""
+        return json.dumps({"schema_version": SCHEMA_VERSION} | dataclasses.asdict(self), indent=2) + "\n"
+
     def save(self, path: Path) -> None:
-        data = {"schema_version": SCHEMA_VERSION} | dataclasses.asdict(self)
-        beside = path.with_name(path.name + ".part")
-        beside.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-        beside.replace(path)
+        write_files({path: self.text()})
 
     @classmethod
     def load(cls, path: Path) -> Self:

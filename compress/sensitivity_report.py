@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.colors import LogNorm
+from rich.markup import escape
 from rich.table import Table
 
+from compress.files import write_files
 from compress.pages import page
 from compress.plots import axes_of, svg_of
 from compress.sensitivity import Sensitivity
@@ -34,7 +36,7 @@ def sensitivity_table(found: Sensitivity, max_drop: float) -> Table:
     for group in found.groups:
         names = ", ".join(group.layers[:3]) + (f" +{len(group.layers) - 3}" if len(group.layers) > 3 else "")
         drops = (f"{drop:+.2f}" for drop in group.drops)
-        table.add_row(names, str(group.width), *drops, f"{limits[group.layers[0]]:.0%}")
+        table.add_row(escape(names), str(group.width), *drops, f"{limits[group.layers[0]]:.0%}")
     return table
 
 
@@ -61,9 +63,5 @@ def heat_map(found: Sensitivity) -> str:
 
 def write_sensitivity(found: Sensitivity, folder: Path, max_drop: float) -> None:
     """Write sensitivity.json and sensitivity.html into a folder, made if missing."""
-    folder.mkdir(parents=True, exist_ok=True)
-    found.save(folder / "sensitivity.json")
     html = page("sensitivity.html", found=found, plot=heat_map(found), limits=found.limits(max_drop), max_drop=max_drop)
-    beside = folder / "sensitivity.html.part"
-    beside.write_text(html, encoding="utf-8")
-    beside.replace(folder / "sensitivity.html")
+    write_files({folder / "sensitivity.json": found.text(), folder / "sensitivity.html": html})

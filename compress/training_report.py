@@ -54,4 +54,4 @@ def write_page(report: Mapping[str, Any], path: Path) -> None:
         plots=training_plots(training),
         facts={name: value for name, value in facts.items() if value is not None},
     )
-    path.write_text(html, encoding="utf-8")
+    path.write_bytes(html.encode("utf-8", "backslashreplace"))

@@ -184,7 +184,12 @@ class Builder(Behaviour):
         free = [v.name for v in model.graph.input if any(d.dim_param for d in v.type.tensor_type.shape.dim)]
         if any(set(free) - set(profile) for profile in profiles or [{}]):
             return None
-        head = {"profiles": profiles, "gpu": self.double.gpu, "verbosity": str(config._behaviour.profiling_verbosity)}
+        head: dict[str, Any] = {
+            "profiles": profiles,
+            "gpu": self.double.gpu,
+            "verbosity": str(config._behaviour.profiling_verbosity),
+        }
+        head["host code"] = "VERSION_COMPATIBLE" in self.double.state.get("flags", [])
         return Memory(json.dumps(head).encode() + b"\n" + model.SerializeToString())
 
     @staticmethod
@@ -287,10 +292,14 @@ class Profile:
 
 
 class Runtime(Behaviour):
+    engine_host_code_allowed = False
+
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> Object | None:
         head, _, model = bytes(serialized_engine).partition(b"\n")
         if json.loads(head)["gpu"] != self.double.gpu:
             return None
+        if json.loads(head)["host code"] and not self.engine_host_code_allowed:
+            return None  # as TensorRT does, which logs that host code is not allowed
         return self.double.make("ICudaEngine", Engine(self.double, json.loads(head), onnx.load_from_string(model)))
 
 

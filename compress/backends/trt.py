@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,6 +37,15 @@ def tensorrt_module() -> Any:
         raise MissingExtraError("can't work with TensorRT engines here", module="tensorrt", extra="tensorrt") from err
 
 
+def _version_compatible(model: EngineModel) -> bool:
+    """Whether engine.json beside the engine says that it was built so."""
+    try:
+        told = json.loads(model.path.with_name("engine.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(told, dict) and told.get("version_compatible") is True
+
+
 class TrtBackend:
     """A TensorRT engine on the GPU; inputs and outputs are copied there and back.
 
@@ -53,6 +63,8 @@ class TrtBackend:
         self._device = accelerator()
         self._stream = new_stream(self._device)
         self._runtime = self._trt.Runtime(self._trt.Logger(self._trt.Logger.WARNING))  # must outlive the engine
+        # A version-compatible engine brings a runtime of its own, code that runs on the host: no other may.
+        self._runtime.engine_host_code_allowed = _version_compatible(model)
         self._engine = self._runtime.deserialize_cuda_engine(model.path.read_bytes())
         if self._engine is None:
             raise StageError(

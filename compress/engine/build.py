@@ -92,7 +92,10 @@ def build(
             "run `compress lint --target tensorrt` on the file, allow more --workspace-mb, or another --dims range",
         )
     _keep_timing_cache(config, options.timing_cache)
-    engine = trt.Runtime(logger).deserialize_cuda_engine(made)
+    runtime = trt.Runtime(logger)
+    # A version-compatible engine brings a runtime of its own, which is code that runs on the host.
+    runtime.engine_host_code_allowed = options.version_compatible
+    engine = runtime.deserialize_cuda_engine(made)
     if engine is None:
         raise BuildError(
             "TensorRT can't load the engine that it built",

@@ -13,22 +13,32 @@ __all__ = ["show_lint"]
 COLOURS = {"error": "red", "slow": "yellow", "note": "blue"}
 
 
-def show_lint(found: TensorrtLint, console: Console) -> None:
-    """Layers as a table, then what to mend."""
+def show_lint(found: TensorrtLint, console: Console, *, layers: bool = False) -> None:
+    """What to mend, then how many layers compute in what; where they are asked for, each of them."""
+    _show_findings(found, console)
+    told = ", ".join(f"{count} {kind}" for kind, count in found.counts.items())
+    console.print(f"layers: {told}" + ("" if layers else " (--layers shows each)"), highlight=False)
+    if layers:
+        console.print(_table(found))
+
+
+def _table(found: TensorrtLint) -> Table:
     table = Table(title="As TensorRT would run it, read off the graph", title_justify="left")
     for column in ("layer", "kind", "computes in", "gives", "why"):
         table.add_column(column, overflow="fold")
     for layer in found.layers:
         style = "yellow" if layer.precision == "FP32" and len(found.counts) > 1 else ""
         table.add_row(escape(layer.name), layer.kind, layer.precision, layer.gives, escape(layer.why), style=style)
-    console.print(table)
-    console.print("layers: " + ", ".join(f"{count} {kind}" for kind, count in found.counts.items()), highlight=False)
+    return table
+
+
+def _show_findings(found: TensorrtLint, console: Console) -> None:
     alike: dict[tuple[str, str, str], list[str]] = {}
     for item in found.findings:
         alike.setdefault((item.severity, item.what, item.mend), []).append(item.layer)
-    for (severity, what, mend), layers in alike.items():
-        more = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
-        where = f"[bold]{escape(layers[0])}[/]{more} " if layers[0] else ""
+    for (severity, what, mend), names in alike.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        where = f"[bold]{escape(names[0])}[/]{more} " if names[0] else ""
         console.print(f"{where}[{COLOURS[severity]}]{severity}[/]: {escape(what)}", highlight=False, soft_wrap=True)
         console.print(f"  mend: {mend}", markup=False, highlight=False, soft_wrap=True)
     if not found.findings:

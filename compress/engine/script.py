@@ -17,6 +17,7 @@ from compress import __version__
 from compress.artifact import Artifact
 from compress.engine.profiles import build_options
 from compress.errors import ArtifactError, RecipeError
+from compress.files import write_files
 from compress.options import EngineOptions
 
 __all__ = ["write_script"]
@@ -54,10 +55,7 @@ def write_script(artifact: Path, options: EngineOptions, output: Path) -> None:
         )
     settings = dataclasses.asdict(build_options(found.signature, options))
     settings["timing_cache"] = None if options.timing_cache is None else str(options.timing_cache)
-    beside = output.with_name(output.name + ".part")
-    beside.write_text(_text(settings, found.sha256), encoding="utf-8")
-    beside.chmod(0o755)
-    beside.replace(output)
+    write_files({output: _text(settings, found.sha256)}, mode=0o755)
 
 
 def _text(settings: Mapping[str, Any], sha256: str) -> str:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import tempfile
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
+from playwright.sync_api import sync_playwright
 
 import compress
 from compress import ExportOptions
+from compress.artifact import Measured, Signature, StageReport, TensorSpec
+from compress.report import Report
 from tests.models import build
 
 
@@ -66,4 +72,45 @@ def test_the_report_draws_its_plots(tmp_path: Path, browse: Callable[[str], str]
         assert any(drawn in caption for caption in captions), drawn
     assert "quantize_onnx" in page
     assert "reproduce.sh" not in page, "there is no command to run again"
-    assert "faster than torch eager" in page
+    assert "than torch eager" in page
+    assert "measuring took" in page
+
+
+@pytest.mark.parametrize("width", [1300, 1600])
+def test_the_table_of_a_long_run_fits_a_page(width: int, tmp_path: Path) -> None:
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no browser: apt-get install chromium")
+    (tmp_path / "report.html").write_text(long_page(), encoding="utf-8")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        page.goto((tmp_path / "report.html").as_uri())
+        wider = page.evaluate(
+            "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth).length"
+        )
+        assert wider == 0
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        browser.close()
+
+
+def long_page() -> str:
+    """Of a run with many stages, and figures as wide as they get."""
+    measured = Measured(
+        macs=4_111_000_000, params=25_557_032, size_bytes=102_200_000, accuracy=0.7613, agreement=0.7613, metric="top1",
+        value=0.7613, value_low=0.74, value_high=0.78, drop=12.34, drop_low=-10.05, drop_high=15.05, cosine_similarity=0.9,
+        latency_p50_ms=1212.3, latency_p99_ms=1339.7, latency_p50_low_ms=1210.1, latency_p50_high_ms=1214.9,
+        latency_rounds_ms=(1212.3,) * 8, load_ms=2230.0, peak_memory_bytes=1_340_000_000, runtime="TensorRT 11.4.0.106",
+    )  # fmt: skip
+    names = ["original", "original_onnx"] + [
+        f"{stage} {n}" for n in range(10, 15) for stage in ("prune_to_budget", "finetune")
+    ]
+    rows = tuple(StageReport(name, "did it", measured, 1.0) for name in [*names, "quantize_within"])
+    spec = TensorSpec.parse("x:float32[batch,3,224,224]")
+    told = {"seconds": 41.0, "latency": {"told": "stopped after 11 rounds: ratios within ±2.4%"}}
+    report = Report(
+        "", "m.pt", Signature((spec,), (spec,)), {"threads": 1}, {"samples": 9, "sha256": ""}, rows, (), measuring=told
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        report.write(Path(folder), {row.stage: [1210.0, 1212.3, 1339.7] for row in rows})
+        return (Path(folder) / "report.html").read_text(encoding="utf-8")

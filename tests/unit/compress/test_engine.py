@@ -243,6 +243,21 @@ def test_an_engine_answers_as_its_file_does_at_every_batch(trt: Double, source: 
     assert "IExecutionContext.execute_async_v3" in trt.calls
 
 
+def test_an_engine_for_later_releases_may_run_its_own_code_and_no_other_may(
+    trt: Double, source: OnnxModel, tmp_path: Path
+) -> None:
+    model, _ = engine(source, tmp_path / "engine", max_batch_size=4, version_compatible=True)
+    open_model(model, threads=1).infer(example_inputs(SIGNATURE.inputs, 2))
+    assert trt.state["engine_host_code_allowed"] is True
+    told = json.loads(model.path.with_name("engine.json").read_text())
+    others: list[Any] = [told | {"version_compatible": False}, told | {"version_compatible": "yes"}, [], None]
+    for other in others:
+        model.path.with_name("engine.json").write_text(json.dumps(other))
+        with pytest.raises(StageError, match="can't load"):
+            open_model(model, threads=1)
+        assert trt.state["engine_host_code_allowed"] is False
+
+
 def test_the_profile_tuned_nearest_is_taken(trt: Double, source: OnnxModel, tmp_path: Path) -> None:
     model, _ = engine(source, tmp_path / "engine", max_batch_size=32, opt_batch_size=(1, 16))
     backend = open_model(model, threads=1)

@@ -50,6 +50,7 @@ def test_a_swap_that_fails_leaves_the_old_artifact(exported: Path, monkeypatch: 
 def test_an_artifact_left_aside_by_a_kill_is_put_back(exported: Path) -> None:
     first = Artifact.load(exported / "artifact").sha256
     (exported / "artifact").rename(exported / "artifact.old")
+    (exported / "artifact.part").mkdir()  # which was to take its place
     with pytest.raises(ToolkitError):
         compress.export(exported / "nothing.pt", ExportOptions(output=exported / "artifact"))
     assert Artifact.load(exported / "artifact").sha256 == first

@@ -19,7 +19,7 @@ def row(stage: str, latency: float | None = 1.0, accuracy: float | None = 0.9, *
     measured = Measured(
         macs=100, params=10, size_bytes=1000, accuracy=accuracy, agreement=accuracy,
         cosine_similarity=None if accuracy is None else 1.0, latency_p50_ms=latency, latency_p99_ms=latency,
-        runtime=runtime,
+        latency_rounds_ms=None if latency is None else (latency,) * 8, runtime=runtime,
     )  # fmt: skip
     judged = {name: figures.pop(name) for name in ("value", "drop", "drop_low", "drop_high") if name in figures}
     measured = dataclasses.replace(measured, metric="top1", **judged)  # type: ignore[arg-type]
@@ -85,7 +85,7 @@ def test_the_json_holds_every_stage_under_stable_names(report: Report, tmp_path:
     report.write(tmp_path, {})
     data = json.loads((tmp_path / "report.json").read_text())
     assert set(data) == {"schema_version", "command", "source", "signature", "environment", "evaluation", "stages", "gains",
-                         "findings", "grid", "rooflines", "layer_bytes", "sizes"}  # fmt: skip
+                         "measuring", "findings", "grid", "rooflines", "layer_bytes", "sizes"}  # fmt: skip
     assert data["stages"][0]["stage"] == "original"
     assert data["stages"][0]["measured"]["latency_p50_ms"] == 5.0
 

@@ -169,6 +169,20 @@ def test_the_command_tells_layers_and_findings_and_fails_for_what_is_refused(
     assert "Det is not supported" in capsys.readouterr().out
 
 
+def test_what_there_is_to_mend_comes_first_and_each_layer_only_when_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = saved(tmp_path, [node("Det", ["x"])])
+    main_ends(["lint", str(path)], 1)
+    short = capsys.readouterr().out
+    assert short.index("Det is not supported") < short.index("layers: ")
+    assert "read off the graph" not in short
+    for flag in ("--layers", "--verbose"):
+        main_ends(["lint", str(path), flag], 1)
+        told = capsys.readouterr().out
+        assert told.index("Det is not supported") < told.index("layers: ") < told.index("read off the graph")
+
+
 def main_ends(arguments: list[str], code: int) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)

@@ -1,0 +1,105 @@
+"""What libraries print is kept out of sight: only the toolkit's own lines are shown, unless all are asked for.
+
+torch, torch.onnx and ONNX Runtime print from Python and from C++; the latter writes to the file descriptors. So these
+are what is turned aside, and the toolkit's own lines go to copies of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from compress.errors import ToolkitError
+
+__all__ = ["LOG_FILE", "Streams", "quiet"]
+
+LOG_FILE = "log.txt"  # in a work folder
+LAST_LINES = 30
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Where the toolkit's own lines go."""
+
+    out: TextIO
+    err: TextIO
+
+
+@contextmanager
+def quiet(*, verbose: bool = False, work: Path | None = None) -> Iterator[Streams]:
+    """Within it, what anything else writes to stdout and stderr goes to a log.
+
+    Args:
+        verbose: show it instead.
+        work: a folder that keeps the log, where there is such a folder at the end, and something was written.
+
+    A bug, that is, any error but those that are a user's, shows the last lines of the log before its traceback.
+    """
+    if verbose:
+        yield Streams(sys.stdout, sys.stderr)
+        return
+    shown = sys.stdout, sys.stderr
+    for stream in shown:
+        stream.flush()
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="backslashreplace", buffering=1) as log:
+        try:
+            with _aside(log) as streams:
+                yield streams
+        except (ToolkitError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:
+            sys.stderr.writelines(f"  log: {line}\n" for line in _read(log).splitlines()[-LAST_LINES:])
+            raise
+        finally:
+            with contextlib.suppress(OSError):
+                if work is not None and work.is_dir() and (text := _read(log)):
+                    (work / LOG_FILE).write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+@contextmanager
+def _aside(log: TextIO) -> Iterator[Streams]:
+    shown = sys.stdout, sys.stderr
+    with contextlib.ExitStack() as stack:
+        own = []
+        for number, stream in enumerate(shown, 1):
+            own.append(_own(stream, number, stack))
+            stack.callback(_put_back, number, os.dup(number))
+            os.dup2(log.fileno(), number)
+        sys.stdout = sys.stderr = log
+        try:
+            yield Streams(*own)
+        finally:
+            sys.stdout, sys.stderr = shown
+            for each in (log, *own):
+                with contextlib.suppress(OSError, ValueError):
+                    each.flush()
+
+
+def _own(stream: TextIO, number: int, stack: contextlib.ExitStack) -> TextIO:
+    """A stream to where this one leads; itself, where it does not lead to the descriptor."""
+    try:
+        if stream.fileno() != number:
+            return stream
+    except (OSError, ValueError):  # not a file at all, as in a test
+        return stream
+    return stack.enter_context(
+        open(os.dup(number), "w", encoding=stream.encoding, errors="backslashreplace", buffering=1)  # noqa: PTH123
+    )
+
+
+def _put_back(number: int, kept: int) -> None:
+    os.dup2(kept, number)
+    os.close(kept)
+
+
+def _read(log: TextIO) -> str:
+    log.flush()
+    log.seek(0)
+    return log.read()

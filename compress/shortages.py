@@ -1,0 +1,155 @@
+"""A machine that has not enough: disk, memory, or a place that can't be written, told in three lines.
+
+What runs out does so anywhere: in Python, in torch's writer, in ONNX Runtime's allocator, in a process beside this one.
+So it is recognized in one place, around a whole run.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import resource
+import shutil
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import BrokenExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from compress.errors import ResourceError, ToolkitError, first_line
+
+__all__ = ["cant_write", "shortages"]
+
+# Of these there is no doubt; the others mean that only where they are about one of our places.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+PLACE = (
+    errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY,
+    errno.ENOENT, errno.EIO, errno.ELOOP, errno.EBUSY, errno.EINVAL, errno.EXDEV,
+)  # fmt: skip
+MENDS = {
+    errno.ENOSPC: "free some space there, or name another place with -o, --work or TMPDIR",
+    errno.EDQUOT: "free some of your quota there, or name another place with -o, --work or TMPDIR",
+    errno.EFBIG: "raise the limit on the size of files (`ulimit -f`), or name another place",
+    errno.ENAMETOOLONG: "name a shorter path",
+}
+MEND = "name a place that can be written with -o"
+# How libraries written in C++ tell it, whose exceptions carry no number.
+WRITER_FAILED = re.compile(r"PytorchStreamWriter failed|No space left on device|Disk quota exceeded|File too large")
+NO_MEMORY = re.compile(
+    r"can't allocate memory|not enough memory|out of memory|bad_alloc|Failed to allocate memory|Cannot allocate memory",
+    re.IGNORECASE,
+)
+
+
+def cant_write(path: Path, error: OSError) -> ResourceError:
+    """In three lines, what is wrong with a place."""
+    number = error.errno or 0
+    why = error.strerror or str(error)
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        why += f" ({_free(path) / 1e6:,.1f} MB are free)"
+    return ResourceError(f"can't write {path}", why=why, mend=MENDS.get(number, MEND))
+
+
+@contextmanager
+def shortages(*places: Path, need: int = 0) -> Iterator[None]:
+    """Within it, what the machine lacks is a ResourceError; other errors stay what they are.
+
+    Args:
+        places: files and folders that are written within.
+        need: bytes; where fewer are free in one of the places, that is why an error of unknown cause came about:
+            libraries write half a file without a word, and fail when they read it.
+
+    Raises:
+        ResourceError: a place can't be written, a disk is full, memory has run out, or a process was ended for it.
+    """
+    try:
+        yield
+    except ResourceError:
+        raise
+    except ToolkitError as err:  # a stage that takes a full disk for a fault of the model
+        found = _told(err.__cause__, list(places)) if err.__cause__ is not None else None
+        if found is None:
+            raise
+        raise found from err
+    except Exception as err:
+        everywhere = [*places, Path(tempfile.gettempdir())]
+        found = _told(err, everywhere) or _nearly_full(err, everywhere, need)
+        if found is None:
+            raise
+        raise found from err
+
+
+def _nearly_full(err: Exception, places: list[Path], need: int) -> ResourceError | None:
+    place = min(places, key=_free)
+    if _free(place) >= need:
+        return None
+    return ResourceError(
+        f"can't write in {place}",
+        why=f"{_free(place) / 1e6:,.1f} MB are free, and something failed: {type(err).__name__}: {first_line(err)}",
+        mend=MENDS[errno.ENOSPC],
+    )
+
+
+def _told(err: BaseException, places: list[Path]) -> ResourceError | None:
+    for each in _chain(err):
+        if isinstance(each, OSError) and (each.errno in FULL or (each.errno in PLACE and _ours(each, places))):
+            named = each.filename2 if isinstance(each.filename2, str | bytes) else each.filename
+            path = Path(os.fsdecode(named)) if isinstance(named, str | bytes) else min(places, key=_free)
+            return cant_write(path, each)
+        if isinstance(each, MemoryError) or NO_MEMORY.search(str(each)):
+            return ResourceError(
+                "there is not enough memory",
+                why=first_line(each),
+                mend="give smaller --batches or fewer --workers, less calibration data at a time, or a larger machine",
+            )
+        if WRITER_FAILED.search(str(each)):
+            place = min(places, key=_free)
+            return ResourceError(
+                f"can't write in {place}", why=f"{first_line(each)} ({_free(place) / 1e6:,.1f} MB are free)",
+                mend=MENDS[errno.ENOSPC],
+            )  # fmt: skip
+        if isinstance(each, BrokenExecutor):
+            return ResourceError(
+                "a process of this run was ended by the system",
+                why="usually for want of memory",
+                mend="give fewer --workers, or take a larger machine",
+            )
+    return None
+
+
+def _chain(err: BaseException) -> Iterator[BaseException]:
+    """An exception and what it came from."""
+    seen: set[int] = set()
+    following: BaseException | None = err
+    while following is not None and id(following) not in seen:
+        yield following
+        seen.add(id(following))
+        following = following.__cause__ or following.__context__
+
+
+def _ours(err: OSError, places: list[Path]) -> bool:
+    """Whether it is about one of the places, what is in them, beside them, or the folders above."""
+    real = [Path(os.path.realpath(place)) for place in places]
+    for name in (err.filename, err.filename2):
+        if isinstance(name, str | bytes):
+            path = Path(os.path.realpath(os.fsdecode(name)))
+            for place in real:
+                beside = path.parts[: len(place.parts)]
+                if path in place.parents or (
+                    beside[:-1] == place.parts[:-1] and beside[-1:] and beside[-1].startswith(place.name)
+                ):
+                    return True
+    return False
+
+
+def _free(path: Path) -> float:
+    """Bytes that a file can have where a path is or would be; without bounds where that can't be told."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    most = float("inf") if soft == resource.RLIM_INFINITY else float(soft)
+    for place in (path, *path.absolute().parents):
+        try:
+            return min(most, float(shutil.disk_usage(place).free))
+        except OSError:
+            continue
+    return most

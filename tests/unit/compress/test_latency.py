@@ -1,0 +1,270 @@
+"""Latency is told with its interval, measured for as long as that takes, and nothing inside an interval is claimed."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compress.artifact import Artifact, Measured, Signature, StageReport, TensorSpec
+from compress.evidence import missed_budgets
+from compress.findings import findings
+from compress.gains import apart, gains_of, speed, times
+from compress.latency import FEWEST, MOST, latency, median_interval, ratio, take_turns
+from compress.model import Arrays
+from compress.options import ExportOptions
+
+
+def noisy(ms: float, noise: float, seed: int) -> Callable[[], list[float]]:
+    """A model whose blocks take so long, give or take."""
+    rng = random.Random(seed)
+    return lambda: [ms * (1 + noise * rng.gauss(0, 1)) for _ in range(5)]
+
+
+def test_measuring_ends_as_soon_as_the_ratios_are_known_and_says_so() -> None:
+    found = take_turns({"a": noisy(2, 0.001, 0), "b": noisy(1, 0.001, 1)})
+    assert (found.rounds, found.narrow) == (FEWEST, True)
+    assert found.told == f"stopped after {FEWEST} rounds: ratios within ±{found.spread:.1%}"
+    assert found.spread is not None
+    assert found.spread < 0.03
+
+
+def test_measuring_ends_at_the_limit_when_they_stay_wide_and_says_that() -> None:
+    found = take_turns({"a": noisy(2, 0.6, 0), "b": noisy(1, 0.6, 1)})
+    assert (found.rounds, found.narrow) == (MOST, False)
+    assert "at the limit" in found.told
+    assert "only within" in found.told
+
+
+def test_a_model_that_takes_long_ends_when_the_time_is_over() -> None:
+    found = take_turns({"a": noisy(2, 0.6, 0), "b": noisy(1, 0.6, 1)}, seconds=0.0)
+    assert found.rounds == FEWEST
+
+
+def test_progress_ends_with_all_done_wherever_it_ends() -> None:
+    told: list[tuple[int, int]] = []
+    take_turns({"a": noisy(1, 0.001, 0)}, progress=lambda done, total: told.append((done, total)))
+    assert told[0] == (1, MOST)
+    assert told[-1] == (FEWEST, FEWEST)
+
+
+def test_nothing_is_measured_of_no_models() -> None:
+    assert dict(latency({}, {})) == {}
+
+
+def test_a_drift_that_hits_all_alike_is_no_difference() -> None:
+    """The machine slows down threefold while two equal models take turns."""
+    state = {"speed": 1.0}
+
+    def block() -> list[float]:
+        state["speed"] *= 1.025
+        return [state["speed"]]
+
+    found = take_turns({"a": block, "b": block})
+    pair = ratio(found["a"].rounds_ms, found["b"].rounds_ms)
+    assert pair is not None
+    assert not pair.faster
+    assert not pair.slower
+    assert found["a"].high_ms is not None
+    assert found["a"].low_ms is not None
+    assert found["a"].high_ms / found["a"].low_ms > 1.2, "alone, their medians drift apart"
+
+
+@given(st.lists(st.floats(0.1, 100), min_size=7, max_size=40))
+def test_an_interval_holds_its_median_and_stays_inside_the_rounds(values: list[float]) -> None:
+    found = median_interval(values)
+    assert found is not None
+    median, low, high = found
+    assert min(values) <= low <= median <= high <= max(values)
+    assert median == statistics.median(values)
+
+
+@pytest.mark.parametrize("count", range(7))
+def test_too_few_rounds_have_no_interval(count: int) -> None:
+    assert median_interval([1.0] * count) is None
+
+
+def test_intervals_hold_the_truth_after_stopping_early_too() -> None:
+    """benchmarks/latency_intervals.py does the same at length."""
+    trials, inside = 300, 0
+    for seed in range(trials):
+        found = take_turns({"a": noisy(1.0, 0.06, 2 * seed), "b": noisy(1.0, 0.06, 2 * seed + 1)})
+        pair = ratio(found["a"].rounds_ms, found["b"].rounds_ms)
+        assert pair is not None
+        assert pair.low is not None
+        assert pair.high is not None
+        inside += pair.low <= 1 <= pair.high
+    assert inside / trials > 0.93
+
+
+class Slow:
+    """A model that counts its calls, and says it takes long."""
+
+    runtime, emulated = "none", False
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def infer(self, inputs: Arrays) -> Arrays:
+        self.calls += 1
+        np.linalg.svd(np.ones((260, 260)))
+        return {}
+
+
+def test_a_model_of_long_calls_gets_few_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compress.latency.LONGEST_BLOCK", 1e-4)  # as if this call were one of a third of a second
+    model = Slow()
+    found = latency({"a": model}, {}, block_seconds=1e-4, seconds=0.0)
+    assert found.rounds == FEWEST
+    assert len(found["a"].samples_ms) == FEWEST
+    assert model.calls == 2 + 2 * FEWEST
+
+
+def test_a_first_call_that_takes_long_does_not_make_a_model_a_slow_one() -> None:
+    class Late(Slow):
+        def infer(self, inputs: Arrays) -> Arrays:
+            if not self.calls:
+                time.sleep(0.35)
+            self.calls += 1
+            return {}
+
+    found = latency({"a": Late()}, {}, block_seconds=1e-4)
+    assert len(found["a"].samples_ms) >= 10 * FEWEST
+
+
+def row(stage: str, rounds: list[float], **more: object) -> StageReport:
+    median = statistics.median(rounds)
+    measured = Measured(
+        macs=100, size_bytes=1000, latency_p50_ms=median, latency_rounds_ms=tuple(rounds), cosine_similarity=1.0
+    )
+    return StageReport(stage, "did", dataclasses.replace(measured, **more), 1.0)  # type: ignore[arg-type]
+
+
+SAME = [0.0151, 0.0149, 0.0150, 0.0152, 0.0148, 0.0150, 0.0151, 0.0149]
+OTHER = [0.0150, 0.0150, 0.0149, 0.0153, 0.0149, 0.0152, 0.0149, 0.0151]  # as fast, give or take
+SLOWER = [1.4 * ms for ms in SAME]
+
+
+def words(before: list[float], after: list[float]) -> str:
+    rows = [row("original", [10 * ms for ms in before]), row("original_onnx", before), row("fold_onnx", after)]
+    return str(gains_of(rows)[-1])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        (SLOWER, SAME, "1.4× faster than the original in ONNX Runtime (1.4 to 1.4)"),
+        (SAME, SLOWER, "1.4× slower than the original in ONNX Runtime (1.4 to 1.4)"),
+        (SAME, OTHER, "as fast as the original in ONNX Runtime (0.99 to 1.01 times, within noise)"),
+        (SAME, SAME, "as fast as the original in ONNX Runtime (1.00 to 1.00 times, within noise)"),
+    ],
+)
+def test_a_ratio_is_told_the_way_it_goes_and_not_at_all_inside_the_noise(
+    before: list[float], after: list[float], told: str
+) -> None:
+    assert words(before, after) == told
+
+
+@given(st.lists(st.floats(0.01, 10), min_size=8, max_size=8), st.lists(st.floats(0.01, 10), min_size=8, max_size=8))
+def test_no_gain_is_below_one_and_none_is_claimed_inside_its_interval(before: list[float], after: list[float]) -> None:
+    text = words(before, after)
+    pair = ratio(before, after)
+    assert pair is not None
+    assert "0.00×" not in text
+    assert "1.00×" not in text
+    assert not text.startswith("0.")
+    if not (pair.faster or pair.slower):
+        assert "as fast as" in text
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [
+        (250, "4.0× smaller than the original's ONNX"),
+        (1330, "1.3× larger than the original's ONNX"),
+        (1001, "as large as the original's ONNX"),
+    ],
+)
+def test_a_size_is_told_the_way_it_goes(size: int, told: str) -> None:
+    rows = [row("original", SAME), row("original_onnx", SAME), row("fold_onnx", SAME, size_bytes=size)]
+    assert str(gains_of(rows)[0]) == told
+
+
+def found_in(int8: list[float], floats: list[float] = SAME, pruned: bool = False, **last: object) -> str:
+    rows = [row("original", SAME), row("original_onnx", SAME)]
+    rows += [row("prune_channels", SAME), row("finetune", SAME)] if pruned else []
+    return " ".join(findings([*rows, row("fold_onnx", floats), row("quantize_onnx", int8, **last)]))
+
+
+def test_int8_is_slower_only_beyond_the_noise_and_the_figures_show_it() -> None:
+    assert "INT8" not in found_in(OTHER)
+    told = found_in(SLOWER)
+    assert "INT8 is slower here than the float model before it: 1.4× (1.40 to 1.40)" in told
+    assert "0.021 ms against 0.015 ms" in told
+    near = found_in([0.0154] * 8, [0.0146] * 8)
+    assert "0.0154 ms against 0.0146 ms" in near, "never the same figure twice"
+    assert "INT8" not in found_in([1.02 * ms for ms in SAME]), "two sessions of one file differ by so much"
+
+
+def test_that_pruning_gained_no_time_is_told_from_that_nobody_knows() -> None:
+    assert "gained no time" in found_in(SAME, SLOWER, pruned=True)
+    unsure = found_in(SAME, OTHER, pruned=True)
+    assert "could be told from noise: 0.99 to 1.01 times as fast" in unsure
+    assert "gained no time" not in unsure
+    assert "Pruning" not in found_in(SAME, [0.7 * ms for ms in SAME], pruned=True)
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.001, 0.0049])
+def test_a_loss_that_would_be_printed_as_nothing_is_none(drop: float) -> None:
+    told = found_in(SAME, metric="cosine", value=1 - drop / 100, drop=drop, drop_low=drop / 2, drop_high=drop * 2)
+    assert "fell" not in told
+
+
+@pytest.mark.parametrize(
+    ("limit", "kept"), [(0.0160, True), (0.0153, True), (0.0151, False), (0.0150, False), (0.0140, False)]
+)
+def test_a_latency_is_inside_its_budget_when_all_of_its_interval_is(limit: float, kept: bool) -> None:
+    last = row("fold_onnx", SAME, latency_p50_low_ms=0.0149, latency_p50_high_ms=0.0152)
+    missed = missed_budgets(ExportOptions(output=Path("x"), target_latency_ms=limit), [row("original", SAME), last])
+    assert (not missed) == kept
+
+
+def test_an_artifact_of_before_there_were_intervals_is_read() -> None:
+    old = StageReport("original", "did", Measured(latency_p50_ms=1.0), 1.0).to_dict()
+    for name in ("latency_p50_low_ms", "latency_p50_high_ms", "latency_rounds_ms"):
+        del old["measured"][name]
+    assert StageReport.from_dict(old).measured == Measured(latency_p50_ms=1.0)
+
+
+def test_rows_of_an_artifact_can_be_compared_by_whoever_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"")
+    signature = Signature((TensorSpec.parse("x:float32[batch,3]"),), (TensorSpec.parse("y:float32[batch,2]"),))
+    digest = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    stages = (row("original", SLOWER), row("fold_onnx", SAME))
+    Artifact(tmp_path, "model.onnx", "onnx", digest, signature, stages, "0").save()
+    before, after = (stage.measured for stage in Artifact.load(tmp_path).stages)
+    pair = speed(before, after)
+    assert pair is not None
+    assert pair.value == pytest.approx(1.4)
+    assert pair.faster
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1.0, "1.00×"), (1.02, "1.02×"), (1.06, "1.1×"), (1.94, "1.9×"), (24.4, "24×")]
+)
+def test_ratios_keep_the_decimals_that_tell_them_from_one(value: float, text: str) -> None:
+    assert times(value) == text
+
+
+def test_two_figures_get_the_decimals_that_tell_them_apart() -> None:
+    assert apart(0.0151, 0.0149) == ("0.0151", "0.0149")
+    assert apart(2.0, 1.0) == ("2.000", "1.000")
+    assert apart(0.5, 0.5) == ("0.500", "0.500")

@@ -1,0 +1,90 @@
+"""reproduce.sh runs the very command in the very folder, whatever the names, once the inputs are the same."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compress.reproduce import script
+
+SHELLS = [shell for name in ("bash", "dash", "sh") if (shell := shutil.which(name))]
+NASTY = [
+    "plain", "two words", "it's", 'say "no"', "a\nb", "a\n", "\n", "$(touch canary)", "`touch canary`", "${HOME}", "$HOME",
+    "-x", "--", "-", "~", "!!", "a\\b", "a\\", "\\n", "*", "?", "[a]", "{a,b}", "a;touch canary", "a&&touch canary",
+    "a|b", ">canary", "<a", "#a", "END", "a\tb", "é", "日本", "\udcff\udcfe", "a\udc80b", "%s", "%n%d", "\r", "\x01", "'",
+    "''", "'\"'\"'", "\u202e",
+]  # fmt: skip
+
+FAKE = """#!/bin/sh
+pwd >"$SEEN.folder"
+for word in "$@"; do printf '%s\\0' "$word"; done >"$SEEN"
+"""
+
+
+def ran(shell: str, home: Path, name: str, words: list[str], again: list[str] | None = None) -> list[str]:
+    """What the script gave the command, when its folder and its input have that name."""
+    folder = home / f"in {name}"
+    if name in ("-", "--", "-x"):
+        folder = home / name
+    folder.mkdir()
+    bin_, seen = home / "bin", home / "seen"
+    bin_.mkdir(exist_ok=True)
+    (bin_ / "compress").write_text(FAKE)
+    (bin_ / "compress").chmod(0o755)
+    (folder / name).write_bytes(b"input")
+    digest = hashlib.sha256(b"input").hexdigest()
+    command = shlex.join(["compress", *words])
+    text = script(command, folder, {Path(name): digest, folder / name: digest}, {"torch": "2.9"})
+    (home / "reproduce.sh").write_bytes(os.fsencode(text))
+    environment = {"PATH": f"{bin_}:{os.environ['PATH']}", "SEEN": str(seen), "CDPATH": "/"}
+    done = subprocess.run([shell, "reproduce.sh", *(again or [])], cwd=home, env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert not list(home.rglob("canary"))
+    return [os.fsdecode(word) for word in seen.read_bytes().split(b"\0")[:-1]]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("name", NASTY)
+def test_any_name_is_taken_for_what_it_is(shell: str, name: str, tmp_path: Path) -> None:
+    words = ["export", name, "-o", f"./{name}", f"--eval={name}"]
+    assert ran(shell, tmp_path, name, words) == words
+
+
+names = st.text(
+    st.characters(codec="utf-8", exclude_characters="/\0") | st.sampled_from([chr(0xDC00 + byte) for byte in range(128, 256)]),
+    min_size=1, max_size=40,
+).filter(lambda name: name not in (".", "..") and len(os.fsencode(name)) < 200 and os.fsdecode(os.fsencode(name)) == name)  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(name=names, words=st.lists(names, max_size=4))
+def test_so_are_all_others(name: str, words: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as home:
+        assert ran(SHELLS[0], Path(home), name, words) == words
+
+
+def test_another_folder_can_be_named_even_one_that_looks_like_an_option(tmp_path: Path) -> None:
+    assert ran(SHELLS[0], tmp_path, "-x", ["a"], ["-x"]) == ["a"]
+
+
+@pytest.mark.parametrize("name", ["plain", "a\nb", "-x", "it's"])
+def test_changed_and_missing_inputs_are_told_and_nothing_runs(name: str, tmp_path: Path) -> None:
+    text = script("touch canary", tmp_path, {Path(name): "0" * 64}, {})
+    (tmp_path / "reproduce.sh").write_bytes(os.fsencode(text))
+    for content in (b"other", None):
+        (tmp_path / name).unlink(missing_ok=True)
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        done = subprocess.run([SHELLS[0], "reproduce.sh"], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 1
+        assert f"{name} is not what it was" in done.stderr
+        assert not (tmp_path / "canary").exists()
