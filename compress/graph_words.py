@@ -18,7 +18,7 @@ from torch.overrides import get_overridable_functions
 __all__ = ["Decoder", "GraphError", "encode", "function_of", "methods", "name_of"]
 
 _DEPTH = 16
-_ITEMS = 1_000_000
+_ITEMS = 500_000
 _LITERALS = (type(None), bool, int, float, str)
 _CONSTANTS = {
     str(value).removeprefix("torch."): value

@@ -21,8 +21,9 @@ from torch.nn import functional as F
 
 from compress.layer_classes import CLASSES, CONTAINERS
 from compress.pickle_names import Global, Instance
+from compress.plain_values import plain, shown
 
-__all__ = ["LayerError", "clean", "layer_of", "plain", "plain_name", "record_of"]
+__all__ = ["LayerError", "clean", "layer_of", "plain_name", "record_of"]
 
 Record = dict[str, Any]
 
@@ -49,19 +50,8 @@ def plain_name(word: Any) -> str:
         LayerError: it is no plain word, or one that modules use themselves.
     """
     if type(word) is not str or not _WORD.fullmatch(word) or word in _RESERVED:
-        raise LayerError(f"{_shown(word)} is not a plain name")
+        raise LayerError(f"{shown(word)} is not a plain name")
     return word
-
-
-def plain(value: Any, depth: int = 0) -> bool:
-    """Whether a value is None, a bool, int, float or short str, or a short list or tuple of these; none a subclass."""
-    if type(value) in (list, tuple):
-        return depth < 3 and len(value) <= 100 and all(plain(item, depth + 1) for item in value)
-    if type(value) is int:
-        return abs(value) < 1 << 40
-    if type(value) is str:
-        return len(value) <= 100 and value.isprintable()
-    return value is None or type(value) in (bool, float)
 
 
 def record_of(layer: Any, met: dict[int, Any], depth: int = 0) -> Record:
@@ -93,7 +83,7 @@ def record_of(layer: Any, met: dict[int, Any], depth: int = 0) -> Record:
                 raise LayerError(f"a {name} of it has hooks ({key}), which are code")
         for key, value in own.items():
             if type(key) is not str or not (key in _DERIVED or plain(value)):
-                raise LayerError(f"a {name} of it has {_shown(key)}, which is no attribute of one")
+                raise LayerError(f"a {name} of it has {shown(key)}, which is no attribute of one")
     record: Record = {"class": name, "parameters": parameters, "buffers": buffers, "children": children}
     if name not in CONTAINERS:
         record["arguments"] = _arguments(name, own, parameters, children)
@@ -101,7 +91,7 @@ def record_of(layer: Any, met: dict[int, Any], depth: int = 0) -> Record:
         for key, value in own.items():
             want = vars(made).get(key, value)
             if key not in _DERIVED and plain(want) and (not plain(value) or value != want):
-                raise LayerError(f"the {_shown(key)} of a {name} of it is {_shown(value)}, not {_shown(want)}")
+                raise LayerError(f"the {shown(key)} of a {name} of it is {shown(value)}, not {shown(want)}")
     met[id(layer)] = record
     return record
 
@@ -135,7 +125,7 @@ def layer_of(record: Any, made: dict[int, nn.Module] | None = None, depth: int =
         if layer._modules.keys() != inner.keys():
             raise LayerError(f"a {name} of it has the parts {', '.join(inner)}, not {', '.join(layer._modules)}")
     else:
-        raise LayerError(f"{_shown(name)} is no layer that is known here")
+        raise LayerError(f"{shown(name)} is no layer that is known here")
     for key, child in inner.items():
         layer._modules.pop(key, None)
         try:
@@ -144,11 +134,11 @@ def layer_of(record: Any, made: dict[int, nn.Module] | None = None, depth: int =
             raise LayerError(f"a {name} of it has a part named {key}, which is a method") from err
     for kind, given, slots in (("parameter", parameters, layer._parameters), ("buffer", buffers, layer._buffers)):
         if given.keys() != slots.keys():
-            raise LayerError(f"a {name} of it has the {kind}s {_shown(list(given))}, not {_shown(list(slots))}")
+            raise LayerError(f"a {name} of it has the {kind}s {shown(list(given))}, not {shown(list(slots))}")
         for key, value in given.items():
             slot = slots[key]
             if value is not slot and not (slot is not None and _plain_tensor(value) and value.shape == slot.shape):
-                raise LayerError(f"the {kind} {_shown(key)} of a {name} of it does not fit its sizes")
+                raise LayerError(f"the {kind} {shown(key)} of a {name} of it does not fit its sizes")
             if value is not None:
                 _put(layer, key, value, kind)
     made[id(record)] = layer
@@ -169,7 +159,7 @@ def _constructed(
     if type(arguments) is not dict or not all(type(key) is str and plain(value) for key, value in arguments.items()):
         raise LayerError(f"the arguments of a {name} of it are not plain")
     if arguments.keys() - set(_constructor(name)):
-        raise LayerError(f"a {name} of it has arguments that there are not: {_shown(sorted(arguments))}")
+        raise LayerError(f"a {name} of it has arguments that there are not: {shown(sorted(arguments))}")
     given: dict[str, Any] = dict(arguments)
     if name in ("RNN", "LSTM", "GRU") and not 0 < given.get("num_layers", 1) <= len(parameters):
         raise LayerError(f"a {name} of it has more layers than weights")
@@ -211,7 +201,7 @@ def _arguments(
 ) -> dict[str, Any]:
     """What the constructor was called with, as far as it matters, from what it left behind."""
     if name not in CLASSES:
-        raise LayerError(f"{_shown(name)} is no layer that is known here")
+        raise LayerError(f"{shown(name)} is no layer that is known here")
     found = {key: own[key] for key in _constructor(name) if key in own and key not in _DERIVED}
     for key in _constructor(name):
         if key in parameters and key not in own:  # a bias that is there or not
@@ -259,7 +249,7 @@ def _described(layer: Any) -> tuple[str, Mapping[Any, Any]]:
         module, _, name = layer.name.rpartition(".")
         known = CLASSES.get(name) or CONTAINERS.get(name)
         if known is None or not module.startswith("torch.nn.modules.") or layer.args or type(layer.state) is not dict:
-            raise LayerError(f"a {layer.name[:100]} is no layer that is known here")
+            raise LayerError(f"a {layer.name[:100]!a} is no layer that is known here")
         return name, layer.state
     name = type(layer).__name__
     if type(layer) is not (CLASSES.get(name) or CONTAINERS.get(name)):
@@ -300,10 +290,3 @@ def _bare(value: Any) -> Any:
         return value
     kinds: tuple[tuple[type, type], ...] = ((numbers.Integral, int), (numbers.Real, float), (str, str))
     return next((exact(value) for kind, exact in kinds if isinstance(value, kind)), value)
-
-
-def _shown(value: Any) -> str:
-    """A value in an error: whatever it is, its repr is not run unless it is plain."""
-    if plain(value):
-        return ascii(value)[:100]
-    return f"a {type(value).__name__}" if not isinstance(value, str) else ascii(str(value[:80]))

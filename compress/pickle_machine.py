@@ -7,7 +7,6 @@ any other object as a description of it.
 
 from __future__ import annotations
 
-import math
 import pickletools
 from collections import OrderedDict
 from collections.abc import Callable
@@ -19,12 +18,12 @@ from torch import nn
 
 from compress.errors import first_line
 from compress.pickle_names import DTYPES, KEPT, KEPT_FAMILIES, OTHER_TENSORS, PYTHON_2, STORAGES, Global, Instance
-from compress.torch_archive import LARGEST_PICKLE, DamagedError, LegacyStorages, OtherTensorError, ZipStorages
+from compress.torch_archive import LARGEST_PICKLE, DamagedError, LegacyStorages, OtherTensorError, ZipStorages, view_of
 
 __all__ = ["Machine"]
 
+_OPCODES = 2_000_000  # 10,000 tensors take 400,000
 _COPIES = 10_000_000
-_EXPANDED = 1 << 20
 _VIEWS = 64
 
 
@@ -41,14 +40,14 @@ class Machine:
     def __init__(self, storages: ZipStorages | LegacyStorages) -> None:
         self.storages = storages
         self.foreign: set[str] = set()
-        self._copied = self._described = 0
+        self._copied = self._described = self._opcodes = 0
         self._calls: dict[str, Callable[..., Any]] = {
             "collections.OrderedDict": lambda pairs=(): OrderedDict(self._pairs(pairs)),
             "collections.defaultdict": lambda _factory=None, pairs=(): dict(self._pairs(pairs)),
             "collections.Counter": lambda pairs=(): self._dict(pairs),
             "builtins.set": lambda items=(): set(map(_key, self._items(items))),
             "builtins.frozenset": lambda items=(): frozenset(map(_key, self._items(items))),
-            "_codecs.encode": _encode,
+            "_codecs.encode": self._encode,
             "torch.Size": lambda sizes=(): tuple(self._items(sizes)),
             "torch._utils._rebuild_tensor": self._tensor,
             "torch._utils._rebuild_tensor_v2": self._tensor_v2,
@@ -93,6 +92,9 @@ class Machine:
         for opcode, arg, position in pickletools.genops(file):
             if position is not None and position > LARGEST_PICKLE:
                 raise DamagedError(f"its pickle has more than {LARGEST_PICKLE:,} bytes")
+            self._opcodes += 1
+            if self._opcodes > _OPCODES:
+                raise DamagedError(f"its pickle has more than {_OPCODES:,} opcodes")
             match opcode.name:
                 case "PROTO" | "FRAME":
                     pass
@@ -227,23 +229,23 @@ class Machine:
             raise DamagedError("its pickle copies the same items again and again")
         return items  # type: ignore[no-any-return]
 
+    def _encode(self, text: Any, encoding: Any = "latin1") -> bytes:
+        if type(text) is not str or encoding != "latin1":
+            raise DamagedError("its pickle holds bytes of another encoding")
+        self._items([None] * (len(text) // 8))
+        return text.encode("latin1")
+
     def _tensor(self, storage: Any, offset: Any, size: Any, stride: Any, dtype: Any = None) -> torch.Tensor:
         if type(storage) is not _Storage:
             raise DamagedError("a tensor of it has no storage")
-        numbers = [offset, *size, *stride]
-        if any(type(number) is not int or not 0 <= number < 1 << 62 for number in numbers) or len(size) != len(stride):
-            raise DamagedError("a tensor of it has sizes that can't be")
         memory = self.storages(storage.key, storage.dtype, storage.numel)
         if dtype is not None:
             memory = memory.view(dtype)
-        numel = math.prod(size)
-        self._described += numel
-        last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True)) if numel else offset
-        if last >= memory.numel() + (numel == 0) or numel > max(memory.numel(), _EXPANDED):
-            raise DamagedError(f"a tensor of the sizes {list(size)[:8]} is beyond its storage of {memory.numel():,}")
+        found = view_of(memory, offset, size, stride)
+        self._described += found.numel()
         if self._described > _VIEWS * self.storages.size:
             raise DamagedError("its tensors show the same numbers again and again")
-        return memory.as_strided(size, stride, offset)
+        return found
 
     def _tensor_v2(
         self, storage: Any, offset: Any, size: Any, stride: Any, _grad: Any, _hooks: Any, metadata: Any = None
@@ -288,14 +290,9 @@ def _parameter(data: Any, requires_grad: Any, _hooks: Any, _state: Any = None) -
 
 
 def _key(value: Any) -> Any:
-    """What may be a key or stand in a set: hashing nested tuples would follow them as deep as they go."""
-    flat = (str, int, float, bool, bytes, type(None), Global, torch.dtype)
-    if type(value) in flat or (type(value) is tuple and len(value) < 100 and all(type(item) in flat for item in value)):
+    """What may be a key or stand in a set: no tuples, nested as deep as they go, nor numbers that hash alike."""
+    if type(value) in (str, bool, bytes, type(None), Global, torch.dtype) or (
+        type(value) is int and abs(value) < 1 << 60
+    ):
         return value
     raise DamagedError(f"its pickle has a {type(value).__name__} as a key")
-
-
-def _encode(text: Any, encoding: Any = "latin1") -> bytes:
-    if type(text) is not str or encoding != "latin1":
-        raise DamagedError("its pickle holds bytes of another encoding")
-    return text.encode("latin1")

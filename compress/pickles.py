@@ -45,7 +45,7 @@ def unpickle(path: Path, *, trust: bool) -> Any:
         mend = "save it from plain tensors; or, if you trust whoever made it, add --trust"
         raise CheckpointError(f"can't load {path}", why=str(err), mend=mend) from err
     except DamagedError as err:
-        mend = "copy or download it again, or save it again with torch.save or compress.save"
+        mend = "copy or download it again; or, if it is whole and you trust whoever made it, add --trust"
         raise CheckpointError(f"can't load {path}", why=str(err), mend=mend) from err
     except (ImportError, AttributeError) as err:
         raise CheckpointError(

@@ -7,6 +7,7 @@ memory that is read is memory that the file holds.
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 import zipfile
@@ -16,13 +17,15 @@ from typing import Any, BinaryIO
 
 import torch
 
-__all__ = ["DamagedError", "LegacyStorages", "OtherTensorError", "ZipStorages"]
+__all__ = ["DamagedError", "LegacyStorages", "OtherTensorError", "ZipStorages", "view_of"]
 
 LARGEST_PICKLE = 16 << 20
 """Bytes: a state_dict of 10,000 tensors has 2 MB; each byte can become 70 bytes of Python objects."""
 
 _LOCAL_HEADER = struct.Struct("<4s5HLLLHH")
 _CHUNK = 64 << 20
+_DIMENSIONS = 64
+_EXPANDED = 1 << 20  # numbers that one number may stand for
 
 
 class DamagedError(Exception):
@@ -106,6 +109,24 @@ class LegacyStorages:
             count, size = file.read(8), file.readinto(numbers) if len(numbers) else 0  # type: ignore[attr-defined]
             if count != struct.pack("<q", self._made[key].numel()) or size != len(numbers):
                 raise DamagedError("it is truncated, or its storages are of other sizes than its tensors say")
+
+
+def view_of(memory: torch.Tensor, offset: Any, size: Any, stride: Any) -> torch.Tensor:
+    """A tensor of these sizes and strides (in numbers) in a storage [numel].
+
+    Raises:
+        DamagedError: they reach beyond the storage, or show far more than it holds.
+    """
+    numbers = [offset, *size, *stride]
+    if any(type(number) is not int or not 0 <= number < 1 << 62 for number in numbers):
+        raise DamagedError("a tensor of it has sizes that can't be")
+    if not len(size) == len(stride) <= _DIMENSIONS:
+        raise DamagedError(f"a tensor of it has {len(size):,} dimensions and {len(stride):,} strides")
+    numel = math.prod(size)
+    last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True)) if numel else offset
+    if last >= memory.numel() + (numel == 0) or numel > max(memory.numel(), _EXPANDED):
+        raise DamagedError(f"a tensor of the sizes {list(size)[:8]} is beyond its storage of {memory.numel():,}")
+    return memory.as_strided(size, stride, offset)
 
 
 def _numbers(buffer: mmap.mmap, start: int, size: int) -> torch.Tensor:

@@ -63,7 +63,7 @@ def module_of(content: Any, path: Path, factory: str | None) -> nn.Module:
         module.load_state_dict(state)
     except RuntimeError as err:
         lines = [line.strip() for line in str(err).splitlines()[1:3]] or [str(err)]
-        why = " ".join(lines)[:300]
+        why = "".join(char if char.isprintable() else "?" for char in " ".join(lines)[:300])  # it names the file's keys
         raise CheckpointError(
             f"the weights of {path} don't fit {factory}", why=why, mend="name the factory that made them"
         ) from err
@@ -72,7 +72,7 @@ def module_of(content: Any, path: Path, factory: str | None) -> nn.Module:
 
 def _held(content: Any) -> str:
     if not isinstance(content, Mapping):
-        return f"a {content.name[:100]}" if isinstance(content, Instance) else f"a {type(content).__name__}"
+        return f"a {content.name[:100]!a}" if isinstance(content, Instance) else f"a {type(content).__name__}"
     keys = [ascii(key[:40]) if isinstance(key, str) else type(key).__name__ for key in list(content)[:5]]
     return f"a dict of {', '.join(keys)}"
 
