@@ -118,9 +118,7 @@ _NUMBERS: Mapping[str, frozenset[str]] = {
         }
     ),
     "math": frozenset({"trunc", "ceil", "floor"}),
-    "torch": frozenset(
-        {"sym_not", "sym_int", "sym_float", "sym_ite", "sym_max", "sym_min", "sym_sqrt", "sym_sum", "_sym_sqrt"}
-    ),
+    "torch": frozenset({"sym_not", "sym_int", "sym_float", "sym_ite", "sym_max", "sym_min", "sym_sqrt", "_sym_sqrt"}),
 }
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
