@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
+from rich.markup import escape
 
 from compress import __version__
 from compress.errors import MissingExtraError, ToolkitError
@@ -328,7 +329,8 @@ def measure(
     for figure in found.figures:
         if figure.cpu_nodes:
             kinds = ", ".join(f"{count} {kind}" for kind, count in figure.cpu_nodes.items())
-            console.print(f"[yellow]![/] {figure.model}, batch {figure.batch}: on the CPU run {kinds}", highlight=False)
+            told = escape(f"{figure.model}, batch {figure.batch}: on the CPU run {kinds}")
+            console.print(f"[yellow]![/] {told}", highlight=False)
     if json_ is not None:
         json_.write_text(json.dumps(found.to_dict(), indent=2) + "\n", encoding="utf-8")
 

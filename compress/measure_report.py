@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.markup import escape
 from rich.table import Table
 
 from compress.measured import Measurement
@@ -17,7 +18,7 @@ def measure_table(found: Measurement) -> Table:
         table.add_column(column, justify="left" if column in ("model", "runtime") else "right", no_wrap=True)
     for row in found.figures:
         table.add_row(
-            str(row.batch), row.model, row.runtime, f"{row.p50_ms:.3f} ms", f"{row.p99_ms:.3f} ms",
+            str(row.batch), escape(row.model), row.runtime, f"{row.p50_ms:.3f} ms", f"{row.p99_ms:.3f} ms",
             f"{row.throughput:,.0f}", f"{row.over_first:.2f}×", f"{row.cosine_similarity:.6f}",
         )  # fmt: skip
     return table

@@ -20,7 +20,9 @@ def show_lint(found: TensorrtLint, console: Console) -> None:
         table.add_column(column, overflow="fold")
     for layer in found.layers:
         style = "yellow" if layer.precision == "FP32" and len(found.counts) > 1 else ""
-        table.add_row(escape(layer.name), layer.kind, layer.precision, layer.gives, escape(layer.why), style=style)
+        table.add_row(
+            escape(layer.name), escape(layer.kind), layer.precision, layer.gives, escape(layer.why), style=style
+        )
     console.print(table)
     console.print("layers: " + ", ".join(f"{count} {kind}" for kind, count in found.counts.items()), highlight=False)
     alike: dict[tuple[str, str, str], list[str]] = {}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -87,6 +88,12 @@ _MESSAGES: dict[str, dict[int, str]] = {
 }  # fmt: skip
 # Bytes, not text: an attribute's `s` and `strings`, a tensor's strings and raw data.
 _BYTES = {("Attribute", 4), ("Attribute", 9), ("Tensor", 6), ("Tensor", 9)}
+# Names, which are printed: a terminal obeys control characters.
+_NAMES = {
+    ("Graph", 2), ("Node", 1), ("Node", 2), ("Node", 3), ("Node", 4), ("Node", 7), ("Tensor", 8), ("Value", 1),
+    ("Dim", 2), ("Function", 1), ("Function", 10), ("Opset", 1), ("Attribute", 1), ("Model", 2), ("Model", 3),
+}  # fmt: skip
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _DIMENSIONS = {("Tensor", 1), ("Sparse", 3)}
 _NUMBERS = {"int": 0, "f8": 1, "f4": 5}
 _WIDTHS = {1: 8, 5: 4}
@@ -177,7 +184,9 @@ class _Scan:
                     values.append(inner if kind in ("Tensor", "Value", "Type", "TensorType", "Shape") else None)
                 elif name == "text":
                     if (kind, number) not in _BYTES:
-                        self._decoded(at, at + length)
+                        text = self._decoded(at, at + length)
+                        if (kind, number) in _NAMES and _CONTROLS.search(text):
+                            raise OnnxFileError(f"it holds the name {text[:80]!r}, with control characters")
                     values.append((at, at + length))
                 elif several:
                     _add(values, self._packed(name, at, at + length), keep=(kind, number) in _DIMENSIONS)

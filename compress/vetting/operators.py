@@ -6,6 +6,7 @@ holds, changes the process's settings, or is registered by another package. Back
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 
@@ -123,6 +124,7 @@ _NUMBERS: Mapping[str, frozenset[str]] = {
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
+@functools.lru_cache(4096)
 def allowed(target: str) -> bool:
     """Whether a program may call a target, written as torch writes it ("torch.ops.aten.relu.default")."""
     parts = target.split(".")

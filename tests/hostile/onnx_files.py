@@ -229,6 +229,23 @@ def onnx_of_two_million_nodes(path: Path, canary: Path) -> None:
 
 
 @attack(".onnx", "onnx")
+def onnx_whose_names_command_a_terminal(path: Path, canary: Path) -> None:
+    del canary
+    made = model()
+    made.graph.node[0].name = "\x1b]0;owned\x07\x1b[2J"
+    path.write_bytes(made.SerializeToString())
+
+
+@attack(".onnx", "onnx", harmless=True)
+def onnx_whose_names_are_markup(path: Path, canary: Path) -> None:
+    """Its report is printed by rich, which has tags of its own."""
+    del canary
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["[/z]"], name="[/n]")]
+    made = model([*nodes, helper.make_node("Re[/lu]", ["[/z]"], ["y"], name="[link=x]n")])
+    path.write_bytes(made.SerializeToString())
+
+
+@attack(".onnx", "onnx")
 def onnx_that_is_two_formats(path: Path, canary: Path) -> None:
     """A name that makes it ONNX Runtime's own format, too."""
     del canary
