@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
 from compress.plots import axes_of, svg_of
@@ -29,7 +30,7 @@ def roofline_table(found: Roofline, rows: int = 20) -> Table:
         )
     for layer in sorted(found.layers, key=lambda layer: -layer.microseconds)[:rows]:
         table.add_row(
-            layer.name, layer.kind, f"{layer.microseconds:.0f}", f"{layer.intensity:.1f}",
+            escape(layer.name), escape(layer.kind), f"{layer.microseconds:.0f}", f"{layer.intensity:.1f}",
             f"{layer.ops_per_second / 1e9:.1f}", layer.bound,
         )  # fmt: skip
     return table

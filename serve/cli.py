@@ -173,7 +173,7 @@ def lint(
     else:
         for finding in found:
             colour = "red" if finding.severity == "error" else "yellow"
-            out.print(f"[bold]{finding.model}[/] [{colour}]{finding.severity}[/]: {escape(finding.what)}")
+            out.print(f"[bold]{escape(finding.model)}[/] [{colour}]{finding.severity}[/]: {escape(finding.what)}")
             out.print(f"  mend: {finding.mend}", markup=False)
         counts = [sum(finding.severity == kind for finding in found) for kind in ("error", "warning")]
         out.print(f"{counts[0]} errors, {counts[1]} warnings" if found else "nothing to mend")

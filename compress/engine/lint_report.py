@@ -28,7 +28,9 @@ def _table(found: TensorrtLint) -> Table:
         table.add_column(column, overflow="fold")
     for layer in found.layers:
         style = "yellow" if layer.precision == "FP32" and len(found.counts) > 1 else ""
-        table.add_row(escape(layer.name), layer.kind, layer.precision, layer.gives, escape(layer.why), style=style)
+        table.add_row(
+            escape(layer.name), escape(layer.kind), layer.precision, layer.gives, escape(layer.why), style=style
+        )
     return table
 
 

@@ -6,6 +6,7 @@ What passes is written again from the syntax tree that was checked, so that nobo
 from __future__ import annotations
 
 import ast
+import functools
 import re
 
 __all__ = ["clean_expression"]
@@ -36,6 +37,7 @@ _OPERATIONS = (
 )  # fmt: skip
 
 
+@functools.lru_cache(4096)
 def clean_expression(text: str) -> str:
     """The expression, written again.
 

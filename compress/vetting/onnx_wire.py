@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -25,6 +26,7 @@ MAX_DEPTH = 64
 MAX_SUBGRAPHS = 16
 MAX_INLINED = 1_000_000
 MAX_DIMENSIONS = 64
+MAX_DENSE = 1 << 26
 _BITS = {
     1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 14: 64, 15: 128, 16: 16, 17: 8,
     18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4, 24: 8, 25: 2, 26: 2, 27: 6, 28: 6,
@@ -86,6 +88,13 @@ _MESSAGES: dict[str, dict[int, str]] = {
 }  # fmt: skip
 # Bytes, not text: an attribute's `s` and `strings`, a tensor's strings and raw data.
 _BYTES = {("Attribute", 4), ("Attribute", 9), ("Tensor", 6), ("Tensor", 9)}
+# Names, which are printed: a terminal obeys control characters.
+_NAMES = {
+    ("Graph", 2), ("Node", 1), ("Node", 2), ("Node", 3), ("Node", 4), ("Node", 7), ("Tensor", 8), ("Value", 1),
+    ("Dim", 2), ("Function", 1), ("Function", 10), ("Opset", 1), ("Attribute", 1), ("Model", 2), ("Model", 3),
+}  # fmt: skip
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_DIMENSIONS = {("Tensor", 1), ("Sparse", 3)}
 _NUMBERS = {"int": 0, "f8": 1, "f4": 5}
 _WIDTHS = {1: 8, 5: 4}
 Fields = dict[int, list[Any]]
@@ -121,6 +130,8 @@ def vet_onnx_bytes(data: bytes | memoryview, folder: Path, *, runs: bool = True)
     Raises:
         OnnxFileError: as for a file.
     """
+    if bytes(data[4:8]) == b"ORTM":  # ONNX Runtime would read another format, of which nothing was looked at
+        raise OnnxFileError("it is written in ONNX Runtime's own format")
     scan = _Scan(memoryview(data), folder)
     try:
         found = scan.message("Model", 0, len(scan.data), 0, 0)
@@ -173,10 +184,12 @@ class _Scan:
                     values.append(inner if kind in ("Tensor", "Value", "Type", "TensorType", "Shape") else None)
                 elif name == "text":
                     if (kind, number) not in _BYTES:
-                        self._decoded(at, at + length)
+                        text = self._decoded(at, at + length)
+                        if (kind, number) in _NAMES and _CONTROLS.search(text):
+                            raise OnnxFileError(f"it holds the name {text[:80]!r}, with control characters")
                     values.append((at, at + length))
                 elif several:
-                    _add(values, self._packed(name, at, at + length), keep=kind == "Tensor" and number == 1)
+                    _add(values, self._packed(name, at, at + length), keep=(kind, number) in _DIMENSIONS)
                 else:
                     raise OnnxFileError(
                         f"its Protobuf is damaged, or another's: a field ({kind} {number}) of the wrong type"
@@ -189,7 +202,7 @@ class _Scan:
             elif wire == 0:
                 value, at = self._varint(at, end)
                 if several:
-                    _add(values, [_signed(value)], keep=kind == "Tensor" and number == 1)
+                    _add(values, [_signed(value)], keep=(kind, number) in _DIMENSIONS)
                 else:
                     values.append(_signed(value))
             else:
@@ -197,8 +210,11 @@ class _Scan:
                 at += _WIDTHS[wire]
                 if at > end:
                     raise OnnxFileError("its Protobuf is damaged: it is truncated")
-        if kind in ("Node", "Dim", "Tensor", "TensorType"):
-            checks = {"Node": self._node, "Dim": self._dim, "Tensor": self._tensor, "TensorType": self._type}
+        checks = {
+            "Node": self._node, "Dim": self._dim, "Tensor": self._tensor, "TensorType": self._type,
+            "Sparse": self._sparse,
+        }  # fmt: skip
+        if kind in checks:
             checks[kind](found)
         if outer is not None:
             called = self._text(found, 10), self._text(found, 1)
@@ -282,6 +298,13 @@ class _Scan:
         kind = found.get(1, [0])[0]
         if kind and kind != _STRING and kind not in _BITS:
             raise OnnxFileError(f"it declares a tensor of the type {kind}, which the format does not have")
+
+    def _sparse(self, found: Fields) -> None:
+        dims = found.get(3, [])
+        if any(dim < 0 for dim in dims) or math.prod(dims) > MAX_DENSE:
+            raise OnnxFileError(
+                f"it holds a sparse tensor of the shape {list(dims)}, which is unpacked when it is read"
+            )
 
     def _dim(self, found: Fields) -> None:
         if found.get(1, [0])[0] < 0:

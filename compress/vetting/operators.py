@@ -6,6 +6,7 @@ holds, changes the process's settings, or is registered by another package. Back
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 
@@ -118,13 +119,12 @@ _NUMBERS: Mapping[str, frozenset[str]] = {
         }
     ),
     "math": frozenset({"trunc", "ceil", "floor"}),
-    "torch": frozenset(
-        {"sym_not", "sym_int", "sym_float", "sym_ite", "sym_max", "sym_min", "sym_sqrt", "sym_sum", "_sym_sqrt"}
-    ),
+    "torch": frozenset({"sym_not", "sym_int", "sym_float", "sym_ite", "sym_max", "sym_min", "sym_sqrt", "_sym_sqrt"}),
 }
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
+@functools.lru_cache(4096)
 def allowed(target: str) -> bool:
     """Whether a program may call a target, written as torch writes it ("torch.ops.aten.relu.default")."""
     parts = target.split(".")

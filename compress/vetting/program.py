@@ -22,6 +22,7 @@ __all__ = ["clean_payloads", "clean_program"]
 
 Check = Callable[[Any], Any]
 _LARGEST = 2**63
+_MAX_BITS = 1 << 16
 # What the generated source refers to: a value of that name would stand in its way.
 _TAKEN = {"torch", "self", "math", "operator", "device", "inf", "nan", "NoneType", "pytree", "fx_pytree"}
 _TREES = {"builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict"}
@@ -244,7 +245,33 @@ _TENSOR_OR_NONE = _union(as_tensor=_TENSOR, as_none=_bool)
 
 
 def _graph(value: Any) -> Any:
-    return _GRAPH(value)
+    graph = _GRAPH(value)
+    digits: dict[str, int] = {}
+    for node in graph["nodes"]:
+        if node["target"] in ("_operator.mul", "_operator.pow"):
+            made = _bits(node, digits)
+            if made > _MAX_BITS:
+                raise ValueError("multiplies sizes to a number that no memory holds")
+            digits |= {name: made for output in node["outputs"] for name in _names_in(output)}
+        elif not node["target"].startswith("torch.ops."):
+            made = 1 + max((_bits_of(given["arg"], digits) for given in node["inputs"]), default=0)
+            digits |= {name: made for output in node["outputs"] for name in _names_in(output)}
+    return graph
+
+
+def _bits(node: dict[str, Any], digits: dict[str, int]) -> int:
+    """How long a product or a power of Python's integers can get, whose digits have no bound."""
+    sides = [_bits_of(given["arg"], digits) for given in node["inputs"]]
+    return sum(sides) if node["target"] == "_operator.mul" else 8 * max(sides, default=0)
+
+
+def _bits_of(argument: dict[str, Any], digits: dict[str, int]) -> int:
+    return max((digits.get(name, 64) for name in _names_in(argument)), default=64)
+
+
+def _names_in(argument: dict[str, Any]) -> list[str]:
+    (value,) = argument.values()
+    return [value["as_name"]] if isinstance(value, dict) and "as_name" in value else []
 
 
 # Not in it: objects (pickles), operators as values, dicts of arguments.
@@ -259,6 +286,7 @@ _ARGUMENT = _union(
     as_nested_tensors=_listed(_listed(_TENSOR)), as_int_lists=_listed(_listed(_int)),
     as_float_lists=_listed(_listed(_float)),
 )  # fmt: skip
+_OF_NUMBERS = {f"as_{kind}" for kind in ("int", "float", "bool", "sym_int", "sym_float", "sym_bool", "tensor")}
 _NODE_FIELDS = _record(
     "is_hop_single_tensor_return", "name", "metadata", target=_target,
     inputs=_listed(_record("kind", name=_argument_name, arg=_ARGUMENT, kind=_optional(_one_of(0, 1, 2)))),
@@ -275,6 +303,10 @@ def _node(value: Any) -> dict[str, Any]:
                 _name(given["name"])
     elif any("as_graph" in given["arg"] for given in node["inputs"]):
         raise ValueError(f"gives a graph to {node['target']!r}")
+    if not node["target"].startswith("torch.ops."):
+        for given in node["inputs"]:  # a string times a number can be larger than the memory
+            if not given["arg"].keys() <= _OF_NUMBERS:
+                raise ValueError(f"calls {node['target']!r} with what is no number")
     if node["target"] == "_operator.pow":  # Python's own numbers, which have no bounds
         exponent = node["inputs"][1]["arg"] if len(node["inputs"]) == 2 else {}
         plain = exponent.get("as_int", exponent.get("as_float", exponent.get("as_sym_int", {}).get("as_int")))

@@ -266,6 +266,50 @@ def program_with_many_unbacked_symbols(path: Path, canary: Path) -> None:
     program(path, lambda data: data["range_constraints"].update(u999999999999={"min_val": 0, "max_val": 1}))
 
 
+def _sized(name: str) -> dict[str, Any]:
+    return {"as_sym_int": {"as_name": name}}
+
+
+def _arithmetic(target: str, *arguments: dict[str, Any], count: int = 1) -> Callable[[Any], None]:
+    """Nodes before the first, each of which takes the result of the one before."""
+
+    def change(data: Any) -> None:
+        graph = data["graph_module"]["graph"]
+        given = list(arguments)
+        for at in range(count):
+            inputs = [{"name": f"a{side}", "arg": each, "kind": 1} for side, each in enumerate(given)]
+            made = {"target": target, "inputs": inputs, "outputs": [_sized(f"n{at}")], "metadata": {}, "name": f"n{at}"}
+            graph["nodes"].insert(at, made)
+            graph["sym_int_values"][f"n{at}"] = {"as_int": 4}
+            given = [_sized(f"n{at}")] * 2
+
+    return change
+
+
+@attack(".pt2", "model")
+def program_that_repeats_a_string(path: Path, canary: Path) -> None:
+    del canary
+    program(path, _arithmetic("_operator.mul", {"as_string": "x" * 1000}, {"as_int": 10**9}))
+
+
+@attack(".pt2", "model")
+def program_that_pads_a_string(path: Path, canary: Path) -> None:
+    del canary
+    program(path, _arithmetic("_operator.mod", {"as_string": "%10000000000d"}, {"as_int": 1}))
+
+
+@attack(".pt2", "model")
+def program_that_squares_and_squares(path: Path, canary: Path) -> None:
+    del canary
+    program(path, _arithmetic("_operator.mul", {"as_int": 2**62}, {"as_int": 2**62}, count=40))
+
+
+@attack(".pt2", "model")
+def program_with_a_power_of_a_power(path: Path, canary: Path) -> None:
+    del canary
+    program(path, _arithmetic("_operator.pow", {"as_int": 10}, {"as_int": 10**10}))
+
+
 def _meta(data: Any) -> Any:
     return next(iter(data["config"].values()))["tensor_meta"]
 

@@ -150,6 +150,12 @@ def unknown_type(made: ModelProto, _folder: Path) -> None:
     made.graph.initializer[0].data_type = 77
 
 
+def sparse(made: ModelProto, _folder: Path) -> None:
+    values = onnx.numpy_helper.from_array(np.ones(1, np.float32), "s")
+    indices = onnx.numpy_helper.from_array(np.zeros(1, np.int64), "i")
+    made.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [2**25, 2**25]))
+
+
 for _name, _change in {
     "onnx_with_weights_by_an_absolute_path": outside("/etc/passwd"),
     "onnx_with_weights_above": outside("../../../../etc/passwd"),
@@ -175,6 +181,7 @@ for _name, _change in {
         *(function(f"f{at}", [f"f{at + 1}"] * 10) for at in range(12)), function("f12", [])
     ),
     "onnx_with_an_unknown_type": unknown_type,
+    "onnx_with_a_sparse_petabyte": sparse,
 }.items():
     _attack(_name, _change)
 
@@ -219,6 +226,30 @@ def onnx_of_two_million_nodes(path: Path, canary: Path) -> None:
     del canary
     nodes = b"\x0a\x00" * 2_050_000
     path.write_bytes(b"\x08\x0a\x3a" + varint(len(nodes)) + nodes)
+
+
+@attack(".onnx", "onnx")
+def onnx_whose_names_command_a_terminal(path: Path, canary: Path) -> None:
+    del canary
+    made = model()
+    made.graph.node[0].name = "\x1b]0;owned\x07\x1b[2J"
+    path.write_bytes(made.SerializeToString())
+
+
+@attack(".onnx", "onnx", harmless=True)
+def onnx_whose_names_are_markup(path: Path, canary: Path) -> None:
+    """Its report is printed by rich, which has tags of its own."""
+    del canary
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["[/z]"], name="[/n]")]
+    made = model([*nodes, helper.make_node("Re[/lu]", ["[/z]"], ["y"], name="[link=x]n")])
+    path.write_bytes(made.SerializeToString())
+
+
+@attack(".onnx", "onnx")
+def onnx_that_is_two_formats(path: Path, canary: Path) -> None:
+    """A name that makes it ONNX Runtime's own format, too."""
+    del canary
+    path.write_bytes(b"\x12\x06__ORTM" + model().SerializeToString())
 
 
 @attack(".onnx", "onnx")

@@ -1,0 +1,152 @@
+"""An ONNX file is looked through before a library reads it: what exporters write passes, in one way to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
+from onnx import TensorProto, helper, numpy_helper
+
+from compress.errors import StageError
+from compress.onnx_input import read_onnx, signature_of_onnx, vetted_onnx
+from compress.vetting.onnx_wire import OnnxFileError, vet_onnx, vet_onnx_bytes
+from tests.hostile.onnx_files import dims, function, functions, model, outside
+
+KINDS = [np.float32, np.float64, np.float16, np.int64, np.int32, np.uint8, np.int8, np.bool_, np.uint64, np.complex64]
+
+
+def of_tensor(tensor: TensorProto) -> bytes:
+    made = model()
+    made.graph.initializer[0].CopyFrom(tensor)
+    made.graph.initializer[0].name = "w"
+    return made.SerializeToString()  # type: ignore[no-any-return]
+
+
+@given(
+    array=st.sampled_from(KINDS).flatmap(
+        lambda kind: st_numpy.arrays(kind, st_numpy.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
+    ),
+    raw=st.booleans(),
+)
+def test_tensors_of_every_type_pass_and_with_one_more_element_declared_do_not(
+    array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], raw: bool
+) -> None:
+    tensor = numpy_helper.from_array(array)
+    if not raw:
+        kind = tensor.data_type
+        values = array.flatten().view(np.uint16) if kind == TensorProto.FLOAT16 else array.flatten()
+        if kind != TensorProto.FLOAT16:
+            tensor = helper.make_tensor("w", kind, array.shape, values.tolist())
+    vet_onnx_bytes(of_tensor(tensor), Path())
+    tensor.dims.append(array.size + 2)
+    if array.size:
+        with pytest.raises(OnnxFileError, match="declares"):
+            vet_onnx_bytes(of_tensor(tensor), Path())
+
+
+@pytest.mark.parametrize("kind", [TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1])
+def test_halves_of_bytes_are_counted_as_such(kind: int) -> None:
+    tensor = TensorProto(data_type=kind, dims=[3], raw_data=b"12")
+    vet_onnx_bytes(of_tensor(tensor), Path())
+    tensor.dims[0] = 5
+    with pytest.raises(OnnxFileError, match="declares"):
+        vet_onnx_bytes(of_tensor(tensor), Path())
+
+
+def test_weights_beside_the_file_pass(tmp_path: Path) -> None:
+    made = model()
+    onnx.save(made, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    assert (tmp_path / "m.data").exists()
+    assert vetted_onnx(tmp_path / "m.onnx") == tmp_path / "m.onnx"
+    (tmp_path / "in").mkdir()
+    (tmp_path / "m.data").rename(tmp_path / "in/m.data")
+    made = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    made.graph.initializer[0].external_data[0].value = "in/m.data"
+    vet_onnx_bytes(made.SerializeToString(), tmp_path)
+
+
+def test_a_link_inside_the_folder_passes_and_one_out_of_it_does_not(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "real").write_bytes(bytes(64))
+    (tmp_path / "real").write_bytes(bytes(64))
+    (folder / "inside").symlink_to("real")
+    (folder / "outside").symlink_to(tmp_path / "real")
+    for name in ("inside", "outside"):
+        made = model()
+        outside(name)(made, folder)
+        (folder / f"{name}.onnx").write_bytes(made.SerializeToString())
+    vet_onnx(folder / "inside.onnx")
+    with pytest.raises(OnnxFileError, match="link out"):
+        vet_onnx(folder / "outside.onnx")
+
+
+def test_functions_that_end_pass() -> None:
+    made = model()
+    functions(function("f0", ["f1", "f1"]), function("f1", []))(made, Path())
+    vet_onnx_bytes(made.SerializeToString(), Path())
+
+
+@pytest.mark.parametrize(
+    ("calls", "says"),
+    [
+        ([["f0"]], "calls itself"),
+        ([["f1"], ["f0"]], "calls itself"),
+        ([[f"f{at + 1}"] * 10 for at in range(12)] + [[]], "make more than"),
+    ],
+)
+def test_functions_that_do_not_end_are_refused(calls: list[list[str]], says: str) -> None:
+    made = model()
+    functions(*(function(f"f{at}", called) for at, called in enumerate(calls)))(made, Path())
+    with pytest.raises(OnnxFileError, match=says):
+        vet_onnx_bytes(made.SerializeToString(), Path())
+
+
+def test_what_only_reads_a_graph_takes_operators_of_a_library() -> None:
+    made = model([helper.make_node("EfficientNMS_TRT", ["x"], ["y"], domain="TRT")])
+    vet_onnx_bytes(made.SerializeToString(), Path(), runs=False)
+    with pytest.raises(OnnxFileError, match="library"):
+        vet_onnx_bytes(made.SerializeToString(), Path())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data * 2,
+        lambda data: data + b"\xfa\x07\x01x",
+        lambda data: data + b"\x0b",
+        lambda data: data[:-1],
+        lambda data: b"",
+        lambda data: b"\x80" * 11,
+    ],
+    ids=["merged", "an unknown field", "a group", "cut", "nothing", "a number without end"],
+)
+def test_what_parsers_could_read_differently_is_refused(change: Callable[[bytes], bytes]) -> None:
+    with pytest.raises(OnnxFileError):
+        vet_onnx_bytes(change(model().SerializeToString()), Path())
+
+
+@pytest.mark.parametrize("open_", [vetted_onnx, read_onnx, signature_of_onnx])
+def test_every_way_to_open_one_says_why_not(tmp_path: Path, open_: Callable[[Path], object]) -> None:
+    made = model()
+    dims(2**25, 2**25)(made, tmp_path)
+    (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+    with pytest.raises(StageError, match="declares"):
+        open_(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("value", ["sequence", "optional", "none"])
+def test_an_input_that_is_no_tensor_is_named(tmp_path: Path, value: str) -> None:
+    made = model()
+    kind = helper.make_tensor_type_proto(TensorProto.FLOAT, [4])
+    types = {"sequence": helper.make_sequence_type_proto(kind), "optional": helper.make_optional_type_proto(kind)}
+    made.graph.input[0].type.CopyFrom(types.get(value, onnx.TypeProto()))
+    onnx.save(made, tmp_path / "m.onnx")
+    with pytest.raises(StageError, match="'x' is no tensor"):
+        signature_of_onnx(tmp_path / "m.onnx")
