@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,14 +50,14 @@ def halves(s: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def einsum(s: Any, x: torch.Tensor) -> torch.Tensor:
-    return x + s.b(torch.einsum("nchw,nc->nchw", s.a(x), s.a(x).mean((2, 3))))
+    return x + s.b(torch.einsum("nchw,nc->nchw", s.a(x), s.a(x).mean((2, 3))))  # type: ignore[no-any-return]
 
 
 def tied_convolutions(c: int) -> Block:
     block = Block(
         lambda s, x: F.relu(s.b(F.relu(s.a(x)))), a=nn.Conv2d(c, c, 3, padding=1), b=nn.Conv2d(c, c, 3, padding=1)
     )
-    block.b.weight = block.a.weight  # type: ignore[assignment, union-attr]
+    block.b.weight = block.a.weight  # type: ignore[union-attr]
     return block
 
 
@@ -154,7 +155,7 @@ TOKENS: dict[str, Callable[[int], nn.Module]] = {
     "tied": lambda d: _tied_linears(d),
     "own norm": lambda d: Block(lambda s, x: s.a(x) * torch.rsqrt(s.a(x).square().mean(-1, keepdim=True) + 1e-6), a=nn.Linear(d, d)),
     **{
-        f"attention {layout} {heads}": (lambda d, h=heads, layout=layout: Attention(d, h, layout))
+        f"attention {layout} {heads}": partial(Attention, heads=heads, layout=layout)
         for layout in ("separate", "fused", "interleaved", "single", "last")
         for heads in (2, 4)
     },
@@ -163,7 +164,7 @@ TOKENS: dict[str, Callable[[int], nn.Module]] = {
 
 def _tied_linears(width: int) -> Block:
     block = Block(lambda s, x: s.b(F.relu(s.a(x))), a=nn.Linear(width, width), b=nn.Linear(width, width))
-    block.b.weight = block.a.weight  # type: ignore[assignment, union-attr]
+    block.b.weight = block.a.weight  # type: ignore[union-attr]
     return block
 
 

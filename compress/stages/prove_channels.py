@@ -35,7 +35,7 @@ BATCH = 2
 # has to agree to the third. Where a network can't run in double precision, the fourth decides.
 CLOSE, APART, EXACT, SINGLE = 1e-5, 1e-2, 1e-9, 1e-4
 # A run that takes longer than these seconds is replaced by one on shapes alone, where shapes are what is asked for.
-LONG = 0.1
+LONG = 0.2
 
 
 class Proof:
@@ -64,9 +64,12 @@ class Proof:
             self.inputs.append(samples.take(np.sort(few))[0])
         self._fakes = False
         with _unfused(), torch.no_grad():
-            start = time.perf_counter()
-            self._shapes = [tuple(tensor.shape) for tensor in self.run(self.inputs[0])]
-            if time.perf_counter() - start > LONG:
+            seconds = []
+            for _ in range(2):  # the first run is slower than others
+                start = time.perf_counter()
+                self._shapes = [tuple(tensor.shape) for tensor in self.run(self.inputs[0])]
+                seconds.append(time.perf_counter() - start)
+            if min(seconds) > LONG:
                 self._fakes = self._fakes_tell_the_truth()
 
     def _fakes_tell_the_truth(self) -> bool:

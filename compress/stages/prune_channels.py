@@ -129,8 +129,13 @@ class PruneChannels:
             model, channels, importance_of(channels, self.importance, self.seed, self.data, progress), before
         )
 
-    def cut(self, prepared: Prepared, progress: Progress) -> Given:
+    def cut(self, prepared: Prepared, progress: Progress, *, prove: bool = True) -> Given:
         """Remove the fraction; several can be tried on what was prepared once.
+
+        Args:
+            prepared: by `prepare`; groups that the removal does not hold for drop out of it.
+            progress: is told of what was counted and tried.
+            prove: what is only measured and thrown away needs no proof.
 
         Raises:
             StageError: it can't be reached.
@@ -144,7 +149,7 @@ class PruneChannels:
                     why=f"the nearest that keeps the outputs' shapes is {reached:.1%}; {_listed(channels.left_alone)}",
                     mend=f"ask for --prune {max(reached, 0.01):.2f}",
                 )
-            if not channels.leave(removed, progress):
+            if not prove or not channels.leave(removed, progress):
                 break
             if not channels.groups:
                 raise _nothing(channels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -16,11 +16,12 @@ from compress.latency import latency
 from compress.measure import torch_params
 from compress.model import Model, OnnxModel, TorchModel, sample_inputs
 from compress.stages import Given, Progress, Stage
-from compress.stages.prune_channels import PruneChannels
+from compress.stages.prune_channels import Prepared, PruneChannels
 
 __all__ = ["PruneToBudget"]
 
 STEPS = 7
+MEND = "add --int8, allow more, or start from a smaller architecture"
 MOST = 0.95
 # A limit in time is aimed at with room for the machine's noise.
 ROOM = {"latency_ms": 0.97, "size_bytes": 1.0, "params": 1.0}
@@ -84,31 +85,26 @@ class PruneToBudget:
                 did=f"nothing: {unit.format(whole)} is inside {unit.format(self.limit)} without pruning",
                 details={"budget": self.budget, "limit": self.limit, "reached": whole, "tried": tried},
             )
-        prepared = self.prune.prepare(model, _silent)
-        lowest, highest = 0.0, MOST
-        best: tuple[float, float, Given] | None = None
-        nearest: tuple[float, float] = (0.0, whole)
-        for step in range(STEPS):
-            fraction = (lowest + highest) / 2 if step else MOST / 2
+        try:
+            prepared = self.prune.prepare(model, progress)
+        except StageError as err:
+            raise BudgetError(f"can't reach {unit.format(self.limit)} by pruning", why=err.why, mend=MEND) from err
+        while True:  # until what is removed is proven; each time around there is a group less
+            groups = len(prepared.channels.groups)
+            best, nearest = self._search(prepared, whole, note)
+            if best is None:
+                raise BudgetError(
+                    f"can't reach {unit.format(self.limit)} by pruning",
+                    why=f"the nearest is {unit.format(nearest[1])} with {nearest[0]:.0%} of the MACs removed",
+                    mend=MEND,
+                )
+            fraction, value = best
             try:
                 given = dataclasses.replace(self.prune, fraction=fraction).cut(prepared, _silent)
-                value = self._value(given.model)
-            except StageError:  # more than this model can lose
-                highest = fraction
+            except StageError:  # out of reach without the groups that just dropped out
                 continue
-            note(step + 2, fraction, value)
-            nearest = min(nearest, (fraction, value), key=lambda pair: pair[1])
-            if value <= self.limit * ROOM[self.budget]:
-                highest, best = fraction, (fraction, value, given)
-            else:
-                lowest = fraction
-        if best is None:
-            raise BudgetError(
-                f"can't reach {unit.format(self.limit)} by pruning",
-                why=f"the nearest is {unit.format(nearest[1])} with {nearest[0]:.0%} of the MACs removed",
-                mend="add --int8, allow more, or start from a smaller architecture",
-            )
-        fraction, value, given = best
+            if len(prepared.channels.groups) == groups:
+                break
         progress(STEPS + 2, STEPS + 2, unit.format(value))
         return Given(
             given.model,
@@ -123,6 +119,29 @@ class PruneToBudget:
             },
             warnings=given.warnings,
         )
+
+    def _search(
+        self, prepared: Prepared, whole: float, note: Callable[[int, float, float], None]
+    ) -> tuple[tuple[float, float] | None, tuple[float, float]]:
+        """The smallest fraction inside the limit, if there is one, and the nearest to it, each with its value."""
+        lowest, highest = 0.0, MOST
+        best: tuple[float, float] | None = None
+        nearest = (0.0, whole)
+        for step in range(STEPS):
+            fraction = (lowest + highest) / 2
+            try:
+                given = dataclasses.replace(self.prune, fraction=fraction).cut(prepared, _silent, prove=False)
+                value = self._value(given.model)
+            except StageError:  # more than this model can lose
+                highest = fraction
+                continue
+            note(step + 2, fraction, value)
+            nearest = min(nearest, (fraction, value), key=lambda pair: pair[1])
+            if value <= self.limit * ROOM[self.budget]:
+                highest, best = fraction, (fraction, value)
+            else:
+                lowest = fraction
+        return best, nearest
 
     def _value(self, model: Model) -> float:
         if self.budget == "params":
