@@ -356,7 +356,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"error: {err}", file=sys.stderr)
         sys.exit(err.exit_code)
     except ModuleNotFoundError as err:
-        if err.name not in ("torch", "onnx", "onnxruntime", "onnxscript", "torch_pruning", "matplotlib", "jinja2"):
+        if err.name not in (
+            "torch",
+            "onnx",
+            "onnxruntime",
+            "onnxscript",
+            "torch_pruning",
+            "matplotlib",
+            "jinja2",
+            "scipy",
+        ):
             raise
         missing = MissingExtraError("can't compress", module=err.name, extra="compress")
         print(f"error: {missing}", file=sys.stderr)
