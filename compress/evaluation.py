@@ -128,7 +128,8 @@ def evaluation_of(
     data = Dataset.open(opened["eval"], model.signature)
     data, metric, notes = judged(data, options.metric, options.judge, model)
     notes += _shared(options, opened)
-    chooses = chooses or bool(chosen_before and chosen_before == data.sha256)
+    before = bool(chosen_before) and chosen_before == data.sha256
+    chooses = chooses or before
     if options.selection is not None:
         chosen = Dataset.open(opened["selection"], model.signature)
         if chosen.sha256 == data.sha256:
@@ -139,6 +140,8 @@ def evaluation_of(
             )
         chosen = _labelled_alike(chosen, metric)
         how = f"models are chosen by the {len(chosen):,} samples of --selection"
+        if before:  # the sensitivity's half has chosen, too
+            data = halves(data)[1]
         return Evaluation(data, metric, options.confidence, chosen, how, notes)
     if not chooses:
         return Evaluation(data, metric, options.confidence, None, "", notes)

@@ -26,7 +26,7 @@ __all__ = ["at_work", "run_to_end", "spread", "warn", "work_of"]
 
 # What stands behind --input; several may follow one.
 SPEC = re.compile(r"[^:\[\]]+:\s*\w+\s*\[[^\[\]]*\]\s*")
-OPTIONAL = ("torch", "onnx", "onnxruntime", "onnxscript", "torch_pruning", "matplotlib", "jinja2")
+OPTIONAL = ("torch", "onnx", "onnxruntime", "onnxscript", "torch_pruning", "matplotlib", "jinja2", "scipy")
 
 
 @contextmanager

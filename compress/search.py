@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import math
 import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
@@ -244,18 +245,21 @@ def _measured(
         assert trial.path is not None  # noqa: S101  set for what is measured
         onnx = OnnxModel(trial.path, model.signature)
         drop = judge.drop(open_model(onnx, threads=cores()))
-        left[name] = dataclasses.replace(
-            trial, value=drop.after, drop=drop.points, drop_low=drop.low, drop_high=drop.high
-        )
-        opened[name] = open_model(onnx, threads=options.threads)
+        if math.isfinite(drop.points):
+            left[name] = dataclasses.replace(
+                trial, value=drop.after, drop=drop.points, drop_low=drop.low, drop_high=drop.high
+            )
+            opened[name] = open_model(onnx, threads=options.threads)
+        else:
+            left[name] = dataclasses.replace(trial, status="failed", why="its answers, or their metric, are no numbers")
         tick(number, len(left), "candidates evaluated")
     tick = watcher.started("measure")
     one, eight = (typical_inputs(model.signature, data, size) for size in (1, THROUGHPUT_BATCH))
     single = latency(opened, one, progress=lambda done, total: tick(done, 2 * total, "interleaved rounds"))
     batched = latency(opened, eight, progress=lambda done, total: tick(total + done, 2 * total, "interleaved rounds"))
-    for name, trial in left.items():
+    for name in opened:
         left[name] = dataclasses.replace(
-            trial,
+            left[name],
             latency_p50_ms=single[name].p50_ms,
             throughput=1000 * THROUGHPUT_BATCH / batched[name].p50_ms,
         )

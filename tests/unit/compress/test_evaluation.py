@@ -345,6 +345,17 @@ def samples(): return Samples()
         assert (labels == ids).all()
 
 
+def test_what_a_sensitivity_chose_by_does_not_prove_beside_a_second_set(task: Path) -> None:
+    model = compress.load(task / "model.pt")
+    asked = ExportOptions(output=Path("o"), eval="e", selection="c", int8="static", max_drop=3.0)
+    opened = {"eval": str(task / "eval.npz"), "selection": str(task / "choice.npz")}
+    whole = evaluation_of(asked, model, opened, chooses=True)
+    assert whole is not None
+    left = evaluation_of(asked, model, opened, chooses=True, chosen_before=whole.proof.sha256)
+    assert left is not None
+    assert (len(whole.proof), len(left.proof)) == (1200, 600)
+
+
 def test_labels_of_text_are_refused() -> None:
     with pytest.raises(RecipeError, match="text"):
         with_class_ids(samples(3, np.array(["cat", "dog", "cat"])))
