@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -33,7 +34,7 @@ class Rotary(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed, self.head = nn.Embedding(10, 16), nn.Linear(16, 4)
-        self.register_buffer("frequencies", 100.0 ** -(torch.arange(8) / 8))
+        self.frequencies = nn.Buffer(100.0 ** -(torch.arange(8) / 8))
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         x = self.embed(tokens)
@@ -68,7 +69,7 @@ class Grid(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("grid", torch.arange(LONG, dtype=torch.float32))
+        self.grid = nn.Buffer(torch.arange(LONG, dtype=torch.float32))
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return torch.cos((self.grid[: positions.shape[1]] - positions.float()) * 0.5) + tokens.float() * 0.1
@@ -109,12 +110,10 @@ def test_weights_of_a_network_that_reads_positions_are_still_halved(tmp_path: Pa
     assert kinds[10, 16] == TensorProto.BFLOAT16
 
 
-def graph_of(
-    nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray], kind: int = TensorProto.INT64
-) -> onnx.ModelProto:  # type: ignore[type-arg]
+def graph_of(nodes: list[onnx.NodeProto], weights: Mapping[str, Any], kind: int = TensorProto.INT64) -> onnx.ModelProto:
     inputs = [helper.make_tensor_value_info("ids", kind, ["batch", 6])]
     outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
-    stored = [numpy_helper.from_array(values, name) for name, values in weights.items()]
+    stored = [numpy_helper.from_array(np.asarray(values), name) for name, values in weights.items()]
     graph = helper.make_graph(nodes, "g", inputs, outputs, stored)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
