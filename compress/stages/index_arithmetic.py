@@ -86,9 +86,9 @@ def index_arithmetic(model: onnx.ModelProto, largest_whole: int) -> IndexArithme
 
 
 def _makes_whole(node: NodeProto, kinds: Mapping[str, int]) -> bool:
-    if node.op_type == "Cast":
-        return kinds.get(node.input[0]) in INTEGERS and kinds.get(node.output[0]) == TensorProto.FLOAT
-    return node.op_type == "Range" and kinds.get(node.output[0]) == TensorProto.FLOAT
+    if not node.output or kinds.get(node.output[0]) != TensorProto.FLOAT:
+        return False
+    return node.op_type == "Range" or (node.op_type == "Cast" and kinds.get(node.input[0]) in INTEGERS)
 
 
 def _counts(stored: np.ndarray[Any, Any], largest: int) -> bool:
