@@ -13,15 +13,12 @@ from compress.backends.bfloat16 import emulated
 from compress.errors import StageError, first_line
 from compress.model import Arrays, OnnxModel
 
-__all__ = ["NO_INTEGERS", "WRONG_IN_HALF", "OnnxBackend", "half_scales", "is_half", "session"]
+__all__ = ["WRONG_IN_HALF", "OnnxBackend", "is_half", "session"]
 
 ort.set_default_logger_severity(3)  # its warnings speak of its own graph passes, not of the user's model
 
 # ONNX Runtime 1.31 rounds biases to multiples of the product of two scales, and computes that product in FP16.
 WRONG_IN_HALF = ("WeightBiasQuantization",)
-# It also fuses Q/DQ nodes with what is between them (a Concat) into operators that it then refuses, as their scales
-# must be float32. Such files are for TensorRT: here each node is computed as it is written.
-NO_INTEGERS = ("session.disable_quant_qdq", "1")
 
 
 def session(path: Path, threads: int) -> ort.InferenceSession:
@@ -34,8 +31,6 @@ def session(path: Path, threads: int) -> ort.InferenceSession:
     half = is_half(path)
     if half:  # the layout optimizations of ONNX Runtime 1.31 crash on some of these, on the CPU
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    if half and half_scales(path):
-        options.add_session_config_entry(*NO_INTEGERS)
     return _opened(path, str(path), options, threads, WRONG_IN_HALF if half else ())
 
 
@@ -70,15 +65,6 @@ def is_half(path: Path, *kinds: int) -> bool:
         return False
     casts = (attribute.i for node in graph.node if node.op_type == "Cast" for attribute in node.attribute)
     return any(kind in wanted for kind in (*casts, *(tensor.data_type for tensor in graph.initializer)))
-
-
-def half_scales(path: Path) -> bool:
-    """Whether a file has Q/DQ nodes whose scales are in half precision."""
-    graph = onnx.load(path, load_external_data=False).graph
-    halves = {t.name for t in graph.initializer if t.data_type in (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)}
-    return any(
-        node.op_type in ("QuantizeLinear", "DequantizeLinear") and node.input[1] in halves for node in graph.node
-    )
 
 
 def _emulation(path: Path, threads: int) -> ort.InferenceSession:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import onnxruntime as ort
 
-from compress.backends.onnxrt import NO_INTEGERS, WRONG_IN_HALF, half_scales, is_half
+from compress.backends.onnxrt import WRONG_IN_HALF, is_half
 from compress.device import accelerator, new_stream, stream_handle
 from compress.errors import RecipeError, StageError, first_line
 from compress.model import Arrays, OnnxModel
@@ -182,8 +182,6 @@ def _open(path: Path, options: ProviderOptions, stream: int) -> ort.InferenceSes
     with _said() as said:
         try:
             disabled = list(WRONG_IN_HALF) if is_half(path) else []
-            if disabled and half_scales(path):
-                asked.add_session_config_entry(*NO_INTEGERS)
             found = ort.InferenceSession(
                 str(path), asked, providers=options.chain(stream), disabled_optimizers=disabled
             )

@@ -24,6 +24,7 @@ from compress.stages.half_graph import ELEMENT, LARGEST, convert, halved, lackin
 from compress.stages.half_parity import LEVELS, TOLERANCE, Parity, error_of, repaired
 from compress.stages.index_arithmetic import index_arithmetic
 from compress.stages.int8_onnx import plain
+from compress.stages.place_qdq import MOVING
 from compress.stages.quantize_onnx import Target
 from compress.stages.tied_onnx import share
 
@@ -38,6 +39,9 @@ LEAST_SCALE = 2.0**-20  # of 8-bit numbers in FP16; below, it has too few bits l
 # Operators that square or exponentiate on their way: what goes in must be far smaller than what comes out may be.
 DELICATE = ("Exp", "LayerNormalization", "LpNormalization", "Pow", "ReduceL2", "ReduceSumSquare", "Softplus")
 DELICATE_INPUT = 128.0
+# ONNX Runtime 1.31 fuses these with Q/DQ nodes around them whatever the type of their scales, and then refuses all but
+# float32. 8 bits go in and 8 bits come out: TensorRT computes in no float type between.
+FLOAT32_SCALES = ("Concat",)
 SAMPLES = 16
 WHOLE = {"fp16": 2048, "bf16": 256}  # up to which each whole number is exact
 
@@ -224,9 +228,16 @@ def float32_islands(
     graph = model.graph
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if ranges}
     scales = {node.output[0]: weights.get(node.input[1]) for node in graph.node if node.op_type == "DequantizeLinear"}
+    restored = set(scales)  # as it is, or moved: ONNX Runtime takes DequantizeLinear past what only moves values
+    for node in graph.node:
+        if node.op_type in MOVING and node.input[0] in restored:
+            restored |= set(node.output)
     found: dict[str, str] = dict(more or {})
     for node in graph.node:
         if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            continue
+        if node.op_type in FLOAT32_SCALES and set(node.input) <= restored:
+            found[node.name] = f"ONNX Runtime has no {node.op_type} of 8-bit numbers with scales in half precision"
             continue
         small = [
             values for name in node.input if (values := scales.get(name)) is not None and values.min() < LEAST_SCALE

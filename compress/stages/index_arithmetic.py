@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx
@@ -85,19 +86,19 @@ def index_arithmetic(model: onnx.ModelProto, largest_whole: int) -> IndexArithme
 
 
 def _makes_whole(node: NodeProto, kinds: Mapping[str, int]) -> bool:
-    if node.op_type == "Cast":
-        return kinds.get(node.input[0]) in INTEGERS and kinds.get(node.output[0]) == TensorProto.FLOAT
-    return bool(node.op_type == "Range" and kinds.get(node.output[0]) == TensorProto.FLOAT)
+    if not node.output or kinds.get(node.output[0]) != TensorProto.FLOAT:
+        return False
+    return node.op_type == "Range" or (node.op_type == "Cast" and kinds.get(node.input[0]) in INTEGERS)
 
 
-def _counts(stored: np.ndarray, largest: int) -> bool:  # type: ignore[type-arg]
+def _counts(stored: np.ndarray[Any, Any], largest: int) -> bool:
     """Whether stored numbers are whole, or half, and go beyond what the type holds."""
     if stored.size < 2 or not np.isfinite(stored).all() or not largest < _reach(stored) < 2**24:
         return False
     return bool((np.rint(2 * stored) == 2 * stored).all() and np.unique(stored).size > 2)
 
 
-def _reach(stored: np.ndarray) -> float:  # type: ignore[type-arg]
+def _reach(stored: np.ndarray[Any, Any]) -> float:
     return float(np.abs(stored).max(initial=0))
 
 
@@ -105,7 +106,7 @@ def _outer(node: NodeProto, shapes: Mapping[str, list[int]]) -> bool:
     """A product of columns with rows, which adds nothing up: positions times frequencies."""
     left = shapes.get(node.input[0]) or [0] if node.op_type == "MatMul" else [0]
     right = shapes.get(node.input[1], []) if node.op_type == "MatMul" else []
-    return left[-1] == 1 or (len(right) >= 2 and right[-2] == 1)
+    return bool(left[-1] == 1 or (len(right) >= 2 and right[-2] == 1))
 
 
 def _before_integers(graph: onnx.GraphProto, kinds: Mapping[str, int]) -> set[str]:

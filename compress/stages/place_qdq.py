@@ -16,7 +16,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from compress.onnx_scope import captured, drop_unused, fresh, names_in
 from compress.stages.weights_onnx import channel_axis, rounded
 
-__all__ = ["PASSING", "WEIGHTED", "place"]
+__all__ = ["MOVING", "PASSING", "WEIGHTED", "place"]
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")

@@ -20,7 +20,7 @@ __all__ = ["branching", "data_for", "looping", "normal", "written"]
 def normal(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
     """Weights of a size at which activations keep theirs."""
     values = np.random.default_rng([seed, *shape]).standard_normal(shape) / np.sqrt(shape[0])
-    return values.astype(np.float32)
+    return np.asarray(values, np.float32)
 
 
 def written(
