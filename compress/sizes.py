@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 
 import numpy as np
 
-from compress.dataset import Dataset, seeded
+from compress.dataset import Dataset
 from compress.infer import proven
 from compress.inputs import Arrays, sample_inputs
 from compress.model import TorchModel
@@ -15,24 +14,15 @@ from compress.signature import Signature
 
 __all__ = ["sized_by", "sizes_in", "typical_inputs"]
 
-# Of samples that are made when asked for, and may be of unlike sizes.
-LOOKED_AT = 9
-
 
 def sizes_in(data: Dataset, signature: Signature) -> dict[str, int]:
-    """The median size of each dimension of the inputs that varies, the batch apart."""
-    few: list[Arrays] = []
-    if data.fetcher is not None:
-        steps = {at * (len(data) - 1) // (LOOKED_AT - 1) for at in range(LOOKED_AT)}
-        with seeded(0):
-            few = [data.take(slice(step, step + 1))[0] for step in sorted(steps)]
-    found: dict[str, int] = {}
-    for spec in signature.inputs:
-        shapes = [sample[spec.name].shape for sample in few] or [data.inputs[spec.name].shape]
-        for axis, dim in enumerate(spec.shape):
-            if isinstance(dim, str) and dim not in signature.batches and dim not in found:
-                found[dim] = int(statistics.median_low(shape[axis] for shape in shapes))
-    return found
+    """The size of each dimension of the inputs that varies, the batch apart; the samples of a dataset are of one."""
+    return {
+        dim: int(data.inputs[spec.name].shape[axis])
+        for spec in signature.inputs
+        for axis, dim in enumerate(spec.shape)
+        if isinstance(dim, str) and dim not in signature.batches
+    }
 
 
 def sized_by(model: TorchModel, data: Dataset, use: str) -> TorchModel:

@@ -12,6 +12,7 @@ from compress.artifact import Artifact, Signature, TensorSpec, sha256_of
 from compress.errors import RepositoryError
 from serve.lint.run import lint
 from serve.model_config import ModelConfig
+from serve.network_config import network_config
 from serve.pack_options import PackOptions
 from serve.pbtxt import from_pbtxt
 from serve.repository import pack
@@ -117,3 +118,12 @@ def test_an_onnx_file_on_gpus_names_its_accelerator(
     assert config.optimization.cuda is not None
     assert config.optimization.input_pinned_memory is not None
     assert config.instance_group[0].gpus == options.get("gpus", ())
+
+
+@pytest.mark.parametrize(("sizes", "warmed"), [({}, []), ({"seq": 48}, [("batch_1", 1, (48,)), ("batch_8", 8, (48,))])])
+def test_a_network_is_warmed_at_the_size_that_its_artifact_says_and_at_no_size_that_nobody_said(
+    sizes: dict[str, int], warmed: list[Any]
+) -> None:
+    signature = Signature(TEXT.inputs, TEXT.outputs, sizes)
+    config = network_config("net", signature, options=PackOptions(max_batch_size=8), parameters={})
+    assert [(w.name, w.batch_size, w.inputs["t"].dims) for w in config.model_warmup] == warmed
