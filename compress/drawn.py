@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Mapping
 from typing import Any
 
@@ -70,7 +72,7 @@ def _first_refused(module: nn.Module, signature: Signature, arrays: Arrays, name
 
     def takes(value: int) -> bool:
         try:
-            with torch.no_grad():
+            with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):  # where torch.fx prints what fails
                 call(module, signature.inputs, arrays | {name: np.full_like(arrays[name], value)})
         except Exception:  # the user's forward: anything may come out of it
             return False

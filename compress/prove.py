@@ -93,7 +93,9 @@ def _compared(rows: Mapping[str, Model], judged: Evaluation, watcher: Watcher) -
 
 
 def _batches(opened: Mapping[str, Backend], judged: Evaluation | None, signature: Signature) -> dict[str, float]:
-    if any(isinstance(spec.shape[0], int) for spec in signature.inputs if spec.shape):
+    # Samples can be taken one by one only where all that goes in and comes out counts the same.
+    leading = {spec.shape[0] for spec in (*signature.inputs, *signature.outputs) if spec.shape}
+    if not signature.batches or leading != signature.batches or len(leading) > 1:
         return {}
     if judged is None:
         inputs = sample_inputs(signature, BATCH)

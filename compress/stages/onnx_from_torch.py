@@ -291,9 +291,11 @@ def _parity(
     found = differences(expected, got)
     for name, apart in found.items():
         if not apart.fits:
+            here, there = (list(answers[name].shape) for answers in (expected, got))
+            is_off = str(apart) if here == there else f"{there}, in torch it is {here}"
             raise StageError(
                 f"the exported model gives other answers at {told}",
-                why=f"for {shapes} its output {name!r} is {apart}",
+                why=f"for {shapes} its output {name!r} is {is_off}",
                 mend="look in the forward for branches on shapes, such as `if x.shape[0] == 1`",
             )
     return {

@@ -131,7 +131,7 @@ def test_indices_are_drawn_over_the_whole_of_their_tables_and_masks_leave_a_begi
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        module = torch.jit.script(Looks()) if script else Looks()  # type: ignore[no-untyped-call]
+        module = torch.jit.script(Looks()) if script else Looks()
     model = model_of(module, *LOOKS, seq=50)
     indices = indices_of(model.module, model.signature)
     assert indices == {"t": 3000, "p": 77}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compress.artifact import DTYPES
+from compress.signature import DTYPES
 from serve import model_config
 from serve.model_config import DTYPE_OF, TRITON_TYPE_OF, protocol_datatype
 
