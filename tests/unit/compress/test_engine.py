@@ -247,7 +247,7 @@ def test_an_engine_for_later_releases_may_run_its_own_code_and_no_other_may(
     trt: Double, source: OnnxModel, tmp_path: Path
 ) -> None:
     model, _ = engine(source, tmp_path / "engine", max_batch_size=4, version_compatible=True)
-    open_model(model, threads=1).infer(example_inputs(SIGNATURE.inputs, 2))
+    open_model(model, threads=1).infer(sample_inputs(SIGNATURE, 2))
     assert trt.state["engine_host_code_allowed"] is True
     told = json.loads(model.path.with_name("engine.json").read_text())
     others: list[Any] = [told | {"version_compatible": False}, told | {"version_compatible": "yes"}, [], None]

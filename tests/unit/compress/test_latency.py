@@ -233,7 +233,9 @@ def test_a_loss_that_would_be_printed_as_nothing_is_none(drop: float) -> None:
 )
 def test_a_latency_is_inside_its_budget_when_all_of_its_interval_is(limit: float, kept: bool) -> None:
     last = row("fold_onnx", SAME, latency_p50_low_ms=0.0149, latency_p50_high_ms=0.0152)
-    missed = missed_budgets(ExportOptions(output=Path("x"), target_latency_ms=limit), [row("original", SAME), last])
+    missed = missed_budgets(
+        ExportOptions(output=Path("x"), target_latency_ms=limit), [row("original", SAME), last], None
+    )
     assert (not missed) == kept
 
 

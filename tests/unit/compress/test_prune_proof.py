@@ -42,8 +42,9 @@ def double(module: nn.Module, *texts: str) -> TorchModel:
 
 def inputs_of(model: TorchModel, seed: int) -> Arrays:
     rng = np.random.default_rng(seed)
+    sizes = model.signature.at(3)
     return {
-        spec.name: rng.standard_normal(spec.fixed(3)) if spec.dtype[0] == "f" else rng.integers(0, 40, spec.fixed(3))
+        spec.name: rng.standard_normal(spec.at(sizes)) if spec.dtype[0] == "f" else rng.integers(0, 40, spec.at(sizes))
         for spec in model.signature.inputs
     }
 

@@ -19,7 +19,7 @@ from compress.artifact import TensorSpec
 from compress.checkpoint import fingerprint, load, save
 from compress.cli import main
 from compress.errors import CheckpointError
-from compress.model import call, example_inputs
+from compress.model import call, example_inputs, symbols_of
 from tests.models import ZOO, build, mlp
 
 X = "x:float32[batch,4]"
@@ -184,7 +184,7 @@ def test_files_of_the_first_release_load(tmp_path: Path, name: str) -> None:
     module, inputs = build(name)
     specs = tuple(TensorSpec.parse(text) for text in inputs)
     again = load(release_1(module, inputs, tmp_path / "model.pt")).module
-    arrays = example_inputs(specs, 3)
+    arrays = example_inputs(specs, dict.fromkeys(symbols_of(specs), 3))
     with torch.no_grad():
         for key, value in call(module, specs, arrays).items():
             assert torch.equal(call(again, specs, arrays)[key], value)

@@ -160,7 +160,7 @@ def test_changes_that_are_for_images_are_refused_elsewhere(
     spec = TensorSpec("x", "float32", shape)
     out = ("batch", 5) if labels is None else ("batch", 5, 32, 32)
     model = TorchModel(nn.Identity(), Signature((spec,), (TensorSpec("y", "float32", out),)))
-    data = Dataset("", {"x": np.zeros(spec.fixed(4), np.float32)}, labels, "")
+    data = Dataset("", {"x": np.zeros(spec.at({"batch": 4}), np.float32)}, labels, "")
     with pytest.raises(RecipeError, match="can't change the samples") as caught:
         Finetune(data, model, TrainingOptions(augment=(name,))).check(model)
     assert why in caught.value.why
@@ -174,5 +174,5 @@ def test_the_best_epoch_says_by_what_it_was_chosen_and_when_that_is_the_evaluati
         notes = dataclasses.replace(base, evaluation=evaluation).seen
         assert found in "".join(notes)
         assert bool(notes) == bool(found)
-    judged_by = dataclasses.replace(base, validation=dataclasses.replace(base.data, sha256="v"), evaluation="v").seen
+    judged_by = dataclasses.replace(base, validation=dataclasses.replace(base.data, digest="v"), evaluation="v").seen
     assert "chosen by the evaluation data" in judged_by[0]
