@@ -125,7 +125,7 @@ class Case:
         with torch.no_grad():
             for fake in dict.fromkeys(made.activations.values()):
                 if isinstance(fake.growth, nn.Parameter):
-                    fake.growth += stretch * (torch.rand((), generator=generator) - 0.7)
+                    fake.growth.add_(stretch * (torch.rand((), generator=generator) - 0.7))
         ranges = {**dict.fromkeys(before, (0.0, 0.0)), **made.ranges()}
         quantize(asked, self.folded.path, target, ranges)
         return made, target, ranges
@@ -242,8 +242,8 @@ def test_the_gradient_of_a_scale_is_that_of_learned_step_size_quantization() -> 
 def test_a_clip_that_the_quantizer_takes_away_still_bounds() -> None:
     fake = FakeActivation(6 / 255, 0, 0, 255, most=6.0)
     with torch.no_grad():
-        fake.growth += 1.0
-    assert fake.range() == (0.0, pytest.approx(6.0))
+        fake.growth.add_(1.0)
+    assert fake.range() == pytest.approx((0.0, 6.0))
 
 
 def test_an_export_quantizes_with_what_was_trained_also_when_it_goes_on_later(
