@@ -44,7 +44,11 @@ def by_numpy() -> bytes:
     return out.getvalue()
 
 
-@pytest.mark.parametrize("data", [zipped(), zipped(zipfile.ZIP_DEFLATED), by_torch(), by_numpy(), zipped(a=b"")])
+@pytest.mark.parametrize(
+    "data",
+    [zipped(), zipped(zipfile.ZIP_DEFLATED), by_torch(), by_numpy(), zipped(a=b"")],
+    ids=["stored", "deflated", "torch", "numpy", "empty"],
+)
 def test_what_writers_write_is_read_as_python_reads_it(data: bytes) -> None:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         assert contents(data) == {name: archive.read(name) for name in archive.namelist()}
