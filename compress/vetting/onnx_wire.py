@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import mmap
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -150,6 +150,12 @@ class _Scan:
     calls: list[tuple[str, str]] = field(default_factory=list)  # of the part that is read: operators' domains and names
     functions: dict[tuple[str, str], list[tuple[str, str]]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.checks: dict[str, Callable[[Fields], None]] = {
+            "Node": self._node, "Dim": self._dim, "Tensor": self._tensor, "TensorType": self._type,
+            "Sparse": self._sparse,
+        }  # fmt: skip
+
     def message(self, kind: str, start: int, end: int, depth: int, graphs: int) -> Fields:
         """Check a message and all in it; gives its fields: numbers, and where the others lie."""
         graphs += kind == "Graph"
@@ -210,12 +216,8 @@ class _Scan:
                 at += _WIDTHS[wire]
                 if at > end:
                     raise OnnxFileError("its Protobuf is damaged: it is truncated")
-        checks = {
-            "Node": self._node, "Dim": self._dim, "Tensor": self._tensor, "TensorType": self._type,
-            "Sparse": self._sparse,
-        }  # fmt: skip
-        if kind in checks:
-            checks[kind](found)
+        if kind in self.checks:
+            self.checks[kind](found)
         if outer is not None:
             called = self._text(found, 10), self._text(found, 1)
             if called in self.functions and 13 not in found:  # an overload has a name of its own
