@@ -12,12 +12,14 @@ from __future__ import annotations
 import math
 import mmap
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
+
+from compress.vetting.onnx_fields import BITS, BYTES, DIMENSIONS, MESSAGES, NAMES, STRING
 
 __all__ = ["OnnxFileError", "vet_onnx", "vet_onnx_bytes"]
 
@@ -27,74 +29,12 @@ MAX_SUBGRAPHS = 16
 MAX_INLINED = 1_000_000
 MAX_DIMENSIONS = 64
 MAX_DENSE = 1 << 26
-_BITS = {
-    1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 14: 64, 15: 128, 16: 16, 17: 8,
-    18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4, 24: 8, 25: 2, 26: 2, 27: 6, 28: 6,
-}  # fmt: skip
-"""Of an element, by TensorProto.DataType; strings (8) have no size."""
-_STRING = 8
 _STANDARD = {"", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training", "com.microsoft"}
 _STANDARD |= {"com.microsoft.nchwc", "com.ms.internal.nhwc"}
 # It names a file with what another runtime has compiled.
 _LOADING = {"EPContext"}
 
-# Kinds of fields: a message by its name, "text" (also bytes), "int", "f4", "f8"; with "*" where there may be several.
-_MESSAGES: dict[str, dict[int, str]] = {
-    "Model": {
-        1: "int", 2: "text", 3: "text", 4: "text", 5: "int", 6: "text", 7: "Graph", 8: "Opset*", 14: "Pair*",
-        20: "Training*", 25: "Function*", 26: "Configuration*",
-    },
-    "Graph": {
-        1: "Node*", 2: "text", 5: "Tensor*", 10: "text", 11: "Value*", 12: "Value*", 13: "Value*", 14: "Annotation*",
-        15: "Sparse*", 16: "Pair*",
-    },
-    "Node": {
-        1: "text*", 2: "text*", 3: "text", 4: "text", 5: "Attribute*", 6: "text", 7: "text", 8: "text", 9: "Pair*",
-        10: "NodeConfiguration*",
-    },
-    "Attribute": {
-        1: "text", 2: "f4", 3: "int", 4: "text", 5: "Tensor", 6: "Graph", 7: "f4*", 8: "int*", 9: "text*",
-        10: "Tensor*", 11: "Graph*", 13: "text", 14: "Type", 15: "Type*", 20: "int", 21: "text", 22: "Sparse",
-        23: "Sparse*",
-    },
-    "Tensor": {
-        1: "int*", 2: "int", 4: "f4*", 5: "int*", 6: "text*", 7: "int*", 8: "text", 9: "text", 10: "f8*", 11: "int*",
-        12: "text", 13: "Pair*", 14: "int", 16: "Pair*",
-    },
-    "Sparse": {1: "Tensor", 2: "Tensor", 3: "int*"},
-    "Function": {
-        1: "text", 4: "text*", 5: "text*", 6: "text*", 7: "Node*", 8: "text", 9: "Opset*", 10: "text",
-        11: "Attribute*", 12: "Value*", 13: "text", 14: "Pair*",
-    },
-    "Pair": {1: "text", 2: "text"},
-    "Value": {1: "text", 2: "Type", 3: "text", 4: "Pair*"},
-    "Type": {
-        1: "TensorType", 4: "Element", 5: "Map", 6: "text", 7: "Pair", 8: "TensorType", 9: "Element",
-    },
-    "TensorType": {1: "int", 2: "Shape"},
-    "Shape": {1: "Dim*"},
-    "Dim": {1: "int", 2: "text", 3: "text"},
-    "Element": {1: "Type"},
-    "Map": {1: "int", 2: "Type"},
-    "Opset": {1: "text", 2: "int"},
-    "Training": {1: "Graph", 2: "Graph", 3: "Pair*", 4: "Pair*"},
-    "Annotation": {1: "text", 2: "Pair*"},
-    "Configuration": {1: "text", 2: "int", 3: "text*"},
-    "NodeConfiguration": {1: "text", 2: "Sharding*", 3: "int"},
-    "Sharding": {1: "text", 2: "int*", 3: "Groups*", 4: "Sharded*"},
-    "Sharded": {1: "int", 2: "Simple*"},
-    "Groups": {1: "int", 2: "int*"},
-    "Simple": {1: "int", 2: "text", 3: "int"},
-}  # fmt: skip
-# Bytes, not text: an attribute's `s` and `strings`, a tensor's strings and raw data.
-_BYTES = {("Attribute", 4), ("Attribute", 9), ("Tensor", 6), ("Tensor", 9)}
-# Names, which are printed: a terminal obeys control characters.
-_NAMES = {
-    ("Graph", 2), ("Node", 1), ("Node", 2), ("Node", 3), ("Node", 4), ("Node", 7), ("Tensor", 8), ("Value", 1),
-    ("Dim", 2), ("Function", 1), ("Function", 10), ("Opset", 1), ("Attribute", 1), ("Model", 2), ("Model", 3),
-}  # fmt: skip
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_DIMENSIONS = {("Tensor", 1), ("Sparse", 3)}
 _NUMBERS = {"int": 0, "f8": 1, "f4": 5}
 _WIDTHS = {1: 8, 5: 4}
 Fields = dict[int, list[Any]]
@@ -150,13 +90,19 @@ class _Scan:
     calls: list[tuple[str, str]] = field(default_factory=list)  # of the part that is read: operators' domains and names
     functions: dict[tuple[str, str], list[tuple[str, str]]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.checks: dict[str, Callable[[Fields], None]] = {
+            "Node": self._node, "Dim": self._dim, "Tensor": self._tensor, "TensorType": self._type,
+            "Sparse": self._sparse,
+        }  # fmt: skip
+
     def message(self, kind: str, start: int, end: int, depth: int, graphs: int) -> Fields:
         """Check a message and all in it; gives its fields: numbers, and where the others lie."""
         graphs += kind == "Graph"
         if depth > MAX_DEPTH or graphs > MAX_SUBGRAPHS:
             raise OnnxFileError("it is nested too deeply")
         outer, self.calls = (self.calls, []) if kind == "Function" else (None, self.calls)
-        known = _MESSAGES[kind]
+        known = MESSAGES[kind]
         found: Fields = {}
         at = start
         while at < end:
@@ -179,17 +125,17 @@ class _Scan:
                 self.parts += 1
                 if self.parts > MAX_PARTS:
                     raise OnnxFileError(f"it holds more than {MAX_PARTS:,} parts")
-                if name in _MESSAGES:
+                if name in MESSAGES:
                     inner = self.message(name, at, at + length, depth + 1, graphs)
                     values.append(inner if kind in ("Tensor", "Value", "Type", "TensorType", "Shape") else None)
                 elif name == "text":
-                    if (kind, number) not in _BYTES:
+                    if (kind, number) not in BYTES:
                         text = self._decoded(at, at + length)
-                        if (kind, number) in _NAMES and _CONTROLS.search(text):
+                        if (kind, number) in NAMES and _CONTROLS.search(text):
                             raise OnnxFileError(f"it holds the name {text[:80]!r}, with control characters")
                     values.append((at, at + length))
                 elif several:
-                    _add(values, self._packed(name, at, at + length), keep=(kind, number) in _DIMENSIONS)
+                    _add(values, self._packed(name, at, at + length), keep=(kind, number) in DIMENSIONS)
                 else:
                     raise OnnxFileError(
                         f"its Protobuf is damaged, or another's: a field ({kind} {number}) of the wrong type"
@@ -202,7 +148,7 @@ class _Scan:
             elif wire == 0:
                 value, at = self._varint(at, end)
                 if several:
-                    _add(values, [_signed(value)], keep=(kind, number) in _DIMENSIONS)
+                    _add(values, [_signed(value)], keep=(kind, number) in DIMENSIONS)
                 else:
                     values.append(_signed(value))
             else:
@@ -210,12 +156,8 @@ class _Scan:
                 at += _WIDTHS[wire]
                 if at > end:
                     raise OnnxFileError("its Protobuf is damaged: it is truncated")
-        checks = {
-            "Node": self._node, "Dim": self._dim, "Tensor": self._tensor, "TensorType": self._type,
-            "Sparse": self._sparse,
-        }  # fmt: skip
-        if kind in checks:
-            checks[kind](found)
+        if kind in self.checks:
+            self.checks[kind](found)
         if outer is not None:
             called = self._text(found, 10), self._text(found, 1)
             if called in self.functions and 13 not in found:  # an overload has a name of its own
@@ -296,7 +238,7 @@ class _Scan:
 
     def _type(self, found: Fields) -> None:
         kind = found.get(1, [0])[0]
-        if kind and kind != _STRING and kind not in _BITS:
+        if kind and kind != STRING and kind not in BITS:
             raise OnnxFileError(f"it declares a tensor of the type {kind}, which the format does not have")
 
     def _sparse(self, found: Fields) -> None:
@@ -315,30 +257,30 @@ class _Scan:
         kind = found.get(2, [0])[0]
         if any(dim < 0 for dim in dims):
             raise OnnxFileError(f"it holds a tensor of the shape {list(dims)}")
-        if kind != _STRING and kind not in _BITS:
+        if kind != STRING and kind not in BITS:
             raise OnnxFileError(f"it holds a tensor of the type {kind}, which the format does not have")
         count = math.prod(dims)
         if found.get(14, [0])[0] not in (0, 1):
             raise OnnxFileError("it holds a tensor that lies neither inside nor outside of the file")
         told = f"a tensor declares {list(dims)}"
         if 13 in found or found.get(14, [0])[0] == 1:
-            if kind == _STRING or {4, 5, 6, 7, 9, 10, 11} & found.keys():
+            if kind == STRING or {4, 5, 6, 7, 9, 10, 11} & found.keys():
                 raise OnnxFileError("it holds a tensor that lies both inside and outside of the file")
             there = self._outside({self._text(pair, 1): self._text(pair, 2) for pair in found.get(13, [])})
-            if -(-count * _BITS[kind] // 8) > there:
+            if -(-count * BITS[kind] // 8) > there:
                 raise OnnxFileError(f"{told}, where the other file holds {there:,} bytes")
             return
-        if kind == _STRING:
+        if kind == STRING:
             held = len(found.get(6, [])) if 9 not in found else -1
         elif 9 in found:
             start, end = found[9][0]
-            held = count if (end - start) == -(-count * _BITS[kind] // 8) else -1
+            held = count if (end - start) == -(-count * BITS[kind] // 8) else -1
         else:
             numbers = {4: 1.0, 5: 1.0, 7: 1.0, 10: 1.0, 11: 1.0}
             if kind in (14, 15):  # complex: the real part, and the other
                 numbers = {4: 0.5, 10: 0.5}
-            elif _BITS[kind] < 8:
-                numbers = {5: 8 / _BITS[kind]}
+            elif BITS[kind] < 8:
+                numbers = {5: 8 / BITS[kind]}
             held = int(sum(sum(found.get(number, [])) * each for number, each in numbers.items()))
         if held < count:
             raise OnnxFileError(f"{told}, where the file does not hold as many elements")

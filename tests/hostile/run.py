@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-SECONDS = 30
+SECONDS = 200  # for a command without an end; a slow machine takes its time
 
 
 class TooLong(BaseException):

@@ -24,6 +24,7 @@ LIMIT = 12 << 30
 """Of address space: torch and ONNX Runtime reserve gigabytes that they never touch."""
 GROWTH = 400 << 20
 """Bytes that one file may take."""
+pytestmark = pytest.mark.timeout(900)  # the first test waits for all commands
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 COMMANDS = {
@@ -87,7 +88,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], di
         lines = [json.dumps([a.name, arguments(a, paths[a.name], c, folder)]) for a, c in mine]
         done = subprocess.run(
             [sys.executable, "-m", "tests.hostile.run", which, str(LIMIT), str(folder / "canaries")],
-            input="\n".join(lines), capture_output=True, text=True, check=False, timeout=200, env=ENVIRONMENT,
+            input="\n".join(lines), capture_output=True, text=True, check=False, timeout=800, env=ENVIRONMENT,
         )  # fmt: skip
         answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         for (attack, command), answer in zip(mine, answers, strict=False):
