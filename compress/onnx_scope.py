@@ -138,7 +138,7 @@ def names_in(graph: GraphProto) -> set[str]:
     """All names of tensors, those in bodies included."""
     nodes = [*graph.node, *inner_nodes(graph)]
     found = {name for node in nodes for name in (*node.input, *node.output)}
-    values = (*graph.input, *graph.output, *graph.initializer)
+    values = (*graph.input, *graph.output, *graph.initializer, *graph.value_info)  # types may outlive their tensors
     return (found | {value.name for value in values}) - {""}
 
 

@@ -70,14 +70,17 @@ def _odd(model: ModelProto) -> list[str]:
     """Nodes that ONNX Runtime's quantizer does badly.
 
     It fails on weights without elements, and on a bias that differs from row to row. It gives a Softmax the range from
-    0 to 1: of 1,000 shares, most would be 0.
+    0 to 1: of 1,000 shares, most would be 0. So would they where one stands between 8-bit numbers of any scale, as ONNX
+    Runtime fuses it: what reads a Softmax stays in float, too.
     """
     graph = model.graph
     shapes = {tensor.name: tensor.dims for tensor in graph.initializer}
+    shares = {node.output[0] for node in graph.node if node.op_type == "Softmax"}
     return [
         node.name
         for node in graph.node
         if node.op_type == "Softmax"
+        or shares & set(node.input)
         or any(0 in shapes.get(name, ()) for name in node.input)
         or (node.op_type == "Gemm" and len(shapes.get([*node.input, "", "", ""][2], [0])) != 1)
     ]

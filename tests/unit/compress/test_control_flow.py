@@ -174,3 +174,17 @@ def test_small_shares_of_a_softmax_are_not_lost_in_int8(tmp_path: Path) -> None:
     (tmp_path / "next").mkdir()
     given = QuantizeOnnx("static", data_for(model)).run(model, tmp_path / "next", quiet)
     assert cosine(model, given.model, data_for(model)) > 0.999  # type: ignore[arg-type]
+
+
+def test_nor_are_they_between_two_layers(tmp_path: Path) -> None:
+    """ONNX Runtime fuses a Softmax between 8-bit numbers, and computes zeros where its scale is not what it expects."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="layer"),
+        helper.make_node("Softmax", ["h"], ["s"], name="softmax"),
+        helper.make_node("MatMul", ["s", "v"], ["y"], name="last"),
+    ]
+    weights = {"w": 0.1 * normal(32, 32), "v": normal(32, 8)}
+    model = written(nodes, weights, tmp_path / "float")
+    (tmp_path / "next").mkdir()
+    given = QuantizeOnnx("static", data_for(model)).run(model, tmp_path / "next", quiet)
+    assert cosine(model, given.model, data_for(model)) > 0.999  # type: ignore[arg-type]
