@@ -137,12 +137,12 @@ def load(
 
 
 def fingerprint(model: TorchModel) -> str:
-    """Hex SHA-256 of what decides a model's answers: graph (or what is known of its code), weights, signature.
+    """Hex SHA-256 of what decides a model's answers: graph (or its code, if known), weights, signature and sizes.
 
     Which tensors are one and the same is a part of it.
     """
     module = model.module
-    digest = hashlib.sha256(f"{_code(model)}\n{model.signature.to_dict()}".encode())
+    digest = hashlib.sha256(f"{_code(model)}\n{model.signature.identity}".encode())
     first: dict[int, str] = {}
     tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
     for name, tensor in tensors:

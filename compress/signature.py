@@ -221,6 +221,12 @@ class Signature:
         return {dim: size for dim, (size, source) in self.told.items() if source in (ASSUMED, FIRST_THAT_RUNS)}
 
     @property
+    def identity(self) -> str:
+        """What decides a run's results: everything but where the sizes are from; that some are a guess is told of."""
+        specs = "; ".join(", ".join(map(str, side)) for side in (self.inputs, self.outputs))
+        return f"{specs}; {sorted(self.at(1).items())}; {sorted(self.unsaid)}"
+
+    @property
     def sizes_text(self) -> str:
         """'seq = 128 (from the calibration data), height = 224 (assumed)'; nothing where only the batch varies."""
         return ", ".join(f"{dim} = {size} ({source})" for dim, (size, source) in self.told.items())

@@ -127,6 +127,8 @@ def test_the_same_model_at_another_size_is_another_run() -> None:
     model = model_of(Bert(), *TOKENS)
     other = dataclasses.replace(model, signature=model.signature.sized({"seq": 5}))
     assert fingerprint(model) != fingerprint(other)
+    found = dataclasses.replace(model, signature=model.signature.sized({"seq": 5}, "from the evaluation data"))
+    assert fingerprint(found) == fingerprint(other), "wherever the size is from"
     assert model.signature == other.signature, "but takes the same inputs"
 
 
