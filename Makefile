@@ -9,7 +9,7 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib >/dev/null 2>&1 || t
 LARGE := $(addprefix benchmarks/,compress_minilm.py compress_peers.py compress_fashion_mnist.py quantization_methods.py \
   serving_peers.py serving_networks.py gpu_common.py gpu_resnet50.py gpu_minilm.py perf_analyzer.py \
   rollout_simulation.py load_server.py load_peers.py load_truth.py plan_truth.py train_common.py train_speed.py train_recovery.py \
-  train_samplers.py compress_large.py)
+  train_samplers.py compress_large.py fuzz_files.py)
 
 .PHONY: demo test pipeline deploy-check lint bench clean
 
@@ -32,7 +32,7 @@ demo: $(VENV)/.installed
 # One file at a time has the machine's shared memory to itself; the longest file, of e2e, comes first. Tests of servers
 # wait much: three at a time.
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n logical --maxprocesses 8
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit tests/hostile -n logical --maxprocesses 8
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/e2e tests/integration tests/gpu --ignore tests/integration/test_triton_process.py \
 	  -n 3 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/integration/test_triton_process.py
