@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,13 +91,16 @@ def _fold(source: Path, target: Path) -> None:
     logger = logging.getLogger()
     level = logger.level
     logger.setLevel(logging.ERROR)  # it logs hints about its own flags
+    source, target = source.resolve(), target.resolve()
     try:
-        try:
-            quant_pre_process(str(source), str(target))
-        except (
-            Exception
-        ):  # symbolic shape inference fails in many ways; plain ONNX inference is enough for the quantizer
-            quant_pre_process(str(source), str(target), skip_symbolic_shape=True)
+        # Where it can't tell every shape, it leaves the model in the folder that it runs in.
+        with tempfile.TemporaryDirectory() as aside, contextlib.chdir(aside):
+            try:
+                quant_pre_process(str(source), str(target))
+            except (
+                Exception
+            ):  # symbolic shape inference fails in many ways; plain ONNX inference is enough for the quantizer
+                quant_pre_process(str(source), str(target), skip_symbolic_shape=True)
     finally:
         logger.setLevel(level)
 
