@@ -135,7 +135,7 @@ def test_a_trusted_file_is_torchs_to_read(tmp_path: Path) -> None:
     assert load(path).signature.inputs[0].name == "input"
     assert not canary.exists()
     with pytest.raises(CheckpointError):  # its sample inputs are no tensors
-        load(path, trust_pickle=True)
+        load(path, trust=True)
     assert canary.exists()
 
 

@@ -205,7 +205,10 @@ def test_the_other_commands_leave_nothing_either(here: Path) -> None:
         with pytest.raises(ResourceError):
             sensitivity("model.pt", SensitivityOptions(output=Path("s"), eval="eval.npz", samples=10, ratios=(0.5,)))
         with pytest.raises(ResourceError):
-            optimize("model.pt", OptimizeOptions(output=Path("o"), eval="eval.npz", prune=(0,), int8=("dynamic",)))
+            options = OptimizeOptions(
+                output=Path("o"), eval="eval.npz", prune=(0,), int8=("dynamic",), budget_by="point"
+            )
+            optimize("model.pt", options)
         with pytest.raises(ResourceError):
             write_files({here / "new/a.json": "1" * 50, here / "new/b.json": "1" * 200})
     assert [name for name in tree(here) if name not in before and not name.startswith("o.work")] == []

@@ -86,8 +86,9 @@ def test_a_family_is_trained_and_stays_plain(name: str, tmp_path: Path) -> None:
     assert all(torch.equal(before[key], trained[key]) for key in running), "batch statistics are kept"
     assert given.details["layers"] > 0
     left = set(given.details["left_float"].values())
-    assert left == ({"recurrent layers stay in float"} if name == "lstm" else set())
-    assert len(given.details["not_simulated"]) <= (name == "lstm")
+    assert left == set()
+    # The matrices of a recurrent layer are rounded when they are stored; the report names them.
+    assert len(given.details["not_simulated"]) <= (3 if name == "lstm" else 0)
     off = given.details["off_levels"]
     assert off.keys() == {spec.name for spec in loaded.signature.outputs}
     assert all(levels["rms"] < 0.5 for levels in off.values()), f"what is exported is what was trained: {off}"
