@@ -60,7 +60,10 @@ class ToolkitError(Exception):
         self.mend = mend
 
     def __str__(self) -> str:
-        return f"{self.what}\n  why:  {self.why}\n  mend: {self.mend}"
+        # Names out of files stand in them: nothing may move a terminal's cursor.
+        parts = (self.what, self.why, self.mend)
+        what, why, mend = ("".join(c if c.isprintable() else " " for c in part) for part in parts)
+        return f"{what}\n  why:  {why}\n  mend: {mend}"
 
 
 class CheckpointError(ToolkitError):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ from compress.options import CompressOptions
 __all__ = ["Evaluation", "budget_of", "evaluation_of", "halves", "judged"]
 
 PROBED = 8  # samples that tell what the outputs are
+
+
+DUPLICATES = 0.01  # of samples that choose, that may stand among those that prove: data has doubles of its own
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,12 @@ def evaluation_of(
                 why="--selection and --eval hold the same data",
                 mend="give other samples to choose by, or leave --selection out: --eval is then split",
             )
+        if (shared := _in_both(data, chosen)) > max(1, len(chosen) * DUPLICATES):
+            raise RecipeError(
+                "can't choose and prove on the same samples",
+                why=f"{shared:,} of the {len(chosen):,} samples of --selection stand in --eval, too",
+                mend="give other samples to choose by, or leave --selection out: --eval is then split",
+            )
         chosen = _labelled_alike(chosen, metric)
         how = f"models are chosen by the {len(chosen):,} samples of --selection"
         if before:  # the sensitivity's half has chosen, too
@@ -242,3 +252,19 @@ def _refuse_options(options: CompressOptions) -> None:
                 why="there is nothing to prove on",
                 mend="add --eval eval.npz",
             )
+
+
+def _in_both(one: Dataset, other: Dataset) -> int:
+    """Samples of the other whose inputs are some sample's of the first."""
+    known = set(_digests(one))
+    return sum(digest in known for digest in _digests(other))
+
+
+def _digests(data: Dataset) -> Iterator[bytes]:
+    for inputs, _ in data.batches(64):
+        arrays = [np.ascontiguousarray(inputs[name]) for name in sorted(inputs)]
+        for at in range(len(arrays[0])):
+            digest = hashlib.blake2b(digest_size=16)
+            for array in arrays:
+                digest.update(array[at].tobytes() if array.dtype.kind in "biufc" else repr(array[at].tolist()).encode())
+            yield digest.digest()

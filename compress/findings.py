@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from compress.artifact import Measured, StageReport
-from compress.gains import apart, speed, times
+from compress.gains import apart, speed
 
 __all__ = ["findings"]
 
@@ -81,7 +81,7 @@ def _slower(before: Measured, now: Measured) -> str:
         return ""
     low, high = apart(1 / ratio.high, 1 / ratio.low, 2)
     told = "{1} ms against {0} ms".format(*apart(before.latency_p50_ms or 0.0, now.latency_p50_ms or 0.0))
-    return f"{times(1 / ratio.value)} ({low} to {high}), {told} at batch 1"
+    return f"{1 / ratio.value:.2f}× ({low} to {high}), {told} at batch 1"
 
 
 def _as_fast(before: Measured, now: Measured) -> str:

@@ -201,6 +201,7 @@ def _add(graph: fx.Graph, node: Any, name: str, root: nn.Module, decoder: Decode
             target = name if op == "placeholder" else "output"
         case "call_function":
             target = function_of(given)
+            _refuse_growth(given, args)
         case "call_method":
             if given not in methods() or not args or not isinstance(args[0], fx.Node):
                 raise GraphError(f"{given!r} is not a method of tensors")
@@ -216,6 +217,16 @@ def _add(graph: fx.Graph, node: Any, name: str, root: nn.Module, decoder: Decode
         case _:
             raise GraphError(f"{ascii(op)[:100]} is no kind of node")
     decoder.made[node["name"]] = graph.create_node(op, target, args, kwargs, name=name)
+
+
+def _refuse_growth(name: str, args: tuple[Any, ...]) -> None:
+    """Numbers and texts that a few words of a file would make as long as memory is."""
+    if not name.startswith("_operator.") or name == "_operator.getitem":
+        return
+    if any(type(arg) is str for arg in args):
+        raise GraphError(f"{name} of a text is no function on tensors")
+    if name in ("_operator.pow", "_operator.lshift") and len(args) > 1 and type(args[1]) is int and abs(args[1]) > 64:
+        raise GraphError(f"{name} by {args[1]:.0e} is beyond any network")
 
 
 def _at(root: nn.Module, path: str, *, tensor: bool = False) -> Any:

@@ -32,7 +32,9 @@ _MEMORY = re.compile(
     r".*(storage|resize|data_ptr|pinned|pin_memory|shared?_|is_shared).*|set_|numpy|module_load|backward"
 )
 # Kernels of one backend, which trust what they are given: packed weights hold pointers.
-_KERNELS = re.compile(r"_.*|(fbgemm|miopen|cudnn|mkldnn|quantized|rocm|xnnpack)_.*|q_.*")
+_KERNELS = re.compile(r"_.*|(fbgemm|miopen|cudnn|mkldnn|quantized|rocm|xnnpack)_.*|q_.*|.*(loss|qparams).*")
+# Of a few words of a file, these make numbers of any length.
+_GROWING = ("factorial", "comb", "perm")
 
 
 class GraphError(Exception):
@@ -53,7 +55,11 @@ def _functions() -> dict[str, Callable[..., Any]]:
             if getattr(namespace, f.__name__, None) is f and not _KERNELS.fullmatch(f.__name__)
         }
     table |= {f"_operator.{name}": getattr(operator, name) for name in operator.__all__ if name not in _CALLERS}
-    table |= {f"math.{name}": f for name in dir(math) if callable(f := getattr(math, name)) and name[0] != "_"}
+    table |= {
+        f"math.{name}": f
+        for name in dir(math)
+        if callable(f := getattr(math, name)) and name[0] != "_" and name not in _GROWING
+    }
     for name in ("arange", "eye", "full", "linspace", "ones", "zeros"):
         table[f"torch.{name}"] = getattr(torch, name)
     for name in ("abs", "float", "int", "len", "max", "min", "round", "sum"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import nn
 from compress.errors import CheckpointError, SignatureError
 from compress.signature import Signature, TensorSpec
 
-__all__ = ["Arrays", "call", "example_inputs", "sample_inputs", "symbols_of"]
+__all__ = ["Arrays", "call", "example_inputs", "sample_inputs", "symbols_of", "telling"]
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -50,6 +50,23 @@ def example_inputs(specs: tuple[TensorSpec, ...], sizes: Mapping[str, int], seed
 def sample_inputs(signature: Signature, batch: int, seed: int = 0) -> Arrays:
     """Random inputs (see `example_inputs`) at the signature's representative sizes, by input name."""
     return example_inputs(signature.inputs, signature.at(batch), seed)
+
+
+def telling(arrays: Arrays, run: Callable[[Arrays], Iterable[np.ndarray[Any, Any]]]) -> Arrays:
+    """The inputs, or their absolute values where only these give numbers: a logarithm's or a root's, say.
+
+    Args:
+        arrays: random inputs, by name.
+        run: what a model gives for them.
+    """
+    positive = {
+        name: (np.abs(array) + 0.1).astype(array.dtype) if array.dtype.kind == "f" else array
+        for name, array in arrays.items()
+    }
+    for tried in (arrays, positive):
+        if all(np.isfinite(values).any() for values in run(tried) if values.dtype.kind == "f" and values.size):
+            return tried
+    return arrays
 
 
 def symbols_of(specs: tuple[TensorSpec, ...]) -> list[str]:

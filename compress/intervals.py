@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import binomtest, norm
+from scipy.stats import t as student
 
 __all__ = [
     "CONFIDENCE",
@@ -29,6 +30,8 @@ __all__ = [
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
+# Scores so near to the usual one are alike, as a share of what a score may be; fewer others than this are hardly seen.
+_ALIKE, _SEEN = 1e-3, 5
 CHUNK = 4_000_000  # indices in memory at a time
 
 Array = np.ndarray[Any, Any]
@@ -146,8 +149,21 @@ def _of_values(values: Array, confidence: float, bounds: Bounds | None, seed: in
     below = ((means < mean).mean() + (means <= mean).mean()) / 2
     bias = float(norm.ppf(np.clip(below, 0.5 / RESAMPLES, 1 - 0.5 / RESAMPLES)))
     shifted = bias + norm.ppf([(1 - confidence) / 2, (1 + confidence) / 2])
-    low, high = np.quantile(means, norm.cdf(bias + shifted / (1 - acceleration * shifted)))
-    return Interval(mean, float(low), float(high))
+    low, high = map(float, np.quantile(means, norm.cdf(bias + shifted / (1 - acceleration * shifted))))
+    # Of few samples a percentile knows too little: Student's interval bounds it from within.
+    reach = float(student.ppf((1 + confidence) / 2, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
+    low, high = min(low, mean - reach), max(high, mean + reach)
+    # Where nearly all scores are alike, a resampling sees next to nothing of the few that are not.
+    usual = float(np.median(values))
+    apart_of = int((np.abs(values - usual) > _ALIKE * _span(values, bounds)).sum())
+    if bounds is not None and apart_of < _SEEN:
+        unseen = share_interval(apart_of, len(values), confidence).high - apart_of / len(values)
+        low, high = low - unseen * (usual - bounds[0]), high + unseen * (bounds[1] - usual)
+    return Interval(mean, low, high)
+
+
+def _span(values: Array, bounds: Bounds | None) -> float:
+    return float(np.ptp(values)) if bounds is None else bounds[1] - bounds[0]
 
 
 def _all_alike(value: float, count: int, confidence: float, bounds: Bounds | None) -> Interval:

@@ -100,7 +100,23 @@ _SHAPED = ("Reshape", "Expand", "Slice", "ReduceMean", "ReduceSum", "Unsqueeze",
 
 
 _RECURRENT = ("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM")
-_MULTIPLYING = ("Conv", "ConvTranspose", "ConvInteger", "Gemm", "MatMul", "MatMulInteger", *_RECURRENT)
+_MULTIPLYING = ("Conv", "ConvTranspose", "ConvInteger", "Gemm", "MatMul", "MatMulInteger", "Einsum", *_RECURRENT)
+
+
+def _einsum_macs(node: onnx.NodeProto, shapes: Sequence[Sequence[int]]) -> int:
+    """A product for each combination of its indices; those that an ellipsis stands for are the first operand's."""
+    equation = next(onnx.helper.get_attribute_value(a).decode() for a in node.attribute if a.name == "equation")
+    sizes: dict[str, int] = {}
+    for term, shape in zip(equation.replace(" ", "").partition("->")[0].split(","), shapes, strict=True):
+        before, dots, behind = term.partition("...")
+        letters = [
+            *before,
+            *([f".{at}" for at in range(len(shape) - len(before) - len(behind))] if dots else ()),
+            *behind,
+        ]
+        for letter, size in zip(letters, shape, strict=True):
+            sizes[letter] = max(sizes.get(letter, 1), size)
+    return math.prod(sizes.values())
 
 
 def onnx_macs(path: Path, signature: Signature) -> int:
@@ -116,6 +132,9 @@ def onnx_macs(path: Path, signature: Signature) -> int:
     shapes = shapes_for(path, sample_inputs(signature, 1), wanted)
     total = 0
     for node in nodes:
+        if node.op_type == "Einsum":
+            total += _einsum_macs(node, [shapes[name] for name in node.input]) if len(node.input) > 1 else 0
+            continue
         left, right, out = (shapes[name] for name in (node.input[0], node.input[1], node.output[0]))
         if node.op_type.startswith("Conv"):
             grown = left if node.op_type == "ConvTranspose" else out  # where the kernel is applied at each position

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from compress.apart import without_fills
 from compress.artifact import Signature
 from compress.dataset import Dataset
 from compress.errors import RecipeError
@@ -91,10 +92,10 @@ def without_nan(outputs: Arrays) -> Array:
 def cosine_similarity(a: Array, b: Array) -> Array:
     """Per sample (first dimension), in float64.
 
-    Two zero vectors are alike (1), one zero vector is not (0); vectors with NaN or infinity in them are as unlike as
-    vectors can be (-1).
+    What a mask fills with a huge value in both says nothing, and is left out. Two zero vectors are alike (1), one zero
+    vector is not (0); vectors with NaN or infinity in them are as unlike as vectors can be (-1).
     """
-    x, y = (np.asarray(v, np.float64).reshape(len(v), -1) for v in (a, b))
+    x, y = without_fills(*(np.asarray(v, np.float64).reshape(len(v), -1) for v in (a, b)))
     finite = np.isfinite(x).all(axis=1) & np.isfinite(y).all(axis=1)
     x, y = (_scaled(np.where(finite[:, None], v, 0.0)) for v in (x, y))
     norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
@@ -141,7 +142,10 @@ def _cosine(outputs: Arrays, expected: Arrays, labels: Array | None) -> Array:  
 
 def _mse(outputs: Arrays, expected: Arrays, labels: Array | None) -> Array:  # noqa: ARG001
     with np.errstate(invalid="ignore", over="ignore"):
-        errors = [np.square(outputs[name].astype(np.float64) - want) for name, want in expected.items()]
+        pairs = [
+            without_fills(want.astype(np.float64), outputs[name].astype(np.float64)) for name, want in expected.items()
+        ]
+        errors = [np.square(given - want) for want, given in pairs]
         means = np.mean([error.reshape(len(error), -1).mean(1) for error in errors], axis=0)
     return np.asarray(np.where(np.isfinite(means), means, np.inf))
 

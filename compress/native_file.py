@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from compress.apart import apart_by_scale
 from compress.artifact import Signature, TensorSpec
 from compress.errors import CheckpointError, SignatureError, first_line
 from compress.graph_file import GraphError, from_data, to_data
@@ -65,8 +66,9 @@ def _differs(original: TorchModel, loaded: TorchModel) -> str | None:
         if want.dtype != got.dtype or want.shape != got.shape:
             return f"{name} is {got.dtype}{list(got.shape)}, not {want.dtype}{list(want.shape)}"
         want, got = want.double(), got.double()
-        scale = float(want[torch.isfinite(want)].abs().max()) if torch.isfinite(want).any() else 0.0
-        if not torch.allclose(want, got, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True):
+        if torch.equal(torch.nan_to_num(want), torch.nan_to_num(got)):
+            continue
+        if apart_by_scale(want.numpy(), got.numpy()) > TOLERANCE:
             return f"{name} is off by {float((want - got).abs().max()):.3g}: its layers do more than their forward says"
     return None
 
@@ -115,7 +117,7 @@ def _model(content: Mapping[str, Any], path: Path) -> TorchModel:
         raise CheckpointError(f"can't read {path}", why="it is malformed: it has no version", mend=again)
     try:
         return TorchModel(from_data(content["graph"]), _signature(content["signature"]))
-    except (GraphError, KeyError, TypeError, ValueError, AttributeError, SignatureError) as err:
+    except (GraphError, LookupError, ArithmeticError, TypeError, ValueError, AttributeError, SignatureError) as err:
         why = err.why if isinstance(err, SignatureError) else str(err)
         raise CheckpointError(f"can't read {path}", why=f"it is malformed: {why[:300]}", mend=again) from err
 
@@ -147,8 +149,10 @@ def _fits(spec: TensorSpec, answer: torch.Tensor) -> bool:
 
 def _signature(data: Any) -> Signature:
     """A signature of a file, whose sizes an array can have."""
+    if type(data) is not dict or not all(type(data.get(key)) is list for key in ("inputs", "outputs")):
+        raise ValueError("its signature is not plain")
     texts = [*data["inputs"], *data["outputs"]]
-    if type(data) is not dict or len(texts) > 200 or not all(type(text) is str and len(text) < 200 for text in texts):
+    if len(texts) > 200 or not all(type(text) is str and len(text) < 200 for text in texts):
         raise ValueError("its signature is not plain")
     signature = Signature.from_dict(data)
     sizes = signature.at(1)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from compress.apart import FILL, GAP
 from compress.metrics import cosine_similarity
 
 __all__ = ["Difference", "difference", "differences"]
@@ -18,7 +19,6 @@ TOLERANCE = 1e-3
 # A few values may outweigh all others, such as boxes in pixels among probabilities: where some are larger than the
 # median by FAR, what is within NEAR of the median has a scale of its own, as far down as a float32 network resolves.
 FAR, NEAR, RESOLVED = 1e4, 1e2, 1e-2
-FILL, GAP = 1e8, 1e4  # a mask's -1e9 among scores: so large, and nothing for so far below
 NOTHING = 1e-6  # what may be left of an output that should be 0 throughout
 NEGLIGIBLE = 1e-4  # a sample whose values are all this small beside another's is rounding
 TIES = 1e-3  # share of whole numbers that may differ: a class that is chosen by a hair
@@ -86,9 +86,9 @@ def difference(expected: Array, got: Array, tolerance: float = TOLERANCE) -> Dif
     if whole:
         share = float(np.count_nonzero(apart)) / apart.size
         return Difference(worst, share, 1.0 - share, TIES)
-    if not np.isfinite(worst):
-        return Difference(np.inf, np.inf, 0.0, tolerance)
     known = np.isfinite(x)
+    if not np.isfinite(worst) or not known.any():  # what gives no number on either side proves nothing
+        return Difference(np.inf, np.inf, 0.0, tolerance)
     x, y = np.where(known, x, 0.0), np.where(known, y, 0.0)
     size = np.abs(x)
     fill = size >= FILL

@@ -246,6 +246,17 @@ class Signature:
         return cls(
             tuple(TensorSpec.parse(text) for text in data["inputs"]),
             tuple(TensorSpec.parse(text) for text in data["outputs"]),
-            {str(name): int(size) for name, size in data.get("sizes", {}).items()},
-            {str(name): str(source)[:60] for name, source in data.get("size_sources", {}).items()},
+            {str(name): _whole(size) for name, size in data.get("sizes", {}).items()},
+            {str(name): _printable(str(source)[:60]) for name, source in data.get("size_sources", {}).items()},
         )
+
+
+def _whole(size: Any) -> int:
+    if type(size) is not int:
+        raise ValueError(f"the size {str(size)[:20]!r} is no whole number")
+    return size
+
+
+def _printable(text: str) -> str:
+    """Without what moves a terminal's cursor."""
+    return "".join(letter for letter in text if letter.isprintable())

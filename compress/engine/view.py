@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import NodeProto, TensorProto
 
+from compress.errors import StageError
 from compress.stages.place_qdq import PASSING, WEIGHTED
 
 __all__ = ["HALVES", "Layer", "View", "name_of"]
@@ -54,6 +55,10 @@ class View:
         self.kinds = {v.name: v.type.tensor_type.elem_type for v in values}
         self.kinds |= {t.name: t.data_type for t in graph.initializer}
         self.by_name = {name_of(node): node for node in graph.node}
+        self._next: dict[str, bool] = {}
+        for node in reversed(in_order(graph)):  # from the end, so that what follows a tensor is known
+            for name in node.output:
+                self._next[name] = self._quantized_next(name)
 
     def kind(self, name: str) -> str:
         number = self.kinds.get(name, 0)
@@ -65,6 +70,9 @@ class View:
 
     def quantized_next(self, name: str) -> bool:
         """Whether a tensor becomes INT8 again behind nothing but what is fused."""
+        return self._next[name] if name in self._next else self._quantized_next(name)
+
+    def _quantized_next(self, name: str) -> bool:
         takers = self.takers.get(name, [])
         if not takers:
             return False
@@ -122,3 +130,39 @@ class View:
 def name_of(node: NodeProto) -> str:
     """A node's name, or its output's where it has none."""
     return str(node.name or node.output[0])
+
+
+def in_order(graph: onnx.GraphProto) -> list[NodeProto]:
+    """The nodes of a graph, each behind those that it takes from.
+
+    Raises:
+        StageError: they go in a circle, or two of them make one tensor.
+    """
+    maker: dict[str, int] = {}
+    for at, node in enumerate(graph.node):
+        for name in filter(None, node.output):
+            if name in maker:
+                raise _tangled(f"two of its nodes make {name!r}")
+            maker[name] = at
+    before = [{maker[name] for name in node.input if name in maker} for node in graph.node]
+    after: dict[int, list[int]] = {}
+    for at, needed in enumerate(before):
+        for other in needed:
+            after.setdefault(other, []).append(at)
+    ready = [at for at, needed in enumerate(before) if not needed]
+    left = [len(needed) for needed in before]
+    order: list[NodeProto] = []
+    while ready:
+        at = ready.pop()
+        order.append(graph.node[at])
+        for other in after.get(at, ()):
+            left[other] -= 1
+            if not left[other]:
+                ready.append(other)
+    if len(order) < len(graph.node):
+        raise _tangled("its nodes take from each other in a circle")
+    return order
+
+
+def _tangled(why: str) -> StageError:
+    return StageError("can't look at this graph", why=why, mend="export it again: no runtime takes such a file")

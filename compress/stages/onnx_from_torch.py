@@ -22,6 +22,7 @@ from compress.dataset import Dataset
 from compress.drawn import drawn_inputs, indices_of
 from compress.errors import StageError
 from compress.infer import elsewhere, proven, runs_at
+from compress.inputs import telling
 from compress.model import Arrays, Model, OnnxModel, TorchModel, example_inputs
 from compress.parity import differences
 from compress.stages import Given, Progress
@@ -137,11 +138,15 @@ def _inputs(
     """What to compare on, and a name for it: random inputs at every batch, at one with other sizes, and the data."""
     signature = model.signature
     indices = indices_of(model.module, signature)
+    run = TorchBackend(model, torch.get_num_threads()).infer
     for batch in BATCHES:
         sizes = signature.at(batch)
         if batch == MOVED_BATCH:
             sizes = elsewhere(runs, sizes, signature.told)
-        yield str(batch), drawn_inputs(signature, sizes, indices, seed=batch)
+        yield (
+            str(batch),
+            telling(drawn_inputs(signature, sizes, indices, seed=batch), lambda given: run(given).values()),
+        )
     if data is not None:
         places = np.unique(np.linspace(0, len(data) - 1, min(SAMPLES, len(data))).astype(np.int64))
         yield "data", data.take(places)[0]

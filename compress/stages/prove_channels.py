@@ -21,9 +21,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
+from compress.apart import apart_by_scale
 from compress.artifact import Signature, TensorSpec
 from compress.dataset import Dataset
 from compress.errors import StageError, first_line
+from compress.inputs import telling
 from compress.measure import torch_macs
 from compress.model import Arrays, call, sample_inputs
 from compress.stages.cut_layers import Cut, Layers
@@ -58,7 +60,7 @@ class Proof:
             ),
             signature.outputs,
         )
-        self.inputs = [probes(layers.module, signature, seed) for seed in (0, 1)]
+        self.inputs = [self._telling(probes(layers.module, signature, seed)) for seed in (0, 1)]
         if samples is not None:
             few = np.random.default_rng(0).choice(len(samples), min(BATCH, len(samples)), replace=False)
             self.inputs.append(samples.take(np.sort(few))[0])
@@ -71,6 +73,10 @@ class Proof:
                 seconds.append(time.perf_counter() - start)
             if min(seconds) > LONG:
                 self._fakes = self._fakes_tell_the_truth()
+
+    def _telling(self, arrays: Arrays) -> Arrays:
+        with _unfused(), torch.no_grad():
+            return telling(arrays, lambda tried: [t.numpy() for t in self.run(tried) if t.is_floating_point()])
 
     def _fakes_tell_the_truth(self) -> bool:
         """Whether the model runs on shapes alone, and these are those of a run in earnest."""
@@ -266,7 +272,7 @@ def _redrawn(name: str, tensor: torch.Tensor, random: torch.Generator) -> torch.
 
 
 def _distance(have: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
-    """The largest difference, as a share of the largest value of its output; 0 where there is nothing to compare."""
+    """The largest difference, by the scale of what differs; infinite where an output has no finite value to compare."""
     apart = 0.0
     for given, expected in zip(have, wanted, strict=True):
         if given.shape != expected.shape:
@@ -275,12 +281,7 @@ def _distance(have: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> f
         if not want.is_floating_point():
             apart = max(apart, 0.0 if torch.equal(got, want) else APART / 2)  # rounding may tip an answer
             continue
-        there = torch.isfinite(want)
-        if not torch.equal(torch.isfinite(got), there):
-            return math.inf
-        if bool(there.any()):
-            scale = max(float(want[there].abs().max()), 1e-12)
-            apart = max(apart, float((got - want)[there].abs().max()) / scale)
+        apart = max(apart, apart_by_scale(want.double().numpy(), got.double().numpy()))
     return apart
 
 

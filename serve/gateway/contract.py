@@ -31,7 +31,7 @@ class UnfitError(BadRequestError):
 
     def __init__(self, why: str) -> None:
         super().__init__(
-            "the request does not fit the model", why=why, mend="see GET /v2/models/{model} and .../example"
+            "the request does not fit the model", why=why, mend="see GET .../example, and the model's metadata"
         )
 
 

@@ -204,10 +204,8 @@ def test_the_other_commands_leave_nothing_either(here: Path) -> None:
     with largest_file(100):
         with pytest.raises(ResourceError):
             sensitivity("model.pt", SensitivityOptions(output=Path("s"), eval="eval.npz", samples=10, ratios=(0.5,)))
+        options = OptimizeOptions(output=Path("o"), eval="eval.npz", prune=(0,), int8=("dynamic",), budget_by="point")
         with pytest.raises(ResourceError):
-            options = OptimizeOptions(
-                output=Path("o"), eval="eval.npz", prune=(0,), int8=("dynamic",), budget_by="point"
-            )
             optimize("model.pt", options)
         with pytest.raises(ResourceError):
             write_files({here / "new/a.json": "1" * 50, here / "new/b.json": "1" * 200})

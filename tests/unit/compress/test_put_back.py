@@ -138,7 +138,11 @@ def test_a_budget_that_needs_all_in_float_is_kept(tmp_path: Path) -> None:
     labels = module(torch.from_numpy(data.inputs["x"])).argmax(1).numpy()
     judged = Dataset("", data.inputs, labels, "eval")
     stage = QuantizeWithin(
-        QuantizeOnnx("static", data), wrapped(module, "x:float32[batch,16]"), judged, METRICS["top1"], max_drop=0.0,
+        QuantizeOnnx("static", data),
+        wrapped(module, "x:float32[batch,16]"),
+        judged,
+        METRICS["top1"],
+        max_drop=0.0,
         confidence=None,
     )
     given = stage.run(model, tmp_path / "next", quiet)
