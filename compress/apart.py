@@ -37,9 +37,9 @@ def apart_by_scale(expected: Array, got: Array) -> float:
 def without_fills(expected: Array, got: Array) -> tuple[Array, Array]:
     """Both with 0 where a mask's fill is expected and given; where only one has it, both stay as they are."""
     size = np.abs(expected)
-    fill = size >= FILL
+    fill = (size >= FILL) & np.isfinite(size)
     if not fill.any() or GAP * float(size[~fill].max(initial=0)) > float(size[fill].min()):
         return expected, got
-    given = np.abs(got) >= FILL
+    given = (np.abs(got) >= FILL) & np.isfinite(got)
     same = fill & given & (np.sign(expected) == np.sign(got))
     return np.where(same, 0.0, expected), np.where(same, 0.0, got)

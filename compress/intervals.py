@@ -30,6 +30,7 @@ __all__ = [
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
+FEW = 50
 # Scores so near to the usual one are alike, as a share of what a score may be; fewer others than this are hardly seen.
 _ALIKE, _SEEN = 1e-3, 5
 CHUNK = 4_000_000  # indices in memory at a time
@@ -150,9 +151,9 @@ def _of_values(values: Array, confidence: float, bounds: Bounds | None, seed: in
     bias = float(norm.ppf(np.clip(below, 0.5 / RESAMPLES, 1 - 0.5 / RESAMPLES)))
     shifted = bias + norm.ppf([(1 - confidence) / 2, (1 + confidence) / 2])
     low, high = map(float, np.quantile(means, norm.cdf(bias + shifted / (1 - acceleration * shifted))))
-    # Of few samples a percentile knows too little: Student's interval bounds it from within.
-    reach = float(student.ppf((1 + confidence) / 2, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
-    low, high = min(low, mean - reach), max(high, mean + reach)
+    if len(values) < FEW:  # a percentile of so few knows too little
+        reach = float(student.ppf((1 + confidence) / 2, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
+        low, high = min(low, mean - reach), max(high, mean + reach)
     # Where nearly all scores are alike, a resampling sees next to nothing of the few that are not.
     usual = float(np.median(values))
     apart_of = int((np.abs(values - usual) > _ALIKE * _span(values, bounds)).sum())

@@ -207,7 +207,7 @@ def found_in(int8: list[float], floats: list[float] = SAME, pruned: bool = False
 def test_int8_is_slower_only_beyond_the_noise_and_the_figures_show_it() -> None:
     assert "INT8" not in found_in(OTHER)
     told = found_in(SLOWER)
-    assert "INT8 is slower here than the float model before it: 1.4× (1.40 to 1.40)" in told
+    assert "INT8 is slower here than the float model before it: 1.40× (1.40 to 1.40)" in told
     assert "0.021 ms against 0.015 ms" in told
     near = found_in([0.0154] * 8, [0.0146] * 8)
     assert "0.0154 ms against 0.0146 ms" in near, "never the same figure twice"
