@@ -21,7 +21,7 @@ from compress.graph_file import GraphError, from_data, to_data
 from compress.intervals import difference_interval
 from compress.measure import onnx_macs, torch_macs
 from compress.metrics import cosine_similarity
-from compress.model import TorchModel
+from compress.model import OnnxModel, TorchModel
 from compress.parity import difference
 from compress.signature import Signature
 from compress.stages import Given
@@ -163,6 +163,7 @@ class Einsum(nn.Module):
 def test_products_by_einsum_are_counted(tmp_path: Path) -> None:
     model = saved(Einsum(), tmp_path, "x:float32[batch,6,8]")
     given = OnnxFromTorch().run(model, tmp_path, quiet)
+    assert isinstance(given.model, OnnxModel)
     assert onnx_macs(given.model.path, model.signature) == torch_macs(model.module, model.signature) == 6 * 6 * 8
 
 
