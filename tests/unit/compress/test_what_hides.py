@@ -1,4 +1,4 @@
-"""What outside eyes broke: huge values beside small ones, outputs without a number, doubles, circles, odd words."""
+"""What hides a difference, or tells of one that is not: huge values, no values, doubles, circles, few samples."""
 
 from __future__ import annotations
 
