@@ -47,7 +47,7 @@ class Block(nn.Module):
 
     def attend(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (
-            layer(x).unflatten(-1, (HEADS, WIDTH // HEADS)).transpose(1, 2)
+            layer(x).view(x.shape[0], x.shape[1], HEADS, WIDTH // HEADS).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
         )
         mixed: torch.Tensor = self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
