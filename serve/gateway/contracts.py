@@ -13,9 +13,10 @@ from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from typing import TypeVar
 
 from serve.gateway.contract import Contract, UnfitError
-from serve.gateway.errors import GatewayError, UnknownModelError
-from serve.gateway.request import Request, read_request
+from serve.gateway.errors import BadRequestError, GatewayError, UnknownModelError
+from serve.gateway.request import Request, raw_head, read_request
 from serve.gateway.upstream import Upstream
+from serve.http_body import GrowingBody
 from serve.rollout.plan import Target
 
 __all__ = ["Contracts"]
@@ -26,6 +27,7 @@ LONG_JSON = 64 * 1024
 AGAIN_S = 1.0
 # The JSON of a binary request is the same from a client's one request to the next.
 REMEMBERED, SHORT_JSON = 512, 2048
+LONG_TEXTS = 16 * 1024
 
 PR_SET_PDEATHSIG = 1
 
@@ -45,7 +47,7 @@ class Contracts:
         self._max_elements = max_elements
         self._made: dict[str, tuple[object, Contract]] = {}
         self._looked: dict[str, float] = {}
-        self._fits: dict[tuple[bytes, int, int], tuple[Contract, Request, bytes]] = {}
+        self._fits: dict[tuple[bytes, int, bool], tuple[Contract, Request, bytes]] = {}
         self._pool: ProcessPoolExecutor | None = None
 
     async def of(self, target: Target) -> Contract:
@@ -108,6 +110,49 @@ class Contracts:
                 raise
             return await self._read(fresh, head, tail_bytes, shared_memory=shared_memory)
 
+    async def fitted(
+        self,
+        target: Target,
+        body: bytes | GrowingBody,
+        header_length: int | None,
+        *,
+        shared_memory: bool,
+        seconds: float | None,
+    ) -> tuple[bytes | GrowingBody, int | None]:
+        """The request as it goes on, held against its model, and the length of its JSON in the binary form.
+
+        Args:
+            target: the model.
+            body: of the client's request.
+            header_length: bytes of its JSON in the binary form; None where it is all JSON.
+            shared_memory: whether it may name regions of shared memory.
+            seconds: for Triton's parameter `timeout`; None for none.
+        """
+        size = len(body)
+        if header_length == 0 and isinstance(body, bytes):
+            head, body = raw_head(body, await self.of(target))
+            size, length = len(head) + len(body), len(head)
+        else:
+            length = size if header_length is None else header_length
+            if length > size:
+                raise BadRequestError("the JSON of the request is longer than its body")
+            head = body.head(length) if isinstance(body, GrowingBody) else body[:length]
+            if isinstance(body, bytes):
+                body = body[length:]
+        tail = None if header_length is None else size - length
+        request, text = await self.read(target, head, tail, shared_memory=shared_memory)
+        if seconds is not None:
+            text = request.json_within(seconds) or text
+        new = None if header_length is None else len(text)
+        if isinstance(body, GrowingBody):
+            if not request.texts:
+                body.replace_head(length, text)
+                return body, new
+            body = (await body.wait())[length:]
+        if request.texts:
+            await _unless_long(request.check_texts, body)
+        return text + body, new
+
     def close(self) -> None:
         """End the process that reads long JSON."""
         if self._pool is not None:
@@ -119,13 +164,14 @@ class Contracts:
     ) -> tuple[Request, bytes]:
         if len(head) > LONG_JSON:
             return await self._read_apart(contract, head, tail_bytes, shared_memory=shared_memory)
-        key = head, -1 if tail_bytes is None else tail_bytes, int(shared_memory)
-        known = self._fits.get(key)
+        # What is all JSON is hardly ever the same twice: to look for it would cost a hash of it all.
+        key = (head, tail_bytes, shared_memory) if tail_bytes and len(head) <= SHORT_JSON else None
+        known = None if key is None else self._fits.get(key)
         if known is not None and known[0] is contract:
             return known[1], known[2]
         request = read_request(head, tail_bytes, contract, shared_memory=shared_memory)
         text = request.json()
-        if tail_bytes and len(head) <= SHORT_JSON:
+        if key is not None:
             if len(self._fits) >= REMEMBERED:
                 self._fits.clear()
             self._fits[key] = contract, request, text
@@ -187,3 +233,11 @@ def _read_in_child(
     text = request.json()
     request.header = None  # it is long, and was for this process to read
     return None, request, text
+
+
+async def _unless_long(check: Callable[[bytes], None], tail: bytes) -> None:
+    """Check raw texts here, or in a thread where that takes over a millisecond."""
+    if len(tail) > LONG_TEXTS:
+        await asyncio.to_thread(check, tail)
+    else:
+        check(tail)

@@ -35,7 +35,6 @@ from serve.gateway.gate import Gate
 from serve.gateway.identity import KEY_HEADERS, Identity
 from serve.gateway.protocol import BINARY_HEADER
 from serve.gateway.released import SERVED_BY, Released
-from serve.gateway.request import raw_head
 from serve.gateway.settings import Settings
 from serve.gateway.telemetry import INFER_ROUTE, Observed, Telemetry
 from serve.gateway.tracing import Trace
@@ -59,7 +58,6 @@ _JSON = (b"content-type", b"application/json")
 _SAFE_LINES = b"".join(header_line(*header) for header in _SAFE)
 CLIENT_LEFT = 499
 GROWING_BYTES = 128 * 1024
-LONG_TEXTS = 16 * 1024
 
 
 class InferEndpoint:
@@ -154,7 +152,9 @@ class InferEndpoint:
         if settings.validate:
             kept = release.kept if release is not None else Target(model, version)
             seconds = None if timeout is None else patience
-            body, changed = await self._checked(kept, body, header_length, identity, seconds)
+            body, changed = await self._contracts.fitted(
+                kept, body, header_length, shared_memory=identity.admin, seconds=seconds
+            )
         elif isinstance(body, bytes):
             if settings.max_elements:
                 check_elements(body, header_length, settings.max_elements)
@@ -179,56 +179,6 @@ class InferEndpoint:
         observed.sent = len(response.body)
         await _answer(scope, send, response.status, returned, identity.limits(), response.body)
         return response.status
-
-    async def _checked(
-        self,
-        target: Target,
-        body: bytes | GrowingBody,
-        header_length: int | None,
-        identity: Identity,
-        seconds: float | None,
-    ) -> tuple[bytes | GrowingBody, int | None]:
-        """The request as it goes on, held against its model, and the length of its JSON in the binary form.
-
-        Args:
-            target: the model.
-            body: of the client's request.
-            header_length: bytes of its JSON in the binary form; None where it is all JSON.
-            identity: whose it is.
-            seconds: for Triton's parameter `timeout`; None for none.
-        """
-        size = len(body)
-        if header_length == 0 and isinstance(body, bytes):
-            head, body = raw_head(body, await self._contracts.of(target))
-            size, length = len(head) + len(body), len(head)
-        else:
-            length = size if header_length is None else header_length
-            if length > size:
-                raise BadRequestError("the JSON of the request is longer than its body")
-            head = body.head(length) if isinstance(body, GrowingBody) else body[:length]
-            if isinstance(body, bytes):
-                body = body[length:]
-        tail = None if header_length is None else size - length
-        request, text = await self._contracts.read(target, head, tail, shared_memory=identity.admin)
-        if seconds is not None:
-            text = request.json_within(seconds) or text
-        new = None if header_length is None else len(text)
-        if isinstance(body, GrowingBody):
-            if not request.texts:
-                body.replace_head(length, text)
-                return body, new
-            body = (await body.wait())[length:]
-        if request.texts:
-            await _unless_long(request.check_texts, body)
-        return text + body, new
-
-
-async def _unless_long(check: Callable[[bytes], None], tail: bytes) -> None:
-    """Check raw texts here, or in a thread where that takes over a millisecond."""
-    if len(tail) > LONG_TEXTS:
-        await asyncio.to_thread(check, tail)
-    else:
-        check(tail)
 
 
 def _growing(scope: Scope, read: Mapping[bytes, bytes], header_length: int, limit: int) -> GrowingBody | None:
