@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import uvloop
+from gateway_isolation import isolation
 from gateway_overhead import save_network
 
 from serve.http_client import Address, ExchangeError, Pool
@@ -60,6 +61,7 @@ def main() -> None:
                               ("one freezes", signal.SIGSTOP)):  # fmt: skip
             figures[label] = with_servers(folder, lambda triton: strike(triton, number), 2 * arguments.seconds)  # noqa: B023
             show(label, figures[label])
+        figures |= isolation(64, 64, 256)  # by `serve up`, with clients and a Triton of its own
         if arguments.soak:
             figures["soak"] = with_servers(folder, lambda _: nothing, arguments.soak / 2, each_minute=True)
             show("soak", figures["soak"])

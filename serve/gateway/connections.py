@@ -22,7 +22,7 @@ from serve.gateway.memory import Memory, MemoryFullError, Share
 from serve.gateway.protocol import SEQUENCE
 from serve.http_body import GrowingBody
 
-__all__ = ["BODY", "GROWING", "LEAVING", "RESPOND", "connection_class"]
+__all__ = ["BODY", "DROP", "GROWING", "LEAVING", "RESPOND", "connection_class"]
 
 SLOWEST_BYTES = 256 * 1024  # that a client has to read in a second
 FULL = (
@@ -30,6 +30,7 @@ FULL = (
     b'content-length: 55\r\n\r\n{"error":"the gateway has as many clients as it may"}  '
 )
 RESPOND, LEAVING, BODY, GROWING = "serve.respond", "serve.leaving", "serve.body", "serve.growing"
+DROP = "serve.drop"
 MAX_HEAD_BYTES = 64 * 1024
 EAGER_BYTES = 32 * 1024  # a client that has sent so much at once will send the rest soon
 JOINED_BYTES = 16 * 1024  # below this, one write of a copy costs less than two writes
@@ -133,6 +134,7 @@ def connection_class(
                 LEAVING: self._on_leaving,
                 BODY: self._body.whole,
                 GROWING: self._body.growing,
+                DROP: self._body.drop,
             }
             self.scope["extensions"] = extensions
 
@@ -205,10 +207,11 @@ class _Body:
         cycle: uvicorn's of this request; it has what came before the endpoint asked.
     """
 
-    __slots__ = ("_chunks", "_cycle", "_growing", "_limit", "_share", "_size", "_whole")
+    __slots__ = ("_chunks", "_cycle", "_dropping", "_growing", "_limit", "_share", "_size", "_whole")
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
+        self._dropping = False
         self._growing: GrowingBody | None = None
         self._chunks: list[bytes] = []
         self._size = 0
@@ -253,6 +256,12 @@ class _Body:
             self._chunks.clear()
             self._whole = None  # it holds the body, and would hold it until the garbage collector comes
 
+    def drop(self) -> None:
+        """Whatever still comes is read and thrown away, so that the client gets its answer."""
+        self._dropping = True
+        self._cycle.body = bytearray()
+        self._cycle.flow.resume_reading()
+
     def growing(self, length: int, header_length: int, share: Share) -> GrowingBody | None:
         """The body while it comes; None where it has come, or not much of it, or where it belongs to a sequence.
 
@@ -275,6 +284,8 @@ class _Body:
 
     def took(self, body: bytes) -> bool:
         """Keep a part; False where nobody has asked for the whole."""
+        if self._dropping:
+            return True
         if self._growing is not None:
             if not self._growing.failed:
                 try:
@@ -295,6 +306,7 @@ class _Body:
             except GatewayError as err:
                 self._chunks.clear()
                 self._whole.set_exception(err)
+                self._dropping = True
             else:
                 self._chunks.append(body)
         return True

@@ -53,7 +53,7 @@ __all__ = [
     "UpstreamTimeoutError",
 ]
 
-DISCARD_S = 2.0
+DISCARD_S, LONG_DISCARD_S = 2.0, 30.0
 DISCARD_BYTES = 256 * 1024 * 1024
 
 
@@ -245,13 +245,13 @@ class Refusal(Response):
     def __init__(self, error: GatewayError) -> None:
         super().__init__(error.body, error.status, media_type="application/json")
         self.raw_headers += error.headers
-        self._discard_bytes = 0
+        self._discard_bytes, self._discard_s = 0, DISCARD_S
         if error.closes:
             self.headers["connection"] = "close"
         if isinstance(error, BodyTooLargeError):
             self._discard_bytes = 2 * error.limit
         elif error.closes:
-            self._discard_bytes = DISCARD_BYTES
+            self._discard_bytes, self._discard_s = DISCARD_BYTES, LONG_DISCARD_S  # others are refused at the same time
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._discard_bytes:
@@ -262,7 +262,7 @@ class Refusal(Response):
         # To close on unread bytes resets the connection, and the answer may be lost: discard some of them first.
         discarded = 0
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DISCARD_S):
+            async with asyncio.timeout(self._discard_s):
                 while discarded < self._discard_bytes:
                     message = await receive()
                     discarded += len(message.get("body", b""))

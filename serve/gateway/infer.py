@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from serve.gateway.connections import BODY, GROWING, LEAVING, RESPOND
+from serve.gateway.connections import BODY, DROP, GROWING, LEAVING, RESPOND
 from serve.gateway.contracts import Contracts
 from serve.gateway.deadline import TIMEOUT_HEADER, patience_s, with_timeout
 from serve.gateway.elements import check_elements
@@ -33,7 +33,7 @@ from serve.gateway.errors import (
 )
 from serve.gateway.gate import Gate
 from serve.gateway.identity import KEY_HEADERS, Identity
-from serve.gateway.memory import Share
+from serve.gateway.memory import MemoryFullError, Share
 from serve.gateway.protocol import BINARY_HEADER
 from serve.gateway.released import SERVED_BY, Released
 from serve.gateway.settings import Settings
@@ -329,7 +329,11 @@ async def read_body(scope: Scope, content_length: bytes | None, receive: Receive
     if content_length is not None and int(content_length) > limit:
         raise BodyTooLargeError(limit)
     if content_length is not None:
-        share.check(int(content_length))
+        try:
+            share.check(int(content_length))
+        except MemoryFullError:
+            scope.get("extensions", {}).get(DROP, bool)()
+            raise
     if (whole := scope.get("extensions", {}).get(BODY)) is not None:
         body: bytes = await whole(limit, share)
         return body

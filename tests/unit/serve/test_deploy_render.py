@@ -199,7 +199,7 @@ def test_what_a_pod_is_given_to_end_is_longer_than_what_it_takes(rendered: Any, 
 
 @with_kubectl
 def test_a_gateways_bound_fits_into_its_pod(rendered: Any, tmp_path: Path) -> None:
-    documents = rendered("overlays/cpu")
+    documents = rendered("pvc", "overlays/cpu")
     (tmp_path / "keys.json").write_text("{}")
     (tmp_path / "gateway.toml").write_text(
         one(documents, "ConfigMap")["data"]["gateway.toml"].replace(
