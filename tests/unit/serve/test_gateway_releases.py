@@ -205,13 +205,13 @@ async def test_copies_are_compared_and_thrown_away(tmp_path: Path, scores: list[
 
 @in_loop
 async def test_copies_leave_the_places_to_clients(tmp_path: Path) -> None:
-    triton = FakeTriton(slow={"m/2": 1.0})
+    triton = FakeTriton(slow={"m/2": 5.0})
     async with world(tmp_path, triton, max_in_flight=2) as w:
         w.store.start("m", Target("m", "2"), Plan(steps=(), shadow=100.0))
         await w.until(lambda row: row.state == "running")
         begun = time.monotonic()
         await w.served(20)
-        assert time.monotonic() - begun < 1.0
+        assert time.monotonic() - begun < 5.0  # nobody waited for a copy
         metrics = (await w.pool.request(b"GET", b"/metrics")).body.decode()
         dropped = next(line for line in metrics.splitlines() if line.startswith("gateway_rollout_copies_dropped_total"))
         assert float(dropped.split()[-1]) > 10
