@@ -220,6 +220,47 @@ def native_method_that_writes(path: Path, canary: Path) -> None:
 
 
 @attack(".pt", "model")
+def native_sparse_tensor_that_lies(path: Path, canary: Path) -> None:
+    """Its places are changed after they were checked: kernels write there."""
+    del canary
+
+    def change(graph: dict[str, Any]) -> None:
+        graph["nodes"][2:2] = [
+            node("s", "call_method", "to_sparse", {"node": "y"}),
+            node("i", "call_method", "indices", {"node": "s"}),
+            node("f", "call_method", "fill_", {"node": "i"}, 10**12),
+            node("d", "call_method", "to_dense", {"node": "s"}),
+        ]
+        graph["nodes"][-1]["args"] = {"tuple": [{"node": "d"}]}
+
+    native(path, change)
+
+
+@attack(".pt", "model")
+def native_number_that_squares_itself(path: Path, canary: Path) -> None:
+    """An integer of 2^40 digits, which no signal interrupts."""
+    del canary
+
+    def change(graph: dict[str, Any]) -> None:
+        graph["nodes"][2:2] = [node("n", "call_function", "_operator.add", 3, 4)] + [
+            node("n", "call_function", "_operator.mul", {"node": "n"}, {"node": "n"}) for _ in range(40)
+        ]
+
+    native(path, change)
+
+
+@attack(".pt", "model")
+def native_inputs_of_many_gigabytes(path: Path, canary: Path) -> None:
+    """Each is as large as one may be."""
+    del canary
+    nodes = [node(f"x{at}", "placeholder", f"x{at}") for at in range(60)]
+    nodes.append(node("output", "output", "output", {"node": "x0"}))
+    signature = {"inputs": [f"x{at}:float32[batch,16384,16384]" for at in range(60)], "outputs": ["y:float32[batch,4]"]}
+    graph = {"nodes": nodes, "modules": {}, "parameters": {}, "buffers": {}}
+    torch.save({"format": "compress.model", "version": 1, "signature": signature, "graph": graph}, path)
+
+
+@attack(".pt", "model")
 def native_nested_without_end(path: Path, canary: Path) -> None:
     del canary
     deep: Any = 1
