@@ -29,6 +29,13 @@ from compress.stages.channels import Channels
 from compress.stages.onnx_from_torch import OnnxFromTorch
 from tests.unit.compress.test_prune_channels import quiet
 
+# What an output may end in that leaves next to nothing of how it was made.
+ENDS: dict[str, Any] = {
+    "saturated": lambda y: torch.sigmoid(1e5 * y),
+    "rounded": lambda y: (0.1 * y).round(),
+    "cut off": lambda y: F.relu(y - 1e3),
+}
+
 
 class Mixes(nn.Module):
     """A softmax over hidden channels: to remove one is not to silence it."""
@@ -47,6 +54,8 @@ class Mixes(nn.Module):
         y = self.c(torch.softmax(self.b(F.relu(self.a(x))), -1) * 8)
         if self.ends == "mask":
             y = y.masked_fill(self.mask, -1e9)
+        if self.ends in ENDS:
+            return ENDS[self.ends](y)
         return torch.cat([y, x.sum(-1, keepdim=True) * 1e6], -1) if self.ends == "large" else y
 
 
@@ -54,7 +63,7 @@ def saved(module: nn.Module, folder: Path, takes: str = "x:float32[batch,16]") -
     return compress.load(compress.save(module, folder / "model.pt", inputs=takes))
 
 
-@pytest.mark.parametrize("ends", ["plain", "mask", "large", "logarithm"])
+@pytest.mark.parametrize("ends", ["plain", "mask", "large", "logarithm", *ENDS])
 def test_no_large_value_and_no_lack_of_values_hides_what_a_removal_changes(tmp_path: Path, ends: str) -> None:
     channels = Channels(saved(Mixes(ends), tmp_path))
     assert [group.root for group in channels.groups] == ["a"]
