@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -14,6 +14,7 @@ from compress.apart import without_fills
 from compress.artifact import Signature
 from compress.dataset import Dataset
 from compress.errors import RecipeError
+from compress.hashing import digest_of_code
 from compress.intervals import Bounds
 from compress.model import Arrays
 from compress.output_choice import Kind, kind_of, the_output
@@ -40,6 +41,7 @@ class Metric:
         scale: what a difference is multiplied by to be a drop: 100 for shares, so that a drop is in points.
         bounds: of a score, where it has some.
         output: the one that is judged; None is all of them.
+        code: hash of the user's, if it is one of theirs.
     """
 
     name: str
@@ -52,6 +54,12 @@ class Metric:
     scale: float = 100.0
     bounds: Bounds | None = None
     output: str | None = None
+    code: str = ""
+
+    @property
+    def identity(self) -> Mapping[str, str | None]:
+        """What decides its figures: results are kept under this."""
+        return {"metric": self.name, "output": self.output, "code": self.code}
 
     @property
     def points(self) -> float:
@@ -252,4 +260,5 @@ def _users(source: str, signature: Signature, output: str | None, sample: Arrays
         scale=found.scale,
         bounds=found.bounds,
         output=output,
+        code=digest_of_code(source),
     )
