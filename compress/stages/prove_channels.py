@@ -305,7 +305,7 @@ def _redrawn(name: str, tensor: torch.Tensor, random: torch.Generator) -> torch.
 
 def _coarse(output: torch.Tensor) -> bool:
     """Whether an output may say little of what it was made from: hardly two of its values differ."""
-    return _whole(output) or TELLING * len(output.unique()) < output.numel()
+    return _whole(output) or TELLING * _distinct(output) < output.numel()
 
 
 def _whole(output: torch.Tensor) -> bool:
@@ -313,7 +313,11 @@ def _whole(output: torch.Tensor) -> bool:
     if not output.is_floating_point():
         return True
     finite = output[output.isfinite()]
-    return bool((finite == finite.round()).all()) or len(finite.unique()) < 2
+    return bool((finite == finite.round()).all()) or _distinct(finite) < 2
+
+
+def _distinct(values: torch.Tensor) -> int:
+    return len(values.unique())  # type: ignore[no-untyped-call]
 
 
 def _distance(have: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from compress.stages.onnx_from_torch import OnnxFromTorch
 from tests.unit.compress.test_prune_channels import quiet
 
 # What an output may end in that leaves next to nothing of how it was made.
-ENDS: dict[str, Any] = {
+ENDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "saturated": lambda y: torch.sigmoid(1e5 * y),
     "rounded": lambda y: (0.1 * y).round(),
     "cut off": lambda y: F.relu(y - 1e3),
