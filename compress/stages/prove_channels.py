@@ -31,7 +31,7 @@ from compress.measure import torch_macs
 from compress.model import Arrays, call, sample_inputs
 from compress.stages.cut_layers import Cut, Layers
 
-__all__ = ["Proof", "bearing", "probes"]
+__all__ = ["Proof", "probes"]
 
 BATCH = 2
 # Shares of the largest output. Within the first, single precision agrees; between them, double precision decides, which
@@ -243,29 +243,6 @@ class Proof:
         finally:
             for tensor, values in before:
                 tensor.data = values
-
-
-def bearing(items: Sequence[Any], fails: Callable[[Sequence[Any]], str | None]) -> tuple[list[Any], dict[int, str]]:
-    """The items that hold together, and, by its place, why each of the others was dropped.
-
-    All are tried at once; only where that fails, halves are, each together with what holds already.
-    """
-    kept: list[Any] = []
-    dropped: dict[int, str] = {}
-    stack = [list(enumerate(items))]
-    while stack:
-        part = stack.pop()
-        if not part:
-            continue
-        why = fails([*kept, *(item for _, item in part)])
-        if why is None:
-            kept += [item for _, item in part]
-        elif len(part) == 1:
-            dropped[part[0][0]] = why
-        else:
-            middle = len(part) // 2
-            stack += [part[middle:], part[:middle]]
-    return kept, dropped
 
 
 def probes(module: nn.Module, signature: Signature, seed: int) -> Arrays:
