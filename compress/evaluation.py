@@ -21,6 +21,7 @@ from compress.measure import cores
 from compress.metrics import Metric, find_metric
 from compress.model import TorchModel
 from compress.options import CompressOptions
+from compress.output_kind import ending_of
 
 __all__ = ["Evaluation", "budget_of", "evaluation_of", "halves", "judged"]
 
@@ -148,7 +149,7 @@ def evaluation_of(
                 why=f"{shared:,} of the {len(chosen):,} samples of --selection stand in --eval, too",
                 mend="give other samples to choose by, or leave --selection out: --eval is then split",
             )
-        chosen = _labelled_alike(chosen, metric)
+        chosen = _labelled_alike(chosen, metric, data)
         how = f"models are chosen by the {len(chosen):,} samples of --selection"
         if before:  # the sensitivity's half has chosen, too
             data = halves(data)[1]
@@ -202,7 +203,10 @@ def judged(
     notes: tuple[str, ...] = ()
     if name in (None, "top1", "top5"):
         data, notes = with_class_ids(data)
-    metric = find_metric(name, data, model.signature, output=output, sample=sample, ask=True)
+    endings = {spec.name: ending_of(model.module, at) for at, spec in enumerate(model.signature.outputs)}
+    metric = find_metric(name, data, model.signature, output=output, sample=sample, endings=endings, ask=True)
+    if metric.needs_labels and not metric.classifies:
+        notes = ()  # they are looked at as they are
     if name is None and len(model.signature.outputs) > 1:
         which = "all of them together" if metric.output is None else repr(metric.output)
         notes += (f"The model gives {len(model.signature.outputs)} outputs: {metric.name} judges {which}.",)
@@ -211,9 +215,18 @@ def judged(
     return data, metric, notes
 
 
-def _labelled_alike(data: Dataset, metric: Metric) -> Dataset:
+def _labelled_alike(data: Dataset, metric: Metric, proof: Dataset) -> Dataset:
     if not metric.needs_labels:
         return data
+    if not metric.classifies and proof.labels is not None:
+        alike = data.labels is not None and data.labels.ndim == proof.labels.ndim
+        if alike and (data.labels.dtype.kind == "f") == (proof.labels.dtype.kind == "f"):  # type: ignore[union-attr]
+            return data
+        raise RecipeError(
+            f"can't choose by {metric.name} on {data.source}",
+            why="its labels are not of the kind that those of --eval are",
+            mend=f"add an array `label` {['n', *proof.labels.shape[1:]]} to it".replace("'", ""),
+        )
     data, _ = with_class_ids(data)
     if not _has_ids(data):
         raise RecipeError(

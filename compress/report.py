@@ -216,7 +216,7 @@ def _latency(m: Measured) -> str:
     return f"{ms_text(m.latency_p50_ms)} ms ({ms_text(m.latency_p50_low_ms)}–{ms_text(m.latency_p50_high_ms)})"
 
 
-SHARES = ("top1", "top5", "agreement")
+SHARES = ("top1", "top5", "binary_accuracy", "f1", "pixel_accuracy", "miou", "agreement")
 
 
 def _metric(m: Measured) -> str:

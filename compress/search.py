@@ -262,6 +262,8 @@ def _measured(
             left[name],
             latency_p50_ms=single[name].p50_ms,
             throughput=1000 * THROUGHPUT_BATCH / batched[name].p50_ms,
+            rounds_ms=single[name].rounds_ms,
+            batched_rounds_ms=batched[name].rounds_ms,
         )
     return SearchResult(
         goal=options.goal,

@@ -23,10 +23,11 @@ from compress.dataset import Dataset
 from compress.errors import StageError, first_line
 from compress.model import TorchModel, call, sample_inputs
 from compress.stages import Progress
+from compress.stages.bearing import bearing
 from compress.stages.cut_layers import Cut, Layers, Place
 from compress.stages.follow_channels import ChannelGroup, Follower
 from compress.stages.layer_kinds import PRUNABLE, WEIGHED
-from compress.stages.prove_channels import Proof, bearing
+from compress.stages.prove_channels import Proof
 
 __all__ = ["PRUNABLE", "SECONDS", "ChannelGroup", "Channels", "same_outputs"]
 

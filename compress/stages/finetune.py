@@ -20,7 +20,7 @@ from compress.errors import RecipeError
 from compress.model import Model, TorchModel
 from compress.output_kind import OutputForm, OutputKind, form_of
 from compress.stages import Given, Progress
-from compress.training.augment import augmentation, refuse_augmentation
+from compress.training.augment import augmentation, code_of, refuse_augmentation
 from compress.training.labels import refuse_labels
 from compress.training.loop import train
 from compress.training.machine_setup import device_kind, distributed, fabric_class, local_rank
@@ -79,7 +79,8 @@ class Finetune:
         named = {name: list(value) if isinstance(value, tuple) else value for name, value in asked.items()}
         validation = {} if self.validation is None else {"validation": self.validation.sha256}
         taught = {} if self.teacher is not None else {"teacher": None}
-        return {"data": self.data.sha256, **named, "seed": self.seed, **validation, **taught}
+        code = {"code": found} if (found := code_of(self.training.augment)) else {}
+        return {"data": self.data.sha256, **named, "seed": self.seed, **validation, **taught, **code}
 
     def check(self, model: Model) -> None:
         for broken, what, why, mend in self._rules():

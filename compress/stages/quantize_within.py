@@ -66,7 +66,7 @@ class QuantizeWithin:
         return {
             "quantize": dict(self.quantize.options),
             "data": self.data.sha256,
-            "metric": self.metric.name,
+            "metric": dict(self.metric.identity),
             "max_drop": self.max_drop,
             "confidence": self.confidence,
         }
