@@ -24,13 +24,14 @@ from onnx import TensorProto, helper
 
 from compress.backends.onnxrt import WRONG_IN_HALF, is_half, session
 from compress.model import Arrays
+from compress.onnx_outline import outline
 
 __all__ = ["Layer", "Machine", "Roofline", "machine", "roofline"]
 
 MATRIX = 1024
 ARRAY = 16 * 1024 * 1024  # floats: larger than the last cache of most machines
 TRIES = 7
-FEWEST_CALLS, SECONDS = 4, 2.0  # of a profile: a large model is run so often, or for so long
+FEWEST_CALLS, SECONDS = 4, 1.0  # of a profile: a large model is run so often, or for so long
 # Slower than its roof by more than this, a layer is held up by something else: starting it, odd shapes, copies.
 OVERHEAD = 4.0
 Shape = tuple[str, list[int]]
@@ -188,15 +189,15 @@ def _profile(
         begun = time.perf_counter()
         for done in range(calls):
             running.run(None, inputs)
-            if done >= FEWEST_CALLS and time.perf_counter() - begun > SECONDS:
+            if done + 1 >= FEWEST_CALLS and time.perf_counter() - begun > SECONDS:
                 break
         trace = json.loads(Path(running.end_profiling()).read_text(encoding="utf-8"))
-        weights = _weights(onnx.load(options.optimized_model_filepath).graph)
+        weights = _weights(outline(Path(options.optimized_model_filepath)).graph)
     events: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for event in trace:
         if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
             events[event["name"].removesuffix("_kernel_time")].append(event)
-    return {name: group[len(group) // 10 :] for name, group in events.items()}, weights
+    return {name: group[max(1, len(group) // 10) :] or group for name, group in events.items()}, weights
 
 
 def _weights(graph: onnx.GraphProto) -> dict[str, list[Shape]]:
