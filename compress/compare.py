@@ -82,8 +82,8 @@ def batch_difference(model: Backend, inputs: Arrays, *, alone: int | None = None
     largest = max((float(values.max(initial=0)) for values in finite), default=0.0)
     worst = 0.0
     for at in range(count):
-        alone = model.infer({name: values[at : at + 1] for name, values in inputs.items()})
-        worst = max(worst, max_abs_error(alone, {name: values[at : at + 1] for name, values in together.items()}))
+        single = model.infer({name: values[at : at + 1] for name, values in inputs.items()})
+        worst = max(worst, max_abs_error(single, {name: values[at : at + 1] for name, values in together.items()}))
     return worst / largest if largest else worst
 
 
