@@ -45,8 +45,8 @@ class Measured:
         stage_drop: the same loss against the stage before.
         cosine_similarity: mean over samples, outputs against the original's.
         max_abs_error: largest absolute difference from the original's outputs.
-        batch_difference: largest absolute difference between the outputs of a sample alone and in a batch of 8, as a
-            share of the largest output.
+        batch_difference: largest absolute difference between the outputs of a sample alone and in a batch of 8 (of a
+            slow model down to 4), as a share of the largest output; of the original and of the result.
         latency_p50_ms, latency_p99_ms: at batch 1, in milliseconds; `latency_p50_low_ms` and `latency_p50_high_ms` are
             the ends of the median's 95% confidence interval.
         latency_rounds_ms: the median of each round in which the models took turns, so that any two rows of a run can be

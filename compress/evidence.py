@@ -24,7 +24,7 @@ from compress.prove import measure, rows_of
 from compress.recipe import find_data
 from compress.report import Report
 from compress.reproduce import script
-from compress.roofline import Roofline
+from compress.roofline import Roofline, same_roofs
 from compress.unused import unused
 
 __all__ = ["missed_budgets", "report_of", "unique_names"]
@@ -111,7 +111,7 @@ def _rooflines(options: ExportOptions, rows: Mapping[str, Model], watcher: Watch
         assert isinstance(model, OnnxModel)  # noqa: S101  both are exported
         found[name] = roofline_of(model.path, model.signature, options.threads)
         tick(number, len(files), "models profiled")
-    return found
+    return same_roofs(found)
 
 
 def _script(checkpoint: Path, options: ExportOptions) -> str:

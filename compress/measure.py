@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from compress.artifact import Signature
 from compress.latency import Latency, latency
 from compress.model import call, sample_inputs
+from compress.onnx_outline import outline
 from compress.onnx_scope import inner_bodies
 from compress.onnx_shapes import shapes_for
 
@@ -89,7 +90,7 @@ _UNCOUNTED = {
 
 def onnx_params(path: Path) -> int:
     """Number of weights in the file's initializers; scales, zero-points and shapes don't count."""
-    graph = onnx.load(path).graph
+    graph = outline(path).graph
     not_weights = {name for node in graph.node if node.op_type in _QDQ for name in node.input[1:]}
     not_weights |= {name for node in graph.node if node.op_type in _SHAPED for name in node.input[1:]}
     not_weights |= {name for node in graph.node for name in node.input[_AFTER.get(node.op_type, len(node.input)) :]}
@@ -99,8 +100,8 @@ def onnx_params(path: Path) -> int:
 
 def onnx_layer_bytes(path: Path) -> dict[str, int]:
     """Bytes of the weights of each convolution, matrix product and embedding, by the node's name."""
-    graph = onnx.load(path).graph
-    sizes = {t.name: len(t.raw_data) or int(np.prod(t.dims)) * 4 for t in graph.initializer}
+    graph = outline(path).graph
+    sizes = {t.name: math.prod(t.dims) * _BITS.get(t.data_type, 32) // 8 for t in graph.initializer}
     for node in graph.node:
         if node.op_type in ("DequantizeLinear", "Transpose") and node.input[0] in sizes:  # turned: two layers share it
             sizes[node.output[0]] = sizes[node.input[0]]
@@ -112,6 +113,12 @@ def onnx_layer_bytes(path: Path) -> dict[str, int]:
     return found
 
 
+_BITS = {
+    **{getattr(onnx.TensorProto, name): 4 for name in ("INT4", "UINT4")},
+    **{getattr(onnx.TensorProto, name): 8 for name in ("INT8", "UINT8", "BOOL", "FLOAT8E4M3FN", "FLOAT8E5M2")},
+    **{getattr(onnx.TensorProto, name): 16 for name in ("INT16", "UINT16", "FLOAT16", "BFLOAT16")},
+    **{getattr(onnx.TensorProto, name): 64 for name in ("INT64", "UINT64", "DOUBLE")},
+}
 _WEIGHTED = (
     "Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "Gemm", "MatMul", "MatMulInteger", "QLinearMatMul", "Gather",
 )  # fmt: skip
@@ -160,7 +167,7 @@ def onnx_macs(path: Path, signature: Signature) -> int:
         path: an ONNX file.
         signature: of it, with its sizes.
     """
-    model = onnx.load(path)
+    model = outline(path)
     nodes = [node for node in model.graph.node if node.op_type in _MULTIPLYING]
     wanted = {name for node in nodes for name in (*node.input[:3], node.output[0]) if name}
     shapes = shapes_for(path, sample_inputs(signature, 1), wanted)

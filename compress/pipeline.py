@@ -16,6 +16,7 @@ from compress import __version__
 from compress.artifact import Signature
 from compress.checkpoint import load, write
 from compress.errors import CheckpointError, RecipeError
+from compress.memory import give_back
 from compress.model import EngineModel, Model, TorchModel
 from compress.shortages import shortages
 from compress.stages import Given, Progress, Stage
@@ -87,6 +88,7 @@ def run(
         folder = work / f"{index:02d}-{stage.name}-{key[:12]}"
         kept.add(folder)
         progress = watcher.started(stage.name)
+        give_back()
         outcome = _take(stage, folder) or _run(stage, model, folder, progress)
         outcomes.append(outcome)
         watcher.ended(outcome)

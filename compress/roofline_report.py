@@ -8,6 +8,7 @@ from rich.table import Table
 
 from compress.plots import axes_of, svg_of
 from compress.roofline import Roofline
+from compress.roofs import Machine
 
 __all__ = ["roofline_plot", "roofline_table"]
 
@@ -18,11 +19,13 @@ NAMED = 4
 def roofline_table(found: Roofline, rows: int = 20) -> Table:
     """The layers that take longest, and what bounds each."""
     roofs = found.machine
-    speeds = f"{roofs.float_ops / 1e9:.0f} GFLOP/s in float, {roofs.int8_ops / 1e9:.0f} GOP/s in INT8"
+    speeds = f"{_speed(roofs, 'float')} GFLOP/s in float, {_speed(roofs, 'int8')} GOP/s in INT8"
     shares = ", ".join(f"{found.share(bound):.0%} {bound}" for bound in COLOURS)
     table = Table(
         title=f"{roofs.threads} thread(s): {speeds}, {roofs.bytes_per_second / 1e9:.1f} GB/s. Time by bound: {shares}",
         title_justify="left",
+        caption="* by a layer itself: the machine was busy when its roof was measured" if roofs.lifted else None,
+        caption_justify="left",
     )
     for column in ("layer", "kind", "µs", "ops/byte", "GOP/s", "bound by"):
         table.add_column(
@@ -36,6 +39,11 @@ def roofline_table(found: Roofline, rows: int = 20) -> Table:
     return table
 
 
+def _speed(roofs: Machine, kind: str) -> str:
+    """In units of 1e9 a second, with a star where a layer went above what was measured."""
+    return f"{roofs.ops(kind) / 1e9:.0f}{'*' if kind in roofs.lifted else ''}"
+
+
 def roofline_plot(found: Roofline) -> str:
     """Layers under the roofs, larger the longer they take; inline SVG."""
     figure, axes = axes_of(4.4)
@@ -47,10 +55,10 @@ def roofline_plot(found: Roofline) -> str:
     reach = np.logspace(
         np.log10(min(0.1, *(la.intensity for la in layers))), np.log10(max(500, *(la.intensity for la in layers)))
     )
-    for peak, name, style in ((roofs.float_ops, "float", "-"), (roofs.int8_ops, "INT8", "--")):
+    for peak, name, style in ((roofs.float_ops, "float", "-"), (roofs.int8_ops, "int8", "--")):
         axes.plot(reach, np.minimum(reach * roofs.bytes_per_second, peak) / 1e9, color="#777777", ls=style, lw=1.2)
         axes.annotate(
-            f"{name} {peak / 1e9:.0f} GOP/s",
+            f"{'INT8' if name == 'int8' else name} {_speed(roofs, name)} GOP/s",
             (reach[-1], peak / 1e9),
             (0, 4),
             textcoords="offset points",
