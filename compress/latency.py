@@ -24,6 +24,7 @@ import numpy as np
 
 from compress.backends import Backend
 from compress.model import Arrays
+from compress.wording import counted
 
 __all__ = ["Latency", "Ratio", "Turns", "latency", "median_interval", "ratio", "take_turns"]
 
@@ -112,11 +113,11 @@ class Turns(Mapping[str, Latency]):
     def told(self) -> str:
         """One clause: after how many rounds, and how sure."""
         if self.spread is None:
-            return f"stopped after {self.rounds} rounds: too few for intervals"
+            return f"stopped after {counted(self.rounds, 'rounds')}: too few for intervals"
         what = "ratios" if len(self.found) > 1 else "interval"
         if self.narrow:
-            return f"stopped after {self.rounds} rounds: {what} within ±{self.spread:.1%}"
-        return f"stopped at the limit, after {self.rounds} rounds: {what} only within ±{self.spread:.1%}"
+            return f"stopped after {counted(self.rounds, 'rounds')}: {what} within ±{self.spread:.1%}"
+        return f"stopped at the limit, after {counted(self.rounds, 'rounds')}: {what} only within ±{self.spread:.1%}"
 
     def to_dict(self) -> dict[str, float | int | bool | str | None]:
         """As JSON values."""

@@ -20,6 +20,7 @@ from compress.model import EngineModel, Model, OnnxModel, TorchModel, sample_inp
 from compress.pipeline import Outcome, Watcher
 from compress.scoring import batch_for
 from compress.sizes import typical_inputs
+from compress.wording import Note, counted
 
 __all__ = ["Found", "measure", "rows_of"]
 
@@ -175,12 +176,11 @@ def _warnings(name: str, found: Found) -> tuple[str, ...]:
     here = found.compared[name]
     words: tuple[str, ...] = ()
     if name == "original":
-        words += (*found.judged.notes, *((f"{_sentence(found.judged.how)}.",) if found.judged.how else ()))
+        words += (*found.judged.notes, *((Note(f"{_sentence(found.judged.how)}."),) if found.judged.how else ()))
         words += tuple(f"{doubt} No drop is told, and no budget counts as kept." for doubt in here.doubts)
     if here.not_numbers:
-        words += (
-            f"{name}: outputs for {here.not_numbers} of {here.samples} samples hold NaN: the worst score counts.",
-        )
+        held = f"outputs for {here.not_numbers} of {counted(here.samples, 'samples')} hold NaN"
+        words += (f"{name}: {held}: the worst score counts.",)
     if not math.isfinite(here.max_abs_error):
         words += (f"{name}: its outputs hold NaN, or infinities that the original's don't: no error is larger.",)
     if not math.isfinite(here.value):

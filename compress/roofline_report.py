@@ -8,6 +8,7 @@ from rich.table import Table
 
 from compress.plots import axes_of, svg_of
 from compress.roofline import Roofline
+from compress.wording import counted
 
 __all__ = ["roofline_plot", "roofline_table"]
 
@@ -21,7 +22,8 @@ def roofline_table(found: Roofline, rows: int = 20) -> Table:
     speeds = f"{roofs.float_ops / 1e9:.0f} GFLOP/s in float, {roofs.int8_ops / 1e9:.0f} GOP/s in INT8"
     shares = ", ".join(f"{found.share(bound):.0%} {bound}" for bound in COLOURS)
     table = Table(
-        title=f"{roofs.threads} thread(s): {speeds}, {roofs.bytes_per_second / 1e9:.1f} GB/s. Time by bound: {shares}",
+        title=f"{counted(roofs.threads, 'threads')}: {speeds}, {roofs.bytes_per_second / 1e9:.1f} GB/s. "
+        f"Time by bound: {shares}",
         title_justify="left",
     )
     for column in ("layer", "kind", "µs", "ops/byte", "GOP/s", "bound by"):

@@ -15,6 +15,7 @@ from compress.pages import page
 from compress.plots import axes_of, svg_of
 from compress.report import bytes_text
 from compress.search_result import SearchResult, Trial
+from compress.wording import counted
 
 __all__ = ["search_table", "write_search"]
 
@@ -26,8 +27,9 @@ COLOURS = ("#3b8bc4", "#2ca25f", "#e08214", "#8c6bb1", "#c51b7d", "#8c510a", "#0
 def search_table(result: SearchResult) -> Table:
     """Every candidate, those on the Pareto front starred."""
     table = Table(
-        title=f"{len(result.trials)} candidates by {result.goal}, {result.metric} of the original "
-        f"{result.original:.4f} on the {result.samples} samples that choose; at most {result.max_drop:g} points may go"
+        title=f"{counted(len(result.trials), 'candidates')} by {result.goal}, {result.metric} of the original "
+        f"{result.original:.4f} on the {counted(result.samples, 'samples')} that choose; "
+        f"at most {result.max_drop:g} points may go"
         + ("" if result.confidence is None else f", with {percent(result.confidence)} confidence"),
         title_justify="left",
     )

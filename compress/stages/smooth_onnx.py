@@ -14,6 +14,7 @@ from compress.model import Model, OnnxModel
 from compress.stages import Given, Progress
 from compress.stages.onnx_graph import Array, Graph, observe
 from compress.stages.scale_links import Link, divide_producer, find_links, multiply_consumers
+from compress.wording import counted
 
 __all__ = ["SmoothOnnx"]
 
@@ -62,7 +63,7 @@ class SmoothOnnx:
             spreads.append(float(scale.max() / scale.min()))
         path = folder / "model.onnx"
         graph.save(path)
-        did = f"the channels of {len(links)} activations evened out, alpha {self.alpha:g}"
+        did = f"the channels of {counted(len(links), 'activations')} evened out, alpha {self.alpha:g}"
         details = {
             "links": [
                 {"from": link.producer.name, "to": [node.name for node in link.consumers], "spread": spread}
