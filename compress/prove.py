@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import nn
+
 from compress.artifact import Measured, Signature, StageReport
 from compress.backends import Backend, open_model
 from compress.compare import Comparison, batch_difference, compare
@@ -122,7 +124,11 @@ def rows_of(
     before = "original"
     for name, model in models.items():
         outcome = outcomes.get(name)
-        size = checkpoint_bytes if name == "original" else outcome.size_bytes if outcome else None
+        size = outcome.size_bytes if outcome else None
+        if name == "original" and isinstance(model, TorchModel):
+            # What else lies in a trainer's checkpoint is no part of the model.
+            size = min(checkpoint_bytes, _weight_bytes(model.module))
+            did["original"] = f"as it was given: a file of {checkpoint_bytes:,} bytes, {size:,} of them weights"
         judged = {} if found.judged is None else _judged(name, before, found, found.judged)
         measured = dataclasses.replace(_measured(name, model, found, size), **judged)
         warnings = _warnings(name, found)
@@ -143,6 +149,11 @@ def rows_of(
         )
         before = name  # the original's own export is no step on the way
     return reports
+
+
+def _weight_bytes(module: nn.Module) -> int:
+    """Of parameters and buffers; what is shared counts once."""
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
 
 
 def _measured(name: str, model: Model, found: Found, size: int | None) -> Measured:
