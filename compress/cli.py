@@ -220,7 +220,10 @@ def run_recipe(recipe: Path, *flags: Annotated[str, Parameter(allow_leading_hyph
     command, values = read(recipe)
     config = Dict(data=dict(values), source=str(recipe), use_commands_as_keys=False)
     running = App(name="compress", config=config, suppress_keyboard_interrupt=False)
-    running.command(partial({"export": export, "optimize": optimize}[command], recipe=recipe), name=command)
+    if command == "export":
+        running.command(partial(export, recipe=recipe), name=command)
+    else:
+        running.command(partial(optimize, recipe=recipe), name=command)
     running([command, *spread(flags)], exit_on_error=False)
 
 
