@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -23,6 +24,7 @@ from compress.options import (
     SourceOptions,
 )
 from compress.running import at_work, run_to_end, spread, warn, work_of
+from compress.wording import Note
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,6 +49,7 @@ def export(
     options: ExportOptions,
     dry_run: Annotated[bool, Parameter(negative="", group=RUN)] = False,
     save_config: Annotated[Path | None, Parameter(group=RUN)] = None,
+    recipe: Annotated[Path | None, Parameter(parse=False)] = None,
 ) -> None:
     """Prune, finetune, quantize and export a model; measure what was gained and lost.
 
@@ -81,18 +84,19 @@ def export(
         console.print(planned, highlight=False, soft_wrap=True)
         return
     with at_work(options, work_of(options)) as terminal:
-        artifact, report = run(checkpoint, options, watcher=terminal)
+        artifact, report = run(checkpoint, options, watcher=terminal, recipe=recipe)
     console.print(stage_table(report))
     for finding in report.findings:
         if finding in warned:
             continue
-        console.print(f"[yellow]![/] {escape(finding)}", highlight=False, soft_wrap=True)
+        mark = "[blue]·[/]" if isinstance(finding, Note) else "[yellow]![/]"
+        console.print(f"{mark} {escape(finding)}", highlight=False, soft_wrap=True)
     console.print(", ".join(map(str, gains_of(report.stages))), markup=False, highlight=False, soft_wrap=True)
     console.print(f"latency: {report.measuring['latency']['told']}; measuring took "
                   f"{duration(report.measuring['seconds'])}", highlight=False, soft_wrap=True)  # fmt: skip
     files = "model.plan, model.onnx, engine.json" if artifact.format == "plan" else "model.onnx"
     console.print(
-        f"wrote {artifact.folder}: {files}, artifact.json, report.json, report.html, reproduce.sh",
+        f"wrote {artifact.folder}: {files}, artifact.json, report.json, report.html, recipe.toml, reproduce.sh",
         markup=False,
         soft_wrap=True,
     )
@@ -104,6 +108,7 @@ def optimize(
     *,
     options: OptimizeOptions,
     save_config: Annotated[Path | None, Parameter(group=RUN)] = None,
+    recipe: Annotated[Path | None, Parameter(parse=False)] = None,
 ) -> None:
     """Try pruning, precisions and calibrators, measure each, and export the best that loses no more than --max-drop.
 
@@ -128,7 +133,13 @@ def optimize(
     tables: list[Table] = []
     try:
         with at_work(options, work_of(options)) as terminal:
-            found = run(checkpoint, options, watcher=terminal, tell=lambda found: tables.append(search_table(found)))
+            found = run(
+                checkpoint,
+                options,
+                watcher=terminal,
+                recipe=recipe,
+                tell=lambda found: tables.append(search_table(found)),
+            )
     finally:  # of a search that found nothing inside the budget, too
         for table in tables:
             console.print(table)
@@ -137,9 +148,8 @@ def optimize(
     told = (
         "" if found.proof is None or found.proof.drop is None else f", {found.proof.drop:+.2f} points on other samples"
     )
-    console.print(
-        f"best for {options.goal}: {best.candidate.name}{told}; wrote {options.output}", markup=False, soft_wrap=True
-    )
+    wrote = f"wrote {options.output}, and all candidates in {options.output}.search/search.html"
+    console.print(f"best for {options.goal}: {best.candidate.name}{told}; {wrote}", markup=False, soft_wrap=True)
 
 
 @app.command
@@ -211,9 +221,9 @@ def run_recipe(recipe: Path, *flags: Annotated[str, Parameter(allow_leading_hyph
     config = Dict(data=dict(values), source=str(recipe), use_commands_as_keys=False)
     running = App(name="compress", config=config, suppress_keyboard_interrupt=False)
     if command == "export":
-        running.command(export)
+        running.command(partial(export, recipe=recipe), name=command)
     else:
-        running.command(optimize)
+        running.command(partial(optimize, recipe=recipe), name=command)
     running([command, *spread(flags)], exit_on_error=False)
 
 

@@ -23,6 +23,7 @@ from compress.errors import DatasetError, SignatureError
 from compress.hashing import digest_of_arrays, digest_of_samples
 from compress.model import Arrays
 from compress.user_code import user_code
+from compress.wording import counted
 
 __all__ = ["Dataset", "seeded"]
 
@@ -85,7 +86,7 @@ class Dataset:
                 f"{source} is empty", why="it holds no samples", mend="give it some: 100 or more is usual"
             )
         if len(set(lengths.values())) > 1:
-            why = ", ".join(f"{name} has {length} samples" for name, length in lengths.items())
+            why = ", ".join(f"{name} has {counted(length, 'samples')}" for name, length in lengths.items())
             raise DatasetError(f"the arrays in {source} are of unequal length", why=why, mend=_MEND)
         return cls(source, inputs, labels, digest, starts, fetcher)
 

@@ -13,6 +13,7 @@ from compress.errors import RecipeError
 from compress.intervals import Interval, mean_interval, percent, share_interval
 from compress.metrics import BATCH, Metric, without_nan
 from compress.model import Arrays
+from compress.wording import counted
 
 __all__ = ["Answers", "Scores", "batch_for"]
 
@@ -112,7 +113,7 @@ class Scores:
     def _misshapen(self, found: Array) -> RecipeError:
         return RecipeError(
             f"can't judge by the metric {self._metric.name}",
-            why=f"it gives an array {list(found.shape)} for {self._samples} samples",
+            why=f"it gives an array {list(found.shape)} for {counted(self._samples, 'samples')}",
             mend="let it give one score for each sample, or one figure for all of them",
         )
 
@@ -167,14 +168,14 @@ class Answers:
         if self._samples < 2:
             return ("One evaluation sample says nothing of a model: give a hundred or more.",)
         if not self._vary:
-            return (f"The original gives the same answer for all {self._samples} evaluation samples.",)
+            return (f"The original gives the same answer for all {counted(self._samples, 'evaluation samples')}.",)
         if self._chance is not None:
             held = None if scores is None else mean_interval(scores, confidence=confidence, bounds=self._metric.bounds)
             found = self._chance.doubt(None if held is None else held.low, self._told(held, confidence))
             return () if found is None else (found,)
         known = self._labels if self._metric.needs_labels else self._answers
         if self._outside:
-            found = f"{self._outside} of {self._samples} labels are no class of the model"
+            found = f"{self._outside} of {counted(self._samples, 'labels')} are no class of the model"
             ends = f"they go from {min(known)} to {max(known)}, its classes from 0 to {self._classes - 1}"
             return (f"{found}: {ends}.",)
         if not known or scores is None:
@@ -185,9 +186,8 @@ class Answers:
         if held.low > max(chance, min(1.0, guesses / max(self._classes, 1))):
             return ()
         if not self._metric.needs_labels:
-            one = (
-                f"The original gives one and the same answer for {chance:.1%} of the {self._samples} evaluation samples"
-            )
+            of = counted(self._samples, "evaluation samples")
+            one = f"The original gives one and the same answer for {chance:.1%} of the {of}"
             return (f"{one}: a model that always gives it would agree as well.",)
         value = self._told(held, confidence)
         rate = f"whoever always gives the most frequent label{'s' if guesses > 1 else ''} has {chance:.1%}"

@@ -17,6 +17,8 @@ from typing import Any, BinaryIO
 
 import torch
 
+from compress.wording import counted
+
 __all__ = ["DamagedError", "LegacyStorages", "OtherTensorError", "ZipStorages", "view_of"]
 
 LARGEST_PICKLE = 16 << 20
@@ -121,7 +123,9 @@ def view_of(memory: torch.Tensor, offset: Any, size: Any, stride: Any) -> torch.
     if any(type(number) is not int or not 0 <= number < 1 << 62 for number in numbers):
         raise DamagedError("a tensor of it has sizes that can't be")
     if not len(size) == len(stride) <= _DIMENSIONS:
-        raise DamagedError(f"a tensor of it has {len(size):,} dimensions and {len(stride):,} strides")
+        raise DamagedError(
+            f"a tensor of it has {counted(len(size), 'dimensions')} and {counted(len(stride), 'strides')}"
+        )
     numel = math.prod(size)
     last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True)) if numel else offset
     if last >= memory.numel() + (numel == 0) or numel > max(memory.numel(), _EXPANDED):

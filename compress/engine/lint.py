@@ -21,6 +21,7 @@ from compress.engine.view import HALVES, Layer, View, name_of
 from compress.onnx_input import read_onnx
 from compress.stages.onnx_graph import attribute
 from compress.stages.place_qdq import WEIGHTED
+from compress.wording import counted
 
 __all__ = ["Finding", "Layer", "TensorrtLint", "lint_tensorrt"]
 
@@ -245,8 +246,8 @@ def _alignment(layers: Sequence[Layer], view: View) -> Iterator[Finding]:
         odd = [layer.name for layer in convolutions if layer.precision == precision and _odd(layer, view, unit)]
         if odd:
             yield Finding(
-                "note", "", f"{len(odd)} convolutions in {precision} have channels that are no multiple of {unit}, and "
-                f"are padded to it: {', '.join(odd[:3])}{', …' if len(odd) > 3 else ''}",
+                "note", "", f"channels of {counted(len(odd), 'convolutions')} in {precision} are no multiple of {unit} "
+                f"and are padded to it: {', '.join(odd[:3])}{', …' if len(odd) > 3 else ''}",
                 f"where they were pruned: --round-to {unit}",
             )  # fmt: skip
 

@@ -28,6 +28,7 @@ from compress.stages.cut_layers import Cut, Layers, Place
 from compress.stages.follow_channels import ChannelGroup, Follower
 from compress.stages.layer_kinds import PRUNABLE, WEIGHED
 from compress.stages.prove_channels import Proof
+from compress.wording import counted
 
 __all__ = ["PRUNABLE", "SECONDS", "ChannelGroup", "Channels", "same_outputs"]
 
@@ -117,7 +118,7 @@ class Channels:
         def fails(part: Sequence[tuple[str, Cut]]) -> str | None:
             nonlocal tried
             tried += 1
-            progress(tried, tried + 1, f"proving what is removed from {len(part)} groups")
+            progress(tried, tried + 1, f"proving what is removed from {counted(len(part), 'groups')}")
             return self._proof.difference(_joined([cut for _, cut in part]), thorough=True)
 
         _, dropped = bearing(cuts, fails)
@@ -206,7 +207,7 @@ class Channels:
                 if self._out_of_time():
                     return self._too_late
                 tried += 1
-                progress(tried, tried + len(part), f"{note} {len(part)} groups")
+                progress(tried, tried + len(part), f"{note} {counted(len(part), 'groups')}")
                 return trial(_joined([group.cut(_some(group)) for group in part]))
 
             return fails
@@ -219,7 +220,7 @@ class Channels:
             for place, why in sorted(dropped.items()):
                 self._blame(groups[place], why)
             groups = sorted(kept, key=groups.index)
-        progress(1, 1, f"{len(groups)} groups can lose channels")
+        progress(1, 1, f"{counted(len(groups), 'groups')} can lose channels")
         return groups
 
     def _out_of_time(self) -> bool:

@@ -27,6 +27,7 @@ from compress.training.machine_setup import device_kind, distributed, fabric_cla
 from compress.training.precision import precision_for
 from compress.training.task import Task, Trained
 from compress.training_options import TrainingOptions
+from compress.wording import counted
 
 __all__ = ["Finetune", "details_of", "told"]
 
@@ -128,7 +129,7 @@ class Finetune:
             (
                 0 < o.hold_out < 1 and len(self.data) - self._held() < 2,
                 "can't train and judge on this data",
-                f"of {len(self.data)} samples, --hold-out {o.hold_out:g} leaves {len(self.data) - self._held()}",
+                f"--hold-out {o.hold_out:g} of {counted(len(self.data), 'samples')} leaves fewer than 2 to train on",
                 "hold fewer out, or give data to judge by with --validation",
             ),
             (
@@ -255,9 +256,10 @@ def details_of(trained: Trained) -> dict[str, Any]:
 def told(trained: Trained, options: TrainingOptions) -> str:
     """A clause for people."""
     epochs = len(trained.figures["history"])
-    of = f" of {options.epochs}" if epochs < options.epochs else ""
-    text = f"{epochs}{of} epochs on {trained.figures['samples']} samples"
-    text += f", loss {trained.first:.4f} to {trained.last:.4f}"
+    done = f"{epochs} of {counted(options.epochs, 'epochs')}" if epochs < options.epochs else counted(epochs, "epochs")
+    text = f"{done} on {counted(trained.figures['samples'], 'samples')}"
+    # Each is the mean of an epoch: of one there is nothing to compare.
+    text += f", loss {trained.first:.4f}" + (f" to {trained.last:.4f}" if epochs > 1 else "")
     if "best_epoch" in trained.figures:
         text += f", best after epoch {trained.figures['best_epoch']} by {trained.figures['validation_metric']} of "
         text += "the validation data" if options.hold_out == 0 else f"{options.hold_out:.0%} that were held out"

@@ -17,6 +17,7 @@ from compress.stages import Given, Progress
 from compress.stages.bearing import bearing
 from compress.stages.onnx_graph import Array, Graph, observe
 from compress.stages.scale_links import Link, divide_producer, find_links, multiply_consumers
+from compress.wording import counted
 
 __all__ = ["SmoothOnnx"]
 
@@ -74,7 +75,7 @@ class SmoothOnnx:
         warnings += [f"{links[at].producer.name} is left as it is: evened out, {why}" for at, why in failed.items()]
         return Given(
             OnnxModel(path, model.signature),
-            f"the channels of {len(kept)} activations evened out, alpha {self.alpha:g}",
+            f"the channels of {counted(len(kept), 'activations')} evened out, alpha {self.alpha:g}",
             {
                 "links": [
                     {
