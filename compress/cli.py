@@ -239,18 +239,18 @@ def _save(path: Path, checkpoint: Path, options: ExportOptions | OptimizeOptions
 
 @app.command
 def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: bool = False, threads: int = 1) -> None:
-    """Tell what kind of file a checkpoint is, its signature, weights and multiply-accumulates.
+    """Tell what a model file is, its signature, weights and multiply-accumulates; of an artifact what was done, too.
 
     Parameters
     ----------
     checkpoint
-        Any model file; with --roofline an artifact's folder, too.
+        Any model file, or an artifact's folder.
     roofline
         Run it in ONNX Runtime, and tell what bounds each layer on this machine: arithmetic, memory, or overhead.
     threads
         For the roofline.
     """
-    from compress.examine import examine
+    from compress.examine import examine, next_of, told_of
     from compress.file_kind import file_kind
     from compress.measure import torch_macs, torch_params
     from compress.quiet import quiet
@@ -261,13 +261,19 @@ def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: 
         counted = None if found.model is None else torch_macs(found.model.module, found.signature)
     if found.model is not None:
         print(f"kind     {file_kind(checkpoint).value}")
+    if found.artifact is not None:
+        for name, text in told_of(found.artifact).items():
+            print(f"{name:<8} {text}")
     print(f"inputs   {', '.join(map(str, found.signature.inputs))}")
     print(f"outputs  {', '.join(map(str, found.signature.outputs))}")
-    if found.signature.sizes_text:
-        print(f"sizes    {found.signature.sizes_text}")
+    sizes = found.signature.sizes_text
+    if sizes:
+        print(f"sizes    {sizes}")
     if found.model is not None:
         print(f"params   {torch_params(found.model.module):,}")
-        print(f"MACs     {counted:,}")
+        print(f"MACs     {counted:,}" + (f" for a sample at {sizes}" if sizes else ""))
+    if found.artifact is not None:
+        print("\n".join(f"{'next' if not at else '':<8} {line}" for at, line in enumerate(next_of(found.artifact))))
     if found.roofline is not None:
         from compress.roofline_report import roofline_table
 

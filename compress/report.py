@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from compress.artifact import Measured, Signature, StageReport
-from compress.durations import ms_text
+from compress.durations import bytes_text, ms_text
 from compress.findings import telling
 from compress.gains import Gain, gains_of, speed
 from compress.grid import Cell
@@ -25,7 +25,7 @@ from compress.roofline_report import roofline_plot
 from compress.training_plots import training_plots
 from compress.wording import Note, counted
 
-__all__ = ["Report", "bytes_text", "stage_table"]
+__all__ = ["Report", "stage_table"]
 
 SCHEMA_VERSION = 1
 
@@ -186,15 +186,6 @@ PAIRS = (("MACs", "params"), ("memory", "load"))  # of columns that share one in
 
 # Details of a stage that name layers, each with a reason.
 LEFT = ("left_alone", "layers_float", "kept_float32")
-
-
-def bytes_text(size: float) -> str:
-    """1234567 -> '1.23 MB' (powers of ten)."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            break
-        size /= 1000
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
 
 
 def _count(number: int) -> str:

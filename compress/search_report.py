@@ -9,12 +9,12 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
+from compress.durations import bytes_text
 from compress.files import write_files
 from compress.intervals import percent
 from compress.pages import page
 from compress.plot_labels import label_points
 from compress.plots import axes_of, log_axis, svg_of
-from compress.report import bytes_text
 from compress.search_result import SearchResult, Trial
 from compress.wording import counted
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from compress.artifact import Measured, Signature, StageReport, TensorSpec
+from compress.durations import bytes_text
 from compress.findings import findings
 from compress.plots import axes_of, log_axis, plots
-from compress.report import Report, bytes_text
+from compress.report import Report
 from compress.wording import Note
 
 
