@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from serve.http_body import GrowingBody
 from serve.http_connection import Connection
-from serve.http_message import Address, ExchangeError, Kind, Response, encode_head
+from serve.http_message import Address, ExchangeError, Held, Kind, Response, encode_head
 
 __all__ = ["Address", "Connection", "ExchangeError", "Kind", "Pool", "Response", "encode_head"]
 
@@ -29,6 +29,7 @@ class Pool:
         max_connections: bound on open connections; further requests wait for their turn, in order.
         timeout_s: for a whole exchange: the wait for a connection, connecting, sending, reading.
         max_response_bytes: longest response body that is accepted.
+        hold: makes what counts a long response's bytes; None to count none.
     """
 
     def __init__(
@@ -38,11 +39,13 @@ class Pool:
         max_connections: int = 64,
         timeout_s: float = 30.0,
         max_response_bytes: int = 1 << 30,
+        hold: Callable[[], Held] | None = None,
     ) -> None:
         self.address = address
         self.timeout_s = timeout_s
         self._max_connections = max_connections
         self._max_response_bytes = max_response_bytes
+        self._hold = hold
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
         self._waiters: deque[asyncio.Future[Connection | None]] = deque()
@@ -129,7 +132,7 @@ class Pool:
         try:
             async with asyncio.timeout_at(deadline):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(self._max_response_bytes), address.host, address.port
+                    lambda: Connection(self._max_response_bytes, self._hold), address.host, address.port
                 )
         except TimeoutError:
             raise ExchangeError("timeout", f"no connection to {address} in time") from None

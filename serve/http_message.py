@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
-__all__ = ["Address", "ExchangeError", "Kind", "Response", "encode_head", "header_line"]
+__all__ = ["Address", "ExchangeError", "Held", "Kind", "Response", "encode_head", "header_line"]
 
 Kind = Literal["refused", "busy", "closed", "timeout", "stalled", "malformed", "too_large"]
 
@@ -67,6 +67,13 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+class Held(Protocol):
+    """What counts bytes for as long as somebody has it."""
+
+    def take(self, size: int, /) -> None:
+        """Count so many more; raises where there is no room."""
+
+
 @dataclass(frozen=True, slots=True)
 class Response:
     """A whole response.
@@ -75,12 +82,14 @@ class Response:
         headers: (name in lower case, value), in the order they came.
         body: the body's bytes, chunks joined, any content encoding left as it came.
         wire_bytes: bytes read from the socket for it, head and framing included.
+        held: counts its bytes while it is there.
     """
 
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes
     wire_bytes: int
+    held: Held | None = None
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header, by its lower-case name."""

@@ -19,9 +19,11 @@ import uvloop
 from compress.errors import ServerError
 from serve.container import container_command
 from serve.control import Loaded, list_models
+from serve.gateway.incidents import Incidents
 from serve.gateway.server import check_port, check_settings, forwarding_signals, serve_gateway
 from serve.gateway.settings import Settings
 from serve.gateway.settings_file import load_settings
+from serve.heal import Healer, used_by
 from serve.lint.advice import core_advice
 from serve.lint.model import read
 from serve.provenance import verify
@@ -131,6 +133,7 @@ def _embedded(
             start_timeout_s=options.start_timeout,
             stop_timeout_s=options.drain_timeout,
             explicit=options.model_control or options.watch,
+            heal=True,
             cache_bytes=options.cache_mb * 1024 * 1024,
             cpus=cpus,
         ),
@@ -142,18 +145,23 @@ def _embedded(
         url = f"http://{triton.http_address}"
         endpoints = (("gRPC", triton.grpc_address), ("metrics", f"http://{triton.metrics_address}/metrics"))
         warnings = tuple(_advice(repository, cpus))
+        incidents = Incidents(control=triton.control)
+        healer = Healer(
+            triton, lambda: used_by(read_models(repository)), incidents.outages, incidents.suspects, on_event
+        )
         watching = [follow(repository, url, on_event)] if options.watch else []
-        watching.insert(0, supervise(triton, Backoff(options.restarts), on_event))
+        watching.append(healer.run())
+        watching.append(supervise(triton, Backoff(options.restarts), incidents.outages, incidents.suspects, on_event))
 
         def ready(gateway: str) -> None:
-            loaded = tuple(list_models(url))
+            loaded = tuple(list_models(url, triton.control))
             on_ready(Started(gateway, url, loaded, models, seconds, endpoints, triton.log, warnings))
 
-        _gateway(options, url, triton.grpc_address, ready, *watching)
+        _gateway(options, url, triton.grpc_address, ready, *watching, incidents=incidents)
         if not triton.running:
             raise ServerError(
                 "Triton has died",
-                why=f"the process ended by itself {options.restarts + 1} times; its log is in {triton.log}",
+                why=f"it ended more often than --restarts {options.restarts} allows; its log is in {triton.log}",
                 mend="look at the end of the log, then start again",
             )
 
@@ -219,10 +227,15 @@ async def _until_ended(process: subprocess.Popen[bytes]) -> None:
 
 
 def _gateway(
-    options: UpOptions, url: str, grpc: str, on_ready: Callable[[str], None], *beside: Coroutine[Any, Any, None]
+    options: UpOptions,
+    url: str,
+    grpc: str,
+    on_ready: Callable[[str], None],
+    *beside: Coroutine[Any, Any, None],
+    incidents: Incidents | None = None,
 ) -> None:
     """Run the gateway, and what works beside it; it ends with the first of these, or with a signal."""
-    uvloop.run(_serve(_settings(options, url, grpc), on_ready, beside))
+    uvloop.run(_serve(_settings(options, url, grpc), on_ready, beside, incidents))
 
 
 def _settings(options: UpOptions, url: str, grpc: str) -> Settings:
@@ -239,12 +252,15 @@ def _settings(options: UpOptions, url: str, grpc: str) -> Settings:
 
 
 async def _serve(
-    settings: Settings, on_ready: Callable[[str], None], beside: Sequence[Coroutine[Any, Any, None]]
+    settings: Settings,
+    on_ready: Callable[[str], None],
+    beside: Sequence[Coroutine[Any, Any, None]],
+    incidents: Incidents | None,
 ) -> None:
     stop, force = asyncio.Event(), asyncio.Event()
     with forwarding_signals(stop, force):
         async with _working(beside, stop):
-            await serve_gateway(settings, stop=stop, on_ready=on_ready, force=force)
+            await serve_gateway(settings, stop=stop, on_ready=on_ready, force=force, incidents=incidents)
 
 
 @asynccontextmanager

@@ -23,7 +23,9 @@ from serve.gateway.errors import GatewayError, Refusal
 from serve.gateway.gate import Gate
 from serve.gateway.guard import GuardMiddleware
 from serve.gateway.history import History
+from serve.gateway.incidents import Incidents
 from serve.gateway.infer import InferEndpoint
+from serve.gateway.memory import Memory, reader_bytes
 from serve.gateway.page import add_page
 from serve.gateway.predict import predict_router
 from serve.gateway.released import Released
@@ -64,8 +66,8 @@ class Parts:
     contracts: Contracts
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """A gateway to `settings.upstream`.
+def create_app(settings: Settings, incidents: Incidents | None = None) -> FastAPI:
+    """A gateway to `settings.upstream`; `incidents` come from whoever runs the Triton behind it, if somebody does.
 
     `app.state.draining` (False) says that it is about to stop: set it to True, and readiness turns false.
     `app.state.parts` are its `Parts`.
@@ -73,13 +75,18 @@ def create_app(settings: Settings) -> FastAPI:
     access = AccessLog(settings.access_log) if settings.access_log is not None else None
     tracing = Tracing(settings.otlp_endpoint, settings.trace_ratio) if settings.otlp_endpoint else None
     telemetry = Telemetry(access, tracing)
-    upstream = Upstream(settings, telemetry)
+    memory = Memory(settings.memory_bytes)
+    upstream = Upstream(settings, telemetry, memory)
     releases = Releases(settings.state, upstream)
-    gate = Gate(settings, releases)
-    contracts = Contracts(upstream, settings.max_elements)
+    gate = Gate(settings, releases, incidents, memory)
+    contracts = Contracts(upstream, settings.max_elements, reader_bytes(settings.memory_bytes))
     released = Released(gate, upstream, settings.timeout_s)
     history = History(telemetry, gate)
     telemetry.follow(gate, upstream.balancer)
+    upstream.follow(gate.incidents)
+    telemetry.registry.register(gate.incidents.outages)
+    telemetry.registry.register(gate.incidents.suspects)
+    telemetry.registry.register(memory)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -121,7 +128,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(protocol_router(upstream, draining))
     app.include_router(health_router(upstream, telemetry, draining))
     app.include_router(rollouts_router(releases))
-    app.include_router(admin_router(settings, upstream))
+    app.include_router(admin_router(settings, upstream, memory))
     add_docs(app, gate, upstream)
     add_page(app, upstream, history)
     # The last one added stands outermost.

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 from serve.http_body import GrowingBody
 from serve.http_client import Address, ExchangeError, Pool, Response
+from serve.http_message import Held
 
 __all__ = ["Balancer", "Node"]
 
@@ -41,9 +42,11 @@ class Node:
         ejected_until: the time until which it is left alone, after failures; 0 when it is not.
     """
 
-    def __init__(self, address: Address, max_connections: int, timeout_s: float) -> None:
+    def __init__(
+        self, address: Address, max_connections: int, timeout_s: float, hold: Callable[[], Held] | None = None
+    ) -> None:
         self.address = address
-        self.pool = Pool(address, max_connections=max_connections, timeout_s=timeout_s)
+        self.pool = Pool(address, max_connections=max_connections, timeout_s=timeout_s, hold=hold)
         self.probes = Pool(address, max_connections=1, timeout_s=PROBE_TIMEOUT_S)
         self.in_flight = 0
         self.ready = True
@@ -82,6 +85,7 @@ class Balancer:
         on_error: called with the kind of each failed exchange.
         on_retry: called for each further try.
         discover: whether each address is a name that stands for a set of servers, which changes.
+        hold: makes what counts a long answer's bytes; None to count none.
     """
 
     def __init__(
@@ -93,9 +97,10 @@ class Balancer:
         on_error: Callable[[str], None] = lambda _: None,
         on_retry: Callable[[], None] = lambda: None,
         discover: bool = False,
+        hold: Callable[[], Held] | None = None,
     ) -> None:
         self._names = list(addresses) if discover else []
-        self._bounds = (max_connections, timeout_s)
+        self._bounds = (max_connections, timeout_s, hold)
         self.nodes = [Node(address, *self._bounds) for address in addresses]
         self._leaving: list[Node] = []
         self.timeout_s = timeout_s

@@ -7,7 +7,7 @@ The rest (repository control, shared memory, logging, trace) is an administrator
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import orjson
@@ -66,7 +66,10 @@ def health_router(upstream: Upstream, telemetry: Telemetry, draining: Callable[[
         if draining():
             return JSONResponse({"status": "stopping"}, 503)
         ready = await upstream.ready()
-        return JSONResponse({"status": "ready" if ready else "model server not ready"}, 200 if ready else 503)
+        told: dict[str, Any] = {"status": "ready" if ready else "model server not ready"}
+        if down := dict(upstream.outages):
+            told["down"] = sorted(down)  # why is for those who may see the models
+        return JSONResponse(told, 200 if ready else 503)
 
     @router.get("/metrics", summary="Prometheus metrics", responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
@@ -145,9 +148,13 @@ def _add_part(router: APIRouter, upstream: Upstream, part: str, summary: str) ->
     """What Triton answers below a model, and below a version of it."""
 
     async def of_model(model: str) -> Response:
+        if part == "ready":
+            upstream.outages.check(model)
         return as_it_came(await upstream.get(f"{model_path(model)}/{part}"))
 
     async def of_version(model: str, version: str) -> Response:
+        if part == "ready":
+            upstream.outages.check(model)
         return as_it_came(await upstream.get(f"{model_path(model, version)}/{part}"))
 
     router.add_api_route(
@@ -160,7 +167,13 @@ def _add_part(router: APIRouter, upstream: Upstream, part: str, summary: str) ->
     )  # fmt: skip
 
 
-def as_it_came(answer: UpstreamResponse) -> Response:
-    """Triton's answer, status and body."""
+def as_it_came(answer: UpstreamResponse, down: Iterable[tuple[str, str]] = ()) -> Response:
+    """Triton's answer, status and body; in an index of models, those that are down are told to be."""
     media = answer.header(b"content-type") or b"application/json"
-    return Response(answer.body, answer.status, media_type=media.decode("latin-1"))
+    body, why = answer.body, dict(down)
+    if why and answer.status == 200:
+        rows = orjson.loads(body)
+        body = orjson.dumps(
+            [row | {"state": "UNAVAILABLE", "reason": why[row["name"]]} if row["name"] in why else row for row in rows]
+        )
+    return Response(body, answer.status, media_type=media.decode("latin-1"))

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 import orjson
 
@@ -20,7 +21,10 @@ from serve.gateway.errors import (
     UpstreamDownError,
     UpstreamTimeoutError,
 )
+from serve.gateway.incidents import Incidents
+from serve.gateway.memory import Memory, Share
 from serve.gateway.metadata import ModelMetadata
+from serve.gateway.outages import ModelDownError, Outages
 from serve.gateway.protocol import SEQUENCE
 from serve.gateway.settings import Settings
 from serve.gateway.telemetry import Telemetry
@@ -35,6 +39,13 @@ __all__ = ["MODEL_NAME", "VERSION", "Upstream", "model_path", "triton_error"]
 MODEL_NAME = r"(?!(?:\.{1,2}|stats)(?:/|$))[A-Za-z0-9_.+:@=~-]{1,256}"
 VERSION = r"[0-9]{1,18}"
 
+# What Triton answers where a Python model's process is gone.
+DEAD = re.compile(
+    rb"""\{"error":"(?:in ensemble '[^"\\]*', )?Stub process '([\w.+:@=~-]{1,300})' is not healthy\."\}"""
+)
+MOST_TOLD = 1024
+
+INDEX = "/v2/repository/index"
 CACHE_S = 5.0
 UNKNOWN_S = 0.2  # that a model is not there: who asks again and again asks Triton five times a second
 CACHE_MODELS = 256
@@ -58,7 +69,7 @@ def model_path(model: str, version: str | None = None) -> str:
 class Upstream:
     """Requests to the Tritons over bounded sets of connections."""
 
-    def __init__(self, settings: Settings, telemetry: Telemetry) -> None:
+    def __init__(self, settings: Settings, telemetry: Telemetry, memory: Memory | None = None) -> None:
         self.balancer = Balancer(
             [Address.parse(url) for url in settings.upstream],
             max_connections=settings.max_connections,
@@ -66,17 +77,25 @@ class Upstream:
             on_error=lambda kind: telemetry.upstream_errors.labels(kind).inc(),
             on_retry=telemetry.retries.inc,
             discover=settings.discover,
+            hold=None if memory is None else partial(Share, memory),
         )
 
         def joined(count: int) -> None:
             telemetry.joined.inc(count)
             telemetry.batches.inc()
 
+        self.outages = Outages()
+        self._control: list[tuple[bytes, bytes]] = []
         self._settings = settings
         self._coalescer = Coalescer(self._exchange, joined) if _coalesces(settings) else None
         self._joined: dict[bytes, tuple[float, int, float]] = {}
         self._known: dict[str, tuple[float, ModelMetadata]] = {}
         self._unknown: dict[str, tuple[float, UnknownModelError]] = {}
+
+    def follow(self, incidents: Incidents) -> None:
+        """Take what is known of models that are down, and of who may list them, from there."""
+        self.outages = incidents.outages
+        self._control = [(name.encode(), value.encode()) for name, value in incidents.control.items()]
 
     async def get(self, path: str, *, timeout_s: float | None = None) -> Response:
         """GET a path of Triton's; raises GatewayError (502, 503, 504)."""
@@ -89,12 +108,19 @@ class Upstream:
         self, path: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes | GrowingBody, timeout_s: float
     ) -> Response:
         """POST an infer request; raises GatewayError (502, 503, 504)."""
+        began = time.monotonic()
         try:
             if self._coalescer is not None and isinstance(body, bytes) and self._coalescer.takes(headers):
-                return await self._coalesced(self._coalescer, path, headers, body, timeout_s)
-            return await self._exchange(path, headers, body, timeout_s)
+                answer = await self._coalesced(self._coalescer, path, headers, body, timeout_s)
+            else:
+                answer = await self._exchange(path, headers, body, timeout_s)
         except ExchangeError as err:
             raise _failure(err) from err
+        if answer.status == 500 and (dead := DEAD.fullmatch(answer.body[:MOST_TOLD])) is not None:
+            instance = dead[1].decode()
+            self.outages.seen(instance, began)
+            raise ModelDownError(path.decode().split("/")[3], f"its process {instance} has died")
+        return answer
 
     async def _exchange(
         self, path: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes | GrowingBody, timeout_s: float
@@ -123,9 +149,10 @@ class Upstream:
     async def post_all(self, path: str, body: bytes) -> Response:
         """POST a body to every Triton; the first answer that is no 200, else the last. Raises GatewayError."""
         answers = []
+        headers = self._control if path == INDEX else []
         for node in self.balancer.nodes:
             try:
-                answers.append(await node.pool.request(b"POST", path.encode("ascii"), (), body))
+                answers.append(await node.pool.request(b"POST", path.encode("ascii"), headers, body))
             except ExchangeError as err:
                 raise _failure(err) from err
         return next((answer for answer in answers if answer.status != 200), answers[-1])
@@ -175,9 +202,15 @@ class Upstream:
     async def index(self) -> list[tuple[str, str]]:
         """Name and state of each model (and version); none where Triton does not tell."""
         try:
-            answer = await self.balancer.exchange(b"POST", b"/v2/repository/index", (), b"{}")
-            rows = orjson.loads(answer.body) if answer.status == 200 else []
-            return [(row["name"], row.get("state", "")) for row in rows]
+            answer = await self.balancer.exchange(b"POST", INDEX.encode(), self._control, b"{}")
+            if answer.status == 403:  # it belongs to whoever runs the Triton; what is loaded has statistics
+                answer = await self.balancer.exchange(b"GET", b"/v2/models/stats")
+                rows = [{**row, "state": "READY"} for row in orjson.loads(answer.body)["model_stats"]]
+            else:
+                rows = orjson.loads(answer.body) if answer.status == 200 else []
+            down = {name for name, _ in self.outages}
+            names = [(row["name"], "UNAVAILABLE" if row["name"] in down else row.get("state", "")) for row in rows]
+            return names + [(name, "UNAVAILABLE") for name in down.difference(name for name, _ in names)]
         except (ExchangeError, ValueError, KeyError, TypeError, AttributeError):
             return []
 

@@ -23,8 +23,12 @@ from serve.triton.log import failures
 from serve.triton.memory import check_room, region_bytes, remove_regions
 from serve.triton.ports import HOST, Ports, claim
 from serve.triton.processes import Family
+from serve.triton.stubs import Stub, stubs_in
 
 __all__ = ["Ports", "TritonOptions", "TritonServer"]
+
+WEDGED_S = 2.0
+CONTROL_HEADER = "x-serve-control"
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class TritonOptions:
         explicit: let Triton's model control API load and unload models. Whoever reaches its HTTP port may then run
             code in it: the API takes files along.
         load: load every model at the start; only an explicit one can start without.
+        heal: let this process, and nobody else, load a model again whose process has died: the model control API asks
+            for a word that only `control` has.
         cache_bytes: of memory for answers, where a model has a response_cache.
         cpus: the cores that it and its models may run on; empty for all.
     """
@@ -47,6 +53,7 @@ class TritonOptions:
     log_verbose: int = 0
     explicit: bool = False
     load: bool = True
+    heal: bool = False
     cache_bytes: int = CACHE_BYTES
     cpus: tuple[int, ...] = ()
 
@@ -59,6 +66,8 @@ class TritonServer:
     Attributes:
         repository: what it serves.
         log: the file that holds what it says.
+        wedged: whether a model was loaded again after its process had died: Triton never ends the old one, and would
+            wait for it until its time is up when it is stopped.
     """
 
     def __init__(
@@ -78,6 +87,7 @@ class TritonServer:
             log: the file for its log, which is written anew; a temporary one, kept when it fails, by default.
         """
         self.repository = repository
+        self.wedged = False
         token = f"triton-{secrets.token_hex(8)}"
         self.log = log or Path(tempfile.gettempdir()) / f"{token}.log"
         self._temporary_log = log is None
@@ -88,6 +98,22 @@ class TritonServer:
         self._linked = ""
         self._memory_prefix = f"{token}-"
         self._given_up = threading.Event()
+        self._word = secrets.token_hex(16)
+
+    @property
+    def control(self) -> dict[str, str]:
+        """The HTTP headers that its model control API asks for."""
+        return {CONTROL_HEADER: self._word} if self._options.heal and not self._options.explicit else {}
+
+    @property
+    def returncode(self) -> int | None:
+        """How the process ended, negative for a signal; None while it runs, or where it was not started."""
+        return None if self._family is None else self._family.returncode
+
+    def stubs(self) -> list[Stub]:
+        """The processes that run its Python models, now."""
+        family, linked = self._family, self._linked
+        return [] if family is None else stubs_in(family.members(), linked)
 
     @property
     def http_address(self) -> str:
@@ -184,7 +210,8 @@ class TritonServer:
         left: list[int] = []
         if family is not None:
             # Triton keeps to the timeout itself, and then needs a moment.
-            family.end(self._options.stop_timeout_s + 5.0)
+            family.end(WEDGED_S if self.wedged else self._options.stop_timeout_s + 5.0)
+            self.wedged = False
             left = family.members()
             remove_regions(self._memory_prefix)
         if self._run_folder is not None:
@@ -219,12 +246,15 @@ class TritonServer:
 
     def _command(self, triton: Triton, backends: Path, link: Path, models: list[ModelInfo]) -> list[str]:
         options, ports = self._options, self._ports
+        restricted = [f"model-repository:{name}={word}" for name, word in self.control.items()]
         return [
             str(triton.binary.absolute()),
             f"--model-repository={link}",
             f"--backend-directory={backends}",
-            f"--model-control-mode={'explicit' if options.explicit else 'none'}",
-            *(["--load-model=*"] if options.explicit and options.load else []),
+            f"--model-control-mode={'explicit' if options.explicit or options.heal else 'none'}",
+            *(["--load-model=*"] if (options.explicit or options.heal) and options.load else []),
+            *(f"--http-restricted-api={rule}" for rule in restricted),
+            *(f"--grpc-restricted-protocol={rule}" for rule in restricted),
             "--disable-auto-complete-config",
             "--strict-readiness=true",
             "--exit-on-error=true",
