@@ -24,6 +24,7 @@ from serve.gateway.gate import Gate
 from serve.gateway.guard import GuardMiddleware
 from serve.gateway.history import History
 from serve.gateway.infer import InferEndpoint
+from serve.gateway.loading import Loading
 from serve.gateway.page import add_page
 from serve.gateway.predict import predict_router
 from serve.gateway.released import Released
@@ -62,10 +63,11 @@ class Parts:
     upstream: Upstream
     telemetry: Telemetry
     contracts: Contracts
+    loading: Loading
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """A gateway to `settings.upstream`.
+def create_app(settings: Settings, loading: Loading | None = None) -> FastAPI:
+    """A gateway to `settings.upstream`, with what has to hold before that is asked to load a model.
 
     `app.state.draining` (False) says that it is about to stop: set it to True, and readiness turns false.
     `app.state.parts` are its `Parts`.
@@ -77,6 +79,7 @@ def create_app(settings: Settings) -> FastAPI:
     releases = Releases(settings.state, upstream)
     gate = Gate(settings, releases)
     contracts = Contracts(upstream, settings.max_elements)
+    loading = loading or Loading()
     released = Released(gate, upstream, settings.timeout_s)
     history = History(telemetry, gate)
     telemetry.follow(gate, upstream.balancer)
@@ -112,7 +115,7 @@ def create_app(settings: Settings) -> FastAPI:
         openapi_url=None,
     )
     app.state.draining = False
-    app.state.parts = Parts(gate, upstream, telemetry, contracts)
+    app.state.parts = Parts(gate, upstream, telemetry, contracts, loading)
 
     def draining() -> bool:
         return bool(app.state.draining)
@@ -121,7 +124,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(protocol_router(upstream, draining))
     app.include_router(health_router(upstream, telemetry, draining))
     app.include_router(rollouts_router(releases))
-    app.include_router(admin_router(settings, upstream))
+    app.include_router(admin_router(settings, upstream, loading))
     add_docs(app, gate, upstream)
     add_page(app, upstream, history)
     # The last one added stands outermost.

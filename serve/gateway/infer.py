@@ -87,8 +87,8 @@ class InferEndpoint:
             forwarded, read = _split(scope["headers"])
             identity = self._gate.keys.identify(read)
             observed.key = identity.name
+            identity.take()  # what it may not ask is counted, too
             identity.check_model(model)
-            identity.take()
             if observed.trace is not None:
                 observed.trace.done("auth")
             code = await self._infer(path, model, version, identity, observed, forwarded, read, scope, receive, send)
