@@ -11,6 +11,8 @@ from pathlib import Path
 from compress.errors import RepositoryError, ServerError
 from serve.control import load_alone, unload_model
 from serve.repository import read_models
+from serve.served import Served
+from serve.signing import SIGNATURE
 
 __all__ = ["fingerprints", "follow", "plan"]
 
@@ -42,6 +44,14 @@ def _of(folder: Path) -> Fingerprint:
     return frozenset(found)
 
 
+def _signed(repository: Path) -> int:
+    """When it was last signed: what was refused may hold from then on."""
+    try:
+        return (repository / SIGNATURE).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
 def plan(
     before: Mapping[str, Fingerprint], now: Mapping[str, Fingerprint], ensembles: set[str]
 ) -> tuple[list[str], list[str]]:
@@ -54,7 +64,14 @@ def plan(
     )
 
 
-async def follow(repository: Path, url: str, on_event: Callable[[str], None], *, look_s: float = LOOK_S) -> None:
+async def follow(
+    repository: Path,
+    url: str,
+    on_event: Callable[[str], None],
+    *,
+    served: Served | None = None,
+    look_s: float = LOOK_S,
+) -> None:
     """Load what is new or changed and unload what is gone, until it is cancelled.
 
     A change is taken when it has settled: the same at two looks, and nobody holds the repository's lock. A model that
@@ -64,15 +81,26 @@ async def follow(repository: Path, url: str, on_event: Callable[[str], None], *,
         repository: what the Triton serves.
         url: of its HTTP endpoint; it is in explicit mode.
         on_event: is told what happens, a line each.
+        served: checks what is to be loaded: all of what is signed, else the models that changed.
         look_s: seconds between two looks.
     """
     loaded = last = fingerprints(repository) or {}
+    refused: object = None
     while True:
         await asyncio.sleep(look_s)
         now = await asyncio.to_thread(fingerprints, repository)
         if now is None or now != last or now == loaded:
             last = now if now is not None else last
             continue
+        if served is not None and served.signed:
+            if (now, signed := _signed(repository)) == refused:
+                continue
+            try:
+                await asyncio.to_thread(served.renew)
+            except RepositoryError as err:
+                on_event(f"{err.what}: {err.why}; what was loaded goes on")
+                refused = now, signed
+                continue
         try:
             ensembles = {model.name for model in read_models(repository) if model.config.platform == "ensemble"}
         except RepositoryError as err:
@@ -83,8 +111,10 @@ async def follow(repository: Path, url: str, on_event: Callable[[str], None], *,
         loaded = now
         for name, act in (*((name, load_alone) for name in changed), *((name, unload_model) for name in gone)):
             try:
+                if served is not None and not served.signed and act is load_alone:
+                    await asyncio.to_thread(served.renew, (name,))
                 await asyncio.to_thread(act, url, name)
-            except ServerError as err:
+            except (RepositoryError, ServerError) as err:
                 on_event(f"{name}: {err.why}; what was loaded goes on")
             else:
                 on_event(f"{name} is {'loaded' if act is load_alone else 'no longer served'}")

@@ -20,10 +20,11 @@ from compress.errors import ServerError
 from serve.gateway.balancer import Balancer, Node
 from serve.gateway.contracts import Contracts
 from serve.gateway.elements import check_shape
-from serve.gateway.errors import BadRequestError, GatewayError
+from serve.gateway.errors import BadRequestError, GatewayError, UnauthorizedError
 from serve.gateway.gate import Gate
 from serve.gateway.grpc_request import check_message
 from serve.gateway.identity import KEY_HEADERS, Identity
+from serve.gateway.loading import Loading, overridden
 from serve.gateway.release import Grade, Release
 from serve.gateway.released import grade_status, sticky_value
 from serve.gateway.settings import Settings
@@ -36,6 +37,8 @@ __all__ = ["GrpcProxy"]
 SERVICE = "/inference.GRPCInferenceService/"
 FREE = frozenset(("ServerLive", "ServerReady"))
 ANYBODY = frozenset(("ServerMetadata",))
+LOAD = "RepositoryModelLoad"
+COSTS = {"ModelMetadata": 2, "ModelStatistics": 5, "RepositoryIndex": 5, LOAD: 10, "RepositoryModelUnload": 10}
 OF_MODEL = frozenset(("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"))
 ADMIN = frozenset(
     (
@@ -49,6 +52,7 @@ CODES = {
     401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
+    409: grpc.StatusCode.FAILED_PRECONDITION,
     413: grpc.StatusCode.INVALID_ARGUMENT,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
@@ -67,12 +71,20 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         balancer: says which Triton is asked.
         telemetry: counts.
         contracts: of the models, which each request is held against.
+        loading: what has to hold before a model is loaded.
     """
 
     def __init__(
-        self, settings: Settings, gate: Gate, balancer: Balancer, telemetry: Telemetry, contracts: Contracts
+        self,
+        settings: Settings,
+        gate: Gate,
+        balancer: Balancer,
+        telemetry: Telemetry,
+        contracts: Contracts,
+        loading: Loading,
     ) -> None:
         self._settings = settings
+        self._loading = loading
         self._contracts = contracts
         self._gate = gate
         self._balancer = balancer
@@ -126,6 +138,11 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         name = details.method.removeprefix(SERVICE)
         if not details.method.startswith(SERVICE):
             return None
+        if name not in FREE:
+            try:
+                self._admitted(name, details.invocation_metadata)
+            except GatewayError as err:
+                return self._refusing(name, err)
         if name == "ModelStreamInfer":
             return grpc.stream_stream_rpc_method_handler(self._stream)
         if name == "ModelInfer":
@@ -138,13 +155,39 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
             return grpc.unary_unary_rpc_method_handler(answer)
         return None
 
+    def _admitted(self, name: str, metadata: Any) -> None:
+        """Whether whoever calls may call this at all, and now: told before a byte of the message is read.
+
+        Raises:
+            GatewayError: it may not.
+        """
+        identity = self._gate.keys.identify(_keys(metadata))
+        if name == "ModelInfer":
+            identity.take()
+            return
+        identity.ask(COSTS.get(name, 1))
+        if name in ADMIN:
+            identity.check_admin()
+
+    def _refusing(self, name: str, err: GatewayError) -> Any:
+        """A handler that refuses a call without reading its message, as only that of a stream can."""
+
+        async def refuse(_: AsyncIterator[bytes], context: Context) -> bytes:
+            if name == "ModelInfer":
+                self._telemetry.observe(self._telemetry.begin(GRPC_ROUTE, "", context.peer(), None), err.status)
+            await _refuse(context, err)
+
+        return grpc.stream_unary_rpc_method_handler(refuse)
+
     async def _plain(self, name: str, body: bytes, context: Context) -> bytes:
         """Everything but inference."""
         try:
             if name not in FREE:
-                identity = self._gate.keys.identify(_keys(context))
+                identity = self._gate.keys.identify(_keys(context.invocation_metadata()))
                 if name in ADMIN:
                     identity.check_admin()
+                    if name == LOAD:
+                        body = await self._load(body)
                 elif name in OF_MODEL:
                     model = _parsed(getattr(messages, f"{name}Request"), body).name
                     if model:
@@ -160,6 +203,16 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
             await _refuse(context, err)
         except grpc.aio.AioRpcError as err:
             await _abort(context, err.code(), err.details() or "")
+
+    async def _load(self, body: bytes) -> bytes:
+        """The message that goes on to Triton, once the repository is checked."""
+        asked = _parsed(messages.RepositoryModelLoadRequest, body)
+        if self._loading.bare:
+            if asked.parameters:
+                raise overridden()
+            body = messages.RepositoryModelLoadRequest(model_name=asked.model_name).SerializeToString()
+        await self._loading.check(asked.model_name)
+        return body
 
     async def _counted(self, body: bytes, context: Context) -> bytes:
         """An inference, counted whatever comes of it."""
@@ -184,7 +237,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
             self._telemetry.observe(seen, code)
 
     async def _infer(self, body: bytes, context: Context, seen: Observed) -> bytes:
-        identity = self._gate.keys.identify(_keys(context))
+        identity = self._gate.keys.identify(_keys(context.invocation_metadata()))
         seen.key = identity.name
         request = await self._checked(identity, body)
         seen.model = model = request.model_name
@@ -250,8 +303,10 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
                     raise
 
     async def _stream(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        keys = self._gate.keys
         try:
-            identity = self._gate.keys.identify(_keys(context))
+            key = None if keys.open else keys.key_of(_keys(context.invocation_metadata()))
+            keys.identify_key(key)
         except GatewayError as err:
             await _refuse(context, err)
         failed: list[GatewayError] = []
@@ -259,6 +314,8 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         async def checked() -> AsyncIterator[bytes]:
             async for body in requests:
                 try:
+                    identity = keys.identify_key(key)  # it may have been revoked, or its rights changed
+                    identity.take()
                     await self._checked(identity, body)  # a stream stays with what Triton serves by itself
                 except GatewayError as err:
                     failed.append(err)
@@ -267,11 +324,20 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
 
         node = self._balancer.pick(())
         call = (await self._channel(node)).stream_stream(f"{SERVICE}ModelStreamInfer")(checked())
+
+        def end() -> None:
+            failed.append(UnauthorizedError("the key is no longer valid", mend="ask for a new one"))
+            call.cancel()
+
         try:
-            async for answer in call:
-                yield answer
+            with keys.held(key, end):
+                async for answer in call:
+                    yield answer
         except grpc.aio.AioRpcError as err:
             await _abort(context, err.code(), err.details() or "")
+        except asyncio.CancelledError:
+            if not failed:
+                raise
         finally:
             call.cancel()
         if failed:
@@ -286,7 +352,6 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         request = _parsed(messages.ModelInferRequest, body)
         model: str = request.model_name
         identity.check_model(model)
-        identity.take()
         if self._settings.validate:
             release = self._gate.releases.get(model) if not request.model_version else None
             target = release.kept if release is not None else Target(model, request.model_version or None)
@@ -319,10 +384,10 @@ def _parsed(kind: Callable[[], Any], body: bytes) -> Any:
     return message
 
 
-def _keys(context: Context) -> dict[bytes, bytes]:
-    """The headers that carry a key, from the call's metadata."""
+def _keys(metadata: Any) -> dict[bytes, bytes]:
+    """The headers that carry a key, from a call's metadata."""
     found: dict[bytes, bytes] = {}
-    for name, value in context.invocation_metadata() or ():
+    for name, value in metadata or ():
         header = name.encode()
         # HTTP drops the blanks around a header's value, gRPC keeps them: `-H "x-api-key: KEY"` of a client has one.
         if header in KEY_HEADERS and found.setdefault(header, value.encode().strip()) != value.encode().strip():

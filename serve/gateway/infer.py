@@ -89,8 +89,8 @@ class InferEndpoint:
             forwarded, read = _split(scope["headers"])
             identity = self._gate.keys.identify(read)
             observed.key = identity.name
+            identity.take()  # what it may not ask is counted, too
             identity.check_model(model)
-            identity.take()
             self._gate.incidents.outages.check(model)
             if observed.trace is not None:
                 observed.trace.done("auth")

@@ -105,7 +105,6 @@ def predict_router(
         model's inputs.
         """
         identity: Identity = request.state.identity
-        identity.take()
         gate.incidents.outages.check(model)
         headers = dict(request.scope["headers"])
         patience = patience_s(headers.get(TIMEOUT_HEADER), settings.timeout_s)

@@ -16,6 +16,7 @@ from typing import Self
 
 from compress.errors import ServerError
 from serve.repository import ModelInfo, read_models
+from serve.served import Served
 from serve.shell_words import PLAIN
 from serve.triton.find import Triton, build_backends, find_triton
 from serve.triton.flags import CACHE_BYTES, flags_for
@@ -77,6 +78,7 @@ class TritonServer:
         ports: Ports = Ports(),  # noqa: B008 - frozen
         options: TritonOptions = TritonOptions(),
         log: Path | None = None,
+        served: Served | None = None,
     ) -> None:
         """Nothing is started yet.
 
@@ -85,6 +87,7 @@ class TritonServer:
             ports: where to listen; 0 takes a free one, which `http_address` and its like then tell.
             options: how to run it.
             log: the file for its log, which is written anew; a temporary one, kept when it fails, by default.
+            served: checks the repository before each restart, and says what of it Triton gets.
         """
         self.repository = repository
         self.wedged = False
@@ -92,6 +95,7 @@ class TritonServer:
         self.log = log or Path(tempfile.gettempdir()) / f"{token}.log"
         self._temporary_log = log is None
         self._wanted, self._options = ports, options
+        self._served = served
         self._ports = ports
         self._family: Family | None = None
         self._run_folder: tempfile.TemporaryDirectory[str] | None = None
@@ -191,6 +195,8 @@ class TritonServer:
             self.log.replace(self.log.with_name(f"{self.log.name}.previous"))
         self._stop(keep_log=True)
         self._wanted = self._ports
+        if self._served is not None:
+            self._served.renew()
         return self.start()
 
     def give_up(self) -> None:
@@ -240,7 +246,8 @@ class TritonServer:
                 why=f"the folder for temporary files, {run_folder.parent}, has letters that a shell reads",
                 mend="set TMPDIR to a folder with a plain name, such as /tmp",
             )
-        link.symlink_to(self.repository.absolute(), target_is_directory=True)
+        folder = self.repository if self._served is None else self._served.folder
+        link.symlink_to(folder.absolute(), target_is_directory=True)
         self._linked = str(link)
         return link
 

@@ -132,7 +132,10 @@ def test_a_triton_that_dies_is_started_again_behind_the_same_gateway(tmp_path: P
         running.until(lambda: "ready again" in running.said)
         assert label(url) == "b"
         assert triton_of(running.process) not in (0, first)
-    assert "Triton has died: it was ended by SIGKILL; with no request in flight; it is started again in 0.5 s" in running.said
+    assert (
+        "Triton has died: it was ended by SIGKILL; with no request in flight; it is started again in 0.5 s"
+        in running.said
+    )
     assert running.process.returncode == 0
 
 

@@ -32,6 +32,7 @@ OPTIONS = RenderOptions(gateway_image="registry.example/gateway:1.0", image="reg
 KUBECTL = shutil.which("kubectl")
 with_kubectl = pytest.mark.skipif(KUBECTL is None, reason="kubectl is not there")
 S3 = replace(OPTIONS, storage="s3://bucket/models")
+S3_SIGNED = replace(S3, storage="s3://https://minio.example:9000/bucket/models", signed_by="signer")
 SIGNED = replace(OPTIONS, storage="image:registry.example/models@sha256:" + "0" * 64, signed_by="signer")
 
 
@@ -64,6 +65,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> Any:
     every = {
         "pvc": OPTIONS,
         "s3": S3,
+        "s3 signed": S3_SIGNED,
         "signed": SIGNED,
         "engine": replace(OPTIONS, engine_script=script, gpu_product="NVIDIA-H200"),
     }
@@ -106,7 +108,14 @@ def test_every_object_fits_the_schemas_strictly(rendered: Any, overlay: str, ver
 
 @with_kubectl
 @pytest.mark.parametrize(
-    ("storage", "overlay"), [("s3", "overlays/canary"), ("signed", "overlays/canary"), ("engine", "overlays/gpu")]
+    ("storage", "overlay"),
+    [
+        ("s3", "overlays/canary"),
+        ("signed", "overlays/canary"),
+        ("s3 signed", "kserve"),
+        ("signed", "kserve"),
+        ("engine", "overlays/gpu"),
+    ],
 )
 def test_so_do_those_of_other_options(rendered: Any, storage: str, overlay: str) -> None:
     for document in rendered(storage, overlay):
@@ -198,19 +207,55 @@ def test_what_a_pod_is_given_to_end_is_longer_than_what_it_takes(rendered: Any, 
 
 @with_kubectl
 def test_files_are_checked_before_triton_starts(rendered: Any) -> None:
+    key = ["--public-key", "/run/trust/public.pem"]
     for storage, words in (
         ("pvc", ["check", "/models"]),
-        ("signed", ["check", "/models", "--public-key", "/run/trust/public.pem"]),
+        ("signed", ["check", "/source", *key, "--into", "/models"]),
+        ("s3", ["check", "/models"]),
+        ("s3 signed", ["check", "/models", *key]),
     ):
-        pod = one(rendered(storage, "overlays/cpu"), "Deployment", "triton")["spec"]["template"]["spec"]
-        assert pod["initContainers"][0]["args"] == words
-        mounted = {
-            mount["name"] for each in (*pod["initContainers"], *pod["containers"]) for mount in each["volumeMounts"]
-        }
-        assert mounted <= {volume["name"] for volume in pod["volumes"]}
-    assert (
-        "initContainers" not in one(rendered("s3", "overlays/cpu"), "Deployment", "triton")["spec"]["template"]["spec"]
-    )
+        deployed = one(rendered(storage, "overlays/cpu"), "Deployment", "triton")["spec"]["template"]["spec"]
+        kserved = rendered(storage, "kserve")
+        runtime = one(kserved, "ServingRuntime")["spec"]
+        predictor = one(kserved, "InferenceService")["spec"]["predictor"]
+        assert "storageUri" not in predictor["model"], "its container would come after the check"
+        for pod in (
+            deployed,
+            {**predictor, "containers": runtime["containers"], "volumes": runtime["volumes"] + predictor["volumes"]},
+        ):
+            check = pod["initContainers"][-1]
+            assert check["args"] == words
+            containers = (*pod["initContainers"], *pod["containers"])
+            assert {mount["name"] for each in containers for mount in each["volumeMounts"]} == {
+                volume["name"] for volume in pod["volumes"]
+            }
+            (triton,) = pod["containers"]
+            (served,) = (mount for mount in triton["volumeMounts"] if mount["name"] == "models")
+            assert served == {"name": "models", "mountPath": "/models", "readOnly": True}
+            assert any(arg.endswith("=/models") for arg in triton["args"]), "what was checked is what is served"
+            if "signed" in storage or "s3" in storage:  # nothing from outside reaches a container that starts again
+                (volume,) = (each for each in pod["volumes"] if each["name"] == "models")
+                assert volume == {"name": "models", "emptyDir": {}}
+
+
+@with_kubectl
+@pytest.mark.parametrize(
+    ("storage", "words"),
+    [
+        ("s3", ["s3", "sync", "s3://bucket/models", "/models", "--only-show-errors"]),
+        (
+            "s3 signed",
+            ["s3", "sync", "s3://bucket/models", "/models", "--only-show-errors",
+             "--endpoint-url", "https://minio.example:9000"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_bucket_is_fetched_into_the_pod(rendered: Any, storage: str, words: list[str]) -> None:
+    pod = one(rendered(storage, "overlays/cpu"), "Deployment", "triton")["spec"]["template"]["spec"]
+    fetch = pod["initContainers"][0]
+    assert fetch["args"] == words
+    assert fetch["envFrom"] == [{"secretRef": {"name": "serving-bucket"}}]
+    assert "envFrom" not in pod["containers"][0], "Triton needs no way to the bucket"
 
 
 @with_kubectl
