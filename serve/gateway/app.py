@@ -89,8 +89,7 @@ def create_app(settings: Settings) -> FastAPI:
         if access is not None:
             tasks.append(asyncio.create_task(access.run()))
         await upstream.balancer.look_up()
-        if len(settings.upstream) > 1 or settings.discover:
-            tasks.append(asyncio.create_task(upstream.balancer.watch(settings.health_interval_s)))
+        tasks.append(asyncio.create_task(upstream.balancer.watch(settings.health_interval_s)))
         yield
         for task in tasks:
             task.cancel()

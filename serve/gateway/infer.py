@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from serve.gateway.connections import BODY, GROWING, LEAVING, RESPOND
 from serve.gateway.contracts import Contracts
-from serve.gateway.deadline import TIMEOUT_HEADER, patience_s, with_timeout
+from serve.gateway.deadline import TIMEOUT_HEADER, EarlyTimeoutError, patience_s, with_timeout
 from serve.gateway.elements import check_elements
 from serve.gateway.encoding import unpacked
 from serve.gateway.errors import (
@@ -280,8 +280,9 @@ async def ask_model(
             seconds = time.monotonic() - started
             gate.known(model)
         return response
-    except UpstreamTimeoutError:
-        seconds = time.monotonic() - started
+    except UpstreamTimeoutError as err:
+        if not isinstance(err, EarlyTimeoutError):
+            seconds = time.monotonic() - started
         raise
     finally:
         places.leave(seconds)

@@ -42,7 +42,7 @@ def reply(outputs: list[Tensor]) -> Response:
     return Response(200, [(BINARY_HEADER, b"%d" % len(head))], body, len(body))
 
 
-KINDS = st.sampled_from(["FP32", "INT64", "BOOL", "UINT8", "FP16", "BYTES"])
+KINDS = st.sampled_from(["FP32", "INT64", "BOOL", "UINT8", "FP16", "BF16"])
 SHAPES = st.lists(st.integers(0, 3), max_size=2).map(tuple)
 
 
@@ -195,7 +195,7 @@ async def test_without_triton_each_is_told(tmp_path: Path) -> None:
 
     coalescer = Coalescer(refuse)
     sent = message(1.0)
-    ask = [coalescer.infer(INFER, sent.headers, sent.body, 5.0, most=8, wait_s=0.001) for _ in range(3)]
+    ask = [coalescer.infer(INFER, sent.headers, sent.body, 5.0, most=8, wait_s=0.001, who=b"") for _ in range(3)]
     found = await asyncio.gather(*ask, return_exceptions=True)
     assert ["gone" in str(each) for each in found] == [True] * 3
     await coalescer.close()
