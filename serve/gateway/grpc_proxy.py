@@ -201,7 +201,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
                 seconds = time.monotonic() - started
             raise
         finally:
-            places.leave(seconds)
+            places.leave(seconds, len(body))
             if seen.trace is not None:
                 seen.trace.done("upstream")
 

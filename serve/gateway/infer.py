@@ -168,7 +168,9 @@ class InferEndpoint:
             left = deadline - time.monotonic()
             return await self._released.infer(release, path, identity, scope["headers"], forwarded, body, left)
 
-        send_it = partial(ask_model, self._gate, identity, model, scope=scope, receive=receive, deadline=deadline)
+        send_it = partial(
+            ask_model, self._gate, identity, model, scope=scope, receive=receive, deadline=deadline, size=len(body)
+        )
         try:
             response = await send_it(partial(ask, body), trace=trace)
         except SlowBodyError:
@@ -254,6 +256,7 @@ async def ask_model(
     receive: Receive,
     deadline: float,
     trace: Trace | None = None,
+    size: int = 0,
 ) -> Response:
     """Wait for a place, ask Triton, and give the place back.
 
@@ -261,6 +264,7 @@ async def ask_model(
         ask: sends the request.
         deadline: on the monotonic clock.
         trace: gets the parts "queue" and "upstream".
+        size: of the request, in bytes.
 
     Raises:
         OverloadedError: there was no place in time.
@@ -274,18 +278,24 @@ async def ask_model(
         trace.done("queue")
     started = time.monotonic()
     seconds: float | None = None
+    given_up = False
     try:
         response = await unless_client_leaves(scope, receive, ask())
         if response.status == 200:
             seconds = time.monotonic() - started
             gate.known(model)
         return response
-    except UpstreamTimeoutError as err:
-        if not isinstance(err, EarlyTimeoutError):
-            seconds = time.monotonic() - started
+    except (ClientGoneError, EarlyTimeoutError):
+        given_up = True
+        raise
+    except UpstreamTimeoutError:
+        seconds = time.monotonic() - started
         raise
     finally:
-        places.leave(seconds)
+        if given_up:
+            places.abandon(time.monotonic() - started)
+        else:
+            places.leave(seconds, size)
         if trace is not None:
             trace.done("upstream")
 

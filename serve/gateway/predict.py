@@ -134,7 +134,9 @@ def predict_router(
                 path = plain.path.encode()
                 return await released.infer(release, path, identity, came, message.headers, message.body, left)
 
-            answer = await ask_model(gate, identity, model, ask, request.scope, request.receive, deadline)
+            answer = await ask_model(
+                gate, identity, model, ask, request.scope, request.receive, deadline, size=len(message.body)
+            )
             response = _plain(upstream, metadata, answer, item=item)
             for name, value in identity.limits():
                 response.headers[name.decode()] = value.decode()

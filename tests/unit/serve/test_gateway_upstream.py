@@ -242,3 +242,37 @@ def test_settings_that_can_not_work() -> None:
     for wrong in ({"upstream": ("https://a",)}, {"port": 70000}, {"timeout_s": 0}, {"max_connections": 0}):
         with pytest.raises(ServerError):
             Settings(**wrong)
+
+
+def test_clients_that_are_in_a_hurry_or_leave_cost_the_others_no_places() -> None:
+    async def slowly(request: Received, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.08)
+        writer.write(answer(b"{}"))
+
+    async def main() -> None:
+        async with scripted_server(slowly) as one, scripted_server(slowly) as other:
+            settings = Settings(upstream=(one.url, other.url), port=0)
+            async with gateway(settings) as address:
+
+                async def places() -> float:
+                    return await metric(address, "gateway_model_limit", model="m")
+
+                async def load() -> None:
+                    for _ in range(8):
+                        answers = await asyncio.gather(*(ask(address, INFER, b"{}") for _ in range(8)))
+                        assert {each.status for each in answers} == {200}
+
+                await load()
+                before = await places()
+                for _ in range(20):
+                    hurried = (ask(address, INFER, b"{}", (b"x-request-timeout-ms", b"1")) for _ in range(8))
+                    assert 200 not in {each.status for each in await asyncio.gather(*hurried)}
+                    pool = Pool(address, timeout_s=0.01)
+                    gone = [pool.request(b"POST", INFER, (), b"{}") for _ in range(8)]
+                    await asyncio.gather(*gone, return_exceptions=True)
+                await load()
+                assert await places() >= before
+                assert await metric(address, "gateway_upstream_ejected") == 0
+                assert await metric(address, "gateway_model_in_flight") == 0
+
+    uvloop.run(main())
