@@ -21,6 +21,7 @@ import socket
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from serve.gateway.deadline import tells
 from serve.gateway.node import PROBE_TIMEOUT_S, Node
@@ -320,15 +321,14 @@ class Balancer:
             self._leaving.remove(node)
             await node.close()
 
-    async def any_ready(self) -> bool:
-        """Whether a server said that it is ready when it was last probed."""
+    async def health(self) -> tuple[bool, bool]:
+        """Whether a server answered when it was last probed, and whether one said that it is ready; asks none."""
         if not self._probed.is_set():
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(2 * PROBE_TIMEOUT_S):
                     await self._probed.wait()
-            except TimeoutError:
-                return False
-        return any(node.ready and node.answers for node in self.nodes)
+        answer = [node for node in self.nodes if node.answers]
+        return bool(answer), any(node.ready for node in answer)
 
     async def close(self) -> None:
         for node in (*self.nodes, *self._leaving):

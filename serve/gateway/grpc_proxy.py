@@ -131,6 +131,12 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
     async def _plain(self, name: str, body: bytes, context: Context) -> bytes:
         """Everything but inference."""
         try:
+            if name == "ServerReady":
+                _, ready = await self._balancer.health()
+                return _bytes(messages.ServerReadyResponse(ready=ready))
+            if name == "ServerLive":
+                live, _ = await self._balancer.health()
+                return _bytes(messages.ServerLiveResponse(live=live))
             if name not in FREE:
                 identity = self._gate.keys.identify(_keys(context))
                 if name in ADMIN:
@@ -305,6 +311,11 @@ def _parsed(kind: Callable[[], Any], body: bytes) -> Any:
     except Exception as err:  # protobuf's DecodeError, whose class depends on its implementation
         raise BadRequestError("the message can't be read", why=str(err)) from err
     return message
+
+
+def _bytes(message: Any) -> bytes:
+    found: bytes = message.SerializeToString()
+    return found
 
 
 def _about(request: Any) -> tuple[bytes, bytes | None]:

@@ -147,7 +147,11 @@ class Upstream:
 
     async def ready(self) -> bool:
         """Whether a Triton said, when it was last probed, that it and its models are ready."""
-        return await self.balancer.any_ready()
+        return (await self.balancer.health())[1]
+
+    async def live(self) -> bool:
+        """Whether a Triton answered when it was last probed."""
+        return (await self.balancer.health())[0]
 
     async def metadata(self, model: str, version: str | None = None) -> ModelMetadata:
         """A model's metadata, at most `CACHE_S` seconds old.
