@@ -6,13 +6,15 @@ import asyncio
 import fcntl
 import os
 from collections.abc import Callable, Mapping
+from http.client import HTTPException
 from pathlib import Path
+from typing import Literal
 
 from compress.errors import RepositoryError, ServerError
 from serve.control import load_alone, unload_model
-from serve.repository import read_models
+from serve.repository import read_model
 
-__all__ = ["fingerprints", "follow", "plan"]
+__all__ = ["Follower", "fingerprints", "follow", "plan"]
 
 LOOK_S = 1.0
 Fingerprint = frozenset[tuple[str, int, int]]
@@ -58,7 +60,8 @@ async def follow(repository: Path, url: str, on_event: Callable[[str], None], *,
     """Load what is new or changed and unload what is gone, until it is cancelled.
 
     A change is taken when it has settled: the same at two looks, and nobody holds the repository's lock. A model that
-    does not load leaves the one that was there.
+    can't be read or does not load leaves the one that was there, and holds up no other; it is tried again when it
+    changes, or when another was loaded that it may be made of. While Triton can't be reached, changes wait.
 
     Args:
         repository: what the Triton serves.
@@ -66,25 +69,83 @@ async def follow(repository: Path, url: str, on_event: Callable[[str], None], *,
         on_event: is told what happens, a line each.
         look_s: seconds between two looks.
     """
-    loaded = last = fingerprints(repository) or {}
+    last = fingerprints(repository) or {}
+    follower = Follower(repository, url, on_event, last)
     while True:
         await asyncio.sleep(look_s)
         now = await asyncio.to_thread(fingerprints, repository)
-        if now is None or now != last or now == loaded:
-            last = now if now is not None else last
-            continue
-        try:
-            ensembles = {model.name for model in read_models(repository) if model.config.platform == "ensemble"}
-        except RepositoryError as err:
-            on_event(f"{err.what}: {err.why}; what was loaded goes on")
-            loaded = now
-            continue
-        changed, gone = plan(loaded, now, ensembles)
-        loaded = now
-        for name, act in (*((name, load_alone) for name in changed), *((name, unload_model) for name in gone)):
+        if now is not None and now == last:
+            await asyncio.to_thread(follower.take, now)
+        last = now if now is not None else last
+
+
+class Follower:
+    """What Triton has been told of a repository.
+
+    Args:
+        loaded: what it loaded when it started.
+    """
+
+    def __init__(
+        self, repository: Path, url: str, on_event: Callable[[str], None], loaded: Mapping[str, Fingerprint]
+    ) -> None:
+        self._repository = repository
+        self._url = url
+        self._on_event = on_event
+        self._loaded = dict(loaded)
+        self._broken: dict[str, Fingerprint] = {}
+        self._refused: dict[str, Fingerprint] = {}
+        self._lost = False
+
+    def take(self, now: Mapping[str, Fingerprint]) -> None:
+        """Bring Triton into step with what the folders hold."""
+        if now == self._loaded:
+            return
+        ensembles = set()
+        for name in [name for name in now if now[name]]:
             try:
-                await asyncio.to_thread(act, url, name)
-            except ServerError as err:
-                on_event(f"{name}: {err.why}; what was loaded goes on")
+                model = read_model(self._repository / name)
+            except RepositoryError as err:
+                if self._broken.get(name) != now[name] and self._loaded.get(name) != now[name]:
+                    self._broken[name] = now[name]
+                    self._on_event(f"{err.what}: {err.why}; what was loaded goes on")
             else:
-                on_event(f"{name} is {'loaded' if act is load_alone else 'no longer served'}")
+                self._broken.pop(name, None)
+                if model.config.platform == "ensemble":
+                    ensembles.add(name)
+        changed, gone = plan(self._loaded, now, ensembles)
+        for name in changed:
+            if name in self._broken or self._refused.get(name) == now[name]:
+                continue
+            match self._act(name, load_alone, "is loaded"):
+                case "done":
+                    self._loaded[name] = now[name]
+                    self._refused.clear()
+                case "refused":
+                    self._refused[name] = now[name]
+                case "lost":
+                    return
+        for name in gone:
+            if self._act(name, unload_model, "is no longer served") == "lost":
+                return
+            del self._loaded[name]
+        for known in (self._broken, self._refused):
+            for name in known.keys() - now.keys():
+                del known[name]
+
+    def _act(self, name: str, act: Callable[[str, str], None], done: str) -> Literal["done", "refused", "lost"]:
+        """Tell Triton; "lost" where it can't be reached, and what is to be done waits."""
+        try:
+            act(self._url, name)
+        except ServerError as err:
+            if isinstance(err.__cause__, (OSError, HTTPException)):
+                if not self._lost:
+                    self._on_event(f"{name}: {err.why}; it is tried again")
+                self._lost = True
+                return "lost"
+            self._lost = False
+            self._on_event(f"{name}: {err.why}; what was loaded goes on")
+            return "refused"
+        self._lost = False
+        self._on_event(f"{name} {done}")
+        return "done"
