@@ -71,8 +71,8 @@ class Parts:
 def create_app(settings: Settings, incidents: Incidents | None = None, loading: Loading | None = None) -> FastAPI:
     """A gateway to `settings.upstream`.
 
-    `incidents` and `loading`, what has to hold before a model is loaded, come from whoever runs the Triton behind it, if
-    somebody does.
+    `incidents`, and `loading` (what has to hold before a model is loaded), come from whoever runs the Triton behind it,
+    if somebody does.
 
     `app.state.draining` (False) says that it is about to stop: set it to True, and readiness turns false.
     `app.state.parts` are its `Parts`.
@@ -102,8 +102,7 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
         if access is not None:
             tasks.append(asyncio.create_task(access.run()))
         await upstream.balancer.look_up()
-        if len(settings.upstream) > 1 or settings.discover:
-            tasks.append(asyncio.create_task(upstream.balancer.watch(settings.health_interval_s)))
+        tasks.append(asyncio.create_task(upstream.balancer.watch(settings.health_interval_s)))
         yield
         for task in tasks:
             task.cancel()

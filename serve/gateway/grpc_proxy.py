@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Any, NoReturn
 
@@ -17,11 +18,13 @@ import grpc
 from tritonclient.grpc import service_pb2 as messages
 
 from compress.errors import ServerError
-from serve.gateway.balancer import Balancer, Node
+from serve.gateway.balancer import Balancer
 from serve.gateway.contracts import Contracts
+from serve.gateway.deadline import tells
 from serve.gateway.elements import check_shape
 from serve.gateway.errors import BadRequestError, GatewayError, UnauthorizedError
 from serve.gateway.gate import Gate
+from serve.gateway.grpc_channels import GrpcChannels
 from serve.gateway.grpc_request import check_message
 from serve.gateway.identity import KEY_HEADERS, Identity
 from serve.gateway.loading import Loading, overridden
@@ -29,7 +32,6 @@ from serve.gateway.release import Grade, Release
 from serve.gateway.released import grade_status, sticky_value
 from serve.gateway.settings import Settings
 from serve.gateway.telemetry import GRPC_ROUTE, Observed, Telemetry
-from serve.http_message import Address
 from serve.rollout.plan import Target
 
 __all__ = ["GrpcProxy"]
@@ -90,8 +92,9 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         self._balancer = balancer
         self._telemetry = telemetry
         options = _options(settings)
-        self._addresses = dict(zip(balancer.nodes, settings.grpc_upstream, strict=True))
-        self._channels: dict[Node, Any] = {}
+        self._calls = GrpcChannels(
+            balancer, settings.grpc_upstream, [("grpc.max_receive_message_length", -1), *options[1:]]
+        )
         self._server = grpc.aio.server(handlers=[self], options=options, maximum_concurrent_rpcs=settings.max_clients)
 
     async def start(self) -> None:
@@ -118,20 +121,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
     async def stop(self, grace_s: float) -> None:
         """Take no new calls, and give those under way so many seconds."""
         await self._server.stop(grace_s)
-        for channel in self._channels.values():
-            await channel.close()
-
-    async def _channel(self, node: Node) -> Any:
-        """To a Triton; where they are discovered, its gRPC port is the same on each."""
-        channel = self._channels.get(node)
-        if channel is None:
-            port = self._settings.grpc_upstream[0].rpartition(":")[2]
-            address = self._addresses.get(node) or str(Address(node.address.host, int(port)))
-            options = [("grpc.max_receive_message_length", -1), *_options(self._settings)[1:]]
-            channel = self._channels[node] = grpc.aio.insecure_channel(address, options=options)
-            for gone in [each for each in self._channels if each not in self._balancer.nodes and not each.in_flight]:
-                await self._channels.pop(gone).close()
-        return channel
+        await self._calls.close()
 
     def service(self, details: Any) -> Any:
         """gRPC asks this for the handler of a call."""
@@ -182,6 +172,12 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
     async def _plain(self, name: str, body: bytes, context: Context) -> bytes:
         """Everything but inference."""
         try:
+            if name == "ServerReady":
+                _, ready = await self._balancer.health()
+                return _bytes(messages.ServerReadyResponse(ready=ready))
+            if name == "ServerLive":
+                live, _ = await self._balancer.health()
+                return _bytes(messages.ServerLiveResponse(live=live))
             if name not in FREE:
                 identity = self._gate.keys.identify(_keys(context.invocation_metadata()))
                 if name in ADMIN:
@@ -194,10 +190,10 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
                         identity.check_model(model)
                     elif not self._gate.keys.open:
                         identity.check_admin()  # statistics of all
-            nodes = self._balancer.nodes if name in ADMIN else [self._balancer.pick(())]
+            nodes = self._balancer.nodes if name in ADMIN else [None]
             answer = b""
             for node in nodes:
-                answer = await self._call(node, name, body, self._patience(context))
+                answer = await self._calls.ask(name, body, b"", timeout_s=self._patience(context), node=node)
             return answer
         except GatewayError as err:
             await _refuse(context, err)
@@ -241,7 +237,8 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         seen.key = identity.name
         request = await self._checked(identity, body)
         seen.model = model = request.model_name
-        deadline = time.monotonic() + self._patience(context)
+        patience = self._patience(context)
+        deadline = time.monotonic() + patience
         places = self._gate.places(model)
         if not places.try_enter():
             await places.enter(identity.priority, deadline - time.monotonic())
@@ -252,34 +249,41 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         try:
             release = self._gate.releases.get(model) if not request.model_version else None
             if release is None:
-                answer = await self._anywhere(body, deadline)
+                answer = await self._calls.infer(body, *_about(request), deadline)
             else:
-                answer = await self._released(release, identity, request, context, deadline)
+                answer = await self._released(release, identity, request, context, patience, deadline)
             seconds = time.monotonic() - started
             self._gate.known(model)
             return answer
         except grpc.aio.AioRpcError as err:
-            if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED and tells(patience, self._settings.timeout_s):
                 seconds = time.monotonic() - started
             raise
         finally:
-            places.leave(seconds)
+            places.leave(seconds, len(body))
             if seen.trace is not None:
                 seen.trace.done("upstream")
 
     async def _released(
-        self, release: Release, identity: Identity, request: Any, context: Context, deadline: float
+        self,
+        release: Release,
+        identity: Identity,
+        request: Any,
+        context: Context,
+        patience: float,
+        deadline: float,
     ) -> bytes:
         """Ask one of the two models under release."""
 
         async def ask(target: Target) -> tuple[Grade, bytes | grpc.aio.AioRpcError]:
             request.model_name, request.model_version = target.model, target.version or ""
             try:
-                return Grade.GOOD, await self._anywhere(request.SerializeToString(), deadline)
+                return Grade.GOOD, await self._calls.infer(request.SerializeToString(), *_about(request), deadline)
             except grpc.aio.AioRpcError as err:
-                late = err.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    return Grade.LATE if tells(patience, self._settings.timeout_s) else Grade.CUT, err
                 told = (err.details() or "").encode()
-                return Grade.LATE if late else grade_status(STATUSES.get(err.code(), 500), told), err
+                return grade_status(STATUSES.get(err.code(), 500), told), err
 
         came = [(name.encode(), str(value).encode()) for name, value in context.invocation_metadata() or ()]
         movable = "sequence_id" not in request.parameters
@@ -288,19 +292,6 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
             raise answered.answer
         answer: bytes = answered.answer
         return answer
-
-    async def _anywhere(self, body: bytes, deadline: float) -> bytes:
-        """Ask one Triton, and others while they can't be reached."""
-        tried: list[Node] = []
-        while True:
-            node = self._balancer.pick(tried)
-            tried.append(node)
-            try:
-                return await self._call(node, "ModelInfer", body, deadline - time.monotonic())
-            except grpc.aio.AioRpcError as err:
-                gone = err.code() is grpc.StatusCode.UNAVAILABLE
-                if not gone or len(tried) >= len(self._balancer.nodes) or not self._balancer.spend():
-                    raise
 
     async def _stream(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         keys = self._gate.keys
@@ -311,35 +302,51 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
             await _refuse(context, err)
         failed: list[GatewayError] = []
 
+        about: tuple[bytes, bytes | None] = b"", None
+
         async def checked() -> AsyncIterator[bytes]:
+            nonlocal about
             async for body in requests:
                 try:
                     identity = keys.identify_key(key)  # it may have been revoked, or its rights changed
                     identity.take()
-                    await self._checked(identity, body)  # a stream stays with what Triton serves by itself
+                    request = await self._checked(identity, body)  # a stream stays with what Triton serves by itself
                 except GatewayError as err:
                     failed.append(err)
                     return
+                about = _about(request)
                 yield body
 
-        node = self._balancer.pick(())
-        call = (await self._channel(node)).stream_stream(f"{SERVICE}ModelStreamInfer")(checked())
+        coming = checked()
+        ending: list[Callable[[], object]] = []
 
         def end() -> None:
             failed.append(UnauthorizedError("the key is no longer valid", mend="ask for a new one"))
-            call.cancel()
+            for stop in ending:
+                stop()
 
         try:
             with keys.held(key, end):
-                async for answer in call:
-                    yield answer
+                opening = asyncio.ensure_future(anext(coming, None))  # it says which server has its sequence
+                ending.append(opening.cancel)
+                first = await opening
+
+                async def whole() -> AsyncIterator[bytes]:
+                    if first is not None:
+                        yield first
+                    async for body in coming:
+                        yield body
+
+                if first is not None:
+                    answers = self._calls.stream(*about, whole(), lambda call: ending.append(call.cancel))
+                    async with aclosing(answers):
+                        async for answer in answers:
+                            yield answer
         except grpc.aio.AioRpcError as err:
             await _abort(context, err.code(), err.details() or "")
         except asyncio.CancelledError:
             if not failed:
                 raise
-        finally:
-            call.cancel()
         if failed:
             await _refuse(context, failed[0])
 
@@ -362,14 +369,6 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
                 check_shape(tensor.name, tensor.shape, most)
         return request
 
-    async def _call(self, node: Node, name: str, body: bytes, timeout_s: float) -> bytes:
-        node.in_flight += 1
-        try:
-            answer: bytes = await (await self._channel(node)).unary_unary(SERVICE + name)(body, timeout=timeout_s)
-            return answer
-        finally:
-            node.in_flight -= 1
-
     def _patience(self, context: Context) -> float:
         left = context.time_remaining()
         return self._settings.timeout_s if left is None else min(self._settings.timeout_s, left)
@@ -382,6 +381,22 @@ def _parsed(kind: Callable[[], Any], body: bytes) -> Any:
     except Exception as err:  # protobuf's DecodeError, whose class depends on its implementation
         raise BadRequestError("the message can't be read", why=str(err)) from err
     return message
+
+
+def _bytes(message: Any) -> bytes:
+    found: bytes = message.SerializeToString()
+    return found
+
+
+def _about(request: Any) -> tuple[bytes, bytes | None]:
+    """Path of the model that an infer request asks for, and the id of its sequence."""
+    version = f"/versions/{request.model_version}" if request.model_version else ""
+    parameter = request.parameters.get("sequence_id")
+    sequence = None
+    if parameter is not None:
+        text = parameter.string_param or str(parameter.int64_param or parameter.uint64_param or "")
+        sequence = text.encode() or None
+    return f"/v2/models/{request.model_name}{version}".encode(), sequence
 
 
 def _keys(metadata: Any) -> dict[bytes, bytes]:

@@ -37,6 +37,8 @@ class Grade(Enum):
     """Triton does not serve what was asked for."""
     LATE = "late"
     """There is no time left to ask another."""
+    CUT = "cut"
+    """The client's own deadline came first: it says nothing of the model."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ class Release:
         # Also where the candidate blames the client: it may be the candidate that does not understand.
         second = await self._ask_kept(ask, self.baseline)
         self.fallbacks += 1
-        if second.grade is not Grade.CLIENT:
+        if second.grade not in (Grade.CLIENT, Grade.CUT):
             self._note("candidate", replace(first, grade=Grade.FAILED))
         if second.grade is not Grade.GOOD:
             self._note("baseline", second)
@@ -179,7 +181,7 @@ class Release:
         grade = answered.grade
         self.asked[variant, grade] += 1
         course = self.course
-        if course is None or course.state != "running" or grade is Grade.CLIENT or not course.weight:
+        if course is None or course.state != "running" or grade in (Grade.CLIENT, Grade.CUT) or not course.weight:
             return
         if variant == "baseline":
             course.analysis.baseline(answered.outcome)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from serve.gateway.agreement import Agreement, agreement
+from serve.gateway.deadline import EarlyTimeoutError
 from serve.gateway.encoding import unpacked
 from serve.gateway.errors import GatewayError, UpstreamTimeoutError
 from serve.gateway.identity import Identity
@@ -71,11 +72,11 @@ class Released:
             GatewayError: there was no answer.
         """
         if release is None or not isinstance(body, bytes):
-            return await self._upstream.infer(path, headers, body, timeout_s)
+            return await self._upstream.infer(path, headers, body, timeout_s, who=who.id.encode())
         deadline = time.monotonic() + timeout_s
 
         async def ask(target: Target) -> tuple[Grade, Response | GatewayError]:
-            return await self._ask(target, headers, body, deadline - time.monotonic())
+            return await self._ask(target, headers, body, deadline - time.monotonic(), who.id.encode())
 
         movable = release.weight >= 1 or SEQUENCE not in body
         answered = await release.ask(sticky_value(release, who, came), ask, movable=movable)
@@ -99,10 +100,12 @@ class Released:
         await asyncio.gather(*self._copies, return_exceptions=True)
 
     async def _ask(
-        self, target: Target, headers: Headers, body: bytes, timeout_s: float
+        self, target: Target, headers: Headers, body: bytes, timeout_s: float, who: bytes | None = None
     ) -> tuple[Grade, Response | GatewayError]:
         try:
-            answer = await self._upstream.infer(target.path.encode(), headers, body, timeout_s)
+            answer = await self._upstream.infer(target.path.encode(), headers, body, timeout_s, who=who)
+        except EarlyTimeoutError as err:
+            return Grade.CUT, err
         except UpstreamTimeoutError as err:
             return Grade.LATE, err
         except GatewayError as err:
@@ -145,6 +148,8 @@ class Released:
             places.leave(None)
             release.copies -= 1
             release.copied_bytes -= len(body)
+        if grade is Grade.CUT:
+            return
         good = grade is Grade.GOOD
         release.copied(Outcome(not good, seconds if good else None), answered.outcome)
         if good and isinstance(copy, Response):

@@ -191,6 +191,24 @@ async def test_a_client_s_own_mistakes_are_held_against_nobody(tmp_path: Path) -
         assert (await w.shown())["evidence"]["errors"]["count"] == 0
 
 
+@in_loop
+async def test_a_client_s_own_deadline_is_evidence_against_nobody(tmp_path: Path) -> None:
+    triton = FakeTriton(slow={"m/1": 0.02, "m/2": 0.02, "m": 0.02})
+    async with world(tmp_path, triton) as w:
+        w.store.start("m", Target("m", "2"), Plan(steps=(50.0,), shadow=0.0, step_s=600.0, fallback=False))
+        await w.until(lambda row: row.state == "running")
+        for _ in range(10):
+            hurried = [w.ask(x_request_timeout_ms="5") for _ in range(16)]
+            assert 200 not in {each.status for each in await asyncio.gather(*hurried)}
+            assert {(await w.ask()).status for _ in range(8)} == {200}
+        told = await w.shown()
+        assert (told["state"], told["evidence"]["errors"]["candidate"]) == ("running", 0.0)
+        page = (await w.pool.request(b"GET", b"/metrics")).body.decode()
+        cut = [line for line in page.splitlines() if 'outcome="cut"' in line and 'variant="candidate"' in line]
+        assert float(cut[0].split()[-1]) > 20
+        assert 'outcome="late"' not in page
+
+
 @pytest.mark.parametrize(("scores", "state"), [([0.2, 0.8], "promoted"), ([0.9, 0.1], "aborted")])
 @in_loop
 async def test_copies_are_compared_and_thrown_away(tmp_path: Path, scores: list[float], state: str) -> None:
