@@ -18,7 +18,8 @@ import compress
 from compress import ExportOptions
 from compress.artifact import Measured, Signature, StageReport, TensorSpec
 from compress.report import Report
-from compress.roofline import Layer, Machine, Roofline
+from compress.roofline import Layer, Roofline
+from compress.roofs import Machine
 from tests.models import build
 
 
