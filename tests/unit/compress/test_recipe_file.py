@@ -93,3 +93,23 @@ def test_a_wrong_key_or_value_names_the_recipe(
     error = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert said in error
     assert set(COMMANDS) == {"export", "optimize"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = " + "[" * 100_000, "command = []", "command = {a = 1}", f"seed = {'9' * 5000}", "a = 1979-99-99", "\x00",
+        "# " + "x" * (2 << 20),
+    ],
+    ids=lambda text: text[:12],
+)  # fmt: skip
+def test_a_recipe_that_is_none_is_told_in_three_lines(tmp_path: Path, text: str) -> None:
+    (tmp_path / "r.toml").write_text(text)
+    with pytest.raises(RecipeError):
+        read(tmp_path / "r.toml")
+
+
+@pytest.mark.skipif(not Path("/dev/zero").is_char_device(), reason="no such device")
+def test_a_recipe_without_an_end_is_not_read_to_it() -> None:
+    with pytest.raises(RecipeError, match="more than"):
+        read(Path("/dev/zero"))
