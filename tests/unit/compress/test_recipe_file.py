@@ -120,3 +120,23 @@ def test_a_run_keeps_its_recipe_and_looks_whether_the_file_has_changed(
     done = subprocess.run([tmp_path / "out" / "reproduce.sh"], capture_output=True, text=True)
     assert done.returncode == 1
     assert "job.toml is not what it was" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = " + "[" * 100_000, "command = []", "command = {a = 1}", f"seed = {'9' * 5000}", "a = 1979-99-99", "\x00",
+        "# " + "x" * (2 << 20),
+    ],
+    ids=lambda text: text[:12],
+)  # fmt: skip
+def test_a_recipe_that_is_none_is_told_in_three_lines(tmp_path: Path, text: str) -> None:
+    (tmp_path / "r.toml").write_text(text)
+    with pytest.raises(RecipeError):
+        read(tmp_path / "r.toml")
+
+
+@pytest.mark.skipif(not Path("/dev/zero").is_char_device(), reason="no such device")
+def test_a_recipe_without_an_end_is_not_read_to_it() -> None:
+    with pytest.raises(RecipeError, match="more than"):
+        read(Path("/dev/zero"))
