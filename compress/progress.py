@@ -18,7 +18,7 @@ from compress.stages import Progress as StageProgress
 __all__ = ["Terminal"]
 
 # What goes on beside the stages, and is through when all of it is done.
-MEASURING = ("candidates", "compare", "measure", "memory", "grid", "roofline", "sensitivity")
+MEASURING = ("data", "candidates", "compare", "measure", "memory", "grid", "roofline", "sensitivity")
 LINE_SECONDS = 15.0  # between two lines where there is no bar
 
 
