@@ -6,6 +6,8 @@ import ast
 import hashlib
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,26 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from compress.user_code import user_code
 
-__all__ = ["digest_of_arrays", "digest_of_code", "digest_of_samples"]
+__all__ = ["digest_of_arrays", "digest_of_code", "digest_of_samples", "heard"]
 
 CHUNK = 256
 """Samples in memory at a time."""
 ROWS = 1 << 16
 
 Array = np.ndarray[Any, Any]
+Heard = Callable[[int, int], None]
+# A hash is asked for deep inside, wherever something first needs it: who shows how it goes on is far from there.
+_listener: ContextVar[Heard | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def heard(listener: Heard) -> Iterator[None]:
+    """Within it, a listener is told of samples hashed, and how many there are."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
 
 
 def digest_of_arrays(arrays: Mapping[str, Any]) -> str:
@@ -97,10 +112,13 @@ def digest_of_samples(samples: Any, rows: Callable[[Array], Mapping[str, Array]]
     digest = hashlib.sha256()
     if not _held(samples, digest.update):
         digest = hashlib.sha256()
+        listener = _listener.get() or (lambda _done, _total: None)
+        listener(0, len(samples))
         for start in range(0, len(samples), CHUNK):
             made = rows(np.arange(start, min(start + CHUNK, len(samples))))
             for name, array in sorted(made.items()):
                 _add(digest.update, name, array.dtype, array.shape, [array])
+            listener(min(start + CHUNK, len(samples)), len(samples))
     return digest.hexdigest()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ from compress.dataset import Dataset
 from compress.errors import BudgetError, RecipeError
 from compress.evaluation import Evaluation, budget_of, evaluation_of, halves, judged
 from compress.evidence import missed_budgets, named, report_of
+from compress.hashing import heard
 from compress.judge import Budget
 from compress.machine import versions
 from compress.model import OnnxModel, TorchModel, in_float32
@@ -35,6 +38,9 @@ from compress.stages.onnx_from_torch import OnnxFromTorch
 __all__ = ["Prepared", "export", "optimize", "prepare", "sensitivity"]
 
 
+SHORT_SECONDS = 1.0  # what takes no longer is not shown
+
+
 class Silent:
     """A watcher that shows nothing."""
 
@@ -43,6 +49,23 @@ class Silent:
 
     def ended(self, outcome: Outcome) -> None:
         """Nothing to show."""
+
+
+def _hashing(watcher: Watcher) -> contextlib.AbstractContextManager[None]:
+    """Show how the hashing of data goes on that is computed, sample by sample: where it takes long, as a stage does."""
+    begun: float = 0.0
+    shown: Progress | None = None
+
+    def tell(done: int, total: int) -> None:
+        nonlocal begun, shown
+        if not done:
+            begun, shown = time.perf_counter(), None
+        elif shown is None and time.perf_counter() - begun > SHORT_SECONDS:
+            shown = watcher.started("data")
+        if shown is not None:
+            shown(done, total, "samples made once, to know them by")
+
+    return heard(tell)
 
 
 @dataclass(frozen=True)
@@ -133,10 +156,10 @@ def export(
         >>> report.gains["macs"] > 1.9
         True
     """
-    checkpoint = Path(checkpoint)
-    with claimed(options.output, _work(options), inputs_of(options, checkpoint)):
+    checkpoint, watcher = Path(checkpoint), watcher or Silent()
+    with claimed(options.output, _work(options), inputs_of(options, checkpoint)), _hashing(watcher):
         prepared = dataclasses.replace(prepare(checkpoint, options), recipe=recipe)
-        return _export(checkpoint, options, prepared, watcher or Silent())
+        return _export(checkpoint, options, prepared, watcher)
 
 
 def _export(checkpoint: Path, options: ExportOptions, prepared: Prepared, watcher: Watcher) -> tuple[Artifact, Report]:
@@ -202,9 +225,9 @@ def optimize(
         >>> Artifact.load(Path("best")).format
         'onnx'
     """
-    checkpoint = Path(checkpoint)
-    with claimed(options.output, _work(options), inputs_of(options, checkpoint)):
-        return _optimize(checkpoint, options, watcher or Silent(), tell, recipe)
+    checkpoint, watcher = Path(checkpoint), watcher or Silent()
+    with claimed(options.output, _work(options), inputs_of(options, checkpoint)), _hashing(watcher):
+        return _optimize(checkpoint, options, watcher, tell, recipe)
 
 
 def _optimize(
@@ -285,10 +308,10 @@ def sensitivity(checkpoint: str | Path, options: SensitivityOptions, *, watcher:
         >>> sorted(found.limits(max_drop=100))
         ['0']
     """
-    checkpoint = Path(checkpoint)
+    checkpoint, watcher = Path(checkpoint), watcher or Silent()
     # Files are added to the folder, it is not replaced: it may be the one that this runs in.
-    with claimed(options.output / "sensitivity.json", inputs=inputs_of(options, checkpoint)):
-        return _sensitivity(checkpoint, options, watcher or Silent())
+    with claimed(options.output / "sensitivity.json", inputs=inputs_of(options, checkpoint)), _hashing(watcher):
+        return _sensitivity(checkpoint, options, watcher)
 
 
 def _sensitivity(checkpoint: Path, options: SensitivityOptions, watcher: Watcher) -> Sensitivity:

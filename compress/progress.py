@@ -19,7 +19,7 @@ from compress.wording import Note, counted
 __all__ = ["Terminal"]
 
 # What goes on beside the stages, and is through when all of it is done.
-MEASURING = ("candidates", "compare", "measure", "memory", "grid", "roofline", "sensitivity")
+MEASURING = ("data", "candidates", "compare", "measure", "memory", "grid", "roofline", "sensitivity")
 LINE_SECONDS = 15.0  # between two lines where there is no bar
 
 

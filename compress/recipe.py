@@ -154,6 +154,7 @@ def _pruning(
         data=training if options.importance == "taylor" else None,
         samples=samples,
         curves=curves,
+        shared=rounds > 1,
     )
     stages: list[Stage] = []
     for _ in range(rounds):

@@ -66,7 +66,12 @@ class Machine:
         found = self
         for kind, ops in fastest.items():
             if ops > self.ops(kind):
-                found = replace(found, **{f"{kind}_ops": ops}, lifted=(*found.lifted, kind))
+                lifted = (*found.lifted, kind)
+                found = (
+                    replace(found, int8_ops=ops, lifted=lifted)
+                    if kind == "int8"
+                    else replace(found, float_ops=ops, lifted=lifted)
+                )
         return found
 
 

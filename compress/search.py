@@ -24,7 +24,8 @@ from compress.pipeline import Outcome, Watcher, check, run
 from compress.recipe import sources_of, stages_for
 from compress.search_result import Candidate, SearchResult, Trial, candidates
 from compress.sizes import typical_inputs
-from compress.stages import Progress
+from compress.stages import Progress, Stage
+from compress.stages.prune_channels import PruneChannels
 from compress.wording import counted
 
 __all__ = ["search"]
@@ -198,6 +199,10 @@ def _branch(setting: _Setting, group: Sequence[Candidate], watcher: Watcher) -> 
             stages = stages_for(
                 candidate.options(options), model, setting.checkpoint, (evaluation.choice, evaluation.metric)
             )
+            stages = [
+                dataclasses.replace(stage, shared=True) if isinstance(stage, PruneChannels) else stage
+                for stage in stages
+            ]
             check(stages, model)
             outcomes = run(
                 stages, model, work=setting.work, source=setting.source, watcher=_Named(watcher, candidate.name),
@@ -212,6 +217,13 @@ def _branch(setting: _Setting, group: Sequence[Candidate], watcher: Watcher) -> 
         assert isinstance(final, OnnxModel)  # noqa: S101  recipes end in ONNX stages
         trials.append(_screened(candidate, final, judge, options.max_drop))
     return trials
+
+
+def _sharing(stage: Stage) -> Stage:
+    """What can lose channels does not hang on the candidate: the next ratio finds it in the work folder."""
+    if isinstance(stage, PruneChannels):
+        return dataclasses.replace(stage, shared=True)
+    return stage
 
 
 def _screened(candidate: Candidate, model: OnnxModel, judge: Judge, max_drop: float) -> Trial:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from compress import dataset
+from compress import dataset, job
 from compress.artifact import Signature, TensorSpec
 from compress.hashing import digest_of_arrays, digest_of_samples
 from compress.metrics import find_metric
@@ -113,6 +113,29 @@ def test_what_a_derived_class_computes_counts_not_what_its_base_holds(monkeypatc
     shifted = Shifted(X, Y)
     shifted.shift = 1
     assert sha256(Shifted(X, Y), monkeypatch) != sha256(shifted, monkeypatch)
+
+
+def test_how_a_long_hash_goes_on_is_told_and_a_short_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, int, int]] = []
+
+    class Watching(job.Silent):
+        def started(self, stage: str) -> Any:
+            return lambda done, total, _note: told.append((stage, done, total))
+
+    def digest() -> str:
+        labels = Computed(Y)
+        return digest_of_samples(labels, lambda index: {"y": np.array([int(labels[int(i)][1]) for i in index])})
+
+    alone = digest()
+    with job._hashing(Watching()):
+        monkeypatch.setattr(job, "SHORT_SECONDS", 1e9)
+        assert digest() == alone
+        assert told == []
+        monkeypatch.setattr(job, "SHORT_SECONDS", -1.0)
+        assert digest() == alone
+    assert told == [("data", 256, 1000), ("data", 512, 1000), ("data", 768, 1000), ("data", 1000, 1000)]
+    digest()
+    assert len(told) == 4, "nobody listens any more"
 
 
 def test_samples_are_made_for_the_hash_only_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,8 @@ def test_no_layer_of_a_telling_length_is_above_its_roof() -> None:
     busy = Machine(1, 50e9, 200e9, 10e9)
     layers = (reached(1000, 80), reached(1000, 150, int8=True), reached(2, 900))
     lifted = busy.lifted_to(_fastest(layers))
-    assert (lifted.float_ops, lifted.int8_ops, lifted.lifted) == (pytest.approx(80e9), 200e9, ("float",))
+    assert lifted.float_ops == pytest.approx(80e9)
+    assert (lifted.int8_ops, lifted.lifted) == (200e9, ("float",))
     found = Roofline(lifted, layers).under(lifted)
     assert [layer.bound for layer in found.layers[:2]] == ["compute", "compute"]
     table = roofline_table(found)
