@@ -36,17 +36,16 @@ def sequence_of(headers: Sequence[tuple[bytes, bytes]], body: bytes | GrowingBod
     """
     if isinstance(body, GrowingBody):
         return UNKNOWN if SEQUENCE in body else None
-    if SEQUENCE not in body and _ESCAPE not in body:
-        return None
     length = next((value for name, value in headers if name == BINARY_HEADER), b"")
     head = body[: int(length)] if length.isdigit() else body
-    if SEQUENCE in head and _ESCAPE not in head:
+    escaped = _ESCAPE in head
+    if SEQUENCE in head and not escaped:
         found = _ID.findall(head)
         if len(found) == 1:
             number, text = found[0]
             return None if text == b'""' or (number and not int(number)) else text[1:-1] or b"%d" % int(number)
         return UNKNOWN
-    if _ESCAPE not in head:
+    if not escaped:
         return None
     try:
         asked = orjson.loads(head).get("parameters", {}).get("sequence_id", 0)
