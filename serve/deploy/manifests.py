@@ -10,13 +10,17 @@ from serve.deploy.options import RenderOptions
 from serve.deploy.policies import disruption_budget, network_policies
 from serve.deploy.storage import MODELS, secured, stored
 from serve.deploy.workload import Workload
+from serve.gateway.footprint import MIB, footprint_bytes
 
 __all__ = ["GATEWAY_TOML", "base", "pod_security", "resources", "scratch"]
 
 Object = dict[str, Any]
 NOTICE_S = 5  # for endpoints and the gateway to notice that a pod leaves
 USER = 1000  # triton-server of NVIDIA's image, and the user of ours
-GATEWAY_CPU_MILLIS, GATEWAY_MEMORY_MIB = 1000, 256
+GATEWAY_CPU_MILLIS = 1000
+# What clients may make a gateway hold, and what its pod may have: all of that, and the processes themselves.
+GATEWAY_HOLDS, GATEWAY_BODY = 384 * MIB, 64 * MIB
+GATEWAY_MEMORY_MIB = -(-footprint_bytes(GATEWAY_HOLDS, GATEWAY_BODY) // MIB)
 GATEWAY_TOML = """\
 # What the gateway keeps to in this cluster; `serve gateway --help` names every setting.
 upstream = ["http://{name}-triton:8000"]
@@ -27,6 +31,8 @@ keys = "/run/secrets/gateway/keys.json"
 state = "/var/lib/gateway/rollouts.db"
 drain_delay_s = {notice}
 drain_timeout_s = {drain}
+memory_bytes = {holds}  # the pod's memory limit is made for these two
+max_body_bytes = {body}
 access_log = "-"
 """
 

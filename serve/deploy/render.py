@@ -13,7 +13,14 @@ from compress.errors import ServerError
 from serve.deploy.canary import analysis_templates, rollout
 from serve.deploy.gpu import engine_files, engine_patch, gpu_patch
 from serve.deploy.kserve import kserve
-from serve.deploy.manifests import GATEWAY_TOML, NOTICE_S, USER, base
+from serve.deploy.manifests import (
+    GATEWAY_BODY,
+    GATEWAY_HOLDS,
+    GATEWAY_TOML,
+    NOTICE_S,
+    USER,
+    base,
+)
 from serve.deploy.objectives import objectives_of
 from serve.deploy.operator import monitors, rules_object
 from serve.deploy.options import RenderOptions, read_plan
@@ -126,7 +133,9 @@ def files(workload: Workload, options: RenderOptions) -> dict[str, str]:
         whole = {**head, **({"resources": resources} if resources else {}), **kustomization}
         found[f"{folder}/kustomization.yaml"] = yaml_text(whole)
 
-    found["base/gateway.toml"] = GATEWAY_TOML.format(name=options.name, notice=NOTICE_S, drain=options.drain_s)
+    found["base/gateway.toml"] = GATEWAY_TOML.format(
+        name=options.name, notice=NOTICE_S, drain=options.drain_s, holds=GATEWAY_HOLDS, body=GATEWAY_BODY
+    )
     put(
         "base",
         base(workload, options),

@@ -20,13 +20,14 @@ from serve.gateway.admin import admin_router
 from serve.gateway.contracts import Contracts
 from serve.gateway.docs import add_docs
 from serve.gateway.errors import GatewayError, Refusal
+from serve.gateway.footprint import reader_bytes
 from serve.gateway.gate import Gate
 from serve.gateway.guard import GuardMiddleware
 from serve.gateway.history import History
 from serve.gateway.incidents import Incidents
 from serve.gateway.infer import InferEndpoint
 from serve.gateway.loading import Loading
-from serve.gateway.memory import Memory, reader_bytes
+from serve.gateway.memory import Memory
 from serve.gateway.page import add_page
 from serve.gateway.predict import predict_router
 from serve.gateway.released import Released

@@ -8,6 +8,7 @@ stream (ModelStreamInfer) are each counted against the key, but wait for no plac
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
@@ -28,9 +29,12 @@ from serve.gateway.grpc_channels import GrpcChannels
 from serve.gateway.grpc_request import check_message
 from serve.gateway.identity import KEY_HEADERS, Identity
 from serve.gateway.loading import Loading, overridden
+from serve.gateway.memory import CONNECTION_BYTES, MemoryFullError, Share
+from serve.gateway.outages import ModelDownError
 from serve.gateway.release import Grade, Release
 from serve.gateway.released import grade_status, sticky_value
 from serve.gateway.settings import Settings
+from serve.gateway.suspects import Flight
 from serve.gateway.telemetry import GRPC_ROUTE, Observed, Telemetry
 from serve.rollout.plan import Target
 
@@ -61,6 +65,7 @@ CODES = {
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 STATUSES = {code: status for status, code in CODES.items() if status != 413}
+DEAD = re.compile(rb"(?:in ensemble '[^']*', )?Stub process '([\w.+:@=~-]{1,300})' is not healthy\.")
 Context = Any  # grpc.aio.ServicerContext, whose types are not published
 
 
@@ -188,6 +193,8 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
                     model = _parsed(getattr(messages, f"{name}Request"), body).name
                     if model:
                         identity.check_model(model)
+                        if name == "ModelReady":
+                            self._gate.incidents.outages.check(model)
                     elif not self._gate.keys.open:
                         identity.check_admin()  # statistics of all
             nodes = self._balancer.nodes if name in ADMIN else [None]
@@ -217,13 +224,19 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         seen.received = len(body)
         code = 500
         try:
+            share = self._share(context)
+            share.take(len(body))
             answer = await self._infer(body, context, seen)
+            share.take(len(answer))
             code, seen.sent = 200, len(answer)
             return answer
         except GatewayError as err:
             code = err.status
             await _refuse(context, err)
         except grpc.aio.AioRpcError as err:
+            if (dead := DEAD.fullmatch((err.details() or "").encode())) is not None:
+                code = 503
+                await _refuse(context, ModelDownError(seen.model or "", f"its process {dead[1].decode()} has died"))
             code = STATUSES.get(err.code(), 500)
             await _abort(context, err.code(), err.details() or "")
         except asyncio.CancelledError:
@@ -245,21 +258,34 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         if seen.trace is not None:
             seen.trace.done("queue")
         seconds: float | None = None
+        answered = False
         started = time.monotonic()
+        suspects = self._gate.incidents.suspects
+        flight = Flight(identity.id, model, body)
         try:
+            self._gate.incidents.outages.check(model)
+            if suspects.watches(identity.id, model):
+                await suspects.examine(flight, deadline - time.monotonic())
+            suspects.take_off(flight)
             release = self._gate.releases.get(model) if not request.model_version else None
             if release is None:
                 answer = await self._calls.infer(body, *_about(request), deadline)
             else:
                 answer = await self._released(release, identity, request, context, patience, deadline)
             seconds = time.monotonic() - started
+            answered = True
             self._gate.known(model)
             return answer
         except grpc.aio.AioRpcError as err:
+            answered = err.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+            if (dead := DEAD.fullmatch((err.details() or "").encode())) is not None:
+                answered = False
+                self._gate.incidents.outages.seen(dead[1].decode(), started)
             if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED and tells(patience, self._settings.timeout_s):
                 seconds = time.monotonic() - started
             raise
         finally:
+            suspects.land(flight, answered=answered)
             places.leave(seconds, len(body))
             if seen.trace is not None:
                 seen.trace.done("upstream")
@@ -298,6 +324,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         try:
             key = None if keys.open else keys.key_of(_keys(context.invocation_metadata()))
             keys.identify_key(key)
+            share = self._share(context)
         except GatewayError as err:
             await _refuse(context, err)
         failed: list[GatewayError] = []
@@ -308,6 +335,8 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
             nonlocal about
             async for body in requests:
                 try:
+                    share.resize(0)  # the message before has gone
+                    share.take(len(body))
                     identity = keys.identify_key(key)  # it may have been revoked, or its rights changed
                     identity.take()
                     request = await self._checked(identity, body)  # a stream stays with what Triton serves by itself
@@ -359,6 +388,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         request = _parsed(messages.ModelInferRequest, body)
         model: str = request.model_name
         identity.check_model(model)
+        self._gate.incidents.outages.check(model)
         if self._settings.validate:
             release = self._gate.releases.get(model) if not request.model_version else None
             target = release.kept if release is not None else Target(model, request.model_version or None)
@@ -368,6 +398,13 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
             for tensor in request.inputs:
                 check_shape(tensor.name, tensor.shape, most)
         return request
+
+    def _share(self, context: Context) -> Share:
+        """Counts what a call holds until it is over."""
+        share = Share(self._gate.memory)
+        context.add_done_callback(lambda _: share.close())
+        share.take(CONNECTION_BYTES)
+        return share
 
     def _patience(self, context: Context) -> float:
         left = context.time_remaining()
@@ -414,6 +451,8 @@ async def _refuse(context: Context, err: GatewayError) -> NoReturn:
     parts = [err.error, err.why, err.mend]
     metadata = tuple((name.decode(), value.decode()) for name, value in err.headers)
     code = CODES.get(err.status, grpc.StatusCode.INTERNAL)
+    if isinstance(err, MemoryFullError):
+        code = grpc.StatusCode.RESOURCE_EXHAUSTED
     await _abort(context, code, "; ".join(part for part in parts if part), metadata)
 
 

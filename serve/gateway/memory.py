@@ -16,14 +16,10 @@ from prometheus_client.registry import Collector
 
 from serve.gateway.errors import OverloadedError
 
-__all__ = ["CONNECTION_BYTES", "MIB", "Memory", "MemoryFullError", "Share", "footprint_bytes", "reader_bytes"]
+__all__ = ["CONNECTION_BYTES", "Memory", "MemoryFullError", "Share"]
 
-MIB = 1024 * 1024
 CONNECTION_BYTES = 16 * 1024
 SMALL_BYTES = 64 * 1024
-# A process of the gateway that does nothing, and the one that reads long JSON.
-BASE_BYTES, READER_BASE_BYTES = 160 * MIB, 96 * MIB
-PASSING = 4  # copies of the longest body, of one request at a time, while it is put together and written anew
 
 
 class MemoryFullError(OverloadedError):
@@ -158,13 +154,3 @@ class Share:
 
     def __del__(self) -> None:
         self.close()
-
-
-def reader_bytes(bound: int) -> int:
-    """What the process that reads long JSON may make of one request."""
-    return bound // 2
-
-
-def footprint_bytes(bound: int, max_body_bytes: int) -> int:
-    """What a gateway may need in all: a pod's memory limit has to be as high."""
-    return BASE_BYTES + READER_BASE_BYTES + bound + reader_bytes(bound) + PASSING * max_body_bytes

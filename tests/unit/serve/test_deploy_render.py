@@ -19,6 +19,7 @@ from serve.deploy.gate import judge
 from serve.deploy.options import RenderOptions
 from serve.deploy.render import render, warnings_of
 from serve.deploy.workload import workload_of
+from serve.gateway.footprint import MIB, footprint_bytes
 from serve.gateway.settings_file import load_settings
 from serve.repository import PackOptions, pack
 from tests.custom_resources import VERSIONS, check
@@ -206,6 +207,21 @@ def test_what_a_pod_is_given_to_end_is_longer_than_what_it_takes(rendered: Any, 
 
 
 @with_kubectl
+def test_a_gateways_bound_fits_into_its_pod(rendered: Any, tmp_path: Path) -> None:
+    documents = rendered("overlays/cpu")
+    (tmp_path / "keys.json").write_text("{}")
+    (tmp_path / "gateway.toml").write_text(
+        one(documents, "ConfigMap")["data"]["gateway.toml"].replace(
+            "/run/secrets/gateway/keys.json", str(tmp_path / "keys.json")
+        )
+    )
+    settings = load_settings(tmp_path / "gateway.toml", {})
+    (container,) = one(documents, "Deployment", "gateway")["spec"]["template"]["spec"]["containers"]
+    limit = int(container["resources"]["limits"]["memory"].removesuffix("Mi")) * MIB
+    assert footprint_bytes(settings.memory_bytes, settings.max_body_bytes) <= limit
+    assert settings.memory_bytes >= 4 * settings.max_body_bytes
+
+
 def test_files_are_checked_before_triton_starts(rendered: Any) -> None:
     key = ["--public-key", "/run/trust/public.pem"]
     for storage, words in (
