@@ -77,7 +77,7 @@ def create_app(settings: Settings) -> FastAPI:
     releases = Releases(settings.state, upstream)
     gate = Gate(settings, releases)
     contracts = Contracts(upstream, settings.max_elements)
-    released = Released(gate, upstream, settings.timeout_s)
+    released = Released(gate, upstream)
     history = History(telemetry, gate)
     telemetry.follow(gate, upstream.balancer)
 
