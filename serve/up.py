@@ -24,6 +24,7 @@ from serve.gateway.settings import Settings
 from serve.gateway.settings_file import load_settings
 from serve.lint.advice import core_advice
 from serve.lint.model import read
+from serve.preflight import check_models, claimed
 from serve.provenance import verify
 from serve.repository import ModelInfo, read_models
 from serve.signing import check_signature, sums_of
@@ -99,8 +100,11 @@ def up(
         elif repository is not None:
             check_port(options.host, options.port)
             check_files(repository, options.public_key, trust_changes=options.trust_changes)
-            serve = _container if options.docker == "run" else _embedded
-            serve(repository, options, on_ready, on_event)
+            container = options.docker == "run"
+            with claimed(repository):
+                check_models(repository, container=container, trust_changes=options.trust_changes)
+                serve = _container if container else _embedded
+                serve(repository, options, on_ready, on_event)
     finally:
         signal.signal(signal.SIGTERM, previous)
 

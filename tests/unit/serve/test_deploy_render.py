@@ -403,7 +403,7 @@ def test_the_gate_judges_the_interval_s_end(tmp_path: Path, measured: dict[str, 
     from compress.artifact import Artifact, Measured, StageReport
 
     artifact = Artifact.load(tiny_artifact(tmp_path / "artifact"))
-    stage = StageReport("prune_channels", "", Measured(metric="top1", **measured), 1.0)
+    stage = StageReport("prune_channels", "", replace(Measured(metric="top1"), **measured), 1.0)
     replace(artifact, stages=(stage,)).save()
     pack(tmp_path / "artifact", repository=tmp_path / "models", name="tiny")
     assert judge(tmp_path / "models", "tiny", 1.0).kept is kept
