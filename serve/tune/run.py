@@ -15,7 +15,7 @@ from serve.tune.candidate import Candidate, candidate_of, candidates, write_into
 from serve.tune.final import DUEL_ROUNDS, Duel, Final, duel, final, winner
 from serve.tune.options import TuneOptions
 from serve.tune.state import State, key_of
-from serve.tune.trial import Point, Stand, Subject, Trial, confirm, load_subject, measure, settle
+from serve.tune.trial import Point, Stand, Subject, Trial, confirm, load_subject, measure, once, settle
 from serve.up_options import cpus_of
 from serve.versions import replace_file
 
@@ -141,19 +141,25 @@ def _final(
     seconds: float,
     on_progress: Callable[[str, int, int], None],
 ) -> tuple[tuple[Final, ...], Duel | None]:
-    """The contenders, the present one first, under the loads that suit one of them; then the winner once more."""
+    """The contenders, the present one first, under the loads that suit the first two; then the winner once more."""
     present = contenders[0].candidate
     done, total = 0, 0
 
-    def measured(candidate: Candidate, load: int) -> Point:
+    def told(candidate: Candidate, load: int) -> str:
         nonlocal done
         on_progress(f"final: {candidate.label()}, {load} in flight", done, max(total, done + 1))
         done += 1
-        return confirm(stand.serve(candidate), stand.subject, load, seconds=seconds, seed=options.seed)
+        return stand.serve(candidate)
+
+    def measured(candidate: Candidate, load: int) -> Point:
+        return confirm(told(candidate, load), stand.subject, load, seconds=seconds, seed=options.seed)
+
+    def again(candidate: Candidate, load: int) -> Point:
+        return once(told(candidate, load), stand.subject, load, seconds=seconds, seed=options.seed)
 
     loads = set()
-    for trial in contenders:
-        on_progress(f"final: {trial.candidate.label()}", 0, len(contenders))
+    for trial in contenders[:2]:
+        on_progress(f"final: {trial.candidate.label()}", 0, 2)
         best = trial.best(options.p99_ms)
         most = best.concurrency if best is not None else 1
         loads.add(
@@ -168,7 +174,7 @@ def _final(
     if won is None or won.candidate == present:
         return finals, None
     total += 2 * max(options.rounds, DUEL_ROUNDS)
-    return finals, duel(won, present, options.rounds, options.p99_ms, measured)
+    return finals, duel(won, present, options.rounds, options.p99_ms, again)
 
 
 def apply(tuned: Tuned) -> bool:

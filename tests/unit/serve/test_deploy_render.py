@@ -399,7 +399,7 @@ def test_the_gate_refuses_what_nobody_measured(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_the_gate_judges_the_interval_s_end(tmp_path: Path, measured: dict[str, float], kept: bool) -> None:
+def test_the_gate_judges_the_interval_s_end(tmp_path: Path, measured: dict[str, Any], kept: bool) -> None:
     from compress.artifact import Artifact, Measured, StageReport
 
     artifact = Artifact.load(tiny_artifact(tmp_path / "artifact"))
