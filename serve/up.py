@@ -27,6 +27,7 @@ from serve.gateway.settings_file import load_settings
 from serve.heal import Healer, used_by
 from serve.lint.advice import core_advice
 from serve.lint.model import read
+from serve.preflight import check_models, claimed
 from serve.repository import ModelInfo, read_models
 from serve.served import Served, serving
 from serve.supervisor import Backoff, supervise
@@ -100,8 +101,11 @@ def up(
             _gateway(options, url, "", lambda at: on_ready(Started(at, url, loaded)))
         elif repository is not None:
             check_port(options.host, options.port)
-            serve = _container if options.docker == "run" else _embedded
-            with serving(repository, options.public_key, trust_changes=options.trust_changes) as served:
+            container = options.docker == "run"
+            serve = _container if container else _embedded
+            changes = options.trust_changes
+            with claimed(repository), serving(repository, options.public_key, trust_changes=changes) as served:
+                check_models(repository, container=container, trust_changes=changes)
                 serve(served, options, on_ready, on_event)
     finally:
         signal.signal(signal.SIGTERM, previous)

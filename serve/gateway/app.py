@@ -87,7 +87,7 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
     gate = Gate(settings, releases, incidents, memory)
     contracts = Contracts(upstream, settings.max_elements, reader_bytes(settings.memory_bytes))
     loading = loading or Loading()
-    released = Released(gate, upstream, settings.timeout_s)
+    released = Released(gate, upstream)
     history = History(telemetry, gate)
     telemetry.follow(gate, upstream.balancer)
     upstream.follow(gate.incidents)

@@ -20,7 +20,7 @@ from serve.served import Served
 from serve.shell_words import PLAIN
 from serve.triton.find import Triton, build_backends, find_triton
 from serve.triton.flags import CACHE_BYTES, flags_for
-from serve.triton.log import failures
+from serve.triton.log import failed_models, failures
 from serve.triton.memory import check_room, region_bytes, remove_regions
 from serve.triton.ports import HOST, Ports, claim
 from serve.triton.processes import Family
@@ -181,7 +181,7 @@ class TritonServer:
                 "can't start Triton", why=str(err), mend="free space, or name a log file that you may write to"
             ) from err
         except BaseException:
-            self._stop(keep_log=True)  # it is evidence now
+            self._stop(keep_log=True, within_s=1.0)  # nobody was answered yet; the log is evidence now
             raise
         return self
 
@@ -211,12 +211,13 @@ class TritonServer:
         """
         self._stop(keep_log=not self._temporary_log)
 
-    def _stop(self, *, keep_log: bool) -> None:
+    def _stop(self, *, keep_log: bool, within_s: float | None = None) -> None:
         family, self._family = self._family, None
         left: list[int] = []
         if family is not None:
             # Triton keeps to the timeout itself, and then needs a moment.
-            family.end(WEDGED_S if self.wedged else self._options.stop_timeout_s + 5.0)
+            patience_s = WEDGED_S if self.wedged else self._options.stop_timeout_s + 5.0
+            family.end(patience_s if within_s is None else within_s)
             self.wedged = False
             left = family.members()
             remove_regions(self._memory_prefix)
@@ -289,6 +290,8 @@ class TritonServer:
                 raise self._failed("tritonserver ended before it was ready")
             elif self._given_up.is_set():
                 raise self._failed("the start was given up")
+            elif failed_models(self._said()):  # it would go on loading the others, and end then
+                raise self._failed("a model failed to load")
             elif time.monotonic() > deadline:
                 raise self._failed(f"not ready after {self._options.start_timeout_s:g} s")
             else:
@@ -304,8 +307,11 @@ class TritonServer:
         finally:
             connection.close()
 
+    def _said(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
     def _failed(self, otherwise: str) -> ServerError:
-        log = self.log.read_text(encoding="utf-8", errors="replace")
+        log = self._said()
         reasons = failures(log.replace(self._linked, str(self.repository)) if self._linked else log)
         return ServerError(
             f"can't serve {self.repository}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -15,13 +16,16 @@ import pytest
 import yaml
 
 from compress.errors import ServerError
+from serve.deploy.canary import analysis_templates, passes, rollout
 from serve.deploy.gate import judge
+from serve.deploy.objectives import objectives_of
 from serve.deploy.options import RenderOptions
 from serve.deploy.render import render, warnings_of
 from serve.deploy.workload import workload_of
 from serve.gateway.footprint import MIB, footprint_bytes
 from serve.gateway.settings_file import load_settings
 from serve.repository import PackOptions, pack
+from serve.rollout.plan import Plan
 from tests.custom_resources import VERSIONS, check
 from tests.load_servers import result_of
 from tests.serve_models import hook_file, tiny_artifact
@@ -307,6 +311,27 @@ def test_a_canary_passes_the_budget_first_and_the_autoscaler_follows_the_rollout
     assert {each["metadata"]["namespace"] for each in documents} == {"serving"}
 
 
+@pytest.mark.parametrize(
+    ("result", "passed"),
+    [([], False), ([math.nan], False), ([0.2], False), ([0.1], True), ([-1.0], True), ([math.inf], False)],
+)
+def test_a_look_without_requests_is_no_good_look(result: list[float], passed: bool) -> None:
+    condition = passes(0.1).replace("&&", "and").replace("!", "not ")
+    assert eval(condition, {"len": len, "isNaN": math.isnan, "result": result}) is passed  # noqa: S307  our own text
+
+
+def test_nothing_is_promoted_before_it_could_have_been_taken_back() -> None:
+    plan = Plan(steps=(50.0,))
+    goal = objectives_of()
+    steps = rollout(OPTIONS, plan, gate=False)["spec"]["strategy"]["canary"]["steps"]
+    lasts = sum(int(each["pause"]["duration"].removesuffix("s")) for each in steps if "pause" in each)
+    for template in analysis_templates(OPTIONS, plan, goal, gate=None):
+        for metric in template["spec"]["metrics"]:
+            assert "isNaN" in metric["successCondition"]
+            assert metric["initialDelay"] == "2m"
+            assert 120 + (metric["failureLimit"] + 1) * int(metric["interval"].removesuffix("s")) < lasts
+
+
 def test_a_plan_says_how_to_scale(tmp_path: Path) -> None:
     scaling = {"least": 3, "most": 12, "target": 42.5, "down_window_s": 120.0, "period_s": 15.0}
     plan = {"kind": "serve plan", "schema_version": 1, "objective": "p99<80ms,errors<1%", "scaling": scaling}
@@ -421,3 +446,26 @@ def test_the_gate_holds_a_model_to_its_budget(tmp_path: Path, most: float, kept:
 def test_the_gate_refuses_what_nobody_measured(tmp_path: Path) -> None:
     pack(tiny_artifact(tmp_path / "artifact"), repository=tmp_path / "models", name="tiny")
     assert not judge(tmp_path / "models", "tiny", 5.0).kept
+
+
+@pytest.mark.parametrize(
+    ("measured", "kept"),
+    [
+        ({"drop": 0.4, "drop_high": 0.7}, True),
+        ({"drop": 0.4}, False),
+        ({"drop": 0.4, "drop_high": 1.2}, False),
+        ({"drop": 1.2, "drop_high": 0.7}, False),
+        ({"drop_high": 0.7}, False),
+        ({"drop": -0.4, "drop_high": -0.1}, True),
+    ],
+    ids=str,
+)
+def test_the_gate_judges_the_interval_s_end(tmp_path: Path, measured: dict[str, Any], kept: bool) -> None:
+    from compress.artifact import Artifact, Measured, StageReport
+
+    artifact = Artifact.load(tiny_artifact(tmp_path / "artifact"))
+    stage = StageReport("prune_channels", "", replace(Measured(metric="top1"), **measured), 1.0)
+    replace(artifact, stages=(stage,)).save()
+    pack(tmp_path / "artifact", repository=tmp_path / "models", name="tiny")
+    assert judge(tmp_path / "models", "tiny", 1.0).kept is kept
+    assert not judge(tmp_path / "models", "tiny", math.nan).kept

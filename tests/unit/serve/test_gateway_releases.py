@@ -221,6 +221,52 @@ async def test_copies_are_compared_and_thrown_away(tmp_path: Path, scores: list[
         assert w.triton.asked["m/2"] >= 5
 
 
+@pytest.mark.parametrize("fails", [("m/1",), ("m/2",), ("m/1", "m/2"), ()], ids=" and ".join)
+@pytest.mark.parametrize("how", ["fails", "refuses"])
+@in_loop
+async def test_a_copy_is_evidence_whatever_the_baseline_answered(
+    tmp_path: Path, how: str, fails: tuple[str, ...]
+) -> None:
+    async with world(tmp_path, FakeTriton()) as w:
+        w.store.start("m", Target("m", "2"), Plan(steps=(), shadow=100.0, step_s=3600.0, max_error_increase=0.99))
+        await w.until(lambda row: row.state == "running")
+        getattr(w.triton, how).update(fails)
+        for _ in range(12):
+            await w.ask()
+        deadline = time.monotonic() + 15
+        told = how == "refuses" and len(fails) == 2  # both say that it was the client
+        while (seen := (await w.shown())["evidence"]["errors"])["count"] < 12 and not told:
+            assert time.monotonic() < deadline, seen
+            await asyncio.sleep(0.05)
+        if told:
+            await asyncio.sleep(0.5)
+            assert seen["count"] == 0
+        else:
+            assert (seen["candidate"], seen["baseline"]) == (float("m/2" in fails), float("m/1" in fails))
+
+
+@in_loop
+async def test_a_baseline_that_alone_blames_the_client_is_what_failed(tmp_path: Path) -> None:
+    async with world(tmp_path, FakeTriton(refuses={"m/1"})) as w:
+        w.store.start("m", Target("m", "2"), Plan(steps=(50.0,), shadow=0.0, step_s=3600.0))
+        await w.until(lambda row: row.state == "running")
+        assert Counter([(await w.ask()).status for _ in range(40)]).keys() == {200, 400}
+        seen = (await w.shown())["evidence"]["errors"]
+        assert (seen["candidate"], seen["baseline"]) == (0.0, 1.0)
+
+
+@in_loop
+async def test_who_is_asked_second_is_not_judged_by_it(tmp_path: Path) -> None:
+    async with world(tmp_path, FakeTriton(fails={"m/1", "m/2"})) as w:
+        w.store.start("m", Target("m", "2"), Plan(steps=(50.0,), shadow=0.0, step_s=3600.0))
+        await w.until(lambda row: row.state == "running")
+        for _ in range(40):
+            await w.ask()
+        metrics = (await w.pool.request(b"GET", b"/metrics")).body.decode().splitlines()
+        asked = [line for line in metrics if line.startswith("gateway_rollout_requests_total{") and "failed" in line]
+        assert sum(float(line.split()[-1]) for line in asked) == 40, "one answer a request"
+
+
 @in_loop
 async def test_copies_leave_the_places_to_clients(tmp_path: Path) -> None:
     triton = FakeTriton(slow={"m/2": 5.0})
