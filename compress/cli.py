@@ -284,20 +284,20 @@ def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: 
 def lint(
     model: Path,
     *,
-    target: Literal["tensorrt"] = "tensorrt",
+    target: Literal["cpu", "tensorrt"] | None = None,
     layers: Annotated[bool, Parameter(name=["--layers", "--verbose"], negative="")] = False,
     json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
     """Say what a target would make of an ONNX file: each layer's precision, what it refuses, what is slow, and why.
 
-    Nothing is run, and TensorRT is not needed. Exit code 1 when it would refuse the file.
+    Nothing is run, and TensorRT is not needed. Exit code 1 when the target would refuse the file.
 
     Parameters
     ----------
     model
         An artifact's folder, or an ONNX file.
     target
-        What is to run it.
+        What is to run it: ONNX Runtime on a CPU, or TensorRT; by default what the artifact was made for, else TensorRT.
     layers
         Show each layer, too, behind what there is to mend.
     json_
@@ -306,10 +306,10 @@ def lint(
     import json
 
     from compress.engine.lint import lint_tensorrt
+    from compress.engine.lint_cpu import lint_cpu
     from compress.engine.lint_report import show_lint
 
-    assert target == "tensorrt"  # noqa: S101  there is one
-    found = lint_tensorrt(_onnx_of(model))
+    found = (lint_cpu if (target or _made_for(model)) == "cpu" else lint_tensorrt)(_onnx_of(model))
     if json_:
         print(json.dumps(found.to_dict(), indent=2))
     else:
@@ -382,6 +382,15 @@ def measure(
             console.print(f"[yellow]![/] {escape(told)}", highlight=False)
     if json_ is not None:
         write_files({json_: json.dumps(found.to_dict(), indent=2) + "\n"})
+
+
+def _made_for(path: Path) -> str:
+    """The target that an artifact was made for; TensorRT of a file, and of what no target has decided."""
+    from compress.artifact import Artifact
+
+    stages = Artifact.load(path).stages if path.is_dir() else ()
+    told = (str(stage.options["target"]) for stage in reversed(stages) if "target" in stage.options)
+    return "cpu" if next(told, "tensorrt") == "cpu" else "tensorrt"
 
 
 def _onnx_of(path: Path) -> Path:

@@ -96,7 +96,8 @@ class Evaluation:
         if least is not None and self.choice is not None:
             takes += " to choose by, and as many others to prove on"
         raise RecipeError(
-            f"can't be sure of {budget.points:g} points of {self.metric.name} with {counted(len(data), 'samples')}",
+            f"can't be sure of {counted(budget.points, 'points')} of {self.metric.name} with "
+            f"{counted(len(data), 'samples')}",
             why=f"where none of them shows a change, {unseen:.2g} points may still be lost at "
             f"{percent(budget.confidence)} "
             f"confidence; {takes}",

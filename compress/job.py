@@ -34,6 +34,7 @@ from compress.sensitivity_report import write_sensitivity
 from compress.stages import Progress, Stage
 from compress.stages.fold_onnx import FoldOnnx
 from compress.stages.onnx_from_torch import OnnxFromTorch
+from compress.wording import counted
 
 __all__ = ["Prepared", "export", "optimize", "prepare", "sensitivity"]
 
@@ -253,7 +254,7 @@ def _optimize(
         loses = "" if near is None else f"; the nearest is {near.candidate.name} with {near.drop:+.2f}"
         raise BudgetError(
             "no candidate is inside the budget",
-            why=f"each loses more than {options.max_drop:g} points of {found.metric}{loses}",
+            why=f"each loses more than {counted(options.max_drop, 'points')} of {found.metric}{loses}",
             mend=f"see {folder / 'search.html'}; allow more, try smaller --prune fractions, or more --epochs",
         )
     asked = dataclasses.replace(best.candidate.options(options), work=work)

@@ -30,7 +30,7 @@ def search_table(result: SearchResult) -> Table:
     table = Table(
         title=f"{counted(len(result.trials), 'candidates')} by {result.goal}, {result.metric} of the original "
         f"{result.original:.4f} on the {counted(result.samples, 'samples')} that choose; "
-        f"at most {result.max_drop:g} points may go"
+        f"at most {counted(result.max_drop, 'points')} may go"
         + ("" if result.confidence is None else f", with {percent(result.confidence)} confidence"),
         title_justify="left",
     )

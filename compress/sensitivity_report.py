@@ -33,7 +33,7 @@ def sensitivity_table(found: Sensitivity, max_drop: float) -> Table:
     table.add_column("channels", justify="right")
     for ratio in found.groups[0].ratios:
         table.add_column(f"−{ratio:.0%}", justify="right")
-    table.add_column(f"bears for {max_drop:g}", justify="right")
+    table.add_column(f"bears for {counted(max_drop, 'points')}", justify="right")
     for group in found.groups:
         names = ", ".join(group.layers[:3]) + (f" +{len(group.layers) - 3}" if len(group.layers) > 3 else "")
         drops = (f"{drop:+.2f}" for drop in group.drops)

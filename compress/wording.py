@@ -18,14 +18,15 @@ class Note(str):
     __slots__ = ()
 
 
-def counted(number: int, things: str) -> str:
-    """A number with what it counts: 1 epoch, 2 epochs, 1,000 models loaded alone.
+def counted(number: float, things: str) -> str:
+    """A number with what it counts: 1 epoch, 2 epochs, 0.5 points, 1,000 models loaded alone.
 
     Args:
         number: 0 or more.
         things: in the plural; of several words, the first that ends like a plural is the one that is counted.
     """
-    return f"{number:,} {_PLURAL.sub(_singular, things, count=1) if number == 1 else things}"
+    figure = f"{number:,}" if isinstance(number, int) else f"{number:g}"
+    return f"{figure} {_PLURAL.sub(_singular, things, count=1) if number == 1 else things}"
 
 
 def _singular(found: re.Match[str]) -> str:

@@ -147,7 +147,7 @@ class QuantizeWithin:
             best = min(known.values(), key=lambda found: found.counted)
             floats = judge.drop(OnnxBackend(model, cores()))
             raise BudgetError(
-                f"INT8 can't stay inside {self.max_drop:g} points",
+                f"INT8 can't stay inside {counted(self.max_drop, 'points')}",
                 why=f"the nearest loses {best.points:+.2f}, the float model before it {floats.points:+.2f}; "
                 f"counted with their intervals {best.counted:+.2f} and {floats.counted:+.2f} "
                 f"({counted(len(judge), 'samples')})",

@@ -29,9 +29,11 @@ from compress.wording import Note, counted
         (1, "layers in INT8", "1 layer in INT8"),
         (1, "MACs", "1 MAC"),
         (1, "status lines", "1 status line"),
+        (1.0, "points", "1 point"),
+        (0.5, "points", "0.5 points"),
     ],
 )
-def test_a_number_agrees_with_its_noun(number: int, things: str, text: str) -> None:
+def test_a_number_agrees_with_its_noun(number: float, things: str, text: str) -> None:
     assert counted(number, things) == text
 
 
@@ -60,6 +62,14 @@ def test_no_message_puts_a_plural_behind_a_number_that_may_be_1() -> None:
                     if ast.unparse(value.value).startswith("counted("):
                         continue
                     after = PLURAL.match(str(text.value))
-                    if after and after.group(1) not in VERBS and NUMBERS.search(ast.unparse(value.value)):
+                    as_given = value.format_spec is not None and ast.unparse(value.format_spec) in (
+                        "f'g'",
+                        "f''g''",
+                        'f"g"',
+                    )
+                    counts = (
+                        as_given if after and after.group(1) == "points" else NUMBERS.search(ast.unparse(value.value))
+                    )
+                    if after and counts and after.group(1) not in VERBS - {"points"}:
                         found.append(f"{path.name}:{value.lineno}: {ast.unparse(value.value)}{after.group()}")
     assert found == []
