@@ -63,25 +63,27 @@ def max_abs_error(a: Arrays, b: Arrays) -> float:
     return worst
 
 
-def batch_difference(model: Backend, inputs: Arrays) -> float:
+def batch_difference(model: Backend, inputs: Arrays, *, alone: int | None = None) -> float:
     """How far a sample's answer depends on what else is in its batch: 0 for a model that takes each by itself.
 
     Args:
         model: that takes any number of samples.
         inputs: some samples.
+        alone: how many of them, from the first, are run by themselves; by default all.
 
     Returns:
-        The largest absolute difference between the outputs for all samples at once and for each alone, as a share of
+        The largest absolute difference between the outputs for all samples at once and for one alone, as a share of
         the largest output; infinite where outputs are no numbers.
     """
     together = model.infer(inputs)
     count = len(next(iter(inputs.values())))
+    count = count if alone is None else min(alone, count)
     finite = (np.abs(values[np.isfinite(values)]) for values in together.values())
     largest = max((float(values.max(initial=0)) for values in finite), default=0.0)
     worst = 0.0
     for at in range(count):
-        alone = model.infer({name: values[at : at + 1] for name, values in inputs.items()})
-        worst = max(worst, max_abs_error(alone, {name: values[at : at + 1] for name, values in together.items()}))
+        single = model.infer({name: values[at : at + 1] for name, values in inputs.items()})
+        worst = max(worst, max_abs_error(single, {name: values[at : at + 1] for name, values in together.items()}))
     return worst / largest if largest else worst
 
 
@@ -143,7 +145,8 @@ def _wanted(expected: Arrays, labels: np.ndarray[Any, Any] | None, metric: Metri
     judged = metric.output or next(iter(expected))
     scores = expected[judged]
     found = {"metric": metric, "cosine": METRICS["cosine"]}
-    if scores.ndim == 2 and scores.shape[1] > 1 and scores.dtype.kind == "f":
+    several = metric.name == "f1"  # of several labels, the largest says nothing
+    if scores.ndim == 2 and scores.shape[1] > 1 and scores.dtype.kind == "f" and not several:
         found |= {"agreement": METRICS["agreement"].of(judged)}
         if labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu":
             found |= {"top1": METRICS["top1"].of(judged)}

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from compress.backends import open_model
-from compress.latency import latency
+from compress.latency import FEWEST, latency
 from compress.model import Model, sample_inputs
 
 __all__ = ["Cell", "measure_grid"]
@@ -52,13 +52,13 @@ def measure_grid(
     """
     signature = next(iter(models.values())).signature
     found: list[Cell] = []
-    settings = [(batch, threads) for threads in thread_counts for batch in batches]
-    for done, (batch, threads) in enumerate(settings, 1):
+    for threads in thread_counts:
         opened = {name: open_model(model, threads=threads) for name, model in models.items()}
-        timed = latency(opened, sample_inputs(signature, batch), rounds=8)
-        found += [
-            Cell(name, batch, threads, took.p50_ms, took.p99_ms, 1000 * batch / took.p50_ms)
-            for name, took in timed.items()
-        ]
-        progress(done, len(settings))
+        for batch in batches:
+            timed = latency(opened, sample_inputs(signature, batch), rounds=FEWEST)
+            found += [
+                Cell(name, batch, threads, took.p50_ms, took.p99_ms, 1000 * batch / took.p50_ms)
+                for name, took in timed.items()
+            ]
+            progress(len(found) // len(models), len(thread_counts) * len(batches))
     return found

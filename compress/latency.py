@@ -24,6 +24,7 @@ import numpy as np
 
 from compress.backends import Backend
 from compress.model import Arrays
+from compress.wording import counted
 
 __all__ = ["Latency", "Ratio", "Turns", "latency", "median_interval", "ratio", "take_turns"]
 
@@ -32,11 +33,14 @@ CONFIDENCE = 0.97  # before stopping takes its part
 # interval of theirs holds it.
 ALIKE = 0.03
 WIDTH = 0.03  # half of an interval, as a share of its value
-FEWEST, MOST = 8, 24  # rounds
-SECONDS = 30.0  # after these no further round begins, once there are the fewest
+FEWEST, MOST = 7, 24  # rounds: with fewer, none of their values bound their median
+SECONDS = 20.0  # after these no further round begins, once there are the fewest
 BLOCK_SECONDS = 0.06
 CALLS = (10, 200)  # of a block, at least and at most…
 LONGEST_BLOCK = 0.3  # …but no more calls than fit in these seconds, and one where a single one does not
+# With fewer calls in a block none is left out to warm up: a call of over 0.1 s finds nothing of what the one before it
+# left in the caches (three ViT-B/16 in turns: first and second calls of a block within 0.2% of each other).
+WARMED = 3
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,7 @@ class Turns(Mapping[str, Latency]):
         seconds: all of it took.
         spread: the widest interval of the ratios that were wanted: half of it, as a share of the ratio; of the p50
             where one model was measured alone. None with too few rounds.
+        claimed: the models whose ratios these are, where they are not all.
         narrow: whether that is why measuring ended.
     """
 
@@ -94,6 +99,7 @@ class Turns(Mapping[str, Latency]):
     seconds: float = 0.0
     spread: float | None = None
     narrow: bool = False
+    claimed: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Latency:
         return self.found[name]
@@ -112,11 +118,13 @@ class Turns(Mapping[str, Latency]):
     def told(self) -> str:
         """One clause: after how many rounds, and how sure."""
         if self.spread is None:
-            return f"stopped after {self.rounds} rounds: too few for intervals"
-        what = "ratios" if len(self.found) > 1 else "interval"
+            return f"stopped after {counted(self.rounds, 'rounds')}: too few for intervals"
+        what = (
+            "interval" if len(self.found) == 1 else f"ratios of {', '.join(self.claimed)}" if self.claimed else "ratios"
+        )
         if self.narrow:
-            return f"stopped after {self.rounds} rounds: {what} within ±{self.spread:.1%}"
-        return f"stopped at the limit, after {self.rounds} rounds: {what} only within ±{self.spread:.1%}"
+            return f"stopped after {counted(self.rounds, 'rounds')}: {what} within ±{self.spread:.1%}"
+        return f"stopped at the limit, after {counted(self.rounds, 'rounds')}: {what} only within ±{self.spread:.1%}"
 
     def to_dict(self) -> dict[str, float | int | bool | str | None]:
         """As JSON values."""
@@ -174,6 +182,7 @@ def take_turns(
     blocks: Mapping[str, Callable[[], Sequence[float]]],
     *,
     references: Collection[str] = (),
+    claimed: Collection[str] = (),
     rounds: int = MOST,
     width: float = WIDTH,
     seconds: float = SECONDS,
@@ -184,17 +193,20 @@ def take_turns(
     Args:
         blocks: by model, what makes a block of calls and gives the milliseconds of each.
         references: models that all others are compared with; the first, if none is named.
-        rounds: at most. With 8 or fewer exactly these, whatever they give.
+        claimed: models whose ratios must be narrow: of the others no figure is claimed; all, if none is named.
+        rounds: at most. With 7 or fewer exactly these, whatever they give.
         width: half of an interval, as a share of its value, that is narrow enough.
-        seconds: after these no further round begins, once there have been 8.
+        seconds: after these no further round begins, once there have been 7.
         progress: called with rounds done and in all; at the end both are what there were.
     """
     order, shuffle = list(blocks), random.Random(0)  # noqa: S311  an order, not a secret
     calls: dict[str, list[float]] = {name: [] for name in blocks}
     medians: dict[str, list[float]] = {name: [] for name in blocks}
-    wanted = [name for name in references if name in blocks] or order[:1]
     if not blocks:
         return Turns()
+    firsts = [name for name in references if name in blocks] or order[:1]
+    told = tuple(name for name in claimed if name in blocks)
+    pairs = [(first, name) for first in firsts for name in told or blocks if name != first]
     begun = time.perf_counter()
     spread: float | None = None
     for done in range(1, rounds + 1):
@@ -203,7 +215,7 @@ def take_turns(
             block = blocks[name]()
             calls[name] += block
             medians[name].append(statistics.median(block))
-        spread = _spread(medians, wanted) if done >= min(FEWEST, rounds) else None
+        spread = _spread(medians, pairs) if done >= min(FEWEST, rounds) else None
         late = time.perf_counter() - begun > seconds
         over = done >= FEWEST and (late or (spread is not None and spread <= width))
         progress(done, done if over else rounds)
@@ -216,16 +228,15 @@ def take_turns(
         p99 = float(np.percentile(calls[name], 99))
         found[name] = Latency(statistics.median(taken), p99, tuple(calls[name]), tuple(taken), low, high)
     narrow = spread is not None and spread <= width
-    return Turns(found, time.perf_counter() - begun, spread, narrow)
+    return Turns(found, time.perf_counter() - begun, spread, narrow, told)
 
 
-def _spread(medians: Mapping[str, Sequence[float]], references: Sequence[str]) -> float | None:
-    """The widest of the wanted intervals: half of it, as a share of its value."""
-    if len(medians) == 1:
+def _spread(medians: Mapping[str, Sequence[float]], pairs: Sequence[tuple[str, str]]) -> float | None:
+    """The widest of the wanted intervals: half of it, as a share of its value; without pairs, of each model alone."""
+    if not pairs:
         found = [median_interval(values) for values in medians.values()]
     else:
-        pairs = [(medians[first], medians[name]) for first in references for name in medians if name != first]
-        ratios = [ratio(before, after) for before, after in pairs]
+        ratios = [ratio(medians[before], medians[after]) for before, after in pairs]
         found = [
             None if each is None or each.low is None or each.high is None else (each.value, each.low, each.high)
             for each in ratios
@@ -239,6 +250,7 @@ def latency(
     inputs: Arrays,
     *,
     references: Collection[str] = (),
+    claimed: Collection[str] = (),
     rounds: int = MOST,
     block_seconds: float = BLOCK_SECONDS,
     seconds: float = SECONDS,
@@ -247,20 +259,21 @@ def latency(
     """Time single calls of several models, interleaved.
 
     Each round takes the models in a new random order and gives each a block of calls; the calls before it (a tenth of
-    it, at least three, or one where a single call takes long) warm it up and do not count.
+    it, at least three, one where few fit, and none where a call takes long) warm it up and do not count.
 
     Args:
         models: by name.
         inputs: one batch, by input name.
         references: models that the others are compared with; the first, if none is named.
+        claimed: models whose ratios must be narrow; all, if none is named.
         rounds: blocks for each at most; fewer where the intervals are narrow earlier.
         block_seconds: how long a block lasts: of 10 to 200 calls, or as many as fit in 0.3 s, at least one.
-        seconds: in all; what takes longer ends after 8 rounds.
+        seconds: in all; what takes longer ends after 7 rounds.
         progress: called with rounds done and in all.
     """
     return take_turns(
         {name: _block(model, inputs, block_seconds) for name, model in models.items()},
-        references=references, rounds=rounds, seconds=seconds, progress=progress,
+        references=references, claimed=claimed, rounds=rounds, seconds=seconds, progress=progress,
     )  # fmt: skip
 
 
@@ -277,7 +290,7 @@ def _block(model: Backend, inputs: Arrays, block_seconds: float) -> Callable[[],
     fewest, most = CALLS
     fits = int(min(fewest, LONGEST_BLOCK / max(once, 1e-9)))
     calls = max(1, min(most, max(fits, int(block_seconds / max(once, 1e-9)))))
-    warming = max(3, calls // 10) if calls >= fewest else 1
+    warming = max(3, calls // 10) if calls >= fewest else int(calls >= WARMED)
 
     def block() -> list[float]:
         for _ in range(warming):

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from compress.artifact import Signature
 from compress.latency import Latency, latency
 from compress.model import call, sample_inputs
+from compress.onnx_outline import outline
 from compress.onnx_scope import inner_bodies
 from compress.onnx_shapes import shapes_for
 
@@ -60,7 +61,28 @@ def _attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[i
     return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
+def _vector_flops(matrix: Sequence[int], *_: Any, **__: Any) -> int:
+    """Of a matrix, or a vector, times a vector."""
+    return 2 * math.prod(matrix)
+
+
+def _trilinear_flops(one: Sequence[int], weight: Sequence[int], other: Sequence[int], *_: Any, **__: Any) -> int:
+    """Of nn.Bilinear, [samples, 1, in1, 1], [1, out, in1, in2] and [samples, 1, 1, in2]: a product with each weight."""
+    del other
+    return 2 * one[0] * math.prod(weight)
+
+
+def _distance_flops(one: Sequence[int], other: Sequence[int], *_: Any, **__: Any) -> int:
+    """Of all distances between the rows of two matrices."""
+    return 2 * math.prod(one) * other[-2]
+
+
 _UNCOUNTED = {
+    torch.ops.aten.mv: _vector_flops,
+    torch.ops.aten.dot: _vector_flops,
+    torch.ops.aten._trilinear: _trilinear_flops,
+    torch.ops.aten._cdist_forward: _distance_flops,
+    torch.ops.aten._euclidean_dist: _distance_flops,
     torch.ops.aten.mkldnn_rnn_layer: _rnn_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
 }
@@ -68,7 +90,7 @@ _UNCOUNTED = {
 
 def onnx_params(path: Path) -> int:
     """Number of weights in the file's initializers; scales, zero-points and shapes don't count."""
-    graph = onnx.load(path).graph
+    graph = outline(path).graph
     not_weights = {name for node in graph.node if node.op_type in _QDQ for name in node.input[1:]}
     not_weights |= {name for node in graph.node if node.op_type in _SHAPED for name in node.input[1:]}
     not_weights |= {name for node in graph.node for name in node.input[_AFTER.get(node.op_type, len(node.input)) :]}
@@ -78,8 +100,8 @@ def onnx_params(path: Path) -> int:
 
 def onnx_layer_bytes(path: Path) -> dict[str, int]:
     """Bytes of the weights of each convolution, matrix product and embedding, by the node's name."""
-    graph = onnx.load(path).graph
-    sizes = {t.name: len(t.raw_data) or int(np.prod(t.dims)) * 4 for t in graph.initializer}
+    graph = outline(path).graph
+    sizes = {t.name: math.prod(t.dims) * _BITS.get(t.data_type, 32) // 8 for t in graph.initializer}
     for node in graph.node:
         if node.op_type in ("DequantizeLinear", "Transpose") and node.input[0] in sizes:  # turned: two layers share it
             sizes[node.output[0]] = sizes[node.input[0]]
@@ -91,6 +113,12 @@ def onnx_layer_bytes(path: Path) -> dict[str, int]:
     return found
 
 
+_BITS = {
+    **{getattr(onnx.TensorProto, name): 4 for name in ("INT4", "UINT4")},
+    **{getattr(onnx.TensorProto, name): 8 for name in ("INT8", "UINT8", "BOOL", "FLOAT8E4M3FN", "FLOAT8E5M2")},
+    **{getattr(onnx.TensorProto, name): 16 for name in ("INT16", "UINT16", "FLOAT16", "BFLOAT16")},
+    **{getattr(onnx.TensorProto, name): 64 for name in ("INT64", "UINT64", "DOUBLE")},
+}
 _WEIGHTED = (
     "Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "Gemm", "MatMul", "MatMulInteger", "QLinearMatMul", "Gather",
 )  # fmt: skip
@@ -104,10 +132,15 @@ _MULTIPLYING = ("Conv", "ConvTranspose", "ConvInteger", "Gemm", "MatMul", "MatMu
 
 
 def _einsum_macs(node: onnx.NodeProto, shapes: Sequence[Sequence[int]]) -> int:
-    """A product for each combination of its indices; those that an ellipsis stands for are the first operand's."""
+    """A product for each combination of the indices of two operands, of more one after the other.
+
+    Those that an ellipsis stands for are the first operand's.
+    """
     equation = next(onnx.helper.get_attribute_value(a).decode() for a in node.attribute if a.name == "equation")
     sizes: dict[str, int] = {}
-    for term, shape in zip(equation.replace(" ", "").partition("->")[0].split(","), shapes, strict=True):
+    terms: list[list[str]] = []
+    inputs, _, output = equation.replace(" ", "").partition("->")
+    for term, shape in zip(inputs.split(","), shapes, strict=True):
         before, dots, behind = term.partition("...")
         letters = [
             *before,
@@ -116,7 +149,15 @@ def _einsum_macs(node: onnx.NodeProto, shapes: Sequence[Sequence[int]]) -> int:
         ]
         for letter, size in zip(letters, shape, strict=True):
             sizes[letter] = max(sizes.get(letter, 1), size)
-    return math.prod(sizes.values())
+        terms.append(letters)
+    if len(terms) < 3:
+        return math.prod(sizes.values())
+    total, made = 0, set(terms[0])
+    for at, term in enumerate(terms[1:], 1):
+        total += math.prod(sizes[letter] for letter in made | set(term))
+        wanted = {letter for later in terms[at + 1 :] for letter in later} | set(output)
+        made = {letter for letter in made | set(term) if letter in wanted or letter.startswith(".")}
+    return total
 
 
 def onnx_macs(path: Path, signature: Signature) -> int:
@@ -126,7 +167,7 @@ def onnx_macs(path: Path, signature: Signature) -> int:
         path: an ONNX file.
         signature: of it, with its sizes.
     """
-    model = onnx.load(path)
+    model = outline(path)
     nodes = [node for node in model.graph.node if node.op_type in _MULTIPLYING]
     wanted = {name for node in nodes for name in (*node.input[:3], node.output[0]) if name}
     shapes = shapes_for(path, sample_inputs(signature, 1), wanted)

@@ -15,7 +15,11 @@ def measure_table(found: Measurement) -> Table:
     """A row for each model at each batch size."""
     on = found.environment.get("gpu", found.environment["cpu"])
     at = "".join(f", {dim} = {told['size']} ({told['source']})" for dim, told in found.sizes.items())
-    table = Table(title=f"On {on}, in turns{at}", title_justify="left")
+    samples = min((row.compared for row in found.figures), default=0)
+    alike = (
+        f"cosine: the least of {samples} samples of the data" if samples else "cosine: of one batch of random inputs"
+    )
+    table = Table(title=f"On {on}, in turns{at}; cosine: {alike}", title_justify="left")
     for column in ("batch", "model", "runtime", "p50", "p99", "samples/s", "over the first (95%)", "cosine to it"):
         table.add_column(column, justify="left" if column in ("model", "runtime") else "right", no_wrap=True)
     for row in found.figures:

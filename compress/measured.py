@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 
+from compress.answers import Likeness, likeness
 from compress.artifact import Artifact, Signature
-from compress.backends import Backend
+from compress.backends import Backend, open_model
 from compress.backends.onnxrt_device import OnnxDeviceBackend, ProviderOptions
 from compress.backends.pytorch_device import TorchDeviceBackend
 from compress.checkpoint import load
-from compress.compare import max_abs_error
 from compress.dataset import Dataset
 from compress.device import accelerator, described, elapsed_ms
 from compress.engine.profiles import ranges_of
 from compress.errors import RecipeError, StageError, ToolkitError, first_line
-from compress.latency import MOST, Latency, Turns, ratio, take_turns
+from compress.latency import MOST, Latency, Turns, latency, ratio, take_turns
 from compress.machine import environment
-from compress.metrics import cosine_similarity
 from compress.model import Arrays, EngineModel, Model, OnnxModel, TorchModel, in_float32
 from compress.onnx_input import signature_of_onnx, vetted_onnx
 from compress.options import MeasureOptions
@@ -37,6 +36,7 @@ CALLS = (5, 200)  # of a block
 LONGEST_BLOCK_MS = 300.0
 
 
+@runtime_checkable
 class Prepares(Backend, Protocol):
     """A model on a device."""
 
@@ -55,10 +55,11 @@ class Figure:
     Attributes:
         model, runtime: what ran, and on what.
         batch: samples in a call.
-        p50_ms, p99_ms: of a call, without copies to and from the device.
+        p50_ms, p99_ms: of a call; on a GPU without copies to and from it, on the CPU as `compress export` times it.
         throughput: samples a second, from the median.
         over_first: how many times as fast as the first model at the same batch.
         cosine_similarity, max_abs_error: against the first model's outputs; the least, and the largest.
+        compared: samples of the data that these are over; 0 for the timed inputs, where these are random.
         p50_low_ms, p50_high_ms, over_first_low, over_first_high: ends of 95% intervals; None with too few rounds.
         cpu_nodes: of an ONNX file on a GPU: how many nodes of each kind the CPU runs all the same.
     """
@@ -77,6 +78,7 @@ class Figure:
     p50_high_ms: float | None = None
     over_first_low: float | None = None
     over_first_high: float | None = None
+    compared: int = 0
 
 
 @dataclass(frozen=True)
@@ -136,9 +138,14 @@ def measure_files(
             progress(nth * total + done, len(options.batches) * total)
 
         inputs = typical_inputs(signature, data, batch)
-        outputs = {name: _answers(name, backend, inputs) for name, backend in backends.items()}
-        times = time_in_turns(backends, inputs, options.rounds, tick)
-        figures += _figures(batch, backends, times, outputs)
+        answering = {name: functools.partial(_answers, name, backend) for name, backend in backends.items()}
+        alike = likeness(answering, inputs, data, batch)
+        if device.type == "cpu":  # as the report of an export does, so that the ratios of both agree
+            times = latency(backends, inputs, rounds=options.rounds, progress=tick)
+        else:
+            there = {name: backend for name, backend in backends.items() if isinstance(backend, Prepares)}
+            times = time_in_turns(there, inputs, options.rounds, tick)
+        figures += _figures(batch, backends, times, alike)
         turns[batch] = times.told
         shapes[batch] = {name: list(values.shape) for name, values in inputs.items()}
     found = {
@@ -197,14 +204,13 @@ def _block(work: Callable[[], Any], stream: Any) -> Callable[[], list[float]]:
 
 
 def _figures(
-    batch: int, backends: Mapping[str, Prepares], times: Mapping[str, Latency], outputs: Mapping[str, Arrays]
+    batch: int, backends: Mapping[str, Backend], times: Mapping[str, Latency], alike: Mapping[str, Likeness]
 ) -> Iterator[Figure]:
     first = next(iter(backends))
     for name, backend in backends.items():
         took = times[name]
         over = ratio(times[first].rounds_ms, took.rounds_ms)
         assert over is not None  # noqa: S101  all took the same rounds
-        got = dict(zip(outputs[first], outputs[name].values(), strict=True))  # names may differ, the order does not
         yield Figure(
             model=name,
             runtime=backend.runtime,
@@ -217,10 +223,9 @@ def _figures(
             over_first=over.value,
             over_first_low=over.low,
             over_first_high=over.high,
-            cosine_similarity=min(
-                float(np.min(cosine_similarity(expected, got[key]))) for key, expected in outputs[first].items()
-            ),
-            max_abs_error=max_abs_error(outputs[first], got),
+            cosine_similarity=alike[name].cosine_similarity,
+            max_abs_error=alike[name].max_abs_error,
+            compared=alike[name].samples,
             cpu_nodes=backend.cpu_nodes if isinstance(backend, OnnxDeviceBackend) else {},
         )
 
@@ -269,23 +274,33 @@ def _one_signature(models: Mapping[str, Model]) -> Signature:
     return model.signature
 
 
-def _backends(name: str, model: Model, device: torch.device, options: MeasureOptions) -> Iterator[tuple[str, Prepares]]:
+def _backends(name: str, model: Model, device: torch.device, options: MeasureOptions) -> Iterator[tuple[str, Backend]]:
     """What a model runs on: torch once or twice, an ONNX file once for each provider."""
+    cpu = device.type == "cpu"
     if isinstance(model, TorchModel):
-        yield f"{name} (torch)", TorchDeviceBackend(model, device)
+        eager = open_model(model, threads=options.threads) if cpu else TorchDeviceBackend(model, device)
+        yield f"{name} (torch)", eager
         if options.compile:
             yield f"{name} (compiled)", TorchDeviceBackend(model, device, compiled=True)
     elif isinstance(model, EngineModel):
-        if device.type == "cpu":
+        if cpu:
             raise StageError(
                 f"can't measure {name} on the CPU", why="it is a TensorRT engine", mend="add --device cuda"
             )
         from compress.backends.trt import TrtBackend
 
         yield name, TrtBackend(model)
+    elif cpu:
+        backend = open_model(model, threads=options.threads)
+        if backend.emulated:
+            raise StageError(
+                f"can't time {name} on the CPU",
+                why="it is in BF16, which ONNX Runtime only emulates on this CPU",
+                mend="add --device cuda where there is a GPU",
+            )
+        yield name, backend
     else:
-        chosen: Sequence[Literal["cpu", "cuda", "tensorrt"]] = options.provider if device.type == "cuda" else ("cpu",)
-        for provider in chosen:
+        for provider in options.provider:
             asked = ProviderOptions(provider, options.cuda_graphs, options.tf32, options.engine_cache, options.threads)
             yield f"{name} ({provider})" if len(options.provider) > 1 else name, OnnxDeviceBackend(model, asked)
 

@@ -13,6 +13,7 @@ from onnx import shape_inference
 from compress.backends.bfloat16 import emulated
 from compress.backends.onnxrt import is_half
 from compress.inputs import Arrays
+from compress.onnx_outline import outline
 
 __all__ = ["shapes_for"]
 
@@ -29,7 +30,7 @@ def shapes_for(path: Path, inputs: Arrays, names: Collection[str]) -> Shapes:
         inputs: one batch; every size follows from theirs.
         names: of tensors, weights included; one that is not there has no shape.
     """
-    model = onnx.load(path)
+    model = outline(path)
     weights = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     there = {name for node in model.graph.node for name in node.output} | weights.keys() | inputs.keys()
     names = [name for name in names if name in there]

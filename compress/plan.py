@@ -24,6 +24,7 @@ from compress.stages.quantize_onnx import QuantizeOnnx
 from compress.stages.quantize_within import QuantizeWithin
 from compress.stages.train_quantized import TrainQuantized
 from compress.training_options import TrainingOptions
+from compress.wording import counted
 
 __all__ = ["estimate", "plan"]
 
@@ -73,7 +74,7 @@ def estimate(model: TorchModel, stages: Sequence[Stage], samples: int) -> list[t
         text = ", ".join(f"{name}={_short(value)}" for name, value in _worth_saying(stage).items())
         found.append((stage.name, text, _stage_seconds(stage, model, single)))
     rows = len(stages) + 2
-    text = f"{rows} models, {samples} samples each" if samples else f"{rows} models"
+    text = f"{counted(rows, 'models')}, {counted(samples, 'samples')} each" if samples else f"{counted(rows, 'models')}"
     found.append(("compare, measure", text, rows * (samples * single + 3.0)))
     return found
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from torch import nn
 
 from compress.artifact import Measured, Signature, StageReport
 from compress.backends import Backend, open_model
@@ -16,14 +19,18 @@ from compress.footprint import Footprint, footprint
 from compress.intervals import Interval, difference_interval, mean_interval
 from compress.latency import Turns, latency
 from compress.measure import cores, onnx_macs, onnx_params, torch_macs, torch_params
-from compress.model import EngineModel, Model, OnnxModel, TorchModel, sample_inputs
+from compress.memory import give_back
+from compress.model import Arrays, EngineModel, Model, OnnxModel, TorchModel, sample_inputs
 from compress.pipeline import Outcome, Watcher
 from compress.scoring import batch_for
 from compress.sizes import typical_inputs
+from compress.wording import Note, counted
 
 __all__ = ["Found", "measure", "rows_of"]
 
 BATCH = 8
+BATCH_SECONDS = 4.0  # for what a batch changes: of a slow model fewer samples are looked at, but these at least
+FEWEST_TOGETHER, FEWEST_ALONE = 4, 2
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,8 @@ class Found:
         compared: with the original.
         latency: of single calls at batch 1, of those whose speed means something here, in turns.
         runtimes: what ran them.
-        batch_difference: between a sample alone and in a batch, as `compress.compare.batch_difference` has it.
+        batch_difference: between a sample alone and in a batch, as `compress.compare.batch_difference` has it; of the
+            original and of the result.
         footprints: memory and loading time, of those that are files.
     """
 
@@ -56,26 +64,31 @@ def measure(rows: Mapping[str, Model], judged: Evaluation | None, threads: int, 
         threads: for the latency.
         watcher: is told how it goes on.
     """
+    give_back()
     compared = {} if judged is None else _compared(rows, judged, watcher)
     opened = {name: open_model(model, threads=threads) for name, model in rows.items()}
     signature = rows["original"].signature
     one = typical_inputs(signature, None if judged is None else judged.proof, 1)
-    apart = _batches(opened, judged, signature)
+    last = list(rows)[-1]
+    apart = _batches({name: opened[name] for name in ("original", last)}, judged, signature)
     tick = watcher.started("measure")
     clocked = {name: backend for name, backend in opened.items() if not backend.emulated}
     timed = latency(
         clocked,
         one,
         references=("original", "original_onnx"),
+        claimed=(last,),
         progress=lambda done, total: tick(done, total, "interleaved rounds"),
     )
     files = {name: model for name, model in rows.items() if isinstance(model, OnnxModel) and name in clocked}
+    runtimes = {name: backend.runtime for name, backend in opened.items()}
+    del opened, clocked
+    give_back()
     tick = watcher.started("memory")
     footprints = {}
     for number, (name, model) in enumerate(files.items(), 1):
         footprints[name] = footprint(model, threads)
         tick(number, len(files), "models loaded alone")
-    runtimes = {name: backend.runtime for name, backend in opened.items()}
     return Found(judged, compared, timed, runtimes, apart, footprints)
 
 
@@ -97,12 +110,24 @@ def _batches(opened: Mapping[str, Backend], judged: Evaluation | None, signature
     leading = {spec.shape[0] for spec in (*signature.inputs, *signature.outputs) if spec.shape}
     if not signature.batches or leading != signature.batches or len(leading) > 1:
         return {}
+    one = typical_inputs(signature, None if judged is None else judged.proof, 1)
+    seconds = max(_seconds(model, one) for model in opened.values())
+    affordable = int(BATCH_SECONDS / len(opened) / max(seconds, 1e-9))
+    together = max(FEWEST_TOGETHER, min(BATCH, affordable // 2))
     if judged is None:
-        inputs = sample_inputs(signature, BATCH)
+        inputs = sample_inputs(signature, together)
     else:  # two are enough to see it, where eight would be large
-        few = max(2, min(BATCH, batch_for(opened["original"], judged.proof)))
+        few = max(2, min(together, batch_for(opened["original"], judged.proof)))
         inputs = judged.proof.take(slice(0, few))[0]
-    return {name: batch_difference(model, inputs) for name, model in opened.items()}
+    alone = max(FEWEST_ALONE, affordable - together)
+    return {name: batch_difference(model, inputs, alone=alone) for name, model in opened.items()}
+
+
+def _seconds(model: Backend, inputs: Arrays) -> float:
+    model.infer(inputs)  # the first makes ready what the others find
+    start = time.perf_counter()
+    model.infer(inputs)
+    return time.perf_counter() - start
 
 
 def rows_of(
@@ -121,7 +146,11 @@ def rows_of(
     before = "original"
     for name, model in models.items():
         outcome = outcomes.get(name)
-        size = checkpoint_bytes if name == "original" else outcome.size_bytes if outcome else None
+        size = outcome.size_bytes if outcome else None
+        if name == "original" and isinstance(model, TorchModel):
+            # What else lies in a trainer's checkpoint is no part of the model.
+            size = min(checkpoint_bytes, _weight_bytes(model.module))
+            did["original"] = f"as it was given: a file of {checkpoint_bytes:,} bytes, {size:,} of them weights"
         judged = {} if found.judged is None else _judged(name, before, found, found.judged)
         measured = dataclasses.replace(_measured(name, model, found, size), **judged)
         warnings = _warnings(name, found)
@@ -142,6 +171,11 @@ def rows_of(
         )
         before = name  # the original's own export is no step on the way
     return reports
+
+
+def _weight_bytes(module: nn.Module) -> int:
+    """Of parameters and buffers; what is shared counts once."""
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
 
 
 def _measured(name: str, model: Model, found: Found, size: int | None) -> Measured:
@@ -175,12 +209,11 @@ def _warnings(name: str, found: Found) -> tuple[str, ...]:
     here = found.compared[name]
     words: tuple[str, ...] = ()
     if name == "original":
-        words += (*found.judged.notes, *((f"{_sentence(found.judged.how)}.",) if found.judged.how else ()))
+        words += (*found.judged.notes, *((Note(f"{_sentence(found.judged.how)}."),) if found.judged.how else ()))
         words += tuple(f"{doubt} No drop is told, and no budget counts as kept." for doubt in here.doubts)
     if here.not_numbers:
-        words += (
-            f"{name}: outputs for {here.not_numbers} of {here.samples} samples hold NaN: the worst score counts.",
-        )
+        held = f"outputs for {here.not_numbers} of {counted(here.samples, 'samples')} hold NaN"
+        words += (f"{name}: {held}: the worst score counts.",)
     if not math.isfinite(here.max_abs_error):
         words += (f"{name}: its outputs hold NaN, or infinities that the original's don't: no error is larger.",)
     if not math.isfinite(here.value):

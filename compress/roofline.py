@@ -11,46 +11,30 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import onnx
 import onnxruntime as ort
-import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
-from compress.backends.onnxrt import WRONG_IN_HALF, is_half, session
+from compress.backends.onnxrt import WRONG_IN_HALF, is_half
 from compress.model import Arrays
+from compress.onnx_outline import outline
+from compress.roofs import KINDS, Machine, machine
 
-__all__ = ["Layer", "Machine", "Roofline", "machine", "roofline"]
+__all__ = ["Layer", "Roofline", "roofline", "same_roofs"]
 
-MATRIX = 1024
-ARRAY = 16 * 1024 * 1024  # floats: larger than the last cache of most machines
-TRIES = 7
-FEWEST_CALLS, SECONDS = 4, 2.0  # of a profile: a large model is run so often, or for so long
+# A layer as long as this whose speed is above the roof shows that the roof was measured in a busy moment.
+TELLING_MICROSECONDS = 50.0
+FEWEST_CALLS, SECONDS = 4, 1.0  # of a profile: a large model is run so often, or for so long
 # Slower than its roof by more than this, a layer is held up by something else: starting it, odd shapes, copies.
 OVERHEAD = 4.0
 Shape = tuple[str, list[int]]
 BYTES = {"float": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "int32": 4, "int64": 8, "bool": 1, "double": 8}
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What this machine reached when nothing else was asked of it.
-
-    Attributes:
-        threads: that were used.
-        float_ops, int8_ops: operations a second (a multiply-accumulate is two) in a product of 1024 by 1024 matrices.
-        bytes_per_second: of memory, read and written, in a triad over arrays of 64 MiB.
-    """
-
-    threads: int
-    float_ops: float
-    int8_ops: float
-    bytes_per_second: float
 
 
 @dataclass(frozen=True)
@@ -91,6 +75,10 @@ class Roofline:
     machine: Machine
     layers: tuple[Layer, ...]
 
+    def under(self, roofs: Machine) -> Roofline:
+        """The same layers under other roofs of the same machine."""
+        return Roofline(roofs, tuple(replace(layer, bound=_bound(layer, roofs)) for layer in self.layers))
+
     def share(self, bound: str) -> float:
         """Share of the time that goes to layers with that bound, 0 to 1."""
         total = sum(layer.microseconds for layer in self.layers) or 1.0
@@ -104,53 +92,6 @@ class Roofline:
         }
 
 
-@functools.cache
-def machine(threads: int) -> Machine:
-    """Measure this machine, about a second's work; the best of several tries."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        x, y, z = (torch.rand(ARRAY) for _ in range(3))
-        triad = _best(lambda: torch.add(y, z, alpha=0.5, out=x))
-    finally:
-        torch.set_num_threads(before)
-    ops = 2.0 * MATRIX**3
-    floats, whole = (_best(_product(kind, threads)) for kind in ("MatMul", "MatMulInteger"))
-    return Machine(threads, ops / floats, ops / whole, 3 * 4 * ARRAY / triad)
-
-
-def _best(work: Callable[[], Any]) -> float:
-    work()
-    times = []
-    for _ in range(TRIES):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
-def _product(kind: str, threads: int) -> Callable[[], Any]:
-    """ONNX Runtime's own product: of floats, or of unsigned activations and signed weights."""
-    rng = np.random.default_rng(0)
-    whole = kind == "MatMulInteger"
-    weights = rng.integers(-127, 127, (MATRIX, MATRIX)).astype(np.int8 if whole else np.float32)
-    given = {"a": rng.integers(0, 255, (MATRIX, MATRIX)).astype(np.uint8 if whole else np.float32)}
-    left, right = (TensorProto.UINT8, TensorProto.INT32) if whole else (TensorProto.FLOAT, TensorProto.FLOAT)
-    graph = helper.make_graph(
-        [helper.make_node(kind, ["a", "b"], ["c"])],
-        "product",
-        [helper.make_tensor_value_info("a", left, [MATRIX, MATRIX])],
-        [helper.make_tensor_value_info("c", right, [MATRIX, MATRIX])],
-        [onnx.numpy_helper.from_array(weights, "b")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "product.onnx"
-        onnx.save(model, path)
-        running = session(path, threads)
-    return lambda: running.run(None, given)
-
-
 def roofline(path: Path, inputs: Arrays, *, threads: int = 1, calls: int = 40) -> Roofline:
     """Profile a file and set each of its nodes under the roofs.
 
@@ -160,10 +101,29 @@ def roofline(path: Path, inputs: Arrays, *, threads: int = 1, calls: int = 40) -
         threads: of the profile and of the roofs.
         calls: how often it is run at most; the first tenth does not count. A large model is run fewer times.
     """
-    roofs = machine(threads)
+    machine(threads, again=True)
     events, weights = _profile(path, inputs, threads, calls)
-    found = [_layer(name, group, weights.get(name, []), roofs) for name, group in events.items()]
-    return Roofline(roofs, tuple(layer for layer in found if layer is not None))
+    found = (_layer(name, group, weights.get(name, [])) for name, group in events.items())
+    layers = tuple(layer for layer in found if layer is not None)
+    roofs = machine(threads, again=True).lifted_to(_fastest(layers))
+    return Roofline(roofs, layers).under(roofs)
+
+
+def _fastest(layers: Sequence[Layer]) -> dict[str, float]:
+    telling = [layer for layer in layers if layer.microseconds >= TELLING_MICROSECONDS]
+    return {
+        kind: max((layer.ops_per_second for layer in telling if layer.int8 == (kind == "int8")), default=0.0)
+        for kind in KINDS
+    }
+
+
+def same_roofs(found: Mapping[str, Roofline]) -> dict[str, Roofline]:
+    """Several models' layers under the best roofs that were measured beside any of them."""
+    if not found:
+        return {}
+    roofs = functools.reduce(Machine.or_better, (each.machine for each in found.values()))
+    roofs = replace(roofs, tries=max(each.machine.tries for each in found.values()))  # the last counts those before it
+    return {name: each.under(roofs) for name, each in found.items()}
 
 
 def _profile(
@@ -188,15 +148,15 @@ def _profile(
         begun = time.perf_counter()
         for done in range(calls):
             running.run(None, inputs)
-            if done >= FEWEST_CALLS and time.perf_counter() - begun > SECONDS:
+            if done + 1 >= FEWEST_CALLS and time.perf_counter() - begun > SECONDS:
                 break
         trace = json.loads(Path(running.end_profiling()).read_text(encoding="utf-8"))
-        weights = _weights(onnx.load(options.optimized_model_filepath).graph)
+        weights = _weights(outline(Path(options.optimized_model_filepath)).graph)
     events: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for event in trace:
         if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
             events[event["name"].removesuffix("_kernel_time")].append(event)
-    return {name: group[len(group) // 10 :] for name, group in events.items()}, weights
+    return {name: group[max(1, len(group) // 10) :] or group for name, group in events.items()}, weights
 
 
 def _weights(graph: onnx.GraphProto) -> dict[str, list[Shape]]:
@@ -211,7 +171,7 @@ def _weights(graph: onnx.GraphProto) -> dict[str, list[Shape]]:
     return {node.name: [tensors[name] for name in node.input if name in tensors] for node in graph.node}
 
 
-def _layer(name: str, events: Sequence[Mapping[str, Any]], weights: Sequence[Shape], roofs: Machine) -> Layer | None:
+def _layer(name: str, events: Sequence[Mapping[str, Any]], weights: Sequence[Shape]) -> Layer | None:
     args = events[0]["args"]
     given, made = _shapes(args.get("input_type_shape", [])), _shapes(args.get("output_type_shape", []))
     known = [shape for _, shape in given]
@@ -223,12 +183,15 @@ def _layer(name: str, events: Sequence[Mapping[str, Any]], weights: Sequence[Sha
     moved = float(sum(BYTES.get(dtype, 4) * int(np.prod(shape)) for dtype, shape in (*given, *made)))
     int8 = bool(given) and given[0][0] in ("int8", "uint8")
     spent = statistics.median(event["dur"] for event in events)
-    compute = ops / (roofs.int8_ops if int8 else roofs.float_ops) * 1e6
-    memory = moved / roofs.bytes_per_second * 1e6
-    bound: Literal["compute", "memory", "overhead"] = "compute" if compute > memory else "memory"
-    if spent > OVERHEAD * max(compute, memory):
-        bound = "overhead"
-    return Layer(name, kind, float(spent), ops, moved, int8, bound)
+    return Layer(name, kind, float(spent), ops, moved, int8, "overhead")
+
+
+def _bound(layer: Layer, roofs: Machine) -> Literal["compute", "memory", "overhead"]:
+    compute = layer.ops / (roofs.int8_ops if layer.int8 else roofs.float_ops) * 1e6
+    memory = layer.bytes_moved / roofs.bytes_per_second * 1e6
+    if layer.microseconds > OVERHEAD * max(compute, memory):
+        return "overhead"
+    return "compute" if compute > memory else "memory"
 
 
 def _shapes(entries: Sequence[Mapping[str, list[int]]]) -> list[Shape]:

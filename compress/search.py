@@ -24,7 +24,9 @@ from compress.pipeline import Outcome, Watcher, check, run
 from compress.recipe import sources_of, stages_for
 from compress.search_result import Candidate, SearchResult, Trial, candidates
 from compress.sizes import typical_inputs
-from compress.stages import Progress
+from compress.stages import Progress, Stage
+from compress.stages.prune_channels import PruneChannels
+from compress.wording import counted
 
 __all__ = ["search"]
 
@@ -102,7 +104,7 @@ def _check(options: OptimizeOptions, plan: Sequence[Candidate]) -> None:
     if len(plan) < 2:
         raise RecipeError(
             "there is nothing to search",
-            why=f"the options leave {len(plan)} candidate(s)",
+            why=f"the options leave {counted(len(plan), 'candidates')}",
             mend="name several --prune fractions or --int8 kinds, and --calibration for static ones",
         )
     if any(not 0 <= candidate.prune < 1 for candidate in plan):
@@ -131,7 +133,7 @@ def _branches(setting: _Setting, plan: Sequence[Candidate], watcher: Watcher) ->
             for index, group in enumerate(groups)
         }
         for done, future in enumerate(concurrent.futures.as_completed(waiting), 1):
-            tick(done, len(groups), f"pruning ratios, {len(waiting[future])} candidates in the last")
+            tick(done, len(groups), f"pruning ratios, {counted(len(waiting[future]), 'candidates')} in the last")
             yield future.result()
 
 
@@ -197,6 +199,10 @@ def _branch(setting: _Setting, group: Sequence[Candidate], watcher: Watcher) -> 
             stages = stages_for(
                 candidate.options(options), model, setting.checkpoint, (evaluation.choice, evaluation.metric)
             )
+            stages = [
+                dataclasses.replace(stage, shared=True) if isinstance(stage, PruneChannels) else stage
+                for stage in stages
+            ]
             check(stages, model)
             outcomes = run(
                 stages, model, work=setting.work, source=setting.source, watcher=_Named(watcher, candidate.name),
@@ -213,6 +219,13 @@ def _branch(setting: _Setting, group: Sequence[Candidate], watcher: Watcher) -> 
     return trials
 
 
+def _sharing(stage: Stage) -> Stage:
+    """What can lose channels does not hang on the candidate: the next ratio finds it in the work folder."""
+    if isinstance(stage, PruneChannels):
+        return dataclasses.replace(stage, shared=True)
+    return stage
+
+
 def _screened(candidate: Candidate, model: OnnxModel, judge: Judge, max_drop: float) -> Trial:
     """Out when even the lower end of its drop's interval, on a part of the data, is beyond the limit."""
     kept = Trial(candidate, "measured", size_bytes=model.path.stat().st_size, path=model.path)
@@ -221,7 +234,7 @@ def _screened(candidate: Candidate, model: OnnxModel, judge: Judge, max_drop: fl
     drop = judge.drop(open_model(model, threads=cores()))
     if drop.low is None or drop.high is None or drop.low <= max_drop:
         return kept
-    why = f"out early: {drop.points:+.1f} points on {len(judge)} samples, at least {drop.low:+.1f}"
+    why = f"out early: {drop.points:+.1f} points on {counted(len(judge), 'samples')}, at least {drop.low:+.1f}"
     return dataclasses.replace(
         kept, status="eliminated", why=why, drop=drop.points, drop_low=drop.low, drop_high=drop.high
     )
@@ -262,6 +275,8 @@ def _measured(
             left[name],
             latency_p50_ms=single[name].p50_ms,
             throughput=1000 * THROUGHPUT_BATCH / batched[name].p50_ms,
+            rounds_ms=single[name].rounds_ms,
+            batched_rounds_ms=batched[name].rounds_ms,
         )
     return SearchResult(
         goal=options.goal,

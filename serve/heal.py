@@ -8,10 +8,10 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any
 
-from compress.errors import ServerError
+from compress.errors import ServerError, ToolkitError
 from serve.control import list_models, reload_alone
 from serve.gateway.outages import Outages
 from serve.gateway.suspects import Suspect, Suspects
@@ -58,6 +58,7 @@ class Healer:
         outages: are told.
         suspects: are asked who was in flight.
         on_event: is told what happens, a line each.
+        check: reads a model's files again before it is loaded; raises ToolkitError where it is not to be.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Healer:
         outages: Outages,
         suspects: Suspects,
         on_event: Callable[[str], None],
+        check: Callable[[Collection[str]], object] = lambda _models: None,
     ) -> None:
         self._triton = triton
         self._uses = uses
@@ -74,6 +76,7 @@ class Healer:
         self._outages = outages
         self._suspects = suspects
         self._on_event = on_event
+        self._check = check
         self._watched: dict[int, int] = {}
         self._seen: dict[int, float] = {}  # since when a process is watched
         self._models: dict[str, str] = {}  # by instance
@@ -189,8 +192,9 @@ class Healer:
                 wait_s = min(max(FIRST_S, 2 * wait_s), LONGEST_S)
                 self._triton.wedged = True
                 try:
+                    await asyncio.to_thread(self._check, (model,))
                     await reload_alone(self._triton.grpc_address, model, self._triton.control)
-                except ServerError as err:
+                except ToolkitError as err:
                     self._healing[model] = 1
                     self._on_event(f"{model} can't be loaded again: {err.why}")
                 await self._look()

@@ -28,12 +28,14 @@ class ExchangeError(Exception):
             the response ended), "timeout", "stalled" (a body that was still coming came too slowly), "malformed" (not
             HTTP), "too_large" (past the response bound).
         unanswered: the connection closed before the first byte of a response.
+        early: whether whoever asked gave the server less time than it may take.
     """
 
     def __init__(self, kind: Kind, message: str, *, unanswered: bool = False) -> None:
         super().__init__(message)
         self.kind: Kind = kind
         self.unanswered = unanswered
+        self.early = False
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from compress.backends.bfloat16 import emulated
 from compress.errors import StageError, first_line
 from compress.model import Arrays, OnnxModel
+from compress.onnx_outline import outline
 
 __all__ = ["WRONG_IN_HALF", "OnnxBackend", "is_half", "session"]
 
@@ -60,7 +61,7 @@ def is_half(path: Path, *kinds: int) -> bool:
     """
     wanted = kinds or (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
     try:
-        graph = onnx.load(path, load_external_data=False).graph
+        graph = outline(path).graph
     except (OSError, DecodeError):
         return False
     casts = (attribute.i for node in graph.node if node.op_type == "Cast" for attribute in node.attribute)

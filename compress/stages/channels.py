@@ -23,10 +23,13 @@ from compress.dataset import Dataset
 from compress.errors import StageError, first_line
 from compress.model import TorchModel, call, sample_inputs
 from compress.stages import Progress
+from compress.stages.bearing import bearing
 from compress.stages.cut_layers import Cut, Layers, Place
 from compress.stages.follow_channels import ChannelGroup, Follower
+from compress.stages.known_channels import Known
 from compress.stages.layer_kinds import PRUNABLE, WEIGHED
-from compress.stages.prove_channels import Proof, bearing
+from compress.stages.prove_channels import Proof
+from compress.wording import counted
 
 __all__ = ["PRUNABLE", "SECONDS", "ChannelGroup", "Channels", "same_outputs"]
 
@@ -48,12 +51,14 @@ class Channels:
         progress: is told of layers looked at and of trials.
         samples: what the model is made for; two of them are tried besides random inputs.
         seconds: what is not proven by then is left alone.
+        known: from a search before this one.
 
     Attributes:
         groups: what can lose channels.
         left_alone: layers that can't, with the reason.
         module: the copy, with all its channels.
         late: whether the time ran out.
+        refuted: of those left alone, the ones that a proof did not hold for.
     """
 
     def __init__(
@@ -62,15 +67,27 @@ class Channels:
         progress: Progress = lambda _done, _total, _note: None,
         samples: Dataset | None = None,
         seconds: float = SECONDS,
+        known: Known | None = None,
     ) -> None:
         self.signature = model.signature
         self.left_alone: dict[str, str] = {}
+        self.refuted = dict(known.refuted) if known else {}
         self.late = False
         self._deadline, self._seconds = time.monotonic() + seconds, seconds
         self._layers = Layers(model.module)
         self.module = self._layers.module
         self._proof = Proof(self._layers, self.signature, samples)
-        self.groups = self._proven(self._found(progress), progress)
+        if known is not None and known.groups is not None:
+            self.left_alone |= known.left_alone
+            self.groups = list(known.groups)
+            progress(1, 1, f"{len(self.groups)} groups can lose channels, as was found before")
+        else:
+            self.groups = self._proven(self._found(progress), progress)
+
+    @property
+    def known(self) -> Known:
+        """For a search after this one, before what is removed was proven."""
+        return Known(tuple(self.groups), dict(self.left_alone), dict(self.refuted))
 
     def macs(self, removed: Mapping[str, Sequence[int]]) -> int:
         """Multiply-accumulates for one sample without these units (by root).
@@ -116,7 +133,7 @@ class Channels:
         def fails(part: Sequence[tuple[str, Cut]]) -> str | None:
             nonlocal tried
             tried += 1
-            progress(tried, tried + 1, f"proving what is removed from {len(part)} groups")
+            progress(tried, tried + 1, f"proving what is removed from {counted(len(part), 'groups')}")
             return self._proof.difference(_joined([cut for _, cut in part]), thorough=True)
 
         _, dropped = bearing(cuts, fails)
@@ -179,6 +196,8 @@ class Channels:
             try:
                 group = follower.group(name)
                 covered |= set(group.layers)
+                if group.root in self.refuted:
+                    raise StageError("", why=self.refuted[group.root], mend="")
                 if group.units < 2:
                     raise StageError("", why="it has one channel, or one for each part", mend="")
                 bound = next((other for other in group.layers if other in self.left_alone), None)
@@ -205,7 +224,7 @@ class Channels:
                 if self._out_of_time():
                     return self._too_late
                 tried += 1
-                progress(tried, tried + len(part), f"{note} {len(part)} groups")
+                progress(tried, tried + len(part), f"{note} {counted(len(part), 'groups')}")
                 return trial(_joined([group.cut(_some(group)) for group in part]))
 
             return fails
@@ -217,8 +236,10 @@ class Channels:
             kept, dropped = bearing(groups, failing(trial, note))
             for place, why in sorted(dropped.items()):
                 self._blame(groups[place], why)
+                if why != self._too_late:
+                    self.refuted[groups[place].root] = why
             groups = sorted(kept, key=groups.index)
-        progress(1, 1, f"{len(groups)} groups can lose channels")
+        progress(1, 1, f"{counted(len(groups), 'groups')} can lose channels")
         return groups
 
     def _out_of_time(self) -> bool:

@@ -16,11 +16,14 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 from compress.backends import OnnxBackend
 from compress.errors import StageError
 from compress.inputs import telling
+from compress.memory import give_back
 from compress.model import Model, OnnxModel, sample_inputs
+from compress.onnx_outline import outline
 from compress.onnx_scope import inner_nodes, name_nodes
 from compress.parity import differences
 from compress.stages import Given, Progress
 from compress.stages.tied_onnx import share
+from compress.wording import counted
 
 __all__ = ["FoldOnnx", "stripped"]
 
@@ -49,7 +52,7 @@ class FoldOnnx:
 
     def run(self, model: OnnxModel, folder: Path, progress: Progress) -> Given:
         path = folder / "model.onnx"
-        before = len(onnx.load(model.path).graph.node)
+        before = len(outline(model.path).graph.node)
         progress(0, 2, "folding")
         _fold(model.path, path)
         folded = onnx.load(path)
@@ -57,6 +60,9 @@ class FoldOnnx:
         name_nodes(folded)
         shared = share(folded)
         onnx.save(stripped(folded), path)
+        after = len(folded.graph.node)
+        del folded  # as large as the file, and two sessions are opened next
+        give_back()
         given = OnnxModel(path, model.signature, model.ranges)
         progress(1, 2, "comparing")
         float_model = OnnxBackend(model, threads=1)
@@ -67,11 +73,11 @@ class FoldOnnx:
                 raise StageError(
                     "folding changed the answers", why=f"the output {name!r} is {apart}", mend="report this model"
                 )
-        did = f"{before} nodes became {len(folded.graph.node)}"
-        did += f"; {kept_apart} additions kept from a slow fusion" if kept_apart else ""
-        did += f"; {shared} weights that are shared stored once" if shared else ""
+        did = f"{counted(before, 'nodes')} " + ("as before" if before == after else f"became {after}")
+        did += f"; {counted(kept_apart, 'additions')} kept from a slow fusion" if kept_apart else ""
+        did += f"; {counted(shared, 'shared weights')} stored once" if shared else ""
         progress(2, 2, did)
-        nodes = [before, len(folded.graph.node)]
+        nodes = [before, after]
         return Given(given, did=did, details={"nodes": nodes, "unfused": kept_apart, "shared_weights": shared})
 
 

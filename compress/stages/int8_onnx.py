@@ -22,6 +22,7 @@ from onnxruntime.quantization import (
 )
 from onnxruntime.quantization.calibrate import TensorsData
 
+from compress.memory import give_back
 from compress.onnx_scope import captured, drop_unused, fresh, inner_names, name_nodes, names_in, rename, sort
 from compress.stages.fold_onnx import stripped
 from compress.stages.tied_onnx import apart, share
@@ -149,9 +150,11 @@ def dynamic(model: ModelProto, exclude: Collection[str], *, reduce_range: bool) 
         exclude: names of nodes that stay in float.
         reduce_range: 7-bit weights.
     """
-    original, model = model, _copy(model)
-    _dynamic_lstm(model, exclude)
-    quantize_weights(model, exclude, RECURRENT)
+    original = model
+    if any(node.op_type in RECURRENT for node in model.graph.node):  # a copy is as large as the file
+        model = _copy(model)
+        _dynamic_lstm(model, exclude)
+        quantize_weights(model, exclude, RECURRENT)
     # A table that a layer shares is stored as that layer has it.
     left = [*exclude, *_odd(model), *(node.name for node in tables(original))]
 
@@ -255,6 +258,8 @@ def _through(model: ModelProto, run: Callable[[Path, Path, _Names], None]) -> Mo
     with tempfile.TemporaryDirectory() as folder, _quiet():
         source, target = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
         onnx.save(shown, source)
+        del shown, graph, known  # the quantizer has copies of its own, and any part of a model holds all of it
+        give_back()
         run(source, target, names)
         quantized = onnx.load(target)
     names.restore(quantized.graph)

@@ -19,6 +19,7 @@ from compress.stages import Given, Progress
 from compress.stages.channels import PRUNABLE, SECONDS, ChannelGroup, Channels, same_outputs
 from compress.stages.choose_channels import MOST, TOLERANCE, Choice, bearable
 from compress.stages.importance import Importance, importance_of
+from compress.stages.known_channels import KnownChannels
 
 __all__ = ["TOLERANCE", "Prepared", "PruneChannels", "bearable"]
 
@@ -55,6 +56,7 @@ class PruneChannels:
         curves: by layer, pairs of (share of channels taken away, drop that this alone costs), shares rising, as
             `compress sensitivity` measures them: every layer then loses what costs it the same drop, in place of
             `scope`.
+        shared: whether what can lose channels is kept in the work folder, for the rounds and candidates that follow.
     """
 
     fraction: float
@@ -66,6 +68,7 @@ class PruneChannels:
     samples: Dataset | None = None
     seconds: float = SECONDS
     curves: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    shared: bool = False
 
     name: ClassVar[str] = "prune_channels"
     takes: ClassVar[type] = TorchModel
@@ -112,16 +115,24 @@ class PruneChannels:
                 mend="give the model from before: compress.save(module, path, inputs=…), or leave --prune out",
             )
 
-    def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:  # noqa: ARG002
-        return self.cut(self.prepare(model, progress), progress)
+    def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:
+        return self.cut(self.prepare(model, progress, folder.parent), progress)
 
-    def prepare(self, model: TorchModel, progress: Progress) -> Prepared:
+    def prepare(self, model: TorchModel, progress: Progress, work: Path) -> Prepared:
         """What does not hang on the fraction: which channels can go, and how important each is.
+
+        Args:
+            model: is left as it is.
+            progress: is told of layers looked at and of trials.
+            work: keeps what is shared.
 
         Raises:
             StageError: no layer can lose a channel.
         """
-        channels = Channels(model, progress, self.samples, self.seconds)
+        kept = KnownChannels(work, model, self.samples, self.seconds) if self.shared else None
+        channels = Channels(model, progress, self.samples, self.seconds, kept.read() if kept else None)
+        if kept and not channels.late:
+            kept.write(channels.known)
         before = channels.macs({})
         if not channels.groups or before == 0:
             raise _nothing(channels)

@@ -68,7 +68,7 @@ class PruneToBudget:
             )
         self.prune.check(model)
 
-    def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:  # noqa: ARG002
+    def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:
         unit = UNITS[self.budget]
         tried: list[dict[str, float]] = []
 
@@ -86,7 +86,7 @@ class PruneToBudget:
                 details={"budget": self.budget, "limit": self.limit, "reached": whole, "tried": tried},
             )
         try:
-            prepared = self.prune.prepare(model, progress)
+            prepared = self.prune.prepare(model, progress, folder.parent)
         except StageError as err:
             raise BudgetError(f"can't reach {unit.format(self.limit)} by pruning", why=err.why, mend=MEND) from err
         while True:  # until what is removed is proven; each time around there is a group less

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from serve.gateway.infer import read_body
+from serve.gateway.loading import Loading
 from serve.gateway.memory import Memory, Share
 from serve.gateway.routes import as_it_came
 from serve.gateway.settings import Settings
@@ -28,6 +29,7 @@ WRITE = re.compile(
 )
 
 INDEX = "repository/index"
+LOAD = re.compile(rf"repository/models/({MODEL_NAME})/load")
 INFER = re.compile(rf"models/{MODEL_NAME}(?:/versions/[0-9]+)?/infer")
 TO_READ = re.compile(
     rf"health/(?:live|ready)|models/stats|models/{MODEL_NAME}(?:/versions/[0-9]+)?(?:/(?:ready|config|stats|example))?"
@@ -35,7 +37,7 @@ TO_READ = re.compile(
 )
 
 
-def admin_router(settings: Settings, upstream: Upstream, memory: Memory) -> APIRouter:
+def admin_router(settings: Settings, upstream: Upstream, memory: Memory, loading: Loading) -> APIRouter:
     """The routes, bound to the upstreams; the last ones below /v2."""
     router = APIRouter(tags=["administration"])
 
@@ -53,6 +55,8 @@ def admin_router(settings: Settings, upstream: Upstream, memory: Memory) -> APIR
             raise HTTPException(405, headers={"allow": "GET"}) if TO_READ.fullmatch(path) else HTTPException(404)
         request.state.identity.check_admin()
         body = await read_body(request.scope, None, request.receive, settings.max_body_bytes, Share(memory))
+        if load := LOAD.fullmatch(path):
+            body = await loading.body(load[1], body)
         return as_it_came(await upstream.post_all(f"/v2/{path}", body), upstream.outages if path == INDEX else ())
 
     return router

@@ -26,6 +26,7 @@ from serve.gateway.guard import GuardMiddleware
 from serve.gateway.history import History
 from serve.gateway.incidents import Incidents
 from serve.gateway.infer import InferEndpoint
+from serve.gateway.loading import Loading
 from serve.gateway.memory import Memory
 from serve.gateway.page import add_page
 from serve.gateway.predict import predict_router
@@ -65,10 +66,14 @@ class Parts:
     upstream: Upstream
     telemetry: Telemetry
     contracts: Contracts
+    loading: Loading
 
 
-def create_app(settings: Settings, incidents: Incidents | None = None) -> FastAPI:
-    """A gateway to `settings.upstream`; `incidents` come from whoever runs the Triton behind it, if somebody does.
+def create_app(settings: Settings, incidents: Incidents | None = None, loading: Loading | None = None) -> FastAPI:
+    """A gateway to `settings.upstream`.
+
+    `incidents`, and `loading` (what has to hold before a model is loaded), come from whoever runs the Triton behind it,
+    if somebody does.
 
     `app.state.draining` (False) says that it is about to stop: set it to True, and readiness turns false.
     `app.state.parts` are its `Parts`.
@@ -81,7 +86,8 @@ def create_app(settings: Settings, incidents: Incidents | None = None) -> FastAP
     releases = Releases(settings.state, upstream)
     gate = Gate(settings, releases, incidents, memory)
     contracts = Contracts(upstream, settings.max_elements, reader_bytes(settings.memory_bytes))
-    released = Released(gate, upstream, settings.timeout_s)
+    loading = loading or Loading()
+    released = Released(gate, upstream)
     history = History(telemetry, gate)
     telemetry.follow(gate, upstream.balancer)
     upstream.follow(gate.incidents)
@@ -97,8 +103,7 @@ def create_app(settings: Settings, incidents: Incidents | None = None) -> FastAP
         if access is not None:
             tasks.append(asyncio.create_task(access.run()))
         await upstream.balancer.look_up()
-        if len(settings.upstream) > 1 or settings.discover:
-            tasks.append(asyncio.create_task(upstream.balancer.watch(settings.health_interval_s)))
+        tasks.append(asyncio.create_task(upstream.balancer.watch(settings.health_interval_s)))
         yield
         for task in tasks:
             task.cancel()
@@ -120,7 +125,7 @@ def create_app(settings: Settings, incidents: Incidents | None = None) -> FastAP
         openapi_url=None,
     )
     app.state.draining = False
-    app.state.parts = Parts(gate, upstream, telemetry, contracts)
+    app.state.parts = Parts(gate, upstream, telemetry, contracts, loading)
 
     def draining() -> bool:
         return bool(app.state.draining)
@@ -129,7 +134,7 @@ def create_app(settings: Settings, incidents: Incidents | None = None) -> FastAP
     app.include_router(protocol_router(upstream, draining))
     app.include_router(health_router(upstream, telemetry, draining))
     app.include_router(rollouts_router(releases))
-    app.include_router(admin_router(settings, upstream, memory))
+    app.include_router(admin_router(settings, upstream, memory, loading))
     add_docs(app, gate, upstream)
     add_page(app, upstream, history)
     # The last one added stands outermost.

@@ -76,6 +76,7 @@ class Gate:
         """Follow the file of keys until cancelled; a broken one changes nothing."""
         while not self.keys.open:
             await asyncio.sleep(LOOK_S)
+            self.keys.look()
             if self.keys.changed():
                 try:
                     self.keys.reload()

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from serve.gateway.connections import BODY, DROP, GROWING, LEAVING, RESPOND
 from serve.gateway.contracts import Contracts
-from serve.gateway.deadline import TIMEOUT_HEADER, patience_s, with_timeout
+from serve.gateway.deadline import TIMEOUT_HEADER, EarlyTimeoutError, patience_s, with_timeout
 from serve.gateway.elements import check_elements
 from serve.gateway.encoding import unpack
 from serve.gateway.errors import (
@@ -89,8 +89,8 @@ class InferEndpoint:
             forwarded, read = _split(scope["headers"])
             identity = self._gate.keys.identify(read)
             observed.key = identity.name
+            identity.take()  # what it may not ask is counted, too
             identity.check_model(model)
-            identity.take()
             self._gate.incidents.outages.check(model)
             if observed.trace is not None:
                 observed.trace.done("auth")
@@ -176,7 +176,9 @@ class InferEndpoint:
             left = deadline - time.monotonic()
             return await self._released.infer(release, path, identity, scope["headers"], forwarded, body, left)
 
-        send_it = partial(ask_model, self._gate, identity, model, scope=scope, receive=receive, deadline=deadline)
+        send_it = partial(
+            ask_model, self._gate, identity, model, scope=scope, receive=receive, deadline=deadline, size=len(body)
+        )
         try:
             response = await send_it(partial(ask, body), body=body, trace=trace)
         except SlowBodyError:
@@ -266,6 +268,7 @@ async def ask_model(
     deadline: float,
     body: bytes | GrowingBody,
     trace: Trace | None = None,
+    size: int = 0,
 ) -> Response:
     """Wait for a place, ask Triton, and give the place back.
 
@@ -274,6 +277,7 @@ async def ask_model(
         deadline: on the monotonic clock.
         body: that is sent, to know the request by where the model's process dies of it.
         trace: gets the parts "queue" and "upstream".
+        size: of the request, in bytes.
 
     Raises:
         OverloadedError: there was no place in time, or the model is down.
@@ -291,6 +295,7 @@ async def ask_model(
     answered = False
     suspects = gate.incidents.suspects
     flight = Flight(identity.id, model, body)
+    given_up = False
     try:
         gate.incidents.outages.check(model)
         if suspects.watches(identity.id, model):
@@ -303,12 +308,18 @@ async def ask_model(
             seconds = time.monotonic() - started
             gate.known(model)
         return response
+    except (ClientGoneError, EarlyTimeoutError):
+        given_up = True
+        raise
     except UpstreamTimeoutError:
         seconds = time.monotonic() - started
         raise
     finally:
         suspects.land(flight, answered=answered)
-        places.leave(seconds)
+        if given_up:
+            places.abandon(time.monotonic() - started)
+        else:
+            places.leave(seconds, size)
         if trace is not None:
             trace.done("upstream")
 

@@ -105,7 +105,6 @@ def predict_router(
         model's inputs.
         """
         identity: Identity = request.state.identity
-        identity.take()
         gate.incidents.outages.check(model)
         headers = dict(request.scope["headers"])
         patience = patience_s(headers.get(TIMEOUT_HEADER), settings.timeout_s)
@@ -134,7 +133,17 @@ def predict_router(
                 path = plain.path.encode()
                 return await released.infer(release, path, identity, came, message.headers, message.body, left)
 
-            answer = await ask_model(gate, identity, model, ask, request.scope, request.receive, deadline, message.body)
+            answer = await ask_model(
+                gate,
+                identity,
+                model,
+                ask,
+                request.scope,
+                request.receive,
+                deadline,
+                message.body,
+                size=len(message.body),
+            )
             response = await _plain(contracts, upstream, metadata, answer, item=item)
             share.resize(len(response.body))
             for name, value in identity.limits():

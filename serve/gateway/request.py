@@ -84,7 +84,7 @@ def read_request(head: bytes, tail_bytes: int | None, contract: Contract, *, sha
     """
     header = loaded(head)
     _only(header, _KNOWN, "the request")
-    inputs, outputs = header.get("inputs"), header.get("outputs")
+    inputs = header.get("inputs")
     if type(inputs) is not list:
         raise UnfitError("it has no list of inputs")
     if "id" in header and (type(header["id"]) is not str or len(header["id"]) > 1024):
@@ -97,8 +97,8 @@ def read_request(head: bytes, tail_bytes: int | None, contract: Contract, *, sha
     contract.check_together([item["name"] for item in inputs], [item["shape"] for item in inputs])
     if taken != (tail_bytes or 0):
         raise UnfitError(f"its inputs are {taken} bytes, and {tail_bytes or 0} follow the JSON")
-    if outputs is not None:
-        _outputs(outputs, contract, shared_memory=shared_memory)
+    if "outputs" in header:  # null is no list, and Triton fails on it
+        _outputs(header["outputs"], contract, shared_memory=shared_memory)
     return request
 
 

@@ -14,7 +14,7 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from serve.gateway.errors import Problem, UpstreamBrokenError
+from serve.gateway.errors import Problem, UpstreamBrokenError, UpstreamDownError
 from serve.gateway.metadata import EXAMPLE_SOURCE, example_request
 from serve.gateway.telemetry import Telemetry
 from serve.gateway.upstream import Upstream, model_path
@@ -96,13 +96,13 @@ def protocol_router(upstream: Upstream, draining: Callable[[], bool]) -> APIRout
 
     @router.get("/v2/health/live", summary="Is the model server alive?", responses=HEALTH)
     async def live() -> Response:
-        return as_it_came(await upstream.get("/v2/health/live"))
+        return as_triton_would(await upstream.live(), reached=await upstream.live())
 
     @router.get("/v2/health/ready", summary="Is the model server ready?", responses=HEALTH)
     async def ready() -> Response:
         if draining():
             return JSONResponse({"error": "the gateway is stopping"}, 503)
-        return as_it_came(await upstream.get("/v2/health/ready"))
+        return as_triton_would(await upstream.ready(), reached=await upstream.live())
 
     @router.get("/v2/models/stats", summary="Statistics of all models", responses=UPSTREAM)
     async def all_statistics() -> Response:
@@ -165,6 +165,17 @@ def _add_part(router: APIRouter, upstream: Upstream, part: str, summary: str) ->
         f"/v2/models/{{model}}/versions/{{version}}/{part}", of_version, summary=summary.format("version"),
         responses=OF_MODEL, description=NOTES.get(part),
     )  # fmt: skip
+
+
+def as_triton_would(healthy: bool, *, reached: bool) -> Response:
+    """Triton's answer to a question after its health, by what it said when it was last probed.
+
+    Raises:
+        UpstreamDownError: no Triton answered.
+    """
+    if not reached:
+        raise UpstreamDownError("the model server can't be reached", why="it did not answer when it was last probed")
+    return Response(status_code=200 if healthy else 400)
 
 
 def as_it_came(answer: UpstreamResponse, down: Iterable[tuple[str, str]] = ()) -> Response:

@@ -136,8 +136,11 @@ class Settings:
     """Seconds that a binary request may wait for others of the same form, to go to Triton as one with them (0.001 is
     the shortest that the clock knows); 0 for never."""
 
+    coalesce_keys: bool = False
+    """Whether requests of different keys may go to Triton as one."""
+
     health_interval_s: float = 1.0
-    """Seconds between probes of each Triton, where there are several or --discover."""
+    """Seconds between probes of each Triton."""
 
     reuse_port: bool = False
     """Share the port with another gateway of the same user: start the new one, then stop the old one."""

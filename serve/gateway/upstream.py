@@ -13,6 +13,7 @@ import orjson
 
 from serve.gateway.balancer import Balancer
 from serve.gateway.coalesce import Coalescer
+from serve.gateway.deadline import EarlyTimeoutError
 from serve.gateway.errors import (
     GatewayError,
     SlowBodyError,
@@ -25,7 +26,7 @@ from serve.gateway.incidents import Incidents
 from serve.gateway.memory import Memory, Share
 from serve.gateway.metadata import ModelMetadata
 from serve.gateway.outages import ModelDownError, Outages
-from serve.gateway.protocol import SEQUENCE
+from serve.gateway.sequences import sequence_of
 from serve.gateway.settings import Settings
 from serve.gateway.telemetry import Telemetry
 from serve.gateway.tensors import ProtocolError
@@ -76,6 +77,7 @@ class Upstream:
             timeout_s=settings.timeout_s,
             on_error=lambda kind: telemetry.upstream_errors.labels(kind).inc(),
             on_retry=telemetry.retries.inc,
+            on_eject=lambda address, model, kind: telemetry.ejections.labels(str(address), model, kind).inc(),
             discover=settings.discover,
             hold=None if memory is None else partial(Share, memory),
         )
@@ -105,13 +107,25 @@ class Upstream:
             raise _failure(err) from err
 
     async def infer(
-        self, path: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes | GrowingBody, timeout_s: float
+        self,
+        path: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        body: bytes | GrowingBody,
+        timeout_s: float,
+        *,
+        who: bytes | None = None,
     ) -> Response:
-        """POST an infer request; raises GatewayError (502, 503, 504)."""
+        """POST an infer request; raises GatewayError (502, 503, 504).
+
+        Args:
+            who: whose it is; None for one that goes alone.
+        """
         began = time.monotonic()
         try:
-            if self._coalescer is not None and isinstance(body, bytes) and self._coalescer.takes(headers):
-                answer = await self._coalesced(self._coalescer, path, headers, body, timeout_s)
+            coalescer = self._coalescer
+            if coalescer is not None and who is not None and isinstance(body, bytes) and coalescer.takes(headers):
+                who = b"" if self._settings.coalesce_keys else who
+                answer = await self._coalesced(coalescer, path, headers, body, timeout_s, who)
             else:
                 answer = await self._exchange(path, headers, body, timeout_s)
         except ExchangeError as err:
@@ -126,7 +140,7 @@ class Upstream:
         self, path: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes | GrowingBody, timeout_s: float
     ) -> Response:
         return await self.balancer.exchange(
-            b"POST", path, headers, body, timeout_s=timeout_s, repeatable=lambda: SEQUENCE not in body
+            b"POST", path, headers, body, timeout_s=timeout_s, sequence=sequence_of(headers, body)
         )
 
     async def _coalesced(
@@ -136,6 +150,7 @@ class Upstream:
         headers: Sequence[tuple[bytes, bytes]],
         body: bytes,
         timeout_s: float,
+        who: bytes,
     ) -> Response:
         """As one request with others, where the model's settings and batches allow it."""
         known = self._joined.get(path)
@@ -144,7 +159,7 @@ class Upstream:
         _, most, wait_s = known
         if most < 2:
             return await self._exchange(path, headers, body, timeout_s)
-        return await coalescer.infer(path, headers, body, timeout_s, most=most, wait_s=wait_s)
+        return await coalescer.infer(path, headers, body, timeout_s, most=most, wait_s=wait_s, who=who)
 
     async def post_all(self, path: str, body: bytes) -> Response:
         """POST a body to every Triton; the first answer that is no 200, else the last. Raises GatewayError."""
@@ -152,14 +167,18 @@ class Upstream:
         headers = self._control if path == INDEX else []
         for node in self.balancer.nodes:
             try:
-                answers.append(await node.pool.request(b"POST", path.encode("ascii"), headers, body))
+                answers.append(await node.control.request(b"POST", path.encode("ascii"), headers, body))
             except ExchangeError as err:
                 raise _failure(err) from err
         return next((answer for answer in answers if answer.status != 200), answers[-1])
 
     async def ready(self) -> bool:
-        """Whether a Triton says that it and its models are ready."""
-        return await self.balancer.any_ready()
+        """Whether a Triton said, when it was last probed, that it and its models are ready."""
+        return (await self.balancer.health())[1]
+
+    async def live(self) -> bool:
+        """Whether a Triton answered when it was last probed."""
+        return (await self.balancer.health())[0]
 
     async def metadata(self, model: str, version: str | None = None) -> ModelMetadata:
         """A model's metadata, at most `CACHE_S` seconds old.
@@ -226,7 +245,9 @@ class Upstream:
         most = 0
         if wait_s:
             with suppress(GatewayError):
-                most = (await self.metadata(model, version or None)).max_batch_size
+                known = await self.metadata(model, version or None)
+                texts = any(tensor.datatype == "BYTES" for tensor in (*known.inputs, *known.outputs))
+                most = 0 if texts else known.max_batch_size
         if len(self._joined) >= CACHE_MODELS:
             self._joined.clear()
         self._joined[path] = found = (time.monotonic() + CACHE_S, most, wait_s)
@@ -246,7 +267,8 @@ def _failure(err: ExchangeError) -> GatewayError:
     if err.kind == "stalled":
         return SlowBodyError("the request's body did not come in time", why=str(err))
     if err.kind == "timeout":
-        return UpstreamTimeoutError("the model server took too long", why=str(err))
+        kind = EarlyTimeoutError if err.early else UpstreamTimeoutError
+        return kind("the model server took too long", why=str(err))
     if err.kind in ("refused", "busy"):
         mend = "try again in a moment; if it stays so, look whether the model server runs"
         return UpstreamDownError("the model server can't be reached", why=_public(err), mend=mend)

@@ -13,11 +13,13 @@ import pytest
 import torch
 
 import compress
-from compress.backends import OnnxBackend
+from compress import measured
+from compress.backends import OnnxBackend, open_model
 from compress.backends import onnxrt_device as device_module
 from compress.backends.onnxrt_device import OnnxDeviceBackend, ProviderOptions
 from compress.cli import main
 from compress.errors import RecipeError, StageError, ToolkitError
+from compress.measure_report import measure_table
 from compress.measured import measure_files, signature_of_onnx
 from compress.model import OnnxModel, sample_inputs
 from compress.options import ExportOptions, MeasureOptions
@@ -42,7 +44,7 @@ def test_models_of_every_kind_are_timed_side_by_side_and_compared_with_the_first
     paths = [made / "model.pt", made / "artifact", made / "artifact/model.onnx"]
     found = measure_files(paths, fast(batches=(1, 4)))
     assert [(row.batch, row.runtime) for row in found.figures] == [
-        (batch, runtime) for batch in (1, 4) for runtime in ("torch eager", "ONNX Runtime CPU", "ONNX Runtime CPU")
+        (batch, runtime) for batch in (1, 4) for runtime in ("torch eager", "ONNX Runtime", "ONNX Runtime")
     ]
     for row in found.figures:
         assert 0 < row.p50_ms <= row.p99_ms
@@ -59,14 +61,53 @@ def test_data_is_run_in_place_of_random_inputs(made: Path, tmp_path: Path) -> No
     assert found.figures[0].batch == 5
 
 
+def graph_of(kind: str, path: Path) -> Path:
+    """One operator over samples of three numbers."""
+    values = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["batch", 3]) for n in ("x", "y")]
+    graph = onnx.helper.make_graph([onnx.helper.make_node(kind, ["x"], ["y"])], "g", *([v] for v in values))
+    made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(made, path)
+    return path
+
+
+def test_answers_are_compared_on_all_of_the_data_not_on_what_is_timed(tmp_path: Path) -> None:
+    """Only one sample, in the middle, tells the two apart."""
+    paths = [graph_of("Identity", tmp_path / "a.onnx"), graph_of("Relu", tmp_path / "b.onnx")]
+    samples = np.ones((40, 3), np.float32)
+    samples[17] = -1
+    np.savez(tmp_path / "data.npz", x=samples)
+    found = measure_files(paths, fast(data=str(tmp_path / "data.npz")))
+    _, other = found.figures
+    assert (other.cosine_similarity, other.max_abs_error, other.compared) == (0.0, 1.0, 40)
+    told = measure_table(found).title
+    assert "cosine: the least of 40 samples of the data" in str(told)
+    drawn = measure_files(paths, fast())
+    assert [row.compared for row in drawn.figures] == [0, 0]
+    assert "cosine: of one batch of random inputs" in str(measure_table(drawn).title)
+
+
+def test_data_of_fewer_samples_than_a_batch_says_that_it_compared_none(tmp_path: Path) -> None:
+    paths = [graph_of("Identity", tmp_path / "a.onnx")]
+    np.savez(tmp_path / "data.npz", x=np.ones((3, 3), np.float32))
+    assert measure_files(paths, fast(batches=(5,), data=str(tmp_path / "data.npz"))).figures[0].compared == 0
+
+
+def test_on_the_cpu_models_are_timed_by_what_times_them_in_a_report(made: Path) -> None:
+    options = fast()
+    for path in (made / "model.pt", made / "artifact"):
+        model = measured._opened(path, options)
+        ((_, backend),) = measured._backends("it", model, torch.device("cpu"), options)
+        assert type(backend) is type(open_model(model, threads=1))
+
+
 def test_the_command_writes_a_table_and_json(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["measure", str(made / "artifact"), "--rounds", "2", "--json", str(tmp_path / "m.json")]
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert not ended.value.code
-    assert "ONNX Runtime CPU" in capsys.readouterr().out
+    assert "ONNX Runtime" in capsys.readouterr().out
     told = json.loads((tmp_path / "m.json").read_text())
-    assert told["figures"][0]["runtime"] == "ONNX Runtime CPU"
+    assert told["figures"][0]["runtime"] == "ONNX Runtime"
     assert told["environment"]["cpu"]
 
 

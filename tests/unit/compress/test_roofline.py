@@ -16,8 +16,9 @@ from compress.grid import measure_grid
 from compress.measure import onnx_layer_bytes, onnx_macs
 from compress.model import Model, OnnxModel, sample_inputs
 from compress.reproduce import script
-from compress.roofline import machine, roofline
+from compress.roofline import Layer, Roofline, _fastest, roofline, same_roofs
 from compress.roofline_report import roofline_plot, roofline_table
+from compress.roofs import TRIES, Machine, machine
 from compress.stages.quantize_onnx import QuantizeOnnx
 from tests.families import family
 from tests.unit.compress.test_half_onnx import exported, random_data
@@ -71,6 +72,42 @@ def test_int8_layers_have_a_roof_of_their_own(tmp_path: Path) -> None:
     assert "<svg" in roofline_plot(found)
     assert roofline_table(found).row_count == min(20, len(found.layers))
     assert set(found.to_dict()["time_share"]) == {"compute", "memory", "overhead"}
+
+
+def reached(microseconds: float, gops: float, *, int8: bool = False) -> Layer:
+    """A layer of that speed."""
+    ops = gops * 1e9 * microseconds / 1e6
+    return Layer("layer", "Conv", microseconds, ops, ops / 100, int8, "overhead")
+
+
+def test_no_layer_of_a_telling_length_is_above_its_roof() -> None:
+    busy = Machine(1, 50e9, 200e9, 10e9)
+    layers = (reached(1000, 80), reached(1000, 150, int8=True), reached(2, 900))
+    lifted = busy.lifted_to(_fastest(layers))
+    assert lifted.float_ops == pytest.approx(80e9)
+    assert (lifted.int8_ops, lifted.lifted) == (200e9, ("float",))
+    found = Roofline(lifted, layers).under(lifted)
+    assert [layer.bound for layer in found.layers[:2]] == ["compute", "compute"]
+    table = roofline_table(found)
+    assert "80* GFLOP/s in float, 200 GOP/s" in str(table.title)
+    assert "busy" in str(table.caption)
+    assert "float 80* GOP/s" in roofline_plot(found)
+    assert roofline_table(Roofline(busy, layers)).caption is None
+
+
+def test_the_best_of_all_measurements_counts_for_all_models_of_a_report() -> None:
+    first, second = Machine(1, 50e9, 300e9, 10e9, tries=8), Machine(1, 80e9, 200e9, 9e9, tries=16, lifted=("float",))
+    found = same_roofs({"a": Roofline(first, (reached(100, 10),)), "b": Roofline(second, (reached(100, 70),))})
+    assert found["a"].machine == found["b"].machine == Machine(1, 80e9, 300e9, 10e9, tries=16, lifted=("float",))
+    assert found["a"].layers[0].bound == "overhead", "8 times below, now"
+    better = second.or_better(Machine(1, 90e9, 1e9, 1e9))
+    assert better.lifted == (), "once it is measured above the layer, it is no layer's own"
+    assert same_roofs({}) == {}
+
+
+def test_roofs_are_measured_again_beside_each_model(wide: OnnxModel) -> None:
+    before = machine(1).tries
+    assert roofline(wide.path, sample_inputs(wide.signature, 1), calls=5).machine.tries == before + 2 * TRIES
 
 
 def test_this_machine_was_measured_once() -> None:

@@ -1,0 +1,99 @@
+"""An ONNX file without its large weights: what it computes, in types and shapes, is read in milliseconds."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+
+__all__ = ["outline"]
+
+# A tensor that is written in more bytes than this has more than 1,024 elements: nobody looks at its values.
+LARGE = 64 * 1024
+# Numbers of fields in onnx.proto3, which are fixed for good.
+GRAPH, INITIALIZER = 7, 5  # of ModelProto, of GraphProto
+VALUES = {4, 5, 6, 7, 9, 10, 11}  # of TensorProto: float_data, …, raw_data, …, uint64_data
+FIXED = {1: 8, 5: 4}  # bytes of a field, by its wire type
+VARINT, BYTES = 0, 2
+
+
+def outline(path: Path) -> onnx.ModelProto:
+    """A model whose large initializers have a name, a type and dimensions, and no values.
+
+    Neither external data nor the values are read, so that time and memory follow from the number of nodes.
+
+    Raises:
+        OSError: there is no such file.
+        DecodeError: it is no ONNX file.
+    """
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            raise DecodeError("the file is empty")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return onnx.ModelProto.FromString(b"".join(_model(data)))
+
+
+def _model(data: mmap.mmap) -> Iterator[bytes]:
+    for number, start, inside, end in _fields(data, 0, len(data)):
+        if number == GRAPH and inside is not None:
+            yield from _message(GRAPH, b"".join(_graph(data, inside, end)))
+        else:
+            yield data[start:end]
+
+
+def _graph(data: mmap.mmap, begin: int, end: int) -> Iterator[bytes]:
+    for number, start, inside, stop in _fields(data, begin, end):
+        if number == INITIALIZER and inside is not None and stop - inside > LARGE:
+            kept = (data[at:to] for field, at, _, to in _fields(data, inside, stop) if field not in VALUES)
+            yield from _message(INITIALIZER, b"".join(kept))
+        else:
+            yield data[start:stop]
+
+
+def _fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int | None, int]]:
+    """Number of each field, where it starts, where its bytes start (None for numbers), and where it ends."""
+    while at < end:
+        start = at
+        tag, at = _varint(data, at, end)
+        kind, inside = tag & 7, None
+        if kind == BYTES:
+            length, inside = _varint(data, at, end)
+            at = inside + length
+        elif kind == VARINT:
+            _, at = _varint(data, at, end)
+        elif kind in FIXED:
+            at += FIXED[kind]
+        else:
+            raise DecodeError("the file is no ONNX model")
+        if at > end:
+            raise DecodeError("the file ends too early")
+        yield tag >> 3, start, inside, at
+
+
+def _varint(data: mmap.mmap, at: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < end and shift < 64:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+    raise DecodeError("the file ends too early")
+
+
+def _message(number: int, content: bytes) -> Iterator[bytes]:
+    yield _encoded(number << 3 | BYTES)
+    yield _encoded(len(content))
+    yield content
+
+
+def _encoded(value: int) -> bytes:
+    found = bytearray()
+    while value > 127:
+        found.append(value & 127 | 128)
+        value >>= 7
+    return bytes((*found, value))
