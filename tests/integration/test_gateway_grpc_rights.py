@@ -65,7 +65,7 @@ class Served:
         try:
             self.channel.unary_unary(name)(message, metadata=metadata, timeout=PATIENCE_S)
         except grpc.RpcError as err:
-            code: grpc.StatusCode = err.code()  # type: ignore[attr-defined]
+            code: grpc.StatusCode = err.code()
             return code
         return grpc.StatusCode.OK
 

@@ -285,7 +285,7 @@ async def test_everything_that_a_key_asks_is_counted_against_it(tmp_path: Path) 
         ):
             for (kind, line), secret in secrets.items():
                 gate = Tried(address, triton, {"x": secret})
-                got = [(await gate.ask(*line.split(" "), "x")).status for _ in range(21)]  # type: ignore[arg-type]
+                got = [(await gate.ask(*line.split(" "), "x")).status for _ in range(21)]
                 assert got[-1] == 429, (kind, line, got)
                 assert set(got[got.index(429) :]) == {429}
                 if "infer" in line or "predict" in line:
