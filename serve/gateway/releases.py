@@ -52,6 +52,12 @@ class Releases:
         self._saved: dict[int, float] = {}
         self._broken = False
         self._started = False
+        upstream.answers_for_name = self._answers_for_name
+
+    def _answers_for_name(self, model: str, version: str) -> bool:
+        """Whether a version that Triton does not serve is one that answers for its model's name."""
+        release = self._by_model.get(model)
+        return release is not None and release.kept == Target(model, version)
 
     def get(self, model: str) -> Release | None:
         """The release of a model that clients ask for; None where Triton's own answer is wanted."""
