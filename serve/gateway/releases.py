@@ -223,9 +223,8 @@ class Releases:
     async def _not_loaded(self, target: Target) -> str:
         """Which Triton does not say that a model is ready; "" where all do."""
         path = model_path(target.model, target.version)
-        for node in self._upstream.balancer.nodes:
-            if not node.ready:
-                continue
+        nodes = self._upstream.balancer.nodes
+        for node in [node for node in nodes if node.ready] or nodes:
             try:
                 answer = await node.control.request(b"GET", f"{path}/ready".encode(), timeout_s=PATIENCE_S)
             except ExchangeError as err:
