@@ -147,12 +147,12 @@ def test_a_link_that_would_change_the_answers_is_left_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the mistake: here what divides forgets the first producer."""
-    from compress.stages import smooth_onnx
+    from compress.stages import scale_links, smooth_onnx
 
     model = prepared("LayerNorm and residual", tmp_path)
     data = calibration(model, tmp_path, 20)
     first = find_links(Graph(model.path))[0].producer.name
-    divide = smooth_onnx.divide_producer
+    divide = scale_links.divide_producer
     monkeypatch.setattr(
         smooth_onnx,
         "divide_producer",

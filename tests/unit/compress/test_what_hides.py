@@ -204,6 +204,7 @@ def test_products_that_torch_does_not_count_are_counted(how: str, macs: int, tmp
     assert torch_macs(module, model.signature) == macs
     if how in ("vector", "einsum"):
         given = OnnxFromTorch().run(model, tmp_path, quiet).model
+        assert isinstance(given, OnnxModel)
         assert onnx_macs(given.path, given.signature) == macs
 
 
