@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,6 +64,6 @@ def test_no_name_is_nearer_to_another_point_than_to_its_own(apart: float) -> Non
         assert min(own) <= min(others) + 1, text.get_text()
 
 
-def far(box: Bbox, spot: tuple[float, float]) -> float:
+def far(box: Bbox, spot: Any) -> float:
     across, up = (max(low - at, 0, at - high) for at, low, high in zip(spot, box.min, box.max, strict=True))
     return float(np.hypot(across, up))
