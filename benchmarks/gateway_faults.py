@@ -1,6 +1,6 @@
 """What clients see while something goes wrong, and whether the others are unharmed.
 
-    python benchmarks/gateway_faults.py [--seconds 4] [--soak 0]
+    python benchmarks/gateway_faults.py [--seconds 4] [--soak 0] [--only WORDS]
 
 Two Tritons with a tiny network behind one gateway in a process of its own. Sixteen bystanders ask in closed loops,
 first in peace, then while the fault happens; their outcomes and p99 of both are shown, the longest answer, and the
@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -48,16 +49,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each half: in peace, and under the fault")
     parser.add_argument("--soak", type=float, default=0.0, help="seconds of load afterwards")
+    parser.add_argument("--only", default="", help="faults whose label holds these words")
     arguments = parser.parse_args()
     figures: dict[str, object] = {"cores": os.cpu_count() or 0}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pack(save_network(folder / "artifact"), repository=folder / "repository", name="mlp")
+        label = "one of two fails each request at once"
+        if arguments.only in label:
+            figures[label] = with_servers(folder, lambda _: nothing, arguments.seconds, first=failing(folder))
+            show(label, figures[label])
         for label, fault in CLIENTS.items():
+            if arguments.only not in label:
+                continue
             figures[label] = with_servers(folder, lambda _: fault, arguments.seconds)  # noqa: B023  called at once
             show(label, figures[label])
         for label, number in (("one of two Tritons is killed", signal.SIGKILL), ("one stops", signal.SIGTERM),
                               ("one freezes", signal.SIGSTOP)):  # fmt: skip
+            if arguments.only not in label:
+                continue
             figures[label] = with_servers(folder, lambda triton: strike(triton, number), 2 * arguments.seconds)  # noqa: B023
             show(label, figures[label])
         if arguments.soak:
@@ -70,13 +80,33 @@ def show(label: str, figures: object) -> None:
     print(f"{label}: {figures}", flush=True)
 
 
+def failing(folder: Path) -> Path:
+    """A repository whose model of the same name raises at each request."""
+    repository = folder / "failing"
+    model = repository / "mlp"
+    shutil.copytree(folder / "repository" / "mlp", model)
+    config = model / "config.pbtxt"
+    config.write_text(config.read_text().replace('"onnxruntime"', '"python"'))
+    for path in (model / "1").iterdir():
+        path.unlink()
+    (model / "1" / "model.py").write_text(
+        "class TritonPythonModel:\n    def execute(self, requests):\n        raise MemoryError('all is in use')\n"
+    )
+    return repository
+
+
 def with_servers(
-    folder: Path, fault_for: Callable[[TritonServer], Fault], seconds: float, *, each_minute: bool = False
+    folder: Path,
+    fault_for: Callable[[TritonServer], Fault],
+    seconds: float,
+    *,
+    each_minute: bool = False,
+    first: Path | None = None,
 ) -> dict[str, object]:
-    """The figures of one fault, with servers of its own."""
+    """The figures of one fault, with servers of its own; `first` is the repository of the first of them."""
     ports = Ports(0, 0, 0)
     with (
-        TritonServer(folder / "repository", ports=ports) as one,
+        TritonServer(first or folder / "repository", ports=ports) as one,
         TritonServer(folder / "repository", ports=ports) as two,
     ):
         command = [str(Path(sys.executable).with_name("serve")), "gateway", "--port", "0", "--head-timeout-s", "2"]
@@ -273,7 +303,39 @@ async def rubbish(address: Address) -> str:
     return await answers(address, kinds * 50)
 
 
+async def hurry(address: Address) -> str:
+    """Five thousand requests with a deadline of a millisecond."""
+    counted: Counter[str] = Counter()
+
+    async def one() -> None:
+        pool = Pool(address, timeout_s=10)
+        for _ in range(250):
+            with contextlib.suppress(ExchangeError):
+                answer = await pool.request(b"POST", INFER, [*HEADERS, (b"x-request-timeout-ms", b"1")], BODY)
+                counted[str(answer.status)] += 1
+        await pool.close()
+
+    await asyncio.gather(*(one() for _ in range(20)))
+    return str(dict(counted))
+
+
+async def readiness(address: Address) -> str:
+    """Fifteen hundred clients that ask whether it is ready and hang up, and one that waits for the answer."""
+    counted: Counter[str] = Counter()
+    pool = Pool(address, timeout_s=10)
+    for _ in range(15):
+        pairs = await asyncio.gather(*(asyncio.open_connection(address.host, address.port) for _ in range(100)))
+        for _, writer in pairs:
+            writer.write(b"GET /readyz HTTP/1.1\r\nhost: a\r\n\r\n")
+            writer.close()
+        counted[str((await pool.request(b"GET", b"/readyz")).status)] += 1
+    await pool.close()
+    return str(dict(counted))
+
+
 CLIENTS: dict[str, Fault] = {
+    "5,000 requests with a deadline of 1 ms": hurry,
+    "1,500 clients ask for readiness and hang up": readiness,
     "10,000 idle connections": idle,
     "200 clients drip their heads": drip,
     "2,000 clients hang up": leave,

@@ -2,7 +2,8 @@
 
     python benchmarks/rollout_simulation.py [--runs 300] [--rate 100] [--plot FILE.svg]
 
-The rollout's own code judges made-up traffic: Poisson arrivals, lognormal latencies that drift together (a busy
+The gateway's own classes, from the choice of who is asked to the decision, run on a simulated clock in front of two
+made-up models. Traffic: Poisson arrivals, lognormal latencies that drift together (a busy
 machine hits both models), failures at random. Beside it, on the same kind of traffic, two common ways: thresholds
 checked every 10 s with four failed checks forgiven (as canary controllers are set up by default), and significance
 tests at 1% repeated every 10 s.
@@ -11,21 +12,40 @@ tests at 1% repeated every 10 s.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import math
 import multiprocessing
 import random
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
+from simulated_time import simulated
+
+from serve.gateway.gate import Gate
+from serve.gateway.identity import Identity
+from serve.gateway.keys import Key
+from serve.gateway.release import Release
+from serve.gateway.released import Released
+from serve.gateway.releases import LOOK_S
+from serve.gateway.settings import Settings
+from serve.http_client import Response
 from serve.rollout.analysis import Outcome
 from serve.rollout.course import Course
-from serve.rollout.plan import Plan
+from serve.rollout.plan import Plan, Target
 
 LONGEST_S = 3600.0
 CHECK_S = 10.0
+FAILURE_S = 0.01
+POISON = b"poison"
+ANSWER, OTHER_ANSWER = (
+    b'{"model_name":"m","outputs":[{"name":"y","datatype":"INT64","shape":[1,1],"data":[%d]}]}' % label
+    for label in (1, 2)
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +60,8 @@ class World:
         from_s: when the candidate's faults begin.
         storms: whether both models fail together for 5 s of each minute (30% of requests).
         drift: standard deviation of the common factor of latencies.
-        bad: whether the candidate ought to be taken back; None where it is at the bound.
+        bad: whether the candidate ought to be taken back.
+        poison: share of requests that fail, whoever is asked.
     """
 
     errors: float = 0.001
@@ -52,13 +73,16 @@ class World:
     storms: bool = False
     drift: float = 0.3
     bad: bool = False
+    poison: float = 0.0
 
 
 WORLDS = {
     "the same model": World(),
     "no failures at all": World(errors=0, base_errors=0, disagreement=0),
     "both fail at 2%": World(errors=0.02, base_errors=0.02),
+    "both fail at the same 2%": World(poison=0.02),
     "both fail in storms": World(storms=True),
+    "the old one fails at 2%": World(base_errors=0.02),
     "a third faster": World(slower=0.67),
     "10% slower": World(slower=1.1),
     "fails always": World(errors=1, bad=True),
@@ -81,6 +105,7 @@ class Traffic:
 
     def __init__(self, world: World, rate: float, seed: int) -> None:
         self.world = world
+        self.seed = seed
         self.random = random.Random(seed)  # noqa: S311
         self.rate = rate
         self.now = 0.0
@@ -95,13 +120,13 @@ class Traffic:
             self._level_at += 1.0
         return self.now
 
-    def outcome(self, *, candidate: bool) -> Outcome:
+    def outcome(self, *, candidate: bool, poison: bool = False) -> Outcome:
         world, draw = self.world, self.random
         faulty = candidate and self.now >= world.from_s
         errors = world.errors if faulty else world.base_errors
         if world.storms and self.now % 60 < 5:
             errors = 0.3
-        if draw.random() < errors:
+        if poison or draw.random() < errors:
             return Outcome(True, None)
         seconds = 0.01 * math.exp(self._level + draw.gauss(0, 0.3))
         if faulty:
@@ -112,23 +137,54 @@ class Traffic:
         return self.now >= self.world.from_s and self.random.random() < self.world.disagreement
 
 
+class Tritons:
+    """Both models, in the place of the gateway's `Upstream`: they answer after as long as the traffic says."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+
+    async def infer(self, path: bytes, _headers: object, body: bytes, _timeout_s: float) -> Response:
+        candidate = b"/candidate/" in path
+        outcome = self._traffic.outcome(candidate=candidate, poison=body == POISON)
+        await asyncio.sleep(outcome.seconds or FAILURE_S)
+        if outcome.failed:
+            return Response(500, [], b'{"error":"failed"}', 0)
+        other = candidate and self._traffic.disagrees()
+        return Response(200, [], OTHER_ANSWER if other else ANSWER, 0)
+
+
+async def follow(traffic: Traffic, plan: Plan) -> tuple[str, float]:
+    """The gateway's own classes route, copy, compare and judge; only who is asked, and the clock, are made up."""
+    gate = Gate(Settings(upstream=("http://127.0.0.1:1",)), cast(Any, None))
+    released = Released(gate, cast(Any, Tritons(traffic)))
+    course = Course(plan, time.monotonic())
+    release = Release(traffic.seed, "m", Target("baseline"), Target("candidate"), plan, course)
+    client = Identity(Key(id="c", name="c", digest="0" * 64), None)
+    asked: set[asyncio.Task[Response]] = set()
+
+    async def look() -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            release.look()
+
+    looking = asyncio.create_task(look())
+    while release.running and (due := traffic.next()) < LONGEST_S:
+        await asyncio.sleep(due - time.monotonic())
+        body = POISON if traffic.random.random() < traffic.world.poison else b"{}"
+        task = asyncio.create_task(released.infer(release, b"/v2/models/m/infer", client, (), (), body, 30.0))
+        asked.add(task)
+        task.add_done_callback(asked.discard)
+    ended = time.monotonic()
+    looking.cancel()
+    await asyncio.gather(*asked)
+    await released.close()
+    return course.state, ended
+
+
 def ours(traffic: Traffic, plan: Plan) -> tuple[str, float]:
     """What the rollout decides, and when."""
-    course = Course(plan, 0.0)
-    while course.state == "running" and (now := traffic.next()) < LONGEST_S:
-        if traffic.random.random() < course.weight:
-            course.analysis.candidate(traffic.outcome(candidate=True))
-        else:
-            outcome = traffic.outcome(candidate=False)
-            if traffic.random.random() < course.copies:
-                copy = traffic.outcome(candidate=True)
-                course.analysis.copied(copy, outcome)
-                if not copy.failed and not outcome.failed:
-                    course.analysis.compared(1, int(traffic.disagrees()), 0.0, 0.0)
-            if course.weight:
-                course.analysis.baseline(outcome)
-        course.look(now)
-    return course.state, traffic.now
+    random.seed(traffic.seed)  # who meets the candidate, and what is copied
+    return simulated(follow(traffic, plan))
 
 
 def thresholds(traffic: Traffic, plan: Plan) -> tuple[str, float]:
@@ -179,7 +235,8 @@ def _checked(
         check = began + CHECK_S
         while (now := traffic.next()) < check or now - began < plan.step_s:
             is_candidate = traffic.random.random() < weight
-            (candidate if is_candidate else baseline).append(traffic.outcome(candidate=is_candidate))
+            poison = traffic.random.random() < traffic.world.poison
+            (candidate if is_candidate else baseline).append(traffic.outcome(candidate=is_candidate, poison=poison))
             if now >= check:
                 check += CHECK_S
                 if candidate and baseline and judge(candidate, baseline):
@@ -209,13 +266,15 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=300)
     parser.add_argument("--rate", type=float, default=100.0, help="requests a second, in all")
     parser.add_argument("--worlds", default="", help="only those whose name holds this")
+    parser.add_argument("--ways", default="", help="only those whose name holds this")
+    parser.add_argument("--processes", type=int)
     parser.add_argument("--plot", type=Path)
     arguments = parser.parse_args()
     result: dict[str, dict[str, dict[str, float | None]]] = {}
     print(f"{'':38} {'':15} taken back  promoted  undecided   median s   95% s")
-    with multiprocessing.Pool() as pool:
+    with multiprocessing.Pool(arguments.processes) as pool:
         for world in (name for name in WORLDS if arguments.worlds in name):
-            for way in WAYS:
+            for way in (way for way in WAYS if arguments.ways in way):
                 tasks = [(way, world, arguments.rate, seed) for seed in range(arguments.runs)]
                 found = pool.map(one, tasks, chunksize=4)
                 shares = {

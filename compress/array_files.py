@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from compress.vetting.archive import Archive, Entry
+from compress.wording import counted
 
 __all__ = ["ArrayFileError", "Member", "members_of", "open_npy", "open_npz", "read_member"]
 
@@ -69,7 +70,7 @@ def members_of(path: Path) -> dict[str, Member]:
     with path.open("rb") as file:
         archive = Archive(file)
         if len(archive.entries) > MAX_NAMES:
-            raise ArrayFileError(f"it holds {len(archive.entries):,} arrays")
+            raise ArrayFileError(f"it holds {counted(len(archive.entries), 'arrays')}")
         found = {}
         for name, entry in archive.entries.items():
             if not name.endswith(".npy"):

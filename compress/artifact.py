@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from compress.errors import ArtifactError
 from compress.signature import Signature, TensorSpec
+from compress.vetting.texts import read_json
 
 __all__ = ["Artifact", "Measured", "Signature", "StageReport", "TensorSpec", "sha256_of"]
 
@@ -110,12 +111,14 @@ class StageReport:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         fields = dict(data)
-        measured = dict(fields["measured"])
-        if measured.get("latency_rounds_ms") is not None:
-            measured["latency_rounds_ms"] = tuple(measured["latency_rounds_ms"])
-        fields["measured"] = Measured(**measured)
-        fields["warnings"] = tuple(fields["warnings"])
-        return cls(**fields)
+        fields["measured"] = Measured(**{name: _figure(name, value) for name, value in fields["measured"].items()})
+        fields["warnings"] = tuple(map(_text, fields["warnings"]))
+        fields["seconds"] = _figure("seconds", fields["seconds"])
+        found = cls(**fields)
+        _text(found.stage), _text(found.did)
+        if type(found.details) is not dict or type(found.options) is not dict:
+            raise TypeError("a stage's details or options are no table")
+        return found
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,7 @@ class Artifact:
             why = "there is no artifact.json in it" if folder.is_dir() else "there is no such folder"
             raise ArtifactError(f"{folder} is not an artifact", why=why, mend=again)
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = read_json(path)
             if data["schema_version"] > SCHEMA_VERSION:
                 raise ArtifactError(
                     f"can't read {path}",
@@ -185,12 +188,12 @@ class Artifact:
                 )
             artifact = cls(
                 folder=folder,
-                model_file=Path(data["model_file"]).name,
-                format=data["format"],
-                sha256=data["sha256"],
+                model_file=Path(_text(data["model_file"])).name,
+                format=_text(data["format"]),
+                sha256=_text(data["sha256"]),
                 signature=Signature.from_dict(data["signature"]),
                 stages=tuple(StageReport.from_dict(stage) for stage in data["stages"]),
-                toolkit_version=data["toolkit_version"],
+                toolkit_version=_text(data["toolkit_version"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OSError, RecursionError) as err:
             raise ArtifactError(f"can't read {path}", why=f"it is damaged: {err!r}", mend=again) from err
@@ -200,6 +203,23 @@ class Artifact:
             why = f"{artifact.model_file} is not the file that artifact.json was written for (its sha256 differs)"
             raise ArtifactError(f"{folder} is damaged", why=why, mend=again)
         return artifact
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise TypeError(f"{str(value)[:40]!r} is no text")
+    return value
+
+
+def _figure(name: str, value: Any) -> Any:
+    """One that was measured: a number, a name, or, of the rounds, a row of numbers."""
+    if name == "latency_rounds_ms" and value is not None:
+        return tuple(_figure("latency_ms", part) for part in value)
+    if value is not None and type(value) not in ((str,) if name in ("metric", "runtime") else (int, float)):
+        raise TypeError(f"{name} is {str(value)[:40]!r}")
+    if type(value) is int and abs(value) >= 1 << 63:
+        raise ValueError(f"{name} is a number of more than 64 bits")
+    return value
 
 
 def _finite(value: Any) -> Any:

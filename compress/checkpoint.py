@@ -163,8 +163,10 @@ def _code(model: TorchModel) -> str:
         return json.dumps(to_data(module, inputs=len(model.signature.inputs))["nodes"]) + f"\n{module!r}"
     except GraphError:
         code = str(getattr(module, "code", ""))
-        with contextlib.suppress(OSError, TypeError):  # no source: built in, or made in a shell
-            code += inspect.getsource(type(module))
+        for kind in dict.fromkeys(type(layer) for layer in module.modules()):
+            if not kind.__module__.startswith("torch."):
+                with contextlib.suppress(OSError, TypeError):  # no source: built in, or made in a shell
+                    code += inspect.getsource(kind)
         return f"{code}\n{module!r}"
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from compress.data_sources import Fetched
 from compress.dataset import Dataset
 from compress.errors import RecipeError
+from compress.wording import Note
 
 __all__ = ["with_class_ids"]
 
@@ -59,11 +60,13 @@ def _ids(labels: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any] | None, str
         if labels.dtype.kind == "f":
             if not (np.isfinite(labels).all() and (labels == np.rint(labels)).all()):
                 return None, f"The labels ({kind}) are no class ids: they are not looked at."
-            return labels.astype(np.int64), f"The labels ({kind}) are whole numbers: they are taken as class ids."
+            return labels.astype(np.int64), Note(f"The labels ({kind}) are whole numbers: they are taken as class ids.")
         return (labels, "") if labels.dtype.kind in "iu" else (labels.astype(np.int64), "")
     if labels.ndim == 2 and np.isin(labels, (0, 1)).all():
         if (labels.sum(axis=1) == 1).all():
-            return labels.argmax(1).astype(np.int64), f"The labels ({kind}) are one-hot: they are taken as class ids."
+            return labels.argmax(1).astype(np.int64), Note(
+                f"The labels ({kind}) are one-hot: they are taken as class ids."
+            )
         return None, (
             f"The labels ({kind}) name several classes or none for a sample: top1 does not fit them, and they are not "
             "looked at. A metric of your own (--metric package.module:function) is given them."

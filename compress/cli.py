@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -23,6 +24,7 @@ from compress.options import (
     SourceOptions,
 )
 from compress.running import at_work, run_to_end, spread, warn, work_of
+from compress.wording import Note
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,6 +49,7 @@ def export(
     options: ExportOptions,
     dry_run: Annotated[bool, Parameter(negative="", group=RUN)] = False,
     save_config: Annotated[Path | None, Parameter(group=RUN)] = None,
+    recipe: Annotated[Path | None, Parameter(parse=False)] = None,
 ) -> None:
     """Prune, finetune, quantize and export a model; measure what was gained and lost.
 
@@ -81,18 +84,19 @@ def export(
         console.print(planned, highlight=False, soft_wrap=True)
         return
     with at_work(options, work_of(options)) as terminal:
-        artifact, report = run(checkpoint, options, watcher=terminal)
+        artifact, report = run(checkpoint, options, watcher=terminal, recipe=recipe)
     console.print(stage_table(report))
     for finding in report.findings:
         if finding in warned:
             continue
-        console.print(f"[yellow]![/] {escape(finding)}", highlight=False, soft_wrap=True)
+        mark = "[blue]·[/]" if isinstance(finding, Note) else "[yellow]![/]"
+        console.print(f"{mark} {escape(finding)}", highlight=False, soft_wrap=True)
     console.print(", ".join(map(str, gains_of(report.stages))), markup=False, highlight=False, soft_wrap=True)
     console.print(f"latency: {report.measuring['latency']['told']}; measuring took "
                   f"{duration(report.measuring['seconds'])}", highlight=False, soft_wrap=True)  # fmt: skip
     files = "model.plan, model.onnx, engine.json" if artifact.format == "plan" else "model.onnx"
     console.print(
-        f"wrote {artifact.folder}: {files}, artifact.json, report.json, report.html, reproduce.sh",
+        f"wrote {artifact.folder}: {files}, artifact.json, report.json, report.html, recipe.toml, reproduce.sh",
         markup=False,
         soft_wrap=True,
     )
@@ -104,6 +108,7 @@ def optimize(
     *,
     options: OptimizeOptions,
     save_config: Annotated[Path | None, Parameter(group=RUN)] = None,
+    recipe: Annotated[Path | None, Parameter(parse=False)] = None,
 ) -> None:
     """Try pruning, precisions and calibrators, measure each, and export the best that loses no more than --max-drop.
 
@@ -128,7 +133,13 @@ def optimize(
     tables: list[Table] = []
     try:
         with at_work(options, work_of(options)) as terminal:
-            found = run(checkpoint, options, watcher=terminal, tell=lambda found: tables.append(search_table(found)))
+            found = run(
+                checkpoint,
+                options,
+                watcher=terminal,
+                recipe=recipe,
+                tell=lambda found: tables.append(search_table(found)),
+            )
     finally:  # of a search that found nothing inside the budget, too
         for table in tables:
             console.print(table)
@@ -137,9 +148,8 @@ def optimize(
     told = (
         "" if found.proof is None or found.proof.drop is None else f", {found.proof.drop:+.2f} points on other samples"
     )
-    console.print(
-        f"best for {options.goal}: {best.candidate.name}{told}; wrote {options.output}", markup=False, soft_wrap=True
-    )
+    wrote = f"wrote {options.output}, and all candidates in {options.output}.search/search.html"
+    console.print(f"best for {options.goal}: {best.candidate.name}{told}; {wrote}", markup=False, soft_wrap=True)
 
 
 @app.command
@@ -211,9 +221,9 @@ def run_recipe(recipe: Path, *flags: Annotated[str, Parameter(allow_leading_hyph
     config = Dict(data=dict(values), source=str(recipe), use_commands_as_keys=False)
     running = App(name="compress", config=config, suppress_keyboard_interrupt=False)
     if command == "export":
-        running.command(export)
+        running.command(partial(export, recipe=recipe), name=command)
     else:
-        running.command(optimize)
+        running.command(partial(optimize, recipe=recipe), name=command)
     running([command, *spread(flags)], exit_on_error=False)
 
 
@@ -229,18 +239,18 @@ def _save(path: Path, checkpoint: Path, options: ExportOptions | OptimizeOptions
 
 @app.command
 def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: bool = False, threads: int = 1) -> None:
-    """Tell what kind of file a checkpoint is, its signature, weights and multiply-accumulates.
+    """Tell what a model file is, its signature, weights and multiply-accumulates; of an artifact what was done, too.
 
     Parameters
     ----------
     checkpoint
-        Any model file; with --roofline an artifact's folder, too.
+        Any model file, or an artifact's folder.
     roofline
         Run it in ONNX Runtime, and tell what bounds each layer on this machine: arithmetic, memory, or overhead.
     threads
         For the roofline.
     """
-    from compress.examine import examine
+    from compress.examine import examine, next_of, told_of
     from compress.file_kind import file_kind
     from compress.measure import torch_macs, torch_params
     from compress.quiet import quiet
@@ -251,13 +261,19 @@ def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: 
         counted = None if found.model is None else torch_macs(found.model.module, found.signature)
     if found.model is not None:
         print(f"kind     {file_kind(checkpoint).value}")
+    if found.artifact is not None:
+        for name, text in told_of(found.artifact).items():
+            print(f"{name:<8} {text}")
     print(f"inputs   {', '.join(map(str, found.signature.inputs))}")
     print(f"outputs  {', '.join(map(str, found.signature.outputs))}")
-    if found.signature.sizes_text:
-        print(f"sizes    {found.signature.sizes_text}")
+    sizes = found.signature.sizes_text
+    if sizes:
+        print(f"sizes    {sizes}")
     if found.model is not None:
         print(f"params   {torch_params(found.model.module):,}")
-        print(f"MACs     {counted:,}")
+        print(f"MACs     {counted:,}" + (f" for a sample at {sizes}" if sizes else ""))
+    if found.artifact is not None:
+        print("\n".join(f"{'next' if not at else '':<8} {line}" for at, line in enumerate(next_of(found.artifact))))
     if found.roofline is not None:
         from compress.roofline_report import roofline_table
 
@@ -268,20 +284,20 @@ def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: 
 def lint(
     model: Path,
     *,
-    target: Literal["tensorrt"] = "tensorrt",
+    target: Literal["cpu", "tensorrt"] | None = None,
     layers: Annotated[bool, Parameter(name=["--layers", "--verbose"], negative="")] = False,
     json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
     """Say what a target would make of an ONNX file: each layer's precision, what it refuses, what is slow, and why.
 
-    Nothing is run, and TensorRT is not needed. Exit code 1 when it would refuse the file.
+    Nothing is run, and TensorRT is not needed. Exit code 1 when the target would refuse the file.
 
     Parameters
     ----------
     model
         An artifact's folder, or an ONNX file.
     target
-        What is to run it.
+        What is to run it: ONNX Runtime on a CPU, or TensorRT; by default what the artifact was made for, else TensorRT.
     layers
         Show each layer, too, behind what there is to mend.
     json_
@@ -290,10 +306,10 @@ def lint(
     import json
 
     from compress.engine.lint import lint_tensorrt
+    from compress.engine.lint_cpu import lint_cpu
     from compress.engine.lint_report import show_lint
 
-    assert target == "tensorrt"  # noqa: S101  there is one
-    found = lint_tensorrt(_onnx_of(model))
+    found = (lint_cpu if (target or _made_for(model)) == "cpu" else lint_tensorrt)(_onnx_of(model))
     if json_:
         print(json.dumps(found.to_dict(), indent=2))
     else:
@@ -366,6 +382,15 @@ def measure(
             console.print(f"[yellow]![/] {escape(told)}", highlight=False)
     if json_ is not None:
         write_files({json_: json.dumps(found.to_dict(), indent=2) + "\n"})
+
+
+def _made_for(path: Path) -> str:
+    """The target that an artifact was made for; TensorRT of a file, and of what no target has decided."""
+    from compress.artifact import Artifact
+
+    stages = Artifact.load(path).stages if path.is_dir() else ()
+    told = (str(stage.options["target"]) for stage in reversed(stages) if "target" in stage.options)
+    return "cpu" if next(told, "tensorrt") == "cpu" else "tensorrt"
 
 
 def _onnx_of(path: Path) -> Path:

@@ -145,7 +145,8 @@ def _wanted(expected: Arrays, labels: np.ndarray[Any, Any] | None, metric: Metri
     judged = metric.output or next(iter(expected))
     scores = expected[judged]
     found = {"metric": metric, "cosine": METRICS["cosine"]}
-    if scores.ndim == 2 and scores.shape[1] > 1 and scores.dtype.kind == "f":
+    several = metric.name == "f1"  # of several labels, the largest says nothing
+    if scores.ndim == 2 and scores.shape[1] > 1 and scores.dtype.kind == "f" and not several:
         found |= {"agreement": METRICS["agreement"].of(judged)}
         if labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu":
             found |= {"top1": METRICS["top1"].of(judged)}

@@ -15,6 +15,7 @@ import numpy as np
 
 from compress.array_files import Member, members_of, read_member
 from compress.errors import DatasetError
+from compress.wording import counted
 
 __all__ = ["Converted", "Fetched", "Fetcher", "Rows", "Shards", "open_shards"]
 
@@ -256,7 +257,7 @@ class Fetcher:
         if len(parts) not in (len(self._inputs), len(self._inputs) + 1):
             raise DatasetError(
                 f"can't use the samples of {self._source}",
-                why=f"one has {len(parts)} parts, the model {len(self._inputs)} inputs",
+                why=f"one has {counted(len(parts), 'parts')}, the model {counted(len(self._inputs), 'inputs')}",
                 mend="give (input, …, label), the inputs alone, or a dict by name",
             )
         return dict(zip([*self._inputs, "label"], parts, strict=False))

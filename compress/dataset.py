@@ -23,6 +23,7 @@ from compress.errors import DatasetError, SignatureError
 from compress.hashing import digest_of_arrays, digest_of_samples
 from compress.model import Arrays
 from compress.user_code import user_code
+from compress.wording import counted
 
 __all__ = ["Dataset", "seeded"]
 
@@ -58,14 +59,15 @@ class Dataset:
 
         That is a dict of arrays, or a map-style torch Dataset. An array belongs to the input of its name; a model with
         one input takes the only array that is not the labels, whatever its name. Labels are called label, labels,
-        target, targets or y.
+        target, targets or y, where no input is called so.
 
         Raises:
             DatasetError: missing, empty, damaged, without an array for an input, of unequal lengths, or with NaN.
             SignatureError: an array of the wrong shape or dtype.
         """
         arrays, digest, starts, fetcher = _read(source, signature)
-        labels = next((arrays.pop(name) for name in _LABELS if name in arrays), None)
+        taken = {spec.name for spec in signature.inputs}  # a model may take a "target"
+        labels = next((arrays.pop(name) for name in _LABELS if name in arrays and name not in taken), None)
         if len(signature.inputs) == 1 and len(arrays) == 1:
             arrays = {signature.inputs[0].name: next(iter(arrays.values()))}
         inputs: dict[str, Any] = {}
@@ -84,7 +86,7 @@ class Dataset:
                 f"{source} is empty", why="it holds no samples", mend="give it some: 100 or more is usual"
             )
         if len(set(lengths.values())) > 1:
-            why = ", ".join(f"{name} has {length} samples" for name, length in lengths.items())
+            why = ", ".join(f"{name} has {counted(length, 'samples')}" for name, length in lengths.items())
             raise DatasetError(f"the arrays in {source} are of unequal length", why=why, mend=_MEND)
         return cls(source, inputs, labels, digest, starts, fetcher)
 

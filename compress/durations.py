@@ -1,8 +1,8 @@
-"""Durations in words."""
+"""Durations and sizes in words."""
 
 from __future__ import annotations
 
-__all__ = ["duration", "ms_text"]
+__all__ = ["bytes_text", "duration", "ms_text"]
 
 
 def duration(seconds: float) -> str:
@@ -16,3 +16,12 @@ def duration(seconds: float) -> str:
 def ms_text(milliseconds: float) -> str:
     """With three decimals, or as many as make five figures: what is beyond is noise."""
     return f"{milliseconds:.{3 if milliseconds < 10 else 2 if milliseconds < 100 else 1}f}"
+
+
+def bytes_text(size: float) -> str:
+    """1234567 -> '1.23 MB' (powers of ten)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            break
+        size /= 1000
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"

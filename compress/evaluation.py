@@ -21,6 +21,8 @@ from compress.measure import cores
 from compress.metrics import Metric, find_metric
 from compress.model import TorchModel
 from compress.options import CompressOptions
+from compress.output_kind import ending_of
+from compress.wording import Note, counted
 
 __all__ = ["Evaluation", "budget_of", "evaluation_of", "halves", "judged"]
 
@@ -94,7 +96,8 @@ class Evaluation:
         if least is not None and self.choice is not None:
             takes += " to choose by, and as many others to prove on"
         raise RecipeError(
-            f"can't be sure of {budget.points:g} points of {self.metric.name} with {len(data):,} samples",
+            f"can't be sure of {counted(budget.points, 'points')} of {self.metric.name} with "
+            f"{counted(len(data), 'samples')}",
             why=f"where none of them shows a change, {unseen:.2g} points may still be lost at "
             f"{percent(budget.confidence)} "
             f"confidence; {takes}",
@@ -145,11 +148,11 @@ def evaluation_of(
         if (shared := _in_both(data, chosen)) > max(1, len(chosen) * DUPLICATES):
             raise RecipeError(
                 "can't choose and prove on the same samples",
-                why=f"{shared:,} of the {len(chosen):,} samples of --selection stand in --eval, too",
+                why=f"{shared:,} of the {counted(len(chosen), 'samples')} of --selection stand in --eval, too",
                 mend="give other samples to choose by, or leave --selection out: --eval is then split",
             )
-        chosen = _labelled_alike(chosen, metric)
-        how = f"models are chosen by the {len(chosen):,} samples of --selection"
+        chosen = _labelled_alike(chosen, metric, data)
+        how = f"models are chosen by the {counted(len(chosen), 'samples')} of --selection"
         if before:  # the sensitivity's half has chosen, too
             data = halves(data)[1]
         return Evaluation(data, metric, options.confidence, chosen, how, notes)
@@ -163,7 +166,8 @@ def evaluation_of(
         )
     choice, proof = halves(data)
     by = ", each label alike" if _has_ids(data) else ""
-    how = f"models are chosen by {len(choice):,} of the {len(data):,} evaluation samples and proven on the other "
+    all_of_them = counted(len(data), "evaluation samples")
+    how = f"models are chosen by {len(choice):,} of the {all_of_them} and proven on the other "
     return Evaluation(proof, metric, options.confidence, choice, f"{how}{len(proof):,} (split by seed 0{by})", notes)
 
 
@@ -202,18 +206,32 @@ def judged(
     notes: tuple[str, ...] = ()
     if name in (None, "top1", "top5"):
         data, notes = with_class_ids(data)
-    metric = find_metric(name, data, model.signature, output=output, sample=sample, ask=True)
+    endings = {spec.name: ending_of(model.module, at) for at, spec in enumerate(model.signature.outputs)}
+    metric = find_metric(name, data, model.signature, output=output, sample=sample, endings=endings, ask=True)
+    if metric.needs_labels and not metric.classifies:
+        notes = ()  # they are looked at as they are
     if name is None and len(model.signature.outputs) > 1:
         which = "all of them together" if metric.output is None else repr(metric.output)
-        notes += (f"The model gives {len(model.signature.outputs)} outputs: {metric.name} judges {which}.",)
+        notes += (
+            Note(f"The model gives {counted(len(model.signature.outputs), 'outputs')}: {metric.name} judges {which}."),
+        )
     elif name is None and notes and not metric.needs_labels:
-        notes += (f"The metric is {metric.name}, with the original's own answers.",)
+        notes += (Note(f"The metric is {metric.name}, with the original's own answers."),)
     return data, metric, notes
 
 
-def _labelled_alike(data: Dataset, metric: Metric) -> Dataset:
+def _labelled_alike(data: Dataset, metric: Metric, proof: Dataset) -> Dataset:
     if not metric.needs_labels:
         return data
+    if not metric.classifies and proof.labels is not None:
+        alike = data.labels is not None and data.labels.ndim == proof.labels.ndim
+        if alike and (data.labels.dtype.kind == "f") == (proof.labels.dtype.kind == "f"):  # type: ignore[union-attr]
+            return data
+        raise RecipeError(
+            f"can't choose by {metric.name} on {data.source}",
+            why="its labels are not of the kind that those of --eval are",
+            mend=f"add an array `label` {['n', *proof.labels.shape[1:]]} to it".replace("'", ""),
+        )
     data, _ = with_class_ids(data)
     if not _has_ids(data):
         raise RecipeError(

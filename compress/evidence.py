@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from compress.artifact import StageReport, sha256_of
 from compress.backends.onnxrt import is_emulated
@@ -18,16 +20,17 @@ from compress.latency import Latency
 from compress.machine import environment, versions
 from compress.measure import onnx_layer_bytes
 from compress.model import Model, OnnxModel, TorchModel
-from compress.options import ExportOptions
+from compress.options import CompressOptions, ExportOptions, OptimizeOptions
 from compress.pipeline import Outcome, Watcher
 from compress.prove import measure, rows_of
 from compress.recipe import find_data
+from compress.recipe_file import recipe_text
 from compress.report import Report
 from compress.reproduce import script
 from compress.roofline import Roofline, same_roofs
 from compress.unused import unused
 
-__all__ = ["missed_budgets", "report_of", "unique_names"]
+__all__ = ["missed_budgets", "named", "report_of", "unique_names"]
 
 
 def report_of(
@@ -67,11 +70,10 @@ def report_of(
         environment=environment(options.threads),
         data={"samples": 0, "sha256": ""} if judged is None else judged.to_dict(),
         stages=tuple(reports),
-        findings=(*unused(options), *findings(reports)),
+        findings=findings(reports, options.confidence),
         grid=grid,
         rooflines=rooflines,
         layer_bytes=(onnx_layer_bytes(baseline.path), onnx_layer_bytes(_last(rows).path)),
-        script=_script(checkpoint, options),
         measuring={"seconds": time.perf_counter() - begun, "latency": found.latency.to_dict()},
     )
     return report, found.latency
@@ -114,14 +116,38 @@ def _rooflines(options: ExportOptions, rows: Mapping[str, Model], watcher: Watch
     return same_roofs(found)
 
 
-def _script(checkpoint: Path, options: ExportOptions) -> str:
+def named(
+    report: Report, checkpoint: Path, options: ExportOptions, searched: OptimizeOptions | None, recipe: Path | None
+) -> Report:
+    """A report with what was asked for: the flags that had no use, the recipe, and how to run it again.
+
+    Args:
+        report: of the run.
+        checkpoint: that it started from.
+        options: of it.
+        searched: the options that the user gave, where a search has made these of them.
+        recipe: the file that they are from, if they are from one.
+    """
+    asked = searched or options
+    page = "" if searched is None else f"../{quote(options.output.name)}.search/search.html"
+    return dataclasses.replace(
+        report,
+        findings=(*unused(asked), *report.findings),
+        searched=page,
+        recipe=recipe_text(checkpoint, asked),
+        script=_script(checkpoint, asked, recipe),
+    )
+
+
+def _script(checkpoint: Path, options: CompressOptions, recipe: Path | None) -> str:
     """reproduce.sh, where there is a command to run again."""
     if not command_line():
         return ""
     asked = (options.finetune, options.validation, options.calibration, options.selection, options.eval)
     sources = [find_data(source, checkpoint) for source in asked if source]
-    files = [path for path in (checkpoint, *map(Path, sources)) if path.is_file()]
-    inputs = {path: sha256_of(path) for path in files}
+    named = [options.sensitivity, recipe]
+    files = [checkpoint, *map(Path, sources), *(path for path in named if path is not None)]
+    inputs = {path: sha256_of(path) for path in files if path.is_file()}
     return script(command_line(), Path.cwd(), inputs, versions())
 
 

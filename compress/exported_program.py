@@ -28,6 +28,7 @@ from compress.infer import infer_signature
 from compress.model import TorchModel
 from compress.vetting.archive import Archive, ArchiveError, Entry
 from compress.vetting.program import clean_payloads, clean_program
+from compress.wording import counted
 
 __all__ = ["load_exported_program"]
 
@@ -195,7 +196,7 @@ def _entries(archive: Archive) -> dict[str, Entry]:
         if not _UNREAD.fullmatch(inner):
             found[inner] = entry
     if len(roots) != 1:
-        raise ArchiveError(f"it has {len(roots)} folders at its top, where torch.export.save writes one")
+        raise ArchiveError(f"it has {counted(len(roots), 'folders')} at its top, where torch.export.save writes one")
     return found
 
 
@@ -215,7 +216,9 @@ def _payloads(declared: Mapping[tuple[str, str], Any], held: Mapping[str, Entry]
             raise ArchiveError(f"{entry} holds tensors of two dtypes")
         sizes, strides = ([part["as_int"] for part in meta[which]] for which in ("sizes", "strides"))
         if len(sizes) != len(strides):
-            raise ArchiveError(f"{key!r} has {len(sizes)} dimensions and {len(strides)} strides")
+            raise ArchiveError(
+                f"{key!r} has {counted(len(sizes), 'dimensions')} and {counted(len(strides), 'strides')}"
+            )
         count = math.prod(sizes)
         reach = meta["storage_offset"]["as_int"] + sum(
             (size - 1) * stride for size, stride in zip(sizes, strides, strict=True)

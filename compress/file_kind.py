@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import enum
-import zipfile
 from pathlib import Path
 
-from compress.errors import CheckpointError
+from compress.errors import CheckpointError, first_line
+from compress.vetting.archive import Archive, ArchiveError
 
 __all__ = ["FileKind", "file_kind"]
 
@@ -51,12 +51,12 @@ def file_kind(path: Path) -> FileKind:
 
 def _kind_of_zip(path: Path) -> FileKind:
     try:
-        with zipfile.ZipFile(path) as archive:
-            names = {name.partition("/")[2] or name for name in archive.namelist()}
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, OSError) as err:
+        with path.open("rb") as file:
+            names = {name.partition("/")[2] or name for name in Archive(file).entries}
+    except (ArchiveError, OSError) as err:
         raise CheckpointError(
             f"can't read {path}",
-            why="it is truncated: the archive's directory, at its end, is missing or damaged",
+            why=first_line(err),
             mend="copy or download the file again and compare its size with the original's",
         ) from err
     if "archive_format" in names or any(

@@ -23,6 +23,7 @@ from torch import fx, nn
 from compress.graph_words import Decoder, GraphError, encode, function_of, methods, name_of
 from compress.layers import LayerError, clean, layer_of, plain_name, record_of
 from compress.pickle_names import Instance
+from compress.vetting.growth import Growth, GrowthError
 
 __all__ = ["GraphError", "from_data", "to_data"]
 
@@ -93,16 +94,18 @@ def from_data(data: Mapping[str, Any]) -> fx.GraphModule:
         raise GraphError("it has no list of nodes, or one that is too long")
     root = _root(data)
     graph = fx.Graph()
-    decoder = Decoder()
+    decoder, growth = Decoder(), Growth()
     try:
         for number, node in enumerate(nodes):
-            _add(graph, node, f"n{number}", root, decoder)
+            growth.add(_add(graph, node, f"n{number}", root, decoder), node["target"])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)  # a constant that is called is the file's fault
             module = fx.GraphModule(root, graph)
         graph.lint()
     except GraphError:
         raise
+    except GrowthError as err:
+        raise GraphError(str(err)) from err
     except Exception as err:  # torch.fx checks nothing: a graph that makes no sense may end in any of its lines
         raise GraphError(f"its graph is malformed: {err}") from err
     return module.eval()
@@ -177,7 +180,7 @@ def _put(root: nn.Module, path: Any, value: nn.Module | torch.Tensor) -> None:
             root.register_buffer(name, value)
 
 
-def _add(graph: fx.Graph, node: Any, name: str, root: nn.Module, decoder: Decoder) -> None:
+def _add(graph: fx.Graph, node: Any, name: str, root: nn.Module, decoder: Decoder) -> fx.Node:
     if type(node) is not dict or node.keys() != _KEYS or type(node["name"]) is not str or len(node["name"]) > 1000:
         raise GraphError("a node of it has not the parts of one")
     op, given = node["op"], node["target"]
@@ -201,7 +204,6 @@ def _add(graph: fx.Graph, node: Any, name: str, root: nn.Module, decoder: Decode
             target = name if op == "placeholder" else "output"
         case "call_function":
             target = function_of(given)
-            _refuse_growth(given, args)
         case "call_method":
             if given not in methods() or not args or not isinstance(args[0], fx.Node):
                 raise GraphError(f"{given!r} is not a method of tensors")
@@ -216,17 +218,8 @@ def _add(graph: fx.Graph, node: Any, name: str, root: nn.Module, decoder: Decode
             target = given
         case _:
             raise GraphError(f"{ascii(op)[:100]} is no kind of node")
-    decoder.made[node["name"]] = graph.create_node(op, target, args, kwargs, name=name)
-
-
-def _refuse_growth(name: str, args: tuple[Any, ...]) -> None:
-    """Numbers and texts that a few words of a file would make as long as memory is."""
-    if not name.startswith("_operator.") or name == "_operator.getitem":
-        return
-    if any(type(arg) is str for arg in args):
-        raise GraphError(f"{name} of a text is no function on tensors")
-    if name in ("_operator.pow", "_operator.lshift") and len(args) > 1 and type(args[1]) is int and abs(args[1]) > 64:
-        raise GraphError(f"{name} by {args[1]:.0e} is beyond any network")
+    made = decoder.made[node["name"]] = graph.create_node(op, target, args, kwargs, name=name)
+    return made
 
 
 def _at(root: nn.Module, path: str, *, tensor: bool = False) -> Any:

@@ -2,86 +2,52 @@
 
 from __future__ import annotations
 
-import builtins
 import functools
-import math
-import operator
 import re
-import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import fx
-from torch.overrides import get_overridable_functions
+from torch.return_types import all_return_types
+
+from compress.vetting.functions import functions, methods
 
 __all__ = ["Decoder", "GraphError", "encode", "function_of", "methods", "name_of"]
 
 _DEPTH = 16
 _ITEMS = 500_000
 _LITERALS = (type(None), bool, int, float, str)
-_CONSTANTS = {
-    str(value).removeprefix("torch."): value
-    for value in vars(torch).values()
-    if isinstance(value, torch.dtype | torch.memory_format | torch.layout)
-}
-_CALLERS = ("call", "methodcaller", "attrgetter", "itemgetter")
-_TAKE_CALLABLES = {"apply_", "map_", "map2_", "register_hook", "register_post_accumulate_grad_hook"}
-# Those that give or change the memory behind a tensor, not its values.
-_MEMORY = re.compile(
-    r".*(storage|resize|data_ptr|pinned|pin_memory|shared?_|is_shared).*|set_|numpy|module_load|backward"
+_NAMES = (
+    "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 complex128 "
+    "float8_e4m3fn float8_e5m2 contiguous_format preserve_format channels_last channels_last_3d strided"
 )
-# Kernels of one backend, which trust what they are given: packed weights hold pointers.
-_KERNELS = re.compile(r"_.*|(fbgemm|miopen|cudnn|mkldnn|quantized|rocm|xnnpack)_.*|q_.*|.*(loss|qparams).*")
-# Of a few words of a file, these make numbers of any length.
-_GROWING = ("factorial", "comb", "perm")
+_CONSTANTS = {name: getattr(torch, name) for name in _NAMES.split()}
+_DEVICE = re.compile(r"(cpu|cuda|mps|xpu)(:\d{1,3})?", re.ASCII)
+_ATTRIBUTES = (
+    "shape", "dtype", "device", "ndim", "T", "H", "mT", "mH", "real", "imag", "data", "itemsize", "nbytes", "layout",
+)  # fmt: skip
 
 
 class GraphError(Exception):
     """The module's forward can't be written down as a graph of tensor functions."""
 
 
+def _tensor_attribute(value: Any, name: str) -> Any:
+    """`getattr` in a graph: of a tensor, or of the several that a function like max gives."""
+    if name not in (type(value).__match_args__ if type(value) in all_return_types else _ATTRIBUTES):
+        raise GraphError(f"{name!r} is not an attribute of tensors that a file may read")
+    return getattr(value, name)
+
+
 @functools.cache
 def _functions() -> dict[str, Callable[..., Any]]:
-    """What a file may call, by name: the functions on tensors that torch lets one override, operator, math."""
-    table: dict[str, Callable[..., Any]] = {"builtins.getattr": _tensor_attribute}
-    for namespace, functions in get_overridable_functions().items():
-        if not isinstance(namespace, types.ModuleType):
-            continue
-        prefix = namespace.__name__
-        table |= {
-            f"{prefix}.{f.__name__}": f
-            for f in functions
-            if getattr(namespace, f.__name__, None) is f and not _KERNELS.fullmatch(f.__name__)
-        }
-    table |= {f"_operator.{name}": getattr(operator, name) for name in operator.__all__ if name not in _CALLERS}
-    table |= {
-        f"math.{name}": f
-        for name in dir(math)
-        if callable(f := getattr(math, name)) and name[0] != "_" and name not in _GROWING
-    }
-    for name in ("arange", "eye", "full", "linspace", "ones", "zeros"):
-        table[f"torch.{name}"] = getattr(torch, name)
-    for name in ("abs", "float", "int", "len", "max", "min", "round", "sum"):
-        table[f"builtins.{name}"] = getattr(builtins, name)
-    return table
+    return {"builtins.getattr": _tensor_attribute, **functions()}
 
 
 @functools.cache
 def _names() -> dict[Callable[..., Any], str]:
     return {function: name for name, function in _functions().items()} | {getattr: "builtins.getattr"}
-
-
-@functools.cache
-def methods() -> frozenset[str]:
-    names = {f.__name__ for f in get_overridable_functions()[torch.Tensor] if hasattr(f, "__name__")}
-    return frozenset(n for n in names if not _KERNELS.fullmatch(n) and not _MEMORY.fullmatch(n)) - _TAKE_CALLABLES
-
-
-def _tensor_attribute(value: Any, name: str) -> Any:
-    if name not in ("shape", "dtype", "device", "ndim", "T", "mT", "real", "imag"):
-        raise GraphError(f"{name!r} is not an attribute of tensors that a file may read")
-    return getattr(value, name)
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -155,7 +121,7 @@ class Decoder:
                 return slice(*(self.decode(part, depth + 1) for part in inner))
             case "torch" if type(inner) is str and inner in _CONSTANTS:
                 return _CONSTANTS[inner]
-            case "device" if type(inner) is str and re.fullmatch(r"[a-z]{2,10}(:\d{1,3})?", inner):
+            case "device" if type(inner) is str and _DEVICE.fullmatch(inner):
                 return torch.device(inner)
             case "ellipsis":
                 return ...

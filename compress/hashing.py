@@ -1,18 +1,23 @@
-"""What identifies data: all of it that is used, since a result is kept under this key."""
+"""What identifies data and code: all of it that is used, since a result is kept under this key."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-__all__ = ["digest_of_arrays", "digest_of_samples", "heard"]
+from compress.user_code import user_code
+
+__all__ = ["digest_of_arrays", "digest_of_code", "digest_of_samples", "heard"]
 
 CHUNK = 256
 """Samples in memory at a time."""
@@ -40,6 +45,59 @@ def digest_of_arrays(arrays: Mapping[str, Any]) -> str:
     for name, array in sorted(arrays.items()):
         _add(digest.update, name, array.dtype, array.shape, _parts(array))
     return digest.hexdigest()
+
+
+def digest_of_code(source: str) -> str:
+    """Of the file of what a user names as `package.module:name`, and of the files beside it that this one imports.
+
+    What is installed is known by its version elsewhere.
+
+    Raises:
+        Exception: whatever the import raises.
+    """
+    name = source.partition(":")[0]
+    digest = hashlib.sha256(source.encode())
+    with user_code(source):
+        for module, path in sorted(_files_of(name).items()):
+            digest.update(f"\n{module}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _files_of(name: str) -> dict[str, Path]:
+    """Python files by module: of the one that is named, and of what it and these import from the same folder."""
+    first = _file_of(name)
+    if first is None:
+        return {}
+    root = first.parents[name.count(".") + (first.name == "__init__.py")]
+    found: dict[str, Path] = {}
+    waiting = [name]
+    while waiting:
+        module = waiting.pop()
+        path = None if module in found else _file_of(module)
+        if path is not None and root in path.parents and "site-packages" not in path.parts:
+            found[module] = path
+            waiting += _imported(path, module if path.name == "__init__.py" else module.rpartition(".")[0])
+    return found
+
+
+def _file_of(module: str) -> Path | None:
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):  # an attribute of a module, or one that was made in memory
+        return None
+    origin = None if spec is None else spec.origin
+    return Path(origin).resolve() if origin is not None and origin.endswith(".py") else None
+
+
+def _imported(path: Path, package: str) -> Iterator[str]:
+    """Names of modules that a file imports, wherever in it, and of what may be one."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
 
 
 def digest_of_samples(samples: Any, rows: Callable[[Array], Mapping[str, Array]]) -> str:

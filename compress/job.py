@@ -16,7 +16,7 @@ from compress.checkpoint import fingerprint, load
 from compress.dataset import Dataset
 from compress.errors import BudgetError, RecipeError
 from compress.evaluation import Evaluation, budget_of, evaluation_of, halves, judged
-from compress.evidence import missed_budgets, report_of
+from compress.evidence import missed_budgets, named, report_of
 from compress.hashing import heard
 from compress.judge import Budget
 from compress.machine import versions
@@ -34,6 +34,7 @@ from compress.sensitivity_report import write_sensitivity
 from compress.stages import Progress, Stage
 from compress.stages.fold_onnx import FoldOnnx
 from compress.stages.onnx_from_torch import OnnxFromTorch
+from compress.wording import counted
 
 __all__ = ["Prepared", "baseline_of", "export", "optimize", "prepare", "sensitivity"]
 
@@ -79,6 +80,8 @@ class Prepared:
         budget: of the drop, if one was asked for.
         source: a hash of what goes in, and of the libraries that work on it.
         work: keeps each stage's output.
+        recipe: the file that the options are from, if they are from one.
+        searched: the options of the search whose winner this is.
     """
 
     model: TorchModel
@@ -87,6 +90,8 @@ class Prepared:
     budget: Budget | None
     source: str
     work: Path
+    recipe: Path | None = None
+    searched: OptimizeOptions | None = None
 
 
 def prepare(checkpoint: Path, options: ExportOptions, *, chosen: bool = False) -> Prepared:
@@ -124,7 +129,7 @@ def prepare(checkpoint: Path, options: ExportOptions, *, chosen: bool = False) -
 
 
 def export(
-    checkpoint: str | Path, options: ExportOptions, *, watcher: Watcher | None = None
+    checkpoint: str | Path, options: ExportOptions, *, watcher: Watcher | None = None, recipe: Path | None = None
 ) -> tuple[Artifact, Report]:
     """Take a model file to a measured ONNX artifact.
 
@@ -132,10 +137,11 @@ def export(
         checkpoint: any file that `compress.load` reads.
         options: what to do to it.
         watcher: is told of each stage; by default nobody is.
+        recipe: the file that the options are from, if they are from one: reproduce.sh looks whether it has changed.
 
     Returns:
-        The artifact, with model.onnx (or model.plan, too), artifact.json, report.json, report.html and reproduce.sh in
-        its folder, and the report.
+        The artifact, with model.onnx (or model.plan, too), artifact.json, report.json, report.html, recipe.toml and
+        reproduce.sh in its folder, and the report.
 
     Raises:
         BudgetError: the result misses a budget; it is left beside the output, as OUTPUT.missed.
@@ -153,7 +159,8 @@ def export(
     """
     checkpoint, watcher = Path(checkpoint), watcher or Silent()
     with claimed(options.output, _work(options), inputs_of(options, checkpoint)), _hashing(watcher):
-        return _export(checkpoint, options, prepare(checkpoint, options), watcher)
+        prepared = dataclasses.replace(prepare(checkpoint, options), recipe=recipe)
+        return _export(checkpoint, options, prepared, watcher)
 
 
 def _export(checkpoint: Path, options: ExportOptions, prepared: Prepared, watcher: Watcher) -> tuple[Artifact, Report]:
@@ -169,6 +176,7 @@ def _export(checkpoint: Path, options: ExportOptions, prepared: Prepared, watche
     assert isinstance(first, OnnxModel)  # noqa: S101  both lists end in ONNX stages
     assert not isinstance(final, TorchModel)  # noqa: S101
     report, timed = report_of(checkpoint, options, model, first, outcomes, prepared.judged, watcher)
+    report = named(report, checkpoint, options, prepared.searched, prepared.recipe)
     missed = missed_budgets(options, report.stages, prepared.budget)
     if not missed:
         return write_artifact(final, options.output, report, timed), report
@@ -188,6 +196,7 @@ def optimize(
     *,
     watcher: Watcher | None = None,
     tell: Callable[[SearchResult], None] = lambda _found: None,
+    recipe: Path | None = None,
 ) -> SearchResult:
     """Search pruning ratios, precisions and calibrators, and export the best that loses no more than it may.
 
@@ -196,6 +205,7 @@ def optimize(
         options: what to try.
         watcher: is told of each stage; by default nobody is.
         tell: is given the trials before the best of them is exported.
+        recipe: as in `export`.
 
     Returns:
         All trials. The winner's artifact is in the output folder, search.json and search.html are beside it in
@@ -217,13 +227,18 @@ def optimize(
     """
     checkpoint, watcher = Path(checkpoint), watcher or Silent()
     with claimed(options.output, _work(options), inputs_of(options, checkpoint)), _hashing(watcher):
-        return _optimize(checkpoint, options, watcher, tell)
+        return _optimize(checkpoint, options, watcher, tell, recipe)
 
 
 def _optimize(
-    checkpoint: Path, options: OptimizeOptions, watcher: Watcher, tell: Callable[[SearchResult], None]
+    checkpoint: Path,
+    options: OptimizeOptions,
+    watcher: Watcher,
+    tell: Callable[[SearchResult], None],
+    recipe: Path | None,
 ) -> SearchResult:
     check_output(options.output)
+    asked_for = options
     model = with_sizes(_load(checkpoint, options), checkpoint, _data(options))
     said = {dim: size for dim, size in model.signature.sizes.items() if dim not in model.signature.unsaid}
     options = dataclasses.replace(options, size=tuple(f"{dim}={size}" for dim, size in said.items()))
@@ -238,21 +253,31 @@ def _optimize(
         loses = "" if near is None else f"; the nearest is {near.candidate.name} with {near.drop:+.2f}"
         raise BudgetError(
             "no candidate is inside the budget",
-            why=f"each loses more than {options.max_drop:g} points of {found.metric}{loses}",
+            why=f"each loses more than {counted(options.max_drop, 'points')} of {found.metric}{loses}",
             mend=f"see {folder / 'search.html'}; allow more, try smaller --prune fractions, or more --epochs",
         )
-    return _proven(found, best, checkpoint, options, folder, watcher)
+    asked = dataclasses.replace(best.candidate.options(options), work=work)
+    prepared = dataclasses.replace(
+        prepare(checkpoint, asked, chosen=True),
+        budget=budget_of(options, options.max_drop),
+        recipe=recipe,
+        searched=asked_for,
+    )
+    return _proven(found, best, checkpoint, asked, prepared, folder, watcher)
 
 
 def _proven(
-    found: SearchResult, best: Trial, checkpoint: Path, options: OptimizeOptions, folder: Path, watcher: Watcher
+    found: SearchResult,
+    best: Trial,
+    checkpoint: Path,
+    asked: ExportOptions,
+    prepared: Prepared,
+    folder: Path,
+    watcher: Watcher,
 ) -> SearchResult:
     """Export the winner, and judge it once by samples that had no part in the choice."""
-    asked = dataclasses.replace(best.candidate.options(options), work=_work(options))
-    prepared = prepare(checkpoint, asked, chosen=True)
-    budget = budget_of(options, options.max_drop)
     try:
-        _, report = _export(checkpoint, asked, dataclasses.replace(prepared, budget=budget), watcher)
+        _, report = _export(checkpoint, asked, prepared, watcher)
     except BudgetError as err:
         raise BudgetError(
             f"the winner, {best.candidate.name}, does not keep its budget on samples that did not choose it",

@@ -24,6 +24,7 @@ import numpy as np
 
 from compress.backends import Backend
 from compress.model import Arrays
+from compress.wording import counted
 
 __all__ = ["Latency", "Ratio", "Turns", "latency", "median_interval", "ratio", "take_turns"]
 
@@ -117,13 +118,13 @@ class Turns(Mapping[str, Latency]):
     def told(self) -> str:
         """One clause: after how many rounds, and how sure."""
         if self.spread is None:
-            return f"stopped after {self.rounds} rounds: too few for intervals"
+            return f"stopped after {counted(self.rounds, 'rounds')}: too few for intervals"
         what = (
             "interval" if len(self.found) == 1 else f"ratios of {', '.join(self.claimed)}" if self.claimed else "ratios"
         )
         if self.narrow:
-            return f"stopped after {self.rounds} rounds: {what} within ±{self.spread:.1%}"
-        return f"stopped at the limit, after {self.rounds} rounds: {what} only within ±{self.spread:.1%}"
+            return f"stopped after {counted(self.rounds, 'rounds')}: {what} within ±{self.spread:.1%}"
+        return f"stopped at the limit, after {counted(self.rounds, 'rounds')}: {what} only within ±{self.spread:.1%}"
 
     def to_dict(self) -> dict[str, float | int | bool | str | None]:
         """As JSON values."""

@@ -61,7 +61,28 @@ def _attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[i
     return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
+def _vector_flops(matrix: Sequence[int], *_: Any, **__: Any) -> int:
+    """Of a matrix, or a vector, times a vector."""
+    return 2 * math.prod(matrix)
+
+
+def _trilinear_flops(one: Sequence[int], weight: Sequence[int], other: Sequence[int], *_: Any, **__: Any) -> int:
+    """Of nn.Bilinear, [samples, 1, in1, 1], [1, out, in1, in2] and [samples, 1, 1, in2]: a product with each weight."""
+    del other
+    return 2 * one[0] * math.prod(weight)
+
+
+def _distance_flops(one: Sequence[int], other: Sequence[int], *_: Any, **__: Any) -> int:
+    """Of all distances between the rows of two matrices."""
+    return 2 * math.prod(one) * other[-2]
+
+
 _UNCOUNTED = {
+    torch.ops.aten.mv: _vector_flops,
+    torch.ops.aten.dot: _vector_flops,
+    torch.ops.aten._trilinear: _trilinear_flops,
+    torch.ops.aten._cdist_forward: _distance_flops,
+    torch.ops.aten._euclidean_dist: _distance_flops,
     torch.ops.aten.mkldnn_rnn_layer: _rnn_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
 }
@@ -111,10 +132,15 @@ _MULTIPLYING = ("Conv", "ConvTranspose", "ConvInteger", "Gemm", "MatMul", "MatMu
 
 
 def _einsum_macs(node: onnx.NodeProto, shapes: Sequence[Sequence[int]]) -> int:
-    """A product for each combination of its indices; those that an ellipsis stands for are the first operand's."""
+    """A product for each combination of the indices of two operands, of more one after the other.
+
+    Those that an ellipsis stands for are the first operand's.
+    """
     equation = next(onnx.helper.get_attribute_value(a).decode() for a in node.attribute if a.name == "equation")
     sizes: dict[str, int] = {}
-    for term, shape in zip(equation.replace(" ", "").partition("->")[0].split(","), shapes, strict=True):
+    terms: list[list[str]] = []
+    inputs, _, output = equation.replace(" ", "").partition("->")
+    for term, shape in zip(inputs.split(","), shapes, strict=True):
         before, dots, behind = term.partition("...")
         letters = [
             *before,
@@ -123,7 +149,15 @@ def _einsum_macs(node: onnx.NodeProto, shapes: Sequence[Sequence[int]]) -> int:
         ]
         for letter, size in zip(letters, shape, strict=True):
             sizes[letter] = max(sizes.get(letter, 1), size)
-    return math.prod(sizes.values())
+        terms.append(letters)
+    if len(terms) < 3:
+        return math.prod(sizes.values())
+    total, made = 0, set(terms[0])
+    for at, term in enumerate(terms[1:], 1):
+        total += math.prod(sizes[letter] for letter in made | set(term))
+        wanted = {letter for later in terms[at + 1 :] for letter in later} | set(output)
+        made = {letter for letter in made | set(term) if letter in wanted or letter.startswith(".")}
+    return total
 
 
 def onnx_macs(path: Path, signature: Signature) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -12,16 +13,22 @@ import numpy as np
 
 from compress.apart import without_fills
 from compress.artifact import Signature
+from compress.chance import Chance, OfPlaces, OfSets, OfShuffled
 from compress.dataset import Dataset
 from compress.errors import RecipeError
+from compress.hashing import digest_of_code
 from compress.intervals import Bounds
+from compress.label_metrics import IntersectionOverUnion, f1_of, pixel_accuracy_of
 from compress.model import Arrays
 from compress.output_choice import Kind, kind_of, the_output
+from compress.output_kind import Ending, OutputKind, by_labels
 from compress.users_metric import Accumulator, users_metric
 
 __all__ = ["METRICS", "Metric", "cosine_similarity", "find_metric", "without_nan"]
 
 Array = np.ndarray[Any, Any]
+BATCH = 64
+SETS, PLACES = ("binary_accuracy", "f1"), ("pixel_accuracy", "miou")
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,8 @@ class Metric:
     """A task metric; one of `per_sample`, `over_all` and `accumulated` is given.
 
     Attributes:
-        name: "top1", "top5", "agreement", "cosine", "mse", or `package.module:name`.
+        name: "top1", "top5", "binary_accuracy", "f1", "pixel_accuracy", "miou", "agreement", "cosine", "mse", or
+            `package.module:name`.
         per_sample: scores [n] from a batch's outputs, the original model's outputs, and the labels (or None).
         over_all: from all outputs and all labels at once: scores [n], or one figure [] where the metric is no mean of
             scores (mAP).
@@ -40,6 +48,8 @@ class Metric:
         scale: what a difference is multiplied by to be a drop: 100 for shares, so that a drop is in points.
         bounds: of a score, where it has some.
         output: the one that is judged; None is all of them.
+        code: hash of the user's, if it is one of theirs.
+        chance: makes what tells an original from one that knows nothing, beside classes, where that is known otherwise.
     """
 
     name: str
@@ -52,6 +62,13 @@ class Metric:
     scale: float = 100.0
     bounds: Bounds | None = None
     output: str | None = None
+    code: str = ""
+    chance: Callable[[], Chance] | None = None
+
+    @property
+    def identity(self) -> Mapping[str, str | None]:
+        """What decides its figures: results are kept under this."""
+        return {"metric": self.name, "output": self.output, "code": self.code}
 
     @property
     def points(self) -> float:
@@ -61,6 +78,11 @@ class Metric:
     @property
     def counted(self) -> bool:
         """Whether a score is 0 or 1: an answer that is right or wrong."""
+        return self.classifies or self.name == "binary_accuracy"
+
+    @property
+    def classifies(self) -> bool:
+        """Whether an answer is one of several classes."""
         return self.name in ("top1", "top5", "agreement")
 
     @property
@@ -155,6 +177,12 @@ METRICS = {
     for metric in (
         Metric("top1", _top(1), needs_labels=True, bounds=(0.0, 1.0)),
         Metric("top5", _top(5), needs_labels=True, bounds=(0.0, 1.0)),
+        Metric("binary_accuracy", f1_of(0.0), needs_labels=True, bounds=(0.0, 1.0), chance=OfSets),
+        Metric("f1", f1_of(0.0), needs_labels=True, bounds=(0.0, 1.0), chance=OfSets),
+        Metric(
+            "pixel_accuracy", pixel_accuracy_of(1), needs_labels=True, bounds=(0.0, 1.0), chance=lambda: OfPlaces(1)
+        ),
+        Metric("miou", accumulated=lambda: IntersectionOverUnion(1), needs_labels=True, chance=lambda: OfPlaces(1)),
         Metric("agreement", _agreement, compares=True, bounds=(0.0, 1.0)),
         Metric("cosine", _cosine, compares=True, bounds=(-1.0, 1.0)),
         Metric("mse", _mse, higher_is_better=False, compares=True, scale=1.0),
@@ -169,12 +197,14 @@ def find_metric(
     *,
     output: str | None = None,
     sample: Arrays | None = None,
+    endings: Mapping[str, Ending | None] | None = None,
     ask: bool = False,
 ) -> Metric:
     """The metric of that name, or the one that fits what the output is.
 
-    Class scores are judged by top1 with labels and by agreement without, answers that are integers by agreement,
-    single values by mse, all else by cosine.
+    Labels that are class ids for each place of a map or of a sequence are judged by pixel_accuracy, labels of 0 and 1,
+    each by itself, by f1 (of one alone: binary_accuracy). Class scores are judged by top1 with labels and by agreement
+    without, answers that are integers by agreement, single values by mse, all else by cosine.
 
     Args:
         name: one of METRICS; `package.module:name` of a function (outputs, labels) → scores [n] or one float, or of a
@@ -182,7 +212,9 @@ def find_metric(
         data: what is judged on.
         signature: of the model.
         output: the one to judge, of several.
-        sample: outputs of some samples, by which vectors of length 1 are told from class scores.
+        sample: outputs of some samples, by which vectors of length 1 are told from class scores, and probabilities
+            from logits.
+        endings: of the outputs by name, where they are known: see `compress.output_kind.ending_of`.
         ask: whether several outputs that could be meant are an error; otherwise the first of them is taken.
 
     Raises:
@@ -193,14 +225,17 @@ def find_metric(
         raise RecipeError(f"there is no metric {name!r}", why=why, mend="name one of these, or package.module:function")
     if name is not None and name not in METRICS:
         return _users(name, signature, output, sample, ask=ask)
+    if name is None or name in SETS or name in PLACES:
+        fitting = _of_labels(name, data, signature, output, sample, endings or {})
+        if fitting is not None:
+            return fitting
     ids = data.labels is not None and data.labels.ndim == 1 and data.labels.dtype.kind in "iu"
     labels = data.labels if ids else None
     chosen = the_output(name, signature, labels, output, sample, ask=ask)
     specs = [spec for spec in signature.outputs if chosen in (None, spec.name)]
     kinds = {kind_of(spec, None if sample is None else sample.get(spec.name)) for spec in specs}
     if name is None:
-        many_hot = data.labels is not None and data.labels.ndim == 2 and _many_hot(data.labels, specs[0].shape)
-        name = _fitting(kinds, labelled=labels is not None, many_hot=many_hot)
+        name = _fitting(kinds, labelled=labels is not None)
     metric = METRICS[name]
     if metric.needs_labels and labels is None:
         raise RecipeError(
@@ -221,20 +256,56 @@ def find_metric(
     return metric.of(specs[0].name if metric.counted else chosen)
 
 
-def _fitting(kinds: set[Kind], *, labelled: bool, many_hot: bool) -> str:
-    if kinds == {Kind.CLASSES} and not many_hot:
+def _fitting(kinds: set[Kind], *, labelled: bool) -> str:
+    if kinds == {Kind.CLASSES}:
         return "top1" if labelled else "agreement"
     if kinds == {Kind.ANSWERS}:
         return "agreement"
     return "mse" if kinds == {Kind.VALUES} else "cosine"
 
 
-def _many_hot(labels: Any, shape: tuple[int | str, ...]) -> bool:
-    """Whether labels [n, classes] say which of the classes a sample has, several or none of them among it."""
-    if len(shape) != 2 or labels.shape[1] != shape[1]:
-        return False
-    values = np.asarray(labels[:])
-    return bool(np.isin(values, (0, 1)).all() and (values.sum(axis=1) != 1).any())
+def _of_labels(
+    name: str | None,
+    data: Dataset,
+    signature: Signature,
+    output: str | None,
+    sample: Arrays | None,
+    endings: Mapping[str, Ending | None],
+) -> Metric | None:
+    """The metric by labels that are sets, or class ids for each place; None without such, of no or several outputs."""
+    found = []
+    for spec in signature.outputs if data.labels is not None else ():
+        if output in (None, spec.name) and spec.dtype.startswith("float"):
+            form = by_labels(data.labels, spec, endings.get(spec.name))
+            if form is not None and form.kind in (OutputKind.SIGMOID, OutputKind.DENSE):
+                found.append((spec, form))
+    kinds = {form.kind for _, form in found}
+    wanted = OutputKind.DENSE if name in PLACES else OutputKind.SIGMOID
+    if len(found) == 1 and (name is None or kinds == {wanted}):
+        spec, form = found[0]
+        if form.kind is OutputKind.DENSE:
+            return _of_places(name or "pixel_accuracy", form.axis, spec.name)
+        if name is None:
+            name = "binary_accuracy" if math.prod(data.labels.shape[1:]) == 1 else "f1"  # type: ignore[union-attr]
+        values = None if sample is None else sample.get(spec.name)
+        shares = form.ending == "sigmoid" or (values is not None and bool(((values >= 0) & (values <= 1)).all()))
+        scorer = f1_of(0.5 if shares else 0.0)
+        return dataclasses.replace(METRICS[name], per_sample=scorer, output=spec.name)
+    if name is None:
+        return None
+    needed = "class ids for each place of an output" if name in PLACES else "0 or 1 for each value of an output"
+    raise RecipeError(
+        f"can't judge by {name}",
+        why=f"it needs labels that are {needed}" + (", and several outputs fit" if len(found) > 1 else ""),
+        mend="add such an array `label` to the evaluation data, name an output with --judge, or take --metric cosine",
+    )
+
+
+def _of_places(name: str, axis: int, output: str) -> Metric:
+    metric = dataclasses.replace(METRICS[name], output=output, chance=lambda: OfPlaces(axis))
+    if name == "miou":
+        return dataclasses.replace(metric, accumulated=lambda: IntersectionOverUnion(axis, output))
+    return dataclasses.replace(metric, per_sample=pixel_accuracy_of(axis))
 
 
 def _users(source: str, signature: Signature, output: str | None, sample: Arrays | None, *, ask: bool) -> Metric:
@@ -243,7 +314,7 @@ def _users(source: str, signature: Signature, output: str | None, sample: Arrays
     updated = found.updated
     if updated is not None or output is not None:
         output = the_output(source, signature, None, output, sample, ask=ask)
-    return Metric(
+    metric = Metric(
         source,
         per_sample=found.per_sample,
         over_all=found.over_all,
@@ -252,4 +323,29 @@ def _users(source: str, signature: Signature, output: str | None, sample: Arrays
         scale=found.scale,
         bounds=found.bounds,
         output=output,
+        code=digest_of_code(source),
     )
+    return dataclasses.replace(
+        metric, chance=lambda: OfShuffled(_figure(metric), higher_is_better=metric.higher_is_better)
+    )
+
+
+def _figure(metric: Metric) -> Callable[[Arrays, Array], float]:
+    """A metric that needs no original's outputs, of some samples at once."""
+
+    def judge(outputs: Arrays, labels: Array) -> float:
+        if metric.per_sample is not None:  # as many at a time as it is given elsewhere
+            parts = [slice(start, start + BATCH) for start in range(0, len(labels), BATCH)]
+            scores = [
+                metric.per_sample({name: values[part] for name, values in outputs.items()}, {}, labels[part])
+                for part in parts
+            ]
+            return float(np.concatenate(scores).mean())
+        if metric.accumulated is not None:
+            running = metric.accumulated()
+            running.update(outputs, labels)
+            return float(running.compute())
+        assert metric.over_all is not None  # noqa: S101  a metric has one of the three
+        return float(np.mean(metric.over_all(outputs, labels)))
+
+    return judge

@@ -18,7 +18,7 @@ from torch import fx, nn
 from compress.artifact import TensorSpec
 from compress.model import TorchModel
 
-__all__ = ["Ending", "OutputForm", "OutputKind", "ending_of", "form_of", "kind_of"]
+__all__ = ["Ending", "OutputForm", "OutputKind", "by_labels", "ending_of", "form_of", "kind_of"]
 
 Ending = Literal["softmax", "log_softmax", "sigmoid", "normalize"]
 
@@ -82,7 +82,7 @@ def form_of(model: TorchModel, name: str, labels: Any | None = None) -> OutputFo
     names = [spec.name for spec in model.signature.outputs]
     spec = model.signature.outputs[names.index(name)]
     ending = ending_of(model.module, names.index(name))
-    told = None if labels is None else _by_labels(labels, spec, ending)
+    told = None if labels is None else by_labels(labels, spec, ending)
     if told is not None:
         return told
     dims = len(spec.shape)
@@ -97,7 +97,8 @@ def form_of(model: TorchModel, name: str, labels: Any | None = None) -> OutputFo
     return OutputForm(OutputKind.REGRESSION, 1, None, "nothing says that it is more than numbers")
 
 
-def _by_labels(labels: Any, spec: TensorSpec, ending: Ending | None) -> OutputForm | None:
+def by_labels(labels: Any, spec: TensorSpec, ending: Ending | None) -> OutputForm | None:
+    """What labels [n, …] say of an output; None where they don't fit it."""
     shape, of = spec.shape, tuple(labels.shape[1:])
     whole = labels.dtype.kind in "iub"
     if whole and not of and len(shape) == 2 and isinstance(shape[1], int) and shape[1] > 1:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import jinja2
 
+from compress.wording import counted
+
 __all__ = ["page"]
 
 
@@ -15,8 +17,6 @@ def page(template: str, **values: object) -> str:
         values: that it names; text among them is escaped.
     """
     loader = jinja2.PackageLoader("compress")
-    return (
-        jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-        .get_template(template)
-        .render(values)
-    )
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    environment.globals["counted"] = counted
+    return environment.get_template(template).render(values)

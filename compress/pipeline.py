@@ -15,11 +15,13 @@ from typing import Any, Protocol
 from compress import __version__
 from compress.artifact import Signature
 from compress.checkpoint import load, write
-from compress.errors import CheckpointError, RecipeError
+from compress.errors import CheckpointError, RecipeError, ToolkitError
 from compress.memory import give_back
-from compress.model import EngineModel, Model, TorchModel
+from compress.model import EngineModel, Model, OnnxModel, TorchModel
+from compress.onnx_input import vetted_onnx
 from compress.shortages import shortages
 from compress.stages import Given, Progress, Stage
+from compress.vetting.texts import read_json
 
 __all__ = ["Outcome", "Watcher", "check", "kept_from_before", "run"]
 
@@ -155,15 +157,17 @@ def _fill(stage: Stage, model: Model, folder: Path, beside: Path, progress: Prog
 
 def _take(stage: Stage, folder: Path) -> Outcome | None:
     try:
-        data: Mapping[str, Any] = json.loads((folder / "stage.json").read_text(encoding="utf-8"))
-        path = folder / data["model"]
+        data: Mapping[str, Any] = read_json(folder / "stage.json")
+        path = folder / Path(data["model"]).name
         signature = Signature.from_dict(data["signature"])
         model = load(path) if stage.gives is TorchModel else stage.gives(path, signature)
+        if stage.gives is OnnxModel:
+            vetted_onnx(path)
         if "ranges" in data:
             model = dataclasses.replace(
                 model, ranges={name: (low, high) for name, (low, high) in data["ranges"].items()}
             )
         given = Given(model, data["did"], data["details"], tuple(data["warnings"]))
         return Outcome(stage, given, data["seconds"], reused=True, size_bytes=path.stat().st_size)
-    except (OSError, ValueError, KeyError, CheckpointError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ToolkitError):  # not as it was written
         return None

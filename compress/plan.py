@@ -32,6 +32,7 @@ from compress.stages.quantize_onnx import QuantizeOnnx
 from compress.stages.quantize_within import QuantizeWithin
 from compress.stages.train_quantized import TrainQuantized
 from compress.training_options import TrainingOptions
+from compress.wording import counted
 
 __all__ = ["estimate", "plan"]
 
@@ -117,7 +118,7 @@ def estimate(
         seconds = 0.0 if shared and not place else _stage_seconds(stage, model, single, gigabytes)
         found.append((stage.name, text, seconds, done))
     rows = len(stages) + 2
-    text = f"{rows} models, {samples} samples each" if samples else f"{rows} models"
+    text = f"{counted(rows, 'models')}, {counted(samples, 'samples')} each" if samples else counted(rows, "models")
     files = sum(stage.gives is not TorchModel for stage in stages) + 1
     measuring = rows * samples * single + _latency_seconds(rows, single)
     measuring += files * ALONE.of(gigabytes, single) + 2 * ROOFS.of(gigabytes, single) + TELLING.of(gigabytes, single)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from compress.artifact import StageReport
 from compress.durations import ms_text
+from compress.intervals import CONFIDENCE, percent
 from compress.plot_labels import label_points
 
-__all__ = ["INK", "INT8", "ONNX", "TORCH", "axes_of", "plots", "svg_of"]
+__all__ = ["INK", "INT8", "ONNX", "SHARES", "TORCH", "axes_of", "log_axis", "plots", "svg_of"]
 
 INK = "#0a0b0c"  # stands for the page's text colour
 TORCH, ONNX, INT8 = "#8c6bb1", "#3b8bc4", "#2ca25f"
@@ -26,6 +29,7 @@ def plots(
     stages: Sequence[StageReport],
     latencies_ms: Mapping[str, Sequence[float]],
     layer_bytes: tuple[Mapping[str, int], Mapping[str, int]] = ({}, {}),
+    confidence: float = CONFIDENCE,
 ) -> list[tuple[str, str]]:
     """Titles and SVG texts.
 
@@ -33,10 +37,13 @@ def plots(
         stages: the report's rows.
         latencies_ms: single calls, by stage.
         layer_bytes: of the original and of the result, by layer.
+        confidence: of the metric's intervals.
     """
+    judged = any(row.measured.accuracy is not None for row in stages)
     figures = [
-        ("What each stage gives and takes: the metric against latency (bars: 95% confidence)", _tradeoff(stages)),
-        ("Accuracy and agreement with the original", _quality(stages)),
+        (f"What each stage gives and takes: the metric against latency (bars: {percent(confidence)} confidence)",
+         _tradeoff(stages)),
+        (f"{'Accuracy, and agreement' if judged else 'Agreement'} with the original", _quality(stages)),
         ("Latency of a single call at batch 1 (line: median, box: middle half, whiskers: 1st to 99th percentile)",
          _latency(stages, latencies_ms)),
         ("Size of the model file", _bars(stages)),
@@ -134,30 +141,30 @@ def _latency(stages: Sequence[StageReport], latencies_ms: Mapping[str, Sequence[
     )  # fmt: skip
     for box, row in zip(drawn["boxes"], rows, strict=True):
         box.set_facecolor(_colour(row))
+    # In a column of their own: beside a whisker they would be taken for its end.
+    at = {"transform": axes.get_yaxis_transform(), "fontsize": 8, "va": "center"}
+    axes.text(1.01, 0.4, "median, ms", **at)
     for index, row in enumerate(rows, 1):
-        high = float(np.percentile(latencies_ms[row.stage], 99))
-        axes.annotate(
-            ms_text(row.measured.latency_p50_ms or 0.0), (high, index), (5, -3), textcoords="offset points", fontsize=8
-        )
+        axes.text(1.01, index, ms_text(row.measured.latency_p50_ms or 0.0), **at)
     axes.set_yticks(range(1, len(rows) + 1), [row.stage for row in rows])
     axes.invert_yaxis()
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _position: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("milliseconds, logarithmic (median beside each)")
+    axes.margins(x=0.04)
+    log_axis(axes)
+    axes.set_xlabel("milliseconds, logarithmic")
     return svg_of(figure)
 
 
 def _bars(stages: Sequence[StageReport]) -> str:
     rows = [row for row in stages if row.measured.size_bytes is not None]
     figure, axes = axes_of(0.4 * len(rows) + 1)
-    sizes = [(row.measured.size_bytes or 0) / 1e6 for row in rows]
+    largest = max((row.measured.size_bytes or 0 for row in rows), default=0)
+    unit, one = ("MB", 1e6) if largest >= 1e6 else ("kB", 1e3)
+    sizes = [(row.measured.size_bytes or 0) / one for row in rows]
     bars = axes.barh([row.stage for row in rows], sizes, 0.6, color=[_colour(row) for row in rows])
-    axes.bar_label(bars, [f"{size:.3g} MB" for size in sizes], padding=3, fontsize=8)
+    axes.bar_label(bars, [f"{size:.3g} {unit}" for size in sizes], padding=3, fontsize=8)
     axes.invert_yaxis()
     axes.margins(x=0.12)
-    axes.set_xlabel("MB")
+    axes.set_xlabel(unit)
     return svg_of(figure)
 
 
@@ -166,6 +173,8 @@ def _channels(channels: Mapping[str, Sequence[int]]) -> str:
 
 
 MOST_LAYERS = 60
+SHARES = ("top1", "top5", "binary_accuracy", "f1", "pixel_accuracy", "miou", "agreement")
+LEAST_SPAN = 0.01  # of the metric's axis, as a share of its largest value
 
 
 def _before_after(layers: Mapping[str, Sequence[float]], unit: str, text: str) -> str:
@@ -202,18 +211,57 @@ def _tradeoff(stages: Sequence[StageReport]) -> str:
         return ""
     figure, axes = axes_of(3.8 + 0.12 * max(0, len(rows) - 6))
     spots = [(row.measured.latency_p50_ms or 0.0, row.measured.value or 0.0) for row in rows]
-    axes.plot([x for x, _ in spots], [y for _, y in spots], color="#bbbbbb", lw=1, zorder=0)
+    steps = [spot for row, spot in zip(rows, spots, strict=True) if row.stage != "original_onnx"]  # no step on the way
+    axes.plot([x for x, _ in steps], [y for _, y in steps], color="#bbbbbb", lw=1, zorder=0)
+    bars = []
     for row, at in zip(rows, spots, strict=True):
         m = row.measured
         if m.value_low is not None and m.value_high is not None:
+            bars.append(((at[0], m.value_low), (at[0], m.value_high)))
             axes.plot([at[0]] * 2, [m.value_low, m.value_high], color=_colour(row), lw=1.5, alpha=0.7)
         axes.scatter(*at, s=45, color=_colour(row))
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _position: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.margins(x=0.16, y=0.3)
+    log_axis(axes)
+    _metric_axis(axes, rows)
     axes.set_xlabel("p50 at batch 1 in milliseconds, logarithmic")
-    axes.set_ylabel(rows[0].measured.metric or "")
-    label_points(axes, spots, [row.stage for row in rows])
+    lines = [*pairwise(steps), *bars]
+    label_points(axes, spots, [row.stage for row in rows], lines=lines)
     return svg_of(figure)
+
+
+def log_axis(axes: Axes, which: Literal["x", "y"] = "x") -> None:
+    """Make an axis logarithmic, with as many figures as have room: of any range, from a part of a decade to many.
+
+    What is drawn and its margins are to be as they will be.
+    """
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axes.set_xscale("log") if which == "x" else axes.set_yscale("log")
+    low, high = sorted(axes.get_xlim() if which == "x" else axes.get_ylim())
+    decades = math.log10(high / low) if low > 0 else 1.0
+    if decades < 0.7:
+        ticks = [tick for tick in MaxNLocator(6).tick_values(low, high) if low <= tick <= high]
+        axis.set_major_locator(FixedLocator(ticks))
+    else:
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if decades < 2.5 else (1.0,), numticks=8))
+    axis.set_major_formatter(FuncFormatter(lambda value, _position: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _metric_axis(axes: Axes, rows: Sequence[StageReport]) -> None:
+    """A span in which rounding shows no difference, and no figure that the metric can't have."""
+    metric = rows[0].measured.metric or ""
+    low, high = axes.get_ylim()
+    size = max(abs(row.measured.value or 0.0) for row in rows)
+    if high - low < (least := LEAST_SPAN * size):
+        middle = (low + high) / 2
+        low, high = middle - least / 2, middle + least / 2
+        axes.set_ylim(low, high)
+    ticks = [tick for tick in MaxNLocator(7).tick_values(low, high) if low <= tick <= high]
+    if metric in SHARES or metric == "cosine":
+        ticks = [tick for tick in ticks if -1.0 <= tick <= 1.0 + 1e-9 and (tick > -1e-9 or metric == "cosine")]
+    axes.yaxis.set_major_locator(FixedLocator(ticks))
+    axes.yaxis.set_major_formatter(
+        FuncFormatter(lambda value, _position: f"{100 * value:.4g}%" if metric in SHARES else f"{value:.5g}")
+    )
+    axes.set_ylabel(metric)

@@ -14,6 +14,7 @@ from compress.durations import duration
 from compress.interrupts import heed
 from compress.pipeline import Outcome
 from compress.stages import Progress as StageProgress
+from compress.wording import Note, counted
 
 __all__ = ["Terminal"]
 
@@ -78,14 +79,15 @@ class Terminal:
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
             if stage in MEASURING and done == total:
                 seconds = time.perf_counter() - begun
-                self._line(stage, f"{total} {note}", seconds)
+                self._line(stage, counted(total, note), seconds)
 
         return progress
 
     def ended(self, outcome: Outcome) -> None:
         label = next((str(task.description) for task in self._bar.tasks), outcome.stage.name)
         for warning in outcome.given.warnings:
-            self._console.print(f"  [yellow]warning[/] {escape(warning)}", highlight=False, soft_wrap=True)
+            kind = "[blue]note[/]" if isinstance(warning, Note) else "[yellow]warning[/]"
+            self._console.print(f"  {kind} {escape(warning)}", highlight=False, soft_wrap=True)
         self._line(label, outcome.given.did, outcome.seconds, reused=outcome.reused)
 
     def _line(self, label: str, did: str, seconds: float, *, reused: bool = False) -> None:

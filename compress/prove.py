@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import nn
+
 from compress.artifact import Measured, Signature, StageReport
 from compress.backends import Backend, open_model
 from compress.compare import Comparison, batch_difference, compare
@@ -22,6 +24,7 @@ from compress.model import Arrays, EngineModel, Model, OnnxModel, TorchModel, sa
 from compress.pipeline import Outcome, Watcher
 from compress.scoring import batch_for
 from compress.sizes import typical_inputs
+from compress.wording import Note, counted
 
 __all__ = ["Found", "measure", "rows_of"]
 
@@ -143,7 +146,11 @@ def rows_of(
     before = "original"
     for name, model in models.items():
         outcome = outcomes.get(name)
-        size = checkpoint_bytes if name == "original" else outcome.size_bytes if outcome else None
+        size = outcome.size_bytes if outcome else None
+        if name == "original" and isinstance(model, TorchModel):
+            # What else lies in a trainer's checkpoint is no part of the model.
+            size = min(checkpoint_bytes, _weight_bytes(model.module))
+            did["original"] = f"as it was given: a file of {checkpoint_bytes:,} bytes, {size:,} of them weights"
         judged = {} if found.judged is None else _judged(name, before, found, found.judged)
         measured = dataclasses.replace(_measured(name, model, found, size), **judged)
         warnings = _warnings(name, found)
@@ -164,6 +171,11 @@ def rows_of(
         )
         before = name  # the original's own export is no step on the way
     return reports
+
+
+def _weight_bytes(module: nn.Module) -> int:
+    """Of parameters and buffers; what is shared counts once."""
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
 
 
 def _measured(name: str, model: Model, found: Found, size: int | None) -> Measured:
@@ -197,12 +209,11 @@ def _warnings(name: str, found: Found) -> tuple[str, ...]:
     here = found.compared[name]
     words: tuple[str, ...] = ()
     if name == "original":
-        words += (*found.judged.notes, *((f"{_sentence(found.judged.how)}.",) if found.judged.how else ()))
+        words += (*found.judged.notes, *((Note(f"{_sentence(found.judged.how)}."),) if found.judged.how else ()))
         words += tuple(f"{doubt} No drop is told, and no budget counts as kept." for doubt in here.doubts)
     if here.not_numbers:
-        words += (
-            f"{name}: outputs for {here.not_numbers} of {here.samples} samples hold NaN: the worst score counts.",
-        )
+        held = f"outputs for {here.not_numbers} of {counted(here.samples, 'samples')} hold NaN"
+        words += (f"{name}: {held}: the worst score counts.",)
     if not math.isfinite(here.max_abs_error):
         words += (f"{name}: its outputs hold NaN, or infinities that the original's don't: no error is larger.",)
     if not math.isfinite(here.value):

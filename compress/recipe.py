@@ -30,6 +30,7 @@ from compress.stages.quantize_within import QuantizeWithin
 from compress.stages.smooth_onnx import SmoothOnnx
 from compress.stages.train_quantized import TrainQuantized, shorter
 from compress.training_options import TrainingOptions
+from compress.wording import counted
 
 __all__ = ["chooses", "find_data", "inputs_of", "sources_of", "stages_for", "training_of", "with_sizes"]
 
@@ -273,7 +274,7 @@ def _together(options: ExportOptions, judged: tuple[Dataset, Metric] | None) -> 
         ),
         (
             options.rounds < 1 or (options.rounds > 1 and (options.prune is None or options.finetune is None)),
-            f"can't prune in {options.rounds} rounds",
+            f"can't prune in {counted(options.rounds, 'rounds')}",
             "a round prunes by --prune and recovers by --finetune",
             "give both, or leave --rounds out",
         ),

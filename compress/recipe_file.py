@@ -16,12 +16,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from compress.errors import RecipeError
+from compress.errors import RecipeError, first_line
 from compress.files import write_files
 from compress.options import ExportOptions, OptimizeOptions
+from compress.vetting.texts import read_text
 
 __all__ = ["read", "recipe_text", "write"]
 
+MAX_BYTES = 1 << 20
 COMMANDS = {"export": ExportOptions, "optimize": OptimizeOptions}
 
 
@@ -50,14 +52,14 @@ def read(path: Path) -> tuple[str, Mapping[str, Any]]:
     """
     mend = "write one with --save-config, or see its keys with `compress export --help`"
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as err:
-        why = err.strerror if isinstance(err, OSError) and err.strerror else str(err)
-        raise RecipeError(f"can't read the recipe {path}", why=why, mend=mend) from err
+        values = tomllib.loads(read_text(path, MAX_BYTES))
     except tomllib.TOMLDecodeError as err:
         raise RecipeError(f"can't read the recipe {path}", why=f"it is not TOML: {err}", mend=mend) from err
+    except (OSError, ValueError, RecursionError) as err:  # numbers of thousands of digits, lists in lists
+        why = err.strerror if isinstance(err, OSError) and err.strerror else first_line(err)
+        raise RecipeError(f"can't read the recipe {path}", why=why, mend=mend) from err
     command = values.pop("command", "export")
-    if command not in COMMANDS:
+    if type(command) is not str or command not in COMMANDS:
         known = " and ".join(COMMANDS)
         why = f"its command is {command!r}; there are {known}"
         raise RecipeError(f"can't run the recipe {path}", why=why, mend=mend)

@@ -13,17 +13,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from compress.artifact import Measured, Signature, StageReport
-from compress.durations import ms_text
-from compress.gains import gains_of, speed
+from compress.durations import bytes_text, ms_text
+from compress.findings import telling
+from compress.gains import Gain, gains_of, speed
 from compress.grid import Cell
 from compress.intervals import CONFIDENCE, percent
 from compress.pages import page
-from compress.plots import plots
+from compress.plots import INT8, ONNX, SHARES, TORCH, plots
 from compress.roofline import Roofline
 from compress.roofline_report import roofline_plot
 from compress.training_plots import training_plots
+from compress.wording import Note, counted
 
-__all__ = ["Report", "bytes_text", "stage_table"]
+__all__ = ["Report", "stage_table"]
 
 SCHEMA_VERSION = 1
 
@@ -44,6 +46,8 @@ class Report:
         rooflines: of "original_onnx" and of the result, by row.
         layer_bytes: weights by layer, of the original and of the result.
         script: reproduce.sh, where the run came from a command line.
+        searched: where the search's page is, seen from this one, where a search has chosen what was done.
+        recipe: the options of the run as a recipe.
         measuring: `seconds` that all measuring took, and of the turns for latency `latency`: rounds, seconds, how wide
             the widest interval of a ratio is, and why they ended.
     """
@@ -59,6 +63,8 @@ class Report:
     rooflines: Mapping[str, Roofline] = field(default_factory=dict)
     layer_bytes: tuple[Mapping[str, int], Mapping[str, int]] = ({}, {})
     script: str = ""
+    searched: str = ""
+    recipe: str = ""
     measuring: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -96,15 +102,26 @@ class Report:
             "gains": self.gains,
             "measuring": dict(self.measuring),
             "findings": list(self.findings),
+            "notes": list(self.notes),
             "grid": [cell.to_dict() for cell in self.grid],
             "rooflines": {name: found.to_dict() for name, found in self.rooflines.items()},
             "layer_bytes": {"original": dict(self.layer_bytes[0]), "result": dict(self.layer_bytes[1])},
         }
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """The findings that warn of nothing."""
+        return tuple(finding for finding in self.findings if isinstance(finding, Note))
+
+    @property
+    def confidence(self) -> float:
+        """Of the metric's intervals."""
+        return float(self.data.get("confidence", CONFIDENCE))
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """Of the stage table."""
-        sure = percent(self.data.get("confidence", CONFIDENCE))
+        sure = percent(self.confidence)
         return tuple(name.format(sure=sure) for name in COLUMNS)
 
     def write(self, folder: Path, latencies_ms: Mapping[str, Sequence[float]]) -> None:
@@ -119,10 +136,12 @@ class Report:
         html = page(
             "report.html",
             report=self,
-            rows=[[_lines(cell) for cell in cells] for cells in _cells(self.stages)],
-            columns=self.columns,
+            rows=[_paired([_lines(cell) for cell in cells]) for cells in _cells(self.stages)],
+            columns=_paired([(column, "") for column in self.columns]),
+            warnings=[finding for finding in self.findings if not isinstance(finding, Note)],
+            notes=self.notes,
             plots=[
-                *plots(self.stages, latencies_ms, self.layer_bytes),
+                *plots(self.stages, latencies_ms, self.layer_bytes, self.confidence),
                 *(
                     plot
                     for row in self.stages
@@ -132,11 +151,16 @@ class Report:
             ],
             roofs=[(name, roofline_plot(found)) for name, found in self.rooflines.items()],
             gains=gains_of(self.stages),
-            points=self.gains.get("accuracy_points"),
+            change=_change(self.stages[0].measured, self.stages[-1].measured, percent(self.confidence)),
+            threads=counted(int(self.environment["threads"]), "threads"),
+            samples=counted(int(self.data.get("samples", 0)), "evaluation samples"),
+            colours={"in torch": TORCH, "in ONNX Runtime": ONNX, "with INT8": INT8},
             left=[(row.stage, row.details[key]) for row in self.stages for key in LEFT if row.details.get(key)],
         )
         # Names of files need not be UTF-8: the page shows what they are, the script has their very bytes.
         (folder / "report.html").write_bytes(html.encode("utf-8", "backslashreplace"))
+        if self.recipe:
+            (folder / "recipe.toml").write_bytes(os.fsencode(self.recipe))
         if self.script:
             (folder / "reproduce.sh").write_bytes(os.fsencode(self.script))
             (folder / "reproduce.sh").chmod(0o755)
@@ -152,23 +176,16 @@ COLUMNS = (
     "agreement",
     "p50 (95%)",
     "p99",
-    "load",
     "memory",
+    "load",
     "runtime",
 )
 
 
+PAIRS = (("MACs", "params"), ("memory", "load"))  # of columns that share one in the page
+
 # Details of a stage that name layers, each with a reason.
 LEFT = ("left_alone", "layers_float", "kept_float32")
-
-
-def bytes_text(size: float) -> str:
-    """1234567 -> '1.23 MB' (powers of ten)."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            break
-        size /= 1000
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
 
 
 def _count(number: int) -> str:
@@ -200,8 +217,8 @@ def _cells(stages: Sequence[StageReport]) -> list[tuple[str, ...]]:
                 shown(m.agreement, "{:.2%}"),
                 _latency(m),
                 "–" if m.latency_p99_ms is None else f"{ms_text(m.latency_p99_ms)} ms",
-                shown(m.load_ms, "{:.0f} ms"),
                 "–" if m.peak_memory_bytes is None else bytes_text(m.peak_memory_bytes),
+                shown(m.load_ms, "{:.0f} ms"),
                 m.runtime or "–",
             )
         )
@@ -214,9 +231,6 @@ def _latency(m: Measured) -> str:
     if m.latency_p50_low_ms is None or m.latency_p50_high_ms is None:
         return f"{ms_text(m.latency_p50_ms)} ms"
     return f"{ms_text(m.latency_p50_ms)} ms ({ms_text(m.latency_p50_low_ms)}–{ms_text(m.latency_p50_high_ms)})"
-
-
-SHARES = ("top1", "top5", "agreement")
 
 
 def _metric(m: Measured) -> str:
@@ -237,6 +251,31 @@ def _drop(m: Measured) -> str:
     return f"{m.drop:+.2f} ({m.drop_low:+.2f} to {m.drop_high:+.2f})"
 
 
+def _change(original: Measured, last: Measured, sure: str) -> Gain | None:
+    """What became of the metric, and whether that is more than chance."""
+    if last.drop is None:
+        return None
+    points = "" if last.metric == "mse" else "points of "
+    interval = ""
+    if last.drop_low is not None and last.drop_high is not None:
+        interval = f"({-last.drop_high + 0.0:+.2f} to {-last.drop_low + 0.0:+.2f} at {sure})"
+    if round(last.drop, 2) == 0:
+        return Gain("±0", f"no change in {last.metric}", interval, "neither")
+    lost = last.drop_low is not None and last.drop_low > 0 and telling(last, original)
+    won = last.drop_high is not None and last.drop_high < 0
+    chance = "" if lost or won or not interval or not last.drop_low or last.drop_low > 0 else ": may be chance"
+    words = f"{points}{last.metric}{chance}"
+    return Gain(f"{-last.drop:+.2f}", words, interval, "loss" if lost else "gain" if won else "neither")
+
+
+def _paired(cells: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Two columns without an interval in one, above each other: the page is not to be scrolled sideways."""
+    found = dict(zip(COLUMNS, cells, strict=True))
+    for above, below in PAIRS:
+        found[above] = (found[above][0], found.pop(below)[0])
+    return list(found.values())
+
+
 def _lines(cell: str) -> tuple[str, str]:
     """A figure, and its interval, if it has one, for the line below."""
     figure, _, interval = cell.partition(" (")
@@ -248,7 +287,7 @@ def stage_table(report: Report) -> Table:
     table = Table(
         title=f"{escape(report.source)}: each stage, measured on this machine (latency at batch 1, "
         + (f"{escape(report.signature.sizes_text)}, " if report.signature.sizes_text else "")
-        + f"{report.environment['threads']} thread)",
+        + f"{counted(int(report.environment['threads']), 'threads')})",
         title_justify="left",
     )
     shown = [

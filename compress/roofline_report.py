@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
+
 import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from compress.plots import axes_of, svg_of
+from compress.plot_labels import label_points
+from compress.plots import axes_of, log_axis, svg_of
 from compress.roofline import Roofline
 from compress.roofs import Machine
+from compress.wording import counted
 
 __all__ = ["roofline_plot", "roofline_table"]
 
 COLOURS = {"compute": "#3b8bc4", "memory": "#e08214", "overhead": "#999999"}
 NAMED = 4
+ALIKE = 0.3  # roofs nearer than this are drawn as one
 
 
 def roofline_table(found: Roofline, rows: int = 20) -> Table:
@@ -22,7 +28,8 @@ def roofline_table(found: Roofline, rows: int = 20) -> Table:
     speeds = f"{_speed(roofs, 'float')} GFLOP/s in float, {_speed(roofs, 'int8')} GOP/s in INT8"
     shares = ", ".join(f"{found.share(bound):.0%} {bound}" for bound in COLOURS)
     table = Table(
-        title=f"{roofs.threads} thread(s): {speeds}, {roofs.bytes_per_second / 1e9:.1f} GB/s. Time by bound: {shares}",
+        title=f"{counted(roofs.threads, 'threads')}: {speeds}, {roofs.bytes_per_second / 1e9:.1f} GB/s. "
+        f"Time by bound: {shares}",
         title_justify="left",
         caption="* by a layer itself: the machine was busy when its roof was measured" if roofs.lifted else None,
         caption_justify="left",
@@ -55,10 +62,18 @@ def roofline_plot(found: Roofline) -> str:
     reach = np.logspace(
         np.log10(min(0.1, *(la.intensity for la in layers))), np.log10(max(500, *(la.intensity for la in layers)))
     )
-    for peak, name, style in ((roofs.float_ops, "float", "-"), (roofs.int8_ops, "int8", "--")):
-        axes.plot(reach, np.minimum(reach * roofs.bytes_per_second, peak) / 1e9, color="#777777", ls=style, lw=1.2)
+    roofs_drawn = []
+    alike = abs(roofs.int8_ops / roofs.float_ops - 1) < ALIKE
+    drawn = (
+        (roofs.float_ops, "float", "float and INT8" if alike else "float", "-"),
+        (roofs.int8_ops, "int8", "INT8", "--"),
+    )
+    for peak, kind, name, style in drawn[: 1 if alike else 2]:
+        height = np.minimum(reach * roofs.bytes_per_second, peak) / 1e9
+        roofs_drawn.append(list(zip(reach.tolist(), height.tolist(), strict=True)))
+        axes.plot(reach, height, color="#777777", ls=style, lw=1.2)
         axes.annotate(
-            f"{'INT8' if name == 'int8' else name} {_speed(roofs, name)} GOP/s",
+            f"{name} {_speed(roofs, kind)} GOP/s",
             (reach[-1], peak / 1e9),
             (0, 4),
             textcoords="offset points",
@@ -69,21 +84,31 @@ def roofline_plot(found: Roofline) -> str:
         here = [layer for layer in layers if layer.bound == bound]
         axes.scatter(
             [layer.intensity for layer in here], [layer.ops_per_second / 1e9 for layer in here],
-            s=[20 + 900 * layer.microseconds / total for layer in here], color=colour, alpha=0.6, lw=0,
+            s=[_area(layer.microseconds / total) for layer in here], color=colour, alpha=0.6, lw=0,
         )  # fmt: skip
         axes.scatter(
             [], [], s=50, color=colour, alpha=0.6, lw=0, label=f"{bound}, {found.share(bound):.0%} of the time"
         )
-    named: set[tuple[float, float]] = set()
-    for layer in sorted(layers, key=lambda layer: -layer.microseconds):
-        spot = (round(np.log10(layer.intensity), 1), round(np.log10(layer.ops_per_second), 1))
-        if spot not in named and len(named) < NAMED:
-            named.add(spot)
-            at = (layer.intensity, layer.ops_per_second / 1e9)
-            axes.annotate(layer.name[-28:], at, (7, -9), textcoords="offset points", fontsize=7)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    axes.margins(x=0.12, y=0.12)
+    log_axis(axes, "x")
+    log_axis(axes, "y")
     axes.set_xlabel("operations for each byte moved")
     axes.set_ylabel("GOP/s")
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False, fontsize=9)
+    spots = [(layer.intensity, layer.ops_per_second / 1e9) for layer in layers]
+    longest = sorted(range(len(layers)), key=lambda at: -layers[at].microseconds)
+    label_points(
+        axes,
+        [spots[at] for at in longest[:NAMED]],
+        [layers[at].name[-28:] for at in longest[:NAMED]],
+        size=7,
+        radii=[math.sqrt(_area(layers[at].microseconds / total)) / 2 for at in longest[:NAMED]],
+        others=[spots[at] for at in longest[NAMED:]],
+        lines=[(start, end) for roof in roofs_drawn for start, end in pairwise(roof)],
+    )
     return svg_of(figure)
+
+
+def _area(share: float) -> float:
+    """Of a layer's bubble, in square points."""
+    return 20 + 500 * share

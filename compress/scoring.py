@@ -10,14 +10,14 @@ import numpy as np
 from compress.backends import Backend
 from compress.dataset import Dataset
 from compress.errors import RecipeError
-from compress.intervals import percent, share_interval
-from compress.metrics import Metric, without_nan
+from compress.intervals import Interval, mean_interval, percent, share_interval
+from compress.metrics import BATCH, Metric, without_nan
 from compress.model import Arrays
+from compress.wording import counted
 
 __all__ = ["Answers", "Scores", "batch_for"]
 
 Array = np.ndarray[Any, Any]
-BATCH = 64
 BATCH_BYTES = 32 << 20  # of inputs and outputs; what is between them in a network is some times as much
 
 
@@ -113,7 +113,7 @@ class Scores:
     def _misshapen(self, found: Array) -> RecipeError:
         return RecipeError(
             f"can't judge by the metric {self._metric.name}",
-            why=f"it gives an array {list(found.shape)} for {self._samples} samples",
+            why=f"it gives an array {list(found.shape)} for {counted(self._samples, 'samples')}",
             mend="let it give one score for each sample, or one figure for all of them",
         )
 
@@ -134,6 +134,7 @@ class Answers:
         self._classes = 0
         self._outside = 0
         self._samples = 0
+        self._chance = None if metric.chance is None else metric.chance()
 
     def add(self, outputs: Arrays, labels: Array | None) -> None:
         """Take a batch of the original's outputs."""
@@ -142,7 +143,9 @@ class Answers:
         if self._first is None:
             self._first = {name: values[:1].copy() for name, values in judged.items()}
         self._vary = self._vary or any(bool((values != self._first[name]).any()) for name, values in judged.items())
-        if not self._metric.counted:
+        if self._chance is not None:
+            self._chance.add(judged, labels)
+        if not self._metric.classifies:
             return
         scores = next(iter(judged.values()))
         if scores.ndim == 2 and scores.dtype.kind == "f":
@@ -165,10 +168,14 @@ class Answers:
         if self._samples < 2:
             return ("One evaluation sample says nothing of a model: give a hundred or more.",)
         if not self._vary:
-            return (f"The original gives the same answer for all {self._samples} evaluation samples.",)
+            return (f"The original gives the same answer for all {counted(self._samples, 'evaluation samples')}.",)
+        if self._chance is not None:
+            held = None if scores is None else mean_interval(scores, confidence=confidence, bounds=self._metric.bounds)
+            found = self._chance.doubt(None if held is None else held.low, self._told(held, confidence))
+            return () if found is None else (found,)
         known = self._labels if self._metric.needs_labels else self._answers
         if self._outside:
-            found = f"{self._outside} of {self._samples} labels are no class of the model"
+            found = f"{self._outside} of {counted(self._samples, 'labels')} are no class of the model"
             ends = f"they go from {min(known)} to {max(known)}, its classes from 0 to {self._classes - 1}"
             return (f"{found}: {ends}.",)
         if not known or scores is None:
@@ -179,10 +186,15 @@ class Answers:
         if held.low > max(chance, min(1.0, guesses / max(self._classes, 1))):
             return ()
         if not self._metric.needs_labels:
-            one = (
-                f"The original gives one and the same answer for {chance:.1%} of the {self._samples} evaluation samples"
-            )
+            of = counted(self._samples, "evaluation samples")
+            one = f"The original gives one and the same answer for {chance:.1%} of the {of}"
             return (f"{one}: a model that always gives it would agree as well.",)
-        value = f"{self._metric.name} is {held.value:.1%}, at least {held.low:.1%} at {percent(confidence)} confidence"
+        value = self._told(held, confidence)
         rate = f"whoever always gives the most frequent label{'s' if guesses > 1 else ''} has {chance:.1%}"
-        return (f"The original is no better than chance on the evaluation data: its {value}, and {rate}.",)
+        return (f"The original is no better than chance on the evaluation data: {value}, and {rate}.",)
+
+    def _told(self, held: Interval | None, confidence: float) -> str:
+        if held is None:
+            return ""
+        name = self._metric.name
+        return f"its {name} is {held.value:.1%}, at least {held.low:.1%} at {percent(confidence)} confidence"

@@ -26,6 +26,7 @@ from compress.search_result import Candidate, SearchResult, Trial, candidates
 from compress.sizes import typical_inputs
 from compress.stages import Progress, Stage
 from compress.stages.prune_channels import PruneChannels
+from compress.wording import counted
 
 __all__ = ["search"]
 
@@ -103,7 +104,7 @@ def _check(options: OptimizeOptions, plan: Sequence[Candidate]) -> None:
     if len(plan) < 2:
         raise RecipeError(
             "there is nothing to search",
-            why=f"the options leave {len(plan)} candidate(s)",
+            why=f"the options leave {counted(len(plan), 'candidates')}",
             mend="name several --prune fractions or --int8 kinds, and --calibration for static ones",
         )
     if any(not 0 <= candidate.prune < 1 for candidate in plan):
@@ -132,7 +133,7 @@ def _branches(setting: _Setting, plan: Sequence[Candidate], watcher: Watcher) ->
             for index, group in enumerate(groups)
         }
         for done, future in enumerate(concurrent.futures.as_completed(waiting), 1):
-            tick(done, len(groups), f"pruning ratios, {len(waiting[future])} candidates in the last")
+            tick(done, len(groups), f"pruning ratios, {counted(len(waiting[future]), 'candidates')} in the last")
             yield future.result()
 
 
@@ -233,7 +234,7 @@ def _screened(candidate: Candidate, model: OnnxModel, judge: Judge, max_drop: fl
     drop = judge.drop(open_model(model, threads=cores()))
     if drop.low is None or drop.high is None or drop.low <= max_drop:
         return kept
-    why = f"out early: {drop.points:+.1f} points on {len(judge)} samples, at least {drop.low:+.1f}"
+    why = f"out early: {drop.points:+.1f} points on {counted(len(judge), 'samples')}, at least {drop.low:+.1f}"
     return dataclasses.replace(
         kept, status="eliminated", why=why, drop=drop.points, drop_low=drop.low, drop_high=drop.high
     )
@@ -274,6 +275,8 @@ def _measured(
             left[name],
             latency_p50_ms=single[name].p50_ms,
             throughput=1000 * THROUGHPUT_BATCH / batched[name].p50_ms,
+            rounds_ms=single[name].rounds_ms,
+            batched_rounds_ms=batched[name].rounds_ms,
         )
     return SearchResult(
         goal=options.goal,

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from rich.markup import escape
 from rich.table import Table
 
+from compress.durations import bytes_text
 from compress.files import write_files
 from compress.intervals import percent
 from compress.pages import page
-from compress.plots import axes_of, svg_of
-from compress.report import bytes_text
+from compress.plot_labels import label_points
+from compress.plots import axes_of, log_axis, svg_of
 from compress.search_result import SearchResult, Trial
+from compress.wording import counted
 
 __all__ = ["search_table", "write_search"]
 
@@ -26,8 +28,9 @@ COLOURS = ("#3b8bc4", "#2ca25f", "#e08214", "#8c6bb1", "#c51b7d", "#8c510a", "#0
 def search_table(result: SearchResult) -> Table:
     """Every candidate, those on the Pareto front starred."""
     table = Table(
-        title=f"{len(result.trials)} candidates by {result.goal}, {result.metric} of the original "
-        f"{result.original:.4f} on the {result.samples} samples that choose; at most {result.max_drop:g} points may go"
+        title=f"{counted(len(result.trials), 'candidates')} by {result.goal}, {result.metric} of the original "
+        f"{result.original:.4f} on the {counted(result.samples, 'samples')} that choose; "
+        f"at most {counted(result.max_drop, 'points')} may go"
         + ("" if result.confidence is None else f", with {percent(result.confidence)} confidence"),
         title_justify="left",
     )
@@ -96,7 +99,6 @@ def pareto_plot(result: SearchResult) -> str:
     if (best := result.best) is not None:
         at = (_cost(best, result), best.drop or 0.0)
         axes.scatter(*at, s=230, facecolors="none", edgecolors="#c0392b", linewidths=1.6)
-        axes.annotate(best.candidate.name, at, (12, 10), textcoords="offset points", fontsize=9)
     handles = [
         axes.scatter(
             [], [], color=COLOURS[index % len(COLOURS)], marker="o", label=f"−{ratio:.0%}" if ratio else "whole"
@@ -108,12 +110,16 @@ def pareto_plot(result: SearchResult) -> str:
         if any(trial.candidate.int8 == kind for trial in result.measured)
     ]
     axes.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=5, frameon=False, fontsize=9)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _position: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    log_axis(axes)
     axes.invert_yaxis()
     units = {"latency": "milliseconds at batch 1", "size": "MB", "throughput": "samples a second at batch 8"}
     axes.set_xlabel(f"{units[result.goal]}, logarithmic")
     axes.set_ylabel("drop in points (less is higher)")
+    if best is not None:
+        others = [(_cost(trial, result), trial.drop or 0.0) for trial in result.measured if trial is not best]
+        line = [(_cost(trial, result), trial.drop or 0.0) for trial in front]
+        label_points(
+            axes, [(_cost(best, result), best.drop or 0.0)], [best.candidate.name],
+            size=9, radii=[8], others=others, lines=[*pairwise(line)],
+        )  # fmt: skip
     return svg_of(figure)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from compress.judge import Budget
+from compress.latency import ratio
 from compress.options import Calibrator, ExportOptions, OptimizeOptions
 
 __all__ = ["Candidate", "Goal", "SearchResult", "Trial", "candidates"]
@@ -82,6 +84,8 @@ class Trial:
         latency_p50_ms: at batch 1.
         throughput: samples a second at batch 8.
         path: the ONNX file, in the work folder.
+        rounds_ms: the p50 of each round that all trials took together, at batch 1.
+        batched_rounds_ms: the same at batch 8.
     """
 
     candidate: Candidate
@@ -95,6 +99,12 @@ class Trial:
     latency_p50_ms: float | None = None
     throughput: float | None = None
     path: Path | None = None
+    rounds_ms: tuple[float, ...] = ()
+    batched_rounds_ms: tuple[float, ...] = ()
+
+    def rounds(self, goal: Goal) -> tuple[float, ...]:
+        """What the goal is measured by, in the order of the rounds; nothing for a size, which is exact."""
+        return {"latency": self.rounds_ms, "throughput": self.batched_rounds_ms}.get(goal, ())
 
     def cost(self, goal: Goal) -> float:
         """What the goal makes small; infinite where it was not measured."""
@@ -146,10 +156,28 @@ class SearchResult:
 
     @property
     def best(self) -> Trial | None:
-        """The cheapest by the goal of those inside the largest drop, or None."""
+        """The cheapest by the goal of those inside the largest drop, or None.
+
+        Of those that are not slower than it beyond doubt, the one that loses least, then the smallest.
+        """
         budget = Budget(self.max_drop, self.confidence)
         inside = [trial for trial in self.measured if budget.keeps(trial.drop, trial.drop_high)]
-        return min(inside, key=lambda trial: trial.cost(self.goal), default=None)
+        cheapest = min(inside, key=lambda trial: trial.cost(self.goal), default=None)
+        if cheapest is None:
+            return None
+        alike = [trial for trial in inside if trial is cheapest or self._alike(cheapest, trial)]
+        return min(
+            alike,
+            key=lambda trial: (
+                math.inf if trial.drop is None else trial.drop,
+                trial.size_bytes or 0,
+                trial.cost(self.goal),
+            ),
+        )
+
+    def _alike(self, cheapest: Trial, trial: Trial) -> bool:
+        found = ratio(cheapest.rounds(self.goal), trial.rounds(self.goal))
+        return found is not None and found.high is not None and not found.slower
 
     @property
     def nearest(self) -> Trial | None:

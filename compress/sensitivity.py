@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from compress.stages import Progress
 from compress.stages.channels import Channels
 from compress.stages.importance import importance_of
 from compress.stages.prune_channels import bearable
+from compress.vetting.texts import read_json
 
 __all__ = ["GroupSensitivity", "Sensitivity", "layer_sensitivity"]
 
@@ -98,24 +99,34 @@ class Sensitivity:
         """
         path = path / "sensitivity.json" if path.is_dir() else path
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = read_json(path)
             if data.pop("schema_version") > SCHEMA_VERSION:
                 raise ValueError("it was written by a newer release")
-            groups = tuple(
-                GroupSensitivity(
-                    layers=tuple(group["layers"]),
-                    width=group["width"],
-                    ratios=tuple(group["ratios"]),
-                    drops=tuple(group["drops"]),
-                    macs_removed=tuple(group["macs_removed"]),
-                )
-                for group in data.pop("groups")
-            )
-            return cls(groups=groups, **data)
+            found = cls(groups=tuple(_group(group) for group in data.pop("groups")), **data)
+            texts = (found.metric, found.data, *found.left_alone.keys(), *found.left_alone.values())
+            if not all(type(text) is str for text in texts) or type(found.samples) is not int:
+                raise ValueError("what should be words or numbers is something else")
+            return found
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
             why = err.strerror if isinstance(err, OSError) and err.strerror else f"it is damaged: {err}"
             mend = "write one with `compress sensitivity`"
             raise RecipeError(f"can't read the sensitivity {path}", why=why, mend=mend) from err
+
+
+def _group(data: Any) -> GroupSensitivity:
+    """A group of a file.
+
+    Raises:
+        ValueError: its curve is none.
+    """
+    layers, ratios, drops, removed = (tuple(data[key]) for key in ("layers", "ratios", "drops", "macs_removed"))
+    numbers = (*ratios, *drops, *removed)
+    plain = all(type(number) in (int, float) and abs(number) < 1e9 for number in numbers)
+    if not plain or not len(ratios) == len(drops) == len(removed) or not all(0 < ratio < 1 for ratio in ratios):
+        raise ValueError("a curve in it is not of as many ratios as drops, each a number")
+    if not all(type(layer) is str for layer in layers) or type(data["width"]) is not int:
+        raise ValueError("a group of it names no layers, or has no width")
+    return GroupSensitivity(layers, data["width"], ratios, drops, removed)
 
 
 def layer_sensitivity(

@@ -13,6 +13,7 @@ from compress.files import write_files
 from compress.pages import page
 from compress.plots import axes_of, svg_of
 from compress.sensitivity import Sensitivity
+from compress.wording import counted
 
 __all__ = ["heat_map", "sensitivity_table", "write_sensitivity"]
 
@@ -25,14 +26,14 @@ def sensitivity_table(found: Sensitivity, max_drop: float) -> Table:
     limits = found.limits(max_drop)
     table = Table(
         title=f"drop of {found.metric} in points when one layer alone is pruned (of {found.original:.4f}, "
-        f"{found.samples} samples)",
+        f"{counted(found.samples, 'samples')})",
         title_justify="left",
     )
     table.add_column("layers", overflow="fold")
     table.add_column("channels", justify="right")
     for ratio in found.groups[0].ratios:
         table.add_column(f"−{ratio:.0%}", justify="right")
-    table.add_column(f"bears for {max_drop:g}", justify="right")
+    table.add_column(f"bears for {counted(max_drop, 'points')}", justify="right")
     for group in found.groups:
         names = ", ".join(group.layers[:3]) + (f" +{len(group.layers) - 3}" if len(group.layers) > 3 else "")
         drops = (f"{drop:+.2f}" for drop in group.drops)

@@ -204,6 +204,11 @@ class Signature:
         return dataclasses.replace(self, sizes=dict(self.sizes) | dict(sizes), sources=sources)
 
     @property
+    def settled(self) -> Self:
+        """With the assumed sizes written down, for whoever gets it without the rules by which they are assumed."""
+        return self.sized(self.assumed, ASSUMED)
+
+    @property
     def told(self) -> dict[str, tuple[int, str]]:
         """The representative size of each dimension but the batch, and where it is from, in the inputs' order."""
         found = self.at(1)

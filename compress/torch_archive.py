@@ -1,8 +1,8 @@
 """The bytes of a torch.save file: its pickle, and its storages mapped from the disk.
 
-A zip is looked through before anything of it is used: every entry is stored plain, lies inside the file, overlaps no
-other and has the checksum that the directory says. So no declared size is larger than the bytes that are there, and
-memory that is read is memory that the file holds.
+A zip is looked through before anything of it is used (`compress.vetting.archive`), and every entry is stored plain and
+has the checksum that the directory says. So no declared size is larger than the bytes that are there, and memory that
+is read is memory that the file holds.
 """
 
 from __future__ import annotations
@@ -10,20 +10,19 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+
+from compress.vetting.archive import Archive, ArchiveError
+from compress.wording import counted
 
 __all__ = ["DamagedError", "LegacyStorages", "OtherTensorError", "ZipStorages", "view_of"]
 
 LARGEST_PICKLE = 16 << 20
 """Bytes: a state_dict of 10,000 tensors has 2 MB; each byte can become 70 bytes of Python objects."""
 
-_LOCAL_HEADER = struct.Struct("<4s5HLLLHH")
-_CHUNK = 64 << 20
 _DIMENSIONS = 64
 _EXPANDED = 1 << 20  # numbers that one number may stand for
 
@@ -53,8 +52,11 @@ class ZipStorages:
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            try:
+                self._spans = _spans(file)
+            except ArchiveError as err:
+                raise DamagedError(str(err)) from err
         self.size = len(self._bytes)
-        self._spans = _spans(path, self._bytes)
         if self._spans.get("byteorder") is not None and self._read("byteorder", 16) != b"little":
             raise DamagedError("its numbers are big-endian")
         if "data.pkl" not in self._spans:
@@ -121,7 +123,9 @@ def view_of(memory: torch.Tensor, offset: Any, size: Any, stride: Any) -> torch.
     if any(type(number) is not int or not 0 <= number < 1 << 62 for number in numbers):
         raise DamagedError("a tensor of it has sizes that can't be")
     if not len(size) == len(stride) <= _DIMENSIONS:
-        raise DamagedError(f"a tensor of it has {len(size):,} dimensions and {len(stride):,} strides")
+        raise DamagedError(
+            f"a tensor of it has {counted(len(size), 'dimensions')} and {counted(len(stride), 'strides')}"
+        )
     numel = math.prod(size)
     last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True)) if numel else offset
     if last >= memory.numel() + (numel == 0) or numel > max(memory.numel(), _EXPANDED):
@@ -137,48 +141,16 @@ def _numbers(buffer: mmap.mmap, start: int, size: int) -> torch.Tensor:
     return torch.frombuffer(buffer, dtype=torch.uint8, count=size, offset=start)
 
 
-def _spans(path: Path, content: mmap.mmap) -> dict[str, tuple[int, int]]:
+def _spans(file: BinaryIO) -> dict[str, tuple[int, int]]:
     """Where each entry's bytes are, (start, size), by its name without the archive's own folder."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, struct.error) as err:
-        raise DamagedError(f"it is no whole zip archive: {err}") from err
+    archive = Archive(file)
+    if len({name.partition("/")[0] for name in archive.entries}) > 1:
+        raise DamagedError("its entries are in several folders, where torch.save writes one")
     spans: dict[str, tuple[int, int]] = {}
-    folders = set()
-    for entry in entries:
-        folder, _, name = entry.filename.partition("/")
-        folders.add(folder)
-        if name in spans or len(folders) > 1:
-            raise DamagedError(f"its entry {entry.filename[:80]!r} is there twice, or in another folder than the rest")
-        if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 or entry.compress_size != entry.file_size:
-            raise DamagedError(
-                f"its entry {entry.filename[:80]!r} is compressed or encrypted: torch.save stores it plain"
-            )
-        start = _start(entry, content)
-        if start + entry.file_size > len(content):
-            raise DamagedError(
-                f"its entry {entry.filename[:80]!r} is said to have {entry.file_size:,} bytes, which are not there"
-            )
-        spans[name] = start, entry.file_size
-    end = 0
-    for name, (start, size) in sorted(spans.items(), key=lambda item: item[1]):
-        if start < end:
-            raise DamagedError(f"its entry {name[:80]!r} overlaps another")
-        end = start + size
-    for entry in entries:
-        start, size = spans[entry.filename.partition("/")[2]]
-        crc = 0
-        for at in range(start, start + size, _CHUNK):
-            crc = zlib.crc32(content[at : min(at + _CHUNK, start + size)], crc)
-        if crc != entry.CRC:
-            raise DamagedError(f"the checksum of its entry {entry.filename[:80]!r} is wrong: its bytes were changed")
+    for name, entry in archive.entries.items():
+        if not entry.stored:
+            raise DamagedError(f"its entry {name[:80]!r} is compressed: torch.save stores it plain")
+        for _ in archive.chunks(entry):  # compares the checksum
+            pass
+        spans[name.partition("/")[2]] = entry.offset, entry.size
     return spans
-
-
-def _start(entry: zipfile.ZipInfo, content: mmap.mmap) -> int:
-    header = content[entry.header_offset : entry.header_offset + _LOCAL_HEADER.size]
-    if len(header) < _LOCAL_HEADER.size or header[:4] != b"PK\x03\x04":
-        raise DamagedError(f"its entry {entry.filename[:80]!r} is not where the directory says")
-    *_, name_size, extra_size = _LOCAL_HEADER.unpack(header)
-    return entry.header_offset + _LOCAL_HEADER.size + int(name_size) + int(extra_size)

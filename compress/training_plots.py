@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
-from compress.plots import INK, ONNX, TORCH, axes_of, svg_of
+from compress.plots import INK, ONNX, TORCH, axes_of, log_axis, svg_of
 
 __all__ = ["training_plots"]
 
@@ -37,7 +37,7 @@ def _curve(details: Mapping[str, Any]) -> str:
     steps, losses, rates = zip(*curve, strict=True)
     axes.plot(steps, losses, color=ONNX, lw=1.2, label="loss")
     if min(losses) > 0:
-        axes.set_yscale("log")
+        log_axis(axes, "y")
     axes.set_xlabel("step")
     axes.set_ylabel("loss")
     right = axes.twinx()

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from compress.pages import page
 from compress.training_plots import training_plots
+from compress.wording import counted
 
 __all__ = ["training_table", "write_page"]
 
@@ -32,8 +33,7 @@ def write_page(report: Mapping[str, Any], path: Path) -> None:
     training = report["training"]
     facts = {
         "trained": report["did"].removeprefix("trained "),
-        "device": f"{training['device']}, {training['processes']} "
-        + ("process" if training["processes"] == 1 else "processes"),
+        "device": f"{training['device']}, {counted(training['processes'], 'processes')}",
         "precision": training["precision"] + (", compiled" if training["compiled"] else ""),
         "batch size": training["batch_size"],
         "speed": f"{training.get('samples_per_second', 0):,.0f} samples a second",

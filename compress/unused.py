@@ -52,7 +52,7 @@ SHARED: tuple[Rule, ...] = (
     (_names(TrainingOptions), lambda o: o.finetune is not None, "nothing is trained without --finetune"),
     (("importance", "scope", "round_to"), _prunes, "nothing is pruned"),
     (("scope",), lambda o: o.sensitivity is None, "--sensitivity sets what each layer loses, in its place"),
-    (("metric",), lambda o: o.eval is not None, "nothing is judged without --eval"),
+    (("metric", "confidence"), lambda o: o.eval is not None, "nothing is judged without --eval"),
 )
 
 RULES: dict[type, tuple[Rule, ...]] = {
@@ -60,7 +60,13 @@ RULES: dict[type, tuple[Rule, ...]] = {
         *SHARED,
         *TRAINING,
         (("calibrator",), _static, "only static INT8 and QAT have ranges to choose"),
-        (_names(EngineOptions), lambda o: o.to == "tensorrt", "no engine is built without --to tensorrt"),
+        (("budget_by",), lambda o: o.max_drop is not None, "there is no --max-drop to hold anything against"),
+        # --dims sets the sizes that everything is measured at, too.
+        (
+            tuple(name for name in _names(EngineOptions) if name != "dims"),
+            lambda o: o.to == "tensorrt",
+            "no engine is built without --to tensorrt",
+        ),
     ),
     OptimizeOptions: (
         *SHARED,

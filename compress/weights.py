@@ -13,6 +13,7 @@ from compress.errors import CheckpointError
 from compress.layers import LayerError, layer_of, record_of
 from compress.pickle_names import Instance
 from compress.user_code import user_code
+from compress.wording import counted
 
 __all__ = ["module_of"]
 
@@ -55,7 +56,7 @@ def module_of(content: Any, path: Path, factory: str | None) -> nn.Module:
     if factory is None:
         raise CheckpointError(
             f"{path} holds weights but no architecture",
-            why=f"it is a state_dict of {len(state)} tensors",
+            why=f"it is a state_dict of {counted(len(state), 'tensors')}",
             mend="add --model package.module:factory (a function or class that gives the module) and --input",
         )
     module = _build(factory)

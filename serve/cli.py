@@ -247,7 +247,7 @@ def sign(repository: Path, *, key: Path) -> None:
 
 
 @app.command
-def check(repository: Path, *, public_key: Path | None = None) -> None:
+def check(repository: Path, *, public_key: Path | None = None, into: Path | None = None) -> None:
     """Check a repository's files against the checksums of `serve pack`, and against a signature; run nothing.
 
     Parameters
@@ -256,10 +256,14 @@ def check(repository: Path, *, public_key: Path | None = None) -> None:
         A model repository.
     public_key
         Of whoever signed it (`serve sign`).
+    into
+        An empty folder for a copy of it, made as it is read: what a server is given there is what was verified.
     """
-    from serve.up import check_files
+    from serve.signing import check_files
 
-    out.print(f"{check_files(repository, public_key)} files are what was {'signed' if public_key else 'packed'}")
+    out.print(
+        f"{check_files(repository, public_key, into=into)} files are what was {'signed' if public_key else 'packed'}"
+    )
 
 
 @hooks_app.command(name="check")

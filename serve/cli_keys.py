@@ -32,6 +32,7 @@ def add(
     priority: int = 5,
     admin: bool = False,
     metrics: bool = False,
+    days: float | None = None,
 ) -> None:
     """Make a key and print it, this once: the file keeps its digest only. A running gateway takes it within a second.
 
@@ -53,12 +54,15 @@ def add(
         It may load and unload models, and read metrics and statistics of all.
     metrics
         It may read the gateway's metrics, as Prometheus does.
+    days
+        From so many days on it is worth nothing; by default it holds until it is revoked.
     """
-    from serve.gateway.keys import add_key
+    from serve.gateway.keys import add_key, in_days
 
     secret, key = add_key(
-        file, name, models=model, rate=rate, burst=burst, priority=priority, admin=admin, metrics=metrics
-    )
+        file, name, models=model, rate=rate, burst=burst, priority=priority, admin=admin, metrics=metrics,
+        expires="" if days is None else in_days(days),
+    )  # fmt: skip
     told.print(f"the key of {key.name}, {key.id}…, is in {file}; this is the only time that it is shown:", markup=False)
     print(secret)
 
@@ -72,7 +76,7 @@ def list_(*, file: File = DEFAULT, json_: Annotated[bool, Parameter(name="--json
     file
         The file of keys.
     json_
-        Print a list of {id, name, models, rate, burst, priority, admin, metrics, created}.
+        Print a list of {id, name, models, rate, burst, priority, admin, metrics, created, expires}.
     """
     from serve.gateway.keys import read_keys
 
@@ -81,12 +85,14 @@ def list_(*, file: File = DEFAULT, json_: Annotated[bool, Parameter(name="--json
         shown = [{name: value for name, value in vars(key).items() if name != "digest"} for key in found]
         print(json.dumps(shown, indent=2))
         return
-    table = Table("name", "id", "models", "rate", "burst", "priority", "rights", "created")
+    table = Table("name", "id", "models", "rate", "burst", "priority", "rights", "created", "expires")
     for key in found:
         rate = "" if key.rate is None else f"{key.rate:g}/s"
         burst = "" if key.burst is None else str(key.burst)
         rights = " ".join(right for right in ("admin", "metrics") if getattr(key, right))
-        table.add_row(key.name, key.id, " ".join(key.models), rate, burst, str(key.priority), rights, key.created)
+        table.add_row(
+            key.name, key.id, " ".join(key.models), rate, burst, str(key.priority), rights, key.created, key.expires
+        )
     Console(highlight=False, width=None if sys.stdout.isatty() else 140).print(table)
 
 

@@ -87,7 +87,7 @@ def verify(
         A .npz with an array for each input of the served model and one of labels (label or y), or a folder of files in
         subfolders named by label, or with a labels.csv.
     artifact
-        What was packed; the accuracy that `compress` measured of it is expected.
+        What was packed; the accuracy that `compress` measured of it is expected. It has to be the file that is served.
     tolerance
         How far the two may be apart, as a share: 0.002 is 0.2 points.
     output
@@ -111,8 +111,14 @@ def verify(
         )  # fmt: skip
     out.print(f"{name} through the server: {found.accuracy:.2%} of {found.count:,} samples")
     if found.expected is not None:
-        word = "the same, within the tolerance" if found.holds else "[red]not the same[/]"
-        out.print(f"the artifact's own: {found.expected:.2%}; {word}")
+        within = f"the same, within {tolerance:.2%}" if tolerance else "the same"
+        word = within if found.holds else "[red]not the same[/]"
+        of = "" if found.measured_on is None else f" of {found.measured_on:,} samples"
+        out.print(f"the artifact's own: {found.expected:.2%}{of}; {word}")
+        if found.proven is None:
+            out.print("that it serves the artifact's file could not be seen: the server does not tell its hash")
+        if found.measured_on is not None and found.measured_on != found.count:
+            out.print("these are other samples than the artifact was judged on: a difference may come from them")
     if not found.holds:
         for number, label, answer in found.wrong:
             out.print(f"  sample {number} is {label}, the answer was {answer}", markup=False)

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from compress.errors import ServerError
 from serve.http_message import Address
 
-__all__ = ["infer_content", "infer_file"]
+__all__ = ["config_of", "infer_content", "infer_file"]
 
 
 def infer_file(url: str, model: str, path: Path, *, timeout_s: float = 30.0, key: str = "") -> dict[str, Any]:
@@ -45,14 +45,26 @@ def infer_content(
     url: str, model: str, content: bytes, content_type: str, *, timeout_s: float = 30.0, key: str = ""
 ) -> dict[str, Any]:
     """Send bytes to a gateway's /predict/{model}; otherwise as `infer_file`."""
+    headers = {"Content-Type": content_type}
+    return _read(*_ask(url, "POST", f"/predict/{quote(model, safe='')}", content, headers, timeout_s, key), model)
+
+
+def config_of(url: str, model: str, *, timeout_s: float = 30.0, key: str = "") -> dict[str, Any]:
+    """A model's configuration as Triton has it, through a gateway; arguments and errors as `infer_file`."""
+    return _read(*_ask(url, "GET", f"/v2/models/{quote(model, safe='')}/config", b"", {}, timeout_s, key), model)
+
+
+def _ask(
+    url: str, method: str, path: str, content: bytes, headers: dict[str, str], timeout_s: float, key: str
+) -> tuple[int, bytes]:
+    """Status and body."""
     try:
         address = Address.parse(url)
     except ValueError as err:
         raise ServerError("can't ask the gateway", why=str(err), mend="name it as http://host:port") from err
     connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
     try:
-        headers = {"Content-Type": content_type} | ({"Authorization": f"Bearer {key}"} if key else {})
-        connection.request("POST", f"/predict/{quote(model, safe='')}", content, headers)
+        connection.request(method, path, content, headers | ({"Authorization": f"Bearer {key}"} if key else {}))
         answer = connection.getresponse()
         body = answer.read()
     except (OSError, http.client.HTTPException) as err:
@@ -63,7 +75,7 @@ def infer_content(
         ) from err
     finally:
         connection.close()
-    return _read(answer.status, body, model)
+    return answer.status, body
 
 
 def _read(status: int, body: bytes, model: str) -> dict[str, Any]:

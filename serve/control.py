@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import http.client
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from compress.errors import ServerError
 
-__all__ = ["Loaded", "list_models", "load_alone", "load_model", "unload_model"]
+__all__ = ["Loaded", "list_models", "load_alone", "load_model", "reload_alone", "unload_model"]
 
 TIMEOUT_S = 120.0
 
@@ -31,16 +33,25 @@ class Loaded:
     reason: str
 
 
-def list_models(url: str) -> list[Loaded]:
+def list_models(url: str, control: Mapping[str, str] = MappingProxyType({})) -> list[Loaded]:
     """What stands in the repository, and what of it is loaded.
+
+    A Triton whose model control belongs to another process tells what is loaded alone.
 
     Args:
         url: of Triton's own HTTP endpoint.
+        control: headers that its model control asks for.
 
     Raises:
         ServerError: there is no Triton.
     """
-    found = _post(url, "/v2/repository/index")
+    try:
+        found = _post(url, "/v2/repository/index", control=control)
+    except ServerError as err:
+        if "restricted" not in err.why:
+            raise
+        stats = _post(url, "/v2/models/stats", method="GET")
+        return [Loaded(row["name"], row.get("version", ""), "READY", "") for row in stats["model_stats"]]
     return [Loaded(row["name"], row.get("version", ""), row.get("state", ""), row.get("reason", "")) for row in found]
 
 
@@ -67,6 +78,35 @@ def load_alone(url: str, name: str) -> None:
     _post(url, f"/v2/repository/models/{quote(name, safe='')}/load")
 
 
+async def reload_alone(grpc_address: str, name: str, control: Mapping[str, str]) -> None:
+    """Take one model out and load it again, with processes of its own that are new; can be cancelled.
+
+    Triton does not load a model again whose files are as they were. What is made of this model comes back with it.
+    Over gRPC, as a load over HTTP holds one of Triton's few threads for HTTP, and with it all of its connections.
+
+    Args:
+        grpc_address: host:port of Triton's gRPC endpoint.
+        name: of the model.
+        control: headers that its model control asks for, as over HTTP.
+
+    Raises:
+        ServerError: Triton refuses; the model may then be out.
+    """
+    import grpc  # takes a while
+    from tritonclient.grpc import service_pb2 as messages
+
+    words = [(f"triton-grpc-protocol-{key}", value) for key, value in control.items()]
+    unload = messages.RepositoryModelUnloadRequest(model_name=name).SerializeToString()
+    load = messages.RepositoryModelLoadRequest(model_name=name).SerializeToString()
+    async with grpc.aio.insecure_channel(grpc_address) as channel:
+        for act, message in (("Unload", unload), ("Load", load)):
+            method = channel.unary_unary(f"/inference.GRPCInferenceService/RepositoryModel{act}")
+            try:
+                await method(message, metadata=words, timeout=TIMEOUT_S)
+            except grpc.aio.AioRpcError as err:
+                raise _refused(f"{act.lower()} of {name}", 500, json.dumps({"error": err.details() or ""})) from err
+
+
 def unload_model(url: str, name: str) -> None:
     """Unload a model and what it is made of; requests in flight are answered first.
 
@@ -76,11 +116,19 @@ def unload_model(url: str, name: str) -> None:
     _post(url, f"/v2/repository/models/{quote(name, safe='')}/unload", {"parameters": {"unload_dependents": True}})
 
 
-def _post(url: str, path: str, body: dict[str, Any] | None = None) -> Any:
+def _post(
+    url: str,
+    path: str,
+    body: dict[str, Any] | None = None,
+    *,
+    control: Mapping[str, str] = MappingProxyType({}),
+    method: str = "POST",
+) -> Any:
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port or 8000, timeout=TIMEOUT_S)
     try:
-        connection.request("POST", path, json.dumps(body or {}), {"Content-Type": "application/json"})
+        text_out = json.dumps(body or {}) if method == "POST" else None
+        connection.request(method, path, text_out, {"Content-Type": "application/json", **control})
         answer = connection.getresponse()
         text = answer.read().decode("utf-8", errors="replace")
     except (OSError, http.client.HTTPException) as err:
@@ -90,13 +138,18 @@ def _post(url: str, path: str, body: dict[str, Any] | None = None) -> Any:
         ) from err  # fmt: skip
     finally:
         connection.close()
+    if answer.status == 200:
+        return json.loads(text) if text else {}
+    raise _refused(path, answer.status, text)
+
+
+def _refused(path: str, status: int, text: str) -> ServerError:
     try:
-        found = json.loads(text) if text else {}
+        found = json.loads(text)
     except ValueError:
         found = {}
-    if answer.status == 200:
-        return found
     reason = found.get("error", "") if isinstance(found, dict) else ""
-    reason = reason.partition("\n\nAt:\n")[0].strip().rstrip(";") or f"it answers {answer.status}"
-    mend = "start it with `serve up --model-control`" if "explicit" in reason else "see `serve lint` of its repository"
-    raise ServerError(f"Triton refuses {path}", why=reason, mend=mend)
+    reason = reason.partition("\n\nAt:\n")[0].strip().rstrip(";") or f"it answers {status}"
+    closed = "explicit" in reason or "restricted" in reason
+    mend = "start it with `serve up --model-control`" if closed else "see `serve lint` of its repository"
+    return ServerError(f"Triton refuses {path}", why=reason, mend=mend)

@@ -16,10 +16,11 @@ class GrowingBody:
         length: of the whole.
     """
 
-    __slots__ = ("_parts", "_size", "_waiter", "_write", "length")
+    __slots__ = ("_error", "_parts", "_size", "_waiter", "_write", "length")
 
     def __init__(self, first: bytes, length: int) -> None:
         self.length = length
+        self._error: Exception | None = None
         self._parts = [first]
         self._size = len(first)
         self._write: Callable[[bytes], object] | None = None
@@ -55,8 +56,15 @@ class GrowingBody:
         if self.whole and self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    @property
+    def failed(self) -> bool:
+        """Whether no more will come."""
+        return self._error is not None
+
     def fail(self, error: Exception) -> None:
-        """No more will come."""
+        """No more will come, and what came is of no use."""
+        self._error = error
+        self._parts, self._size = [], 0
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
 
@@ -70,8 +78,14 @@ class GrowingBody:
         """Write no more."""
         self._write = None
 
+    def so_far(self) -> bytes:
+        """What has come."""
+        return b"".join(self._parts)
+
     async def wait(self) -> bytes:
         """All of it, once it has come; raises what `fail` was given."""
+        if self._error is not None:
+            raise self._error
         if not self.whole:
             self._waiter = asyncio.get_running_loop().create_future()
             try:

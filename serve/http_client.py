@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from serve.http_body import GrowingBody
 from serve.http_connection import Connection
-from serve.http_message import Address, ExchangeError, Kind, Response, encode_head
+from serve.http_message import Address, ExchangeError, Held, Kind, Response, encode_head
 
 __all__ = ["Address", "Connection", "ExchangeError", "Kind", "Pool", "Response", "encode_head"]
 
@@ -22,13 +22,17 @@ class Pool:
     """A bounded set of connections to one server; the last one used is the first to be used again.
 
     A request that meets a reused connection which the server had closed meanwhile, with no byte of a response,
-    is sent once more on a fresh connection.
+    is sent once more on a fresh connection, unless its caller says that it may be sent only once.
 
     Args:
         address: the server.
         max_connections: bound on open connections; further requests wait for their turn, in order.
         timeout_s: for a whole exchange: the wait for a connection, connecting, sending, reading.
         max_response_bytes: longest response body that is accepted.
+        hold: makes what counts a long response's bytes; None to count none.
+
+    Attributes:
+        resent: requests that were sent once more.
     """
 
     def __init__(
@@ -38,16 +42,19 @@ class Pool:
         max_connections: int = 64,
         timeout_s: float = 30.0,
         max_response_bytes: int = 1 << 30,
+        hold: Callable[[], Held] | None = None,
     ) -> None:
         self.address = address
         self.timeout_s = timeout_s
         self._max_connections = max_connections
         self._max_response_bytes = max_response_bytes
+        self._hold = hold
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
         self._waiters: deque[asyncio.Future[Connection | None]] = deque()
         self._open = 0
         self._closed = False
+        self.resent = 0
 
     async def request(
         self,
@@ -57,16 +64,28 @@ class Pool:
         body: bytes | GrowingBody = b"",
         *,
         timeout_s: float | None = None,
+        repeatable: bool = True,
     ) -> Response:
         """Send one request and read its response, whatever its status.
+
+        Args:
+            repeatable: whether it may be sent a second time, on a fresh connection.
 
         Raises:
             ExchangeError: no whole response came back.
             ValueError: the request can't be written as HTTP (see `encode_head`).
         """
-        return await self.exchange(encode_head(method, target, self.address, headers, len(body)), body, timeout_s)
+        head = encode_head(method, target, self.address, headers, len(body))
+        return await self.exchange(head, body, timeout_s, repeatable=repeatable)
 
-    async def exchange(self, head: bytes, body: bytes | GrowingBody = b"", timeout_s: float | None = None) -> Response:
+    async def exchange(
+        self,
+        head: bytes,
+        body: bytes | GrowingBody = b"",
+        timeout_s: float | None = None,
+        *,
+        repeatable: bool = True,
+    ) -> Response:
         """Like `request`, with a head that was encoded before."""
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)  # the clock of event loops
         connection: Connection | None = self._idle.pop() if self._idle else await self._acquire(deadline)
@@ -78,8 +97,9 @@ class Pool:
                 try:
                     return await connection.exchange(head, body, deadline)
                 except ExchangeError as err:
-                    if not err.unanswered:
+                    if not (err.unanswered and repeatable):
                         raise
+                    self.resent += 1
                 self._busy.discard(connection)
                 connection = await self._connect(deadline)
             self._busy.add(connection)
@@ -129,7 +149,7 @@ class Pool:
         try:
             async with asyncio.timeout_at(deadline):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(self._max_response_bytes), address.host, address.port
+                    lambda: Connection(self._max_response_bytes, self._hold), address.host, address.port
                 )
         except TimeoutError:
             raise ExchangeError("timeout", f"no connection to {address} in time") from None

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import cast
 
 import httptools
 
 from serve.http_body import GrowingBody
-from serve.http_message import ExchangeError, Response
+from serve.http_message import ExchangeError, Held, Response
 
 __all__ = ["Connection"]
 
 MAX_HEAD_BYTES = 64 * 1024
+SHORT_BYTES = 64 * 1024
 STALL_S = 0.25  # how long a server is kept waiting for a body that comes in parts
 _ONE_WRITE_BYTES = 16 * 1024  # below this, joining head and body costs less than a second write
 
@@ -22,13 +24,15 @@ class Connection(asyncio.Protocol):
 
     Args:
         max_response_bytes: longest body that is accepted.
+        hold: makes what counts a long body's bytes; what it raises ends the exchange.
 
     Attributes:
         usable: open, idle and in step with the server.
         used: a whole response has been read from it.
     """
 
-    def __init__(self, max_response_bytes: int) -> None:
+    def __init__(self, max_response_bytes: int, hold: Callable[[], Held] | None = None) -> None:
+        self._hold = hold
         self.usable = False
         self.used = False
         self._max_bytes = max_response_bytes
@@ -36,13 +40,14 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[Response] | None = None
-        self._failure: ExchangeError | None = None
+        self._failure: Exception | None = None
         self._begin()
 
     def _begin(self) -> None:
         self._headers: list[tuple[bytes, bytes]] = []
         self._chunks: list[bytes] = []
         self._body_bytes = 0
+        self._held: Held | None = None
         self._wire_bytes = 0
         self._head_done = False
         self._framed = False
@@ -108,8 +113,10 @@ class Connection(asyncio.Protocol):
         if not body.whole:
             self._fail(ExchangeError("stalled", "the request's body comes too slowly to be sent as it comes"))
 
-    def _fail(self, error: ExchangeError) -> None:
+    def _fail(self, error: Exception) -> None:
         self.close()
+        self._chunks = []
+        self._held = None
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
 
@@ -170,6 +177,8 @@ class Connection(asyncio.Protocol):
         self._body_bytes += len(body)
         if self._body_bytes > self._max_bytes:
             self._too_large()
+        if self._hold is not None and self._body_bytes > SHORT_BYTES:
+            self._count(self._hold, len(body))
         self._chunks.append(body)
 
     def on_message_complete(self) -> None:
@@ -180,6 +189,16 @@ class Connection(asyncio.Protocol):
             return
         self._complete(keep_alive=self._parser.should_keep_alive())
 
+    def _count(self, hold: Callable[[], Held], size: int) -> None:
+        if self._held is None:
+            self._held = hold()
+            size = self._body_bytes
+        try:
+            self._held.take(size)
+        except Exception as err:
+            self._failure = err
+            raise
+
     def _too_large(self) -> None:
         self._failure = ExchangeError("too_large", f"the response's body is over {self._max_bytes} bytes")
         raise self._failure
@@ -188,7 +207,9 @@ class Connection(asyncio.Protocol):
         body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         if self._waiter is not None and not self._waiter.done():
             status = self._parser.get_status_code()
-            self._waiter.set_result(Response(status, self._headers, body, self._wire_bytes))
+            self._waiter.set_result(Response(status, self._headers, body, self._wire_bytes, self._held))
+        self._chunks = []
+        self._held = None
         self.used = True
         if keep_alive:
             self.usable = True

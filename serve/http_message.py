@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
-__all__ = ["Address", "ExchangeError", "Kind", "Response", "encode_head", "header_line"]
+__all__ = ["Address", "ExchangeError", "Held", "Kind", "Response", "encode_head", "header_line"]
 
 Kind = Literal["refused", "busy", "closed", "timeout", "stalled", "malformed", "too_large"]
 
@@ -28,12 +28,14 @@ class ExchangeError(Exception):
             the response ended), "timeout", "stalled" (a body that was still coming came too slowly), "malformed" (not
             HTTP), "too_large" (past the response bound).
         unanswered: the connection closed before the first byte of a response.
+        early: whether whoever asked gave the server less time than it may take.
     """
 
     def __init__(self, kind: Kind, message: str, *, unanswered: bool = False) -> None:
         super().__init__(message)
         self.kind: Kind = kind
         self.unanswered = unanswered
+        self.early = False
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,13 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+class Held(Protocol):
+    """What counts bytes for as long as somebody has it."""
+
+    def take(self, size: int, /) -> None:
+        """Count so many more; raises where there is no room."""
+
+
 @dataclass(frozen=True, slots=True)
 class Response:
     """A whole response.
@@ -75,12 +84,14 @@ class Response:
         headers: (name in lower case, value), in the order they came.
         body: the body's bytes, chunks joined, any content encoding left as it came.
         wire_bytes: bytes read from the socket for it, head and framing included.
+        held: counts its bytes while it is there.
     """
 
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes
     wire_bytes: int
+    held: Held | None = None
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header, by its lower-case name."""

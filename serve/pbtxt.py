@@ -19,6 +19,8 @@ from serve.model_config import ModelConfig
 
 __all__ = ["from_message", "from_pbtxt", "parse", "text_of", "to_message", "to_pbtxt"]
 
+LARGEST = 1 << 20
+
 
 def to_pbtxt(config: ModelConfig) -> str:
     """The text of config.pbtxt; the same configuration always gives the same text."""
@@ -71,8 +73,11 @@ def parse(text: str) -> Any:
     """The protobuf message of a config.pbtxt, with every field that its text sets.
 
     Raises:
-        ValueError: the text is not a Triton model configuration.
+        ValueError: the text is not a Triton model configuration, or longer than any is (the parser takes over a second
+            for each million characters).
     """
+    if len(text) > LARGEST:
+        raise ValueError(f"it has {len(text)} characters, and at most {LARGEST} are read")
     schema, text_format = _protobuf()
     try:
         return text_format.Parse(text, schema.ModelConfig())

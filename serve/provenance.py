@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from compress.artifact import Artifact, sha256_of
 from compress.errors import RepositoryError
+from serve.entries import CACHE, irregular, is_byte_code
 from serve.model_folders import files_of, folders_of
 from serve.versions import versions_of
 
@@ -17,6 +18,7 @@ __all__ = ["PROVENANCE_FILE", "Provenance", "provenance_of", "read_provenance", 
 PROVENANCE_FILE = "provenance.json"
 SCHEMA_VERSION = 1
 CODE = (".py", ".so")
+KEPT = ".gitkeep"
 
 
 @dataclass(frozen=True)
@@ -83,23 +85,30 @@ def read_provenance(folder: Path) -> Provenance | None:
         raise RepositoryError(f"can't read {path}", why=f"it is damaged: {err!r}", mend="pack the model again") from err
 
 
-def verify(repository: Path, sums: Mapping[Path, str] | None = None) -> int:
+def verify(repository: Path, sums: Mapping[Path, str] | None = None, models: Collection[str] | None = None) -> int:
     """Check each packed version against its checksums.
 
     Args:
         repository: holds the models.
         sums: SHA-256 of files that were read just now.
+        models: those to check; None for all.
 
     Returns:
         How many files were checked.
 
     Raises:
-        RepositoryError: a file is missing or another one, or there is code that was not packed.
+        RepositoryError: a file is missing or another one, or there is one that was not packed.
     """
     sums = sums or {}
     count = 0
     for model in folders_of(repository):
-        for version in versions_of(model):
+        if models is not None and model.name not in models:
+            continue
+        packed = [version for version in versions_of(model) if (model / str(version) / PROVENANCE_FILE).exists()]
+        for path in sorted(model.iterdir()) if packed else ():
+            if path.suffix in CODE or is_byte_code(path.name):  # Triton looks for backends there, too
+                raise _changed(path, "`serve pack` did not write it, and Triton may run it")
+        for version in packed:
             folder = model / str(version)
             told = read_provenance(folder)
             if told is None:
@@ -111,10 +120,20 @@ def verify(repository: Path, sums: Mapping[Path, str] | None = None) -> int:
                 if (sums.get(path) or sha256_of(path)) != wanted:
                     raise _changed(path, "it is not the file that `serve pack` wrote (its sha256 differs)")
                 count += 1
-            for path in files_of(folder):
-                if path.suffix in CODE and str(path.relative_to(folder)) not in told.files:
-                    raise _changed(path, "`serve pack` did not write it, and Triton may run it")
+            for path in sorted(folder.rglob("*")):
+                _check_entry(path, str(path.relative_to(folder)), told)
     return count
+
+
+def _check_entry(path: Path, name: str, told: Provenance) -> None:
+    """Whether an entry of a packed version is one of its own."""
+    if why := irregular(path):
+        raise _changed(path, f"{why}, and `serve pack` writes none")
+    # What Triton's Python has compiled by itself is no change. Who means harm could write checksums, too.
+    if path.is_dir() or (path.parent.name == CACHE and is_byte_code(name)):
+        return
+    if name not in told.files and name not in (PROVENANCE_FILE, KEPT):
+        raise _changed(path, "`serve pack` did not write it, and Triton may run it")
 
 
 def _changed(path: Path, why: str) -> RepositoryError:

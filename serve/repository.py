@@ -20,7 +20,7 @@ from serve.shell_words import MEND, unsafe_words
 from serve.source import load_source
 from serve.versions import add_version, fits, newest, versions_of
 
-__all__ = ["ModelInfo", "PackOptions", "Packed", "pack", "read_models"]
+__all__ = ["ModelInfo", "PackOptions", "Packed", "pack", "read_model", "read_models"]
 
 KEEP = 3
 BATCH_DIFFERENCE = 0.01  # beyond rounding, and what dynamic INT8 has
@@ -165,7 +165,7 @@ def _continues(repository: Path, old: list[str], configs: tuple[ModelConfig, ...
     if {config.name for config in configs} != set(old):
         return False
     try:
-        there = [_read_model(repository / config.name) for config in configs]
+        there = [read_model(repository / config.name) for config in configs]
     except RepositoryError:  # an edit by hand, which was to be dropped
         return False
     return all(fits(model.config, config) for model, config in zip(there, configs, strict=True))
@@ -178,10 +178,15 @@ def read_models(repository: Path) -> list[ModelInfo]:
         RepositoryError: there is no such folder, no model in it, or a model without a readable config.pbtxt or without
             a version; Triton would not start, or would serve nothing.
     """
-    return [_read_model(folder) for folder in folders_of(repository)]
+    return [read_model(folder) for folder in folders_of(repository)]
 
 
-def _read_model(folder: Path) -> ModelInfo:
+def read_model(folder: Path) -> ModelInfo:
+    """One model of a repository.
+
+    Raises:
+        RepositoryError: it has no readable config.pbtxt, or no version.
+    """
     path = folder / "config.pbtxt"
     again = "write the model again with `serve pack`, or move the folder out of the repository"
     try:

@@ -1,21 +1,25 @@
 """A repository signed as a whole: SHA256SUMS of its files, and an Ed25519 signature of that.
 
-Both are what other tools know: `sha256sum --check SHA256SUMS`, and `openssl pkeyutl -verify -rawin`.
+Every entry below the repository is listed, or refused: links, devices, byte code and empty folders can't be vouched
+for, and are neither signed nor served. Both files are what other tools know: `sha256sum --check SHA256SUMS`, and
+`openssl pkeyutl -verify -rawin`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from compress.artifact import sha256_of
 from compress.errors import MissingExtraError, RepositoryError
+from serve.entries import digests
 from serve.lock import locked
-from serve.model_folders import files_of, folders_of
+from serve.model_folders import folders_of
+from serve.provenance import verify
 from serve.versions import replace_file
 
-__all__ = ["SIGNATURE", "SUMS", "check_signature", "sign", "sums_of"]
+__all__ = ["SIGNATURE", "SUMS", "check_files", "check_signature", "sign", "sums_of"]
 
 SUMS, SIGNATURE = "SHA256SUMS", "SHA256SUMS.sig"
 MAKE = "openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout -out public.pem"
@@ -32,7 +36,7 @@ def sign(repository: Path, key: Path) -> int:
         How many files there are.
 
     Raises:
-        RepositoryError: it is no repository, or no such key.
+        RepositoryError: it is no repository, holds what can't be vouched for, or there is no such key.
         MissingExtraError: there is no `cryptography`.
     """
     folders_of(repository)
@@ -76,19 +80,63 @@ def check_signature(repository: Path, public_key: Path, sums: Mapping[Path, str]
         raise RepositoryError(
             f"won't trust {repository}", why=f"{SIGNATURE} is not of {public_key}'s owner", mend="ask who signed it"
         ) from err
-    told = set(signed.decode(errors="replace").splitlines())
-    found = set(_text(repository, sums_of(repository) if sums is None else sums).splitlines())
+    told = {name: line[:64] for line in signed.decode().split("\n") if (name := line[66:])}
+    found = {
+        path.relative_to(repository).as_posix(): digest
+        for path, digest in (sums_of(repository) if sums is None else sums).items()
+    }
     if told != found:
-        names = sorted({line.partition("  ")[2] for line in told ^ found})
+        names = sorted({name for name, _ in told.items() ^ found.items()})
         raise RepositoryError(
             f"won't trust {repository}", why=f"changed since it was signed: {', '.join(names[:5])}", mend=again
         )
     return len(found)
 
 
-def sums_of(repository: Path) -> dict[Path, str]:
-    """SHA-256 of all that is signed."""
-    return {path: sha256_of(path) for path in files_of(repository) if path.name not in (SUMS, SIGNATURE)}
+def check_files(
+    repository: Path,
+    public_key: Path | None,
+    *,
+    trust_changes: bool = False,
+    into: Path | None = None,
+    models: Collection[str] | None = None,
+) -> int:
+    """What Triton is about to load and run: is it what was packed, and signed where that is asked for?
+
+    Args:
+        repository: holds the models.
+        public_key: of whoever has to have signed it; None for checksums alone.
+        trust_changes: let files be others than `serve pack` wrote; a signature still holds.
+        models: those whose checksums to check; None for all. A signature is of all of them.
+        into: an empty folder for a copy of what is signed, made as it is read; it stays empty where the check fails.
+
+    Returns:
+        How many files were checked.
+
+    Raises:
+        RepositoryError: something is another file, or of unknown origin.
+    """
+    if into is not None and (public_key is None or (into.exists() and any(into.iterdir()))):
+        why = "it is for what is signed" if public_key is None else f"{into} is not empty"
+        raise RepositoryError(f"can't copy to {into}", why=why, mend="give --public-key, and an empty folder")
+    try:
+        sums = {} if public_key is None else sums_of(repository, into)  # each file is read once, however large
+        signed = 0 if public_key is None else check_signature(repository, public_key, sums)
+        return signed if trust_changes else max(verify(repository, sums, models), signed)
+    except RepositoryError:
+        for path in into.iterdir() if into is not None and into.exists() else ():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        raise
+
+
+def sums_of(repository: Path, into: Path | None = None) -> dict[Path, str]:
+    """SHA-256 of all that is signed, copied into a folder where one is given.
+
+    Raises:
+        RepositoryError: an entry of it can't be vouched for.
+    """
+    found = digests(repository, skip=(SUMS, SIGNATURE), into=into)
+    return {repository / path: digest for path, digest in found.items()}
 
 
 def _text(repository: Path, sums: Mapping[Path, str]) -> str:

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from compress.errors import ToolkitError
+from serve.gateway.outages import Outages
+from serve.gateway.suspects import Suspect, Suspects
+from serve.heal import told
 from serve.triton.launch import TritonServer
+from serve.triton.stubs import signal_name
 
-__all__ = ["Backoff", "supervise"]
+__all__ = ["CLIENT", "SERVER", "START", "Backoff", "cause_of", "supervise"]
 
 # Triton is asked this often whether it still lives, in seconds.
-WATCH_S = 0.25
+WATCH_S = 0.05
+SERVER, START, CLIENT = "server", "start", "client "
 
 
 @dataclass
 class Backoff:
     """How long to wait before the next start, and when to give up.
 
+    Deaths in a row are counted by their cause. Those that one client's requests are to blame for are never enough:
+    it would end the service for all others.
+
     Attributes:
-        restarts: how many in a row; a server that lived for `steady_s` begins a new row.
+        restarts: how many in a row for one cause; a server that lived for `steady_s` begins a new row. 0 for never.
         first_s, longest_s: the first wait, and the longest; each is twice the one before.
         steady_s: how long a server must live to be taken for sound.
     """
@@ -30,19 +39,32 @@ class Backoff:
     first_s: float = 0.5
     longest_s: float = 30.0
     steady_s: float = 60.0
-    _done: int = 0
+    _done: Counter[str] = field(default_factory=Counter)
 
-    def after(self, lived_s: float) -> float | None:
-        """The seconds to wait after a server that lived so long; None when it is enough."""
+    def after(self, lived_s: float, cause: str = SERVER) -> float | None:
+        """The seconds to wait after a server that lived so long; None when it is enough.
+
+        Args:
+            lived_s: seconds for which it was ready; 0 where it never was.
+            cause: SERVER, START, or CLIENT with the id of a key.
+        """
         if lived_s >= self.steady_s:
-            self._done = 0
-        if self._done >= self.restarts:
+            self._done.clear()
+        if not self.restarts or (self._done[cause] >= self.restarts and not cause.startswith(CLIENT)):
             return None
-        self._done += 1
-        return min(self.first_s * 2.0 ** (self._done - 1), self.longest_s)
+        self._done[cause] += 1
+        return float(min(self.first_s * 2.0 ** min(self._done[cause] - 1, 30), self.longest_s))
 
 
-async def supervise(triton: TritonServer, backoff: Backoff, on_event: Callable[[str], None]) -> None:
+def cause_of(suspects: Sequence[Suspect]) -> str:
+    """Whom a death is counted for: the one client that was in flight, else the server itself."""
+    keys = {suspect.key for suspect in suspects}
+    return f"{CLIENT}{keys.pop()}" if len(keys) == 1 else SERVER
+
+
+async def supervise(
+    triton: TritonServer, backoff: Backoff, outages: Outages, suspects: Suspects, on_event: Callable[[str], None]
+) -> None:
     """Watch a started Triton, and start it again when it dies; returns when it is not to be started any more.
 
     Cancelling it ends a start that is under way, and leaves the server as it then is to the caller.
@@ -50,26 +72,48 @@ async def supervise(triton: TritonServer, backoff: Backoff, on_event: Callable[[
     Args:
         triton: that runs.
         backoff: when to start it again.
+        outages: are told.
+        suspects: are asked who was in flight.
         on_event: is told what happens, a line each.
     """
-    started = time.monotonic()
+    ready = time.monotonic()
     while True:
         while triton.running:  # noqa: ASYNC110  a process that ends sets no event
             await asyncio.sleep(WATCH_S)
-        wait_s = backoff.after(time.monotonic() - started)
+        lived_s = time.monotonic() - ready
+        how = signal_name(triton.returncode or 0)
+        guilty = await suspects.died(None)
+        outages.deaths[""] += 1
+        wait_s = backoff.after(lived_s, cause_of(guilty))
+        on_event(f"Triton has died: it {how}; {told(guilty)}; {_next(wait_s)}")
+        while wait_s is not None:
+            await asyncio.sleep(wait_s)
+            if await _started(triton, on_event):
+                break
+            wait_s = backoff.after(0.0, START)
+            on_event(_next(wait_s))
         if wait_s is None:
             return
-        on_event(f"Triton has died; it is started again in {wait_s:g} s")
-        await asyncio.sleep(wait_s)
-        started = time.monotonic()
-        starting = asyncio.ensure_future(asyncio.to_thread(triton.restart))
-        try:
-            await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            triton.give_up()
-            await asyncio.gather(starting, return_exceptions=True)
-            raise
-        except ToolkitError as err:
-            on_event(f"Triton did not start: {err.why}")
-        else:
-            on_event(f"Triton is ready again after {time.monotonic() - started:.1f} s")
+        ready = time.monotonic()
+        outages.clear()
+
+
+def _next(wait_s: float | None) -> str:
+    return "that is enough" if wait_s is None else f"it is started again in {wait_s:g} s"
+
+
+async def _started(triton: TritonServer, on_event: Callable[[str], None]) -> bool:
+    """Start it again, if it can be."""
+    began = time.monotonic()
+    starting = asyncio.ensure_future(asyncio.to_thread(triton.restart))
+    try:
+        await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        triton.give_up()
+        await asyncio.gather(starting, return_exceptions=True)
+        raise
+    except ToolkitError as err:
+        on_event(f"Triton did not start: {err.why}")
+        return False
+    on_event(f"Triton is ready again after {time.monotonic() - began:.1f} s")
+    return True

@@ -19,21 +19,24 @@ import uvloop
 from compress.errors import ServerError
 from serve.container import container_command
 from serve.control import Loaded, list_models
+from serve.gateway.incidents import Incidents
+from serve.gateway.loading import Loading
 from serve.gateway.server import check_port, check_settings, forwarding_signals, serve_gateway
 from serve.gateway.settings import Settings
 from serve.gateway.settings_file import load_settings
+from serve.heal import Healer, used_by
 from serve.lint.advice import core_advice
 from serve.lint.model import read
-from serve.provenance import verify
+from serve.preflight import check_models, claimed
 from serve.repository import ModelInfo, read_models
-from serve.signing import check_signature, sums_of
+from serve.served import Served, serving
 from serve.supervisor import Backoff, supervise
 from serve.triton.launch import TritonOptions, TritonServer
 from serve.triton.ports import HOST
 from serve.up_options import UpOptions, cpus_of
 from serve.watch import follow
 
-__all__ = ["Started", "check_files", "up"]
+__all__ = ["Started", "up"]
 
 LOOK_S = 0.25
 
@@ -98,30 +101,20 @@ def up(
             _gateway(options, url, "", lambda at: on_ready(Started(at, url, loaded)))
         elif repository is not None:
             check_port(options.host, options.port)
-            check_files(repository, options.public_key, trust_changes=options.trust_changes)
-            serve = _container if options.docker == "run" else _embedded
-            serve(repository, options, on_ready, on_event)
+            container = options.docker == "run"
+            serve = _container if container else _embedded
+            changes = options.trust_changes
+            with claimed(repository), serving(repository, options.public_key, trust_changes=changes) as served:
+                check_models(repository, container=container, trust_changes=changes)
+                serve(served, options, on_ready, on_event)
     finally:
         signal.signal(signal.SIGTERM, previous)
 
 
-def check_files(repository: Path, public_key: Path | None, *, trust_changes: bool = False) -> int:
-    """What Triton is about to load and run: is it what was packed, and signed where that is asked for?
-
-    Returns:
-        How many files were checked.
-
-    Raises:
-        RepositoryError: something is another file, or of unknown origin.
-    """
-    sums = {} if public_key is None else sums_of(repository)  # each file is read once, however large
-    signed = 0 if public_key is None else check_signature(repository, public_key, sums)
-    return signed if trust_changes else max(verify(repository, sums), signed)
-
-
 def _embedded(
-    repository: Path, options: UpOptions, on_ready: Callable[[Started], None], on_event: Callable[[str], None]
+    served: Served, options: UpOptions, on_ready: Callable[[Started], None], on_event: Callable[[str], None]
 ) -> None:
+    repository = served.repository
     models = tuple(read_models(repository))
     cpus = cpus_of(options.cpus)
     triton = TritonServer(
@@ -131,10 +124,12 @@ def _embedded(
             start_timeout_s=options.start_timeout,
             stop_timeout_s=options.drain_timeout,
             explicit=options.model_control or options.watch,
+            heal=True,
             cache_bytes=options.cache_mb * 1024 * 1024,
             cpus=cpus,
         ),
         log=options.log or Path(tempfile.gettempdir()) / f"serve-up-{os.getpid()}.log",
+        served=served,
     )
     begun = time.perf_counter()
     with triton:
@@ -142,18 +137,31 @@ def _embedded(
         url = f"http://{triton.http_address}"
         endpoints = (("gRPC", triton.grpc_address), ("metrics", f"http://{triton.metrics_address}/metrics"))
         warnings = tuple(_advice(repository, cpus))
-        watching = [follow(repository, url, on_event)] if options.watch else []
-        watching.insert(0, supervise(triton, Backoff(options.restarts), on_event))
+        incidents = Incidents(control=triton.control)
+        healer = Healer(
+            triton,
+            lambda: used_by(read_models(repository)),
+            incidents.outages,
+            incidents.suspects,
+            on_event,
+            served.renew,
+        )
+        watching = [follow(repository, url, on_event, served=served)] if options.watch else []
+        watching.append(healer.run())
+        watching.insert(
+            0, supervise(triton, Backoff(options.restarts), incidents.outages, incidents.suspects, on_event)
+        )
 
         def ready(gateway: str) -> None:
-            loaded = tuple(list_models(url))
+            loaded = tuple(list_models(url, triton.control))
             on_ready(Started(gateway, url, loaded, models, seconds, endpoints, triton.log, warnings))
 
-        _gateway(options, url, triton.grpc_address, ready, *watching)
+        loading = Loading(served.renew, bare=served.signed)
+        _gateway(options, url, triton.grpc_address, ready, *watching, incidents=incidents, loading=loading)
         if not triton.running:
             raise ServerError(
                 "Triton has died",
-                why=f"the process ended by itself {options.restarts + 1} times; its log is in {triton.log}",
+                why=f"it ended more often than --restarts {options.restarts} allows; its log is in {triton.log}",
                 mend="look at the end of the log, then start again",
             )
 
@@ -166,10 +174,11 @@ def _advice(repository: Path, cpus: Sequence[int]) -> list[str]:
 
 
 def _container(
-    repository: Path, options: UpOptions, on_ready: Callable[[Started], None], _on_event: Callable[[str], None]
+    served: Served, options: UpOptions, on_ready: Callable[[Started], None], _on_event: Callable[[str], None]
 ) -> None:
-    models = read_models(repository)
-    command = container_command(repository, models, options)
+    models = read_models(served.repository)
+    # A mount is of what a link stands for now: in a container, what is loaded stays what was verified at the start.
+    command = container_command(served.folder.resolve(), models, options)
     url = f"http://127.0.0.1:{options.triton_http_port}"
     begun = time.perf_counter()
     try:
@@ -200,6 +209,7 @@ def _container(
             f"{HOST}:{options.triton_grpc_port}",
             lambda at: on_ready(Started(at, url, tuple(list_models(url)), tuple(models), seconds)),
             ended,
+            loading=Loading(bare=served.signed) if served.signed else Loading(served.renew),
         )
     finally:
         process.terminate()
@@ -219,10 +229,16 @@ async def _until_ended(process: subprocess.Popen[bytes]) -> None:
 
 
 def _gateway(
-    options: UpOptions, url: str, grpc: str, on_ready: Callable[[str], None], *beside: Coroutine[Any, Any, None]
+    options: UpOptions,
+    url: str,
+    grpc: str,
+    on_ready: Callable[[str], None],
+    *beside: Coroutine[Any, Any, None],
+    incidents: Incidents | None = None,
+    loading: Loading | None = None,
 ) -> None:
     """Run the gateway, and what works beside it; it ends with the first of these, or with a signal."""
-    uvloop.run(_serve(_settings(options, url, grpc), on_ready, beside))
+    uvloop.run(_serve(_settings(options, url, grpc), on_ready, beside, incidents, loading))
 
 
 def _settings(options: UpOptions, url: str, grpc: str) -> Settings:
@@ -239,12 +255,18 @@ def _settings(options: UpOptions, url: str, grpc: str) -> Settings:
 
 
 async def _serve(
-    settings: Settings, on_ready: Callable[[str], None], beside: Sequence[Coroutine[Any, Any, None]]
+    settings: Settings,
+    on_ready: Callable[[str], None],
+    beside: Sequence[Coroutine[Any, Any, None]],
+    incidents: Incidents | None,
+    loading: Loading | None,
 ) -> None:
     stop, force = asyncio.Event(), asyncio.Event()
     with forwarding_signals(stop, force):
         async with _working(beside, stop):
-            await serve_gateway(settings, stop=stop, on_ready=on_ready, force=force)
+            await serve_gateway(
+                settings, stop=stop, on_ready=on_ready, force=force, incidents=incidents, loading=loading
+            )
 
 
 @asynccontextmanager

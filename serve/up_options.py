@@ -52,7 +52,8 @@ class UpOptions:
     """Load what changes in the repository; implies --model-control."""
 
     restarts: int = 5
-    """How often Triton is started again in a row when it dies, after 0.5 s, 1 s, 2 s and so on; 0 for never."""
+    """How often Triton is started again in a row when it dies, after 0.5 s, 1 s, 2 s and so on; 0 for never. Deaths
+    that one client's requests are to blame for don't count, and starts that fail have a row of their own."""
 
     cpus: str | None = None
     """The cores that Triton and its models may run on, as in 0-3,6; all by default."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from compress.artifact import Artifact
 from compress.errors import ArtifactError, RepositoryError, ServerError
-from serve.client import infer_content
+from serve.client import config_of, infer_content
 
 __all__ = ["LABEL_KEYS", "Verified", "files_of", "samples_of", "verify"]
 
@@ -42,6 +42,8 @@ class Verified:
         expected: the artifact's own accuracy; None when nothing says it.
         tolerance: how far the two may be apart, as a share.
         wrong: a few of the wrong answers, as (number of the sample, label, answer).
+        proven: whether the server said that it serves the artifact's own file; None where it does not say.
+        measured_on: samples that the artifact's accuracy is of, where its report says so.
     """
 
     count: int
@@ -49,6 +51,8 @@ class Verified:
     expected: float | None
     tolerance: float
     wrong: tuple[tuple[int, str, str], ...]
+    proven: bool | None = None
+    measured_on: int | None = None
 
     @property
     def accuracy(self) -> float:
@@ -81,7 +85,8 @@ def verify(
         url: of the gateway.
         name: of the model.
         evaluation: samples, see `samples_of`.
-        artifact: the folder that was packed; its last stage's accuracy is what is expected.
+        artifact: the folder that was packed; its last stage's accuracy is what is expected. Whether its file is the
+            one that is served is looked at first.
         tolerance: how far the two may be apart, as a share (0.002 is 0.2 points).
         output: which output to look at; the first by default.
         timeout_s: for one answer.
@@ -90,9 +95,13 @@ def verify(
     Raises:
         RepositoryError: the samples can't be read.
         ServerError: the server refuses one.
-        ArtifactError: the artifact can't be read, or no accuracy was measured of it.
+        ArtifactError: the artifact can't be read, is another one than is served, or has no accuracy to compare with.
     """
-    expected = None if artifact is None else _measured(artifact)
+    expected, proven, measured_on = None, None, None
+    if artifact is not None:
+        loaded = Artifact.load(artifact)
+        proven = _same_file(url, name, loaded, timeout_s)
+        expected, measured_on = _accuracy(loaded), _samples_of(loaded)
     samples = list(samples_of(evaluation))
     right = 0
     wrong: list[tuple[int, str, str]] = []
@@ -108,7 +117,50 @@ def verify(
             elif len(wrong) < 5:
                 wrong.append((number, sample.label, found))
             on_progress(number + 1, len(samples))
-    return Verified(len(samples), right, expected, tolerance, tuple(wrong))
+    return Verified(len(samples), right, expected, tolerance, tuple(wrong), proven, measured_on)
+
+
+def _same_file(url: str, name: str, artifact: Artifact, timeout_s: float) -> bool | None:
+    """Whether the served network is the artifact's own file; None where the server does not say.
+
+    Raises:
+        ArtifactError: it is another one: then their accuracies have nothing to do with each other.
+    """
+    served = _served_sha256(url, name, timeout_s)
+    if served is None:
+        return None
+    if served == artifact.sha256:
+        return True
+    raise ArtifactError(
+        f"can't verify against {artifact.folder}",
+        why=f"{name} serves another file: sha256 {served[:12]}…, where {artifact.model_file} of the artifact has "
+        f"{artifact.sha256[:12]}…",
+        mend=f"name the artifact that {name} was packed from, or pack this one and serve it, or leave --artifact out",
+    )
+
+
+def _served_sha256(url: str, name: str, timeout_s: float) -> str | None:
+    """What `serve pack` wrote into the configuration of the network: the model itself, or one that it asks."""
+    config = _config(url, name, timeout_s)
+    own = _parameter(config, "model_sha256")
+    if own:
+        return own
+    steps = (config.get("ensemble_scheduling") or {}).get("step") or ()
+    behind = [_parameter(config, "network"), *(str(step.get("model_name", "")) for step in steps)]
+    found = (_parameter(_config(url, part, timeout_s), "model_sha256") for part in behind if part)
+    return next(filter(None, found), None)
+
+
+def _config(url: str, name: str, timeout_s: float) -> dict[str, Any]:
+    try:
+        return config_of(url, name, timeout_s=timeout_s)
+    except ServerError:  # it does not tell; whether it answers at all is seen with the samples
+        return {}
+
+
+def _parameter(config: dict[str, Any], key: str) -> str:
+    value = (config.get("parameters") or {}).get(key) or {}
+    return str(value.get("string_value", "")) if isinstance(value, dict) else ""
 
 
 def samples_of(evaluation: Path) -> Iterator[Sample]:
@@ -199,13 +251,23 @@ def _answer(answer: dict[str, Any], output: str | None) -> str:
     return _word(value)
 
 
-def _measured(artifact: Path) -> float:
-    found = Artifact.load(artifact)
-    accuracies = [stage.measured.accuracy for stage in found.stages if stage.measured.accuracy is not None]
-    if not accuracies:
-        raise ArtifactError(
-            f"can't verify against {artifact}",
-            why="no accuracy was measured when it was made",
-            mend="export it with --eval, or leave --artifact out to see the accuracy alone",
-        )
-    return accuracies[-1]
+def _accuracy(artifact: Artifact) -> float:
+    """Of the packed file: the last stage's."""
+    last = artifact.stages[-1].measured if artifact.stages else None
+    if last is not None and last.accuracy is not None:
+        return last.accuracy
+    what = f"can't verify against {artifact.folder}"
+    mend = "leave --artifact out to see the served model's accuracy alone"
+    if last is None or last.metric is None:
+        why = "nothing was measured on data when it was made"
+        raise ArtifactError(what, why=why, mend=f"{mend}, or export it again with --eval data that has labels")
+    why = f"it was judged by {last.metric}; how many samples it names rightly is not known"
+    raise ArtifactError(what, why=why, mend=f"{mend}; an export with class labels in --eval would tell")
+
+
+def _samples_of(artifact: Artifact) -> int | None:
+    """Samples that the artifact was judged on."""
+    try:
+        return int(json.loads((artifact.folder / "report.json").read_text(encoding="utf-8"))["evaluation"]["samples"])
+    except (OSError, ValueError, KeyError, TypeError):  # an artifact is whole without a report
+        return None

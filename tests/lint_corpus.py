@@ -119,10 +119,6 @@ def no_version(folder: Path) -> None:
     shutil.rmtree(folder / "1")
 
 
-def version_of_zero(folder: Path) -> None:
-    (folder / "1").rename(folder / "0")
-
-
 def version_in_words(folder: Path) -> None:
     (folder / "1").rename(folder / "v1")
 
@@ -224,7 +220,6 @@ CASES: tuple[Case, ...] = (
     Case("unknown_platform", swaps=(('backend: "onnxruntime"', 'platform: "something"'),)),
     # versions and files
     Case("no_version", files=no_version),
-    Case("version_zero", files=version_of_zero),
     Case("version_words", files=version_in_words),
     Case("version_zeros", files=version_with_zeros),
     Case("policy_without_version", swaps=(("latest { num_versions: 1 }", "specific { versions: 7 }"),)),

@@ -28,6 +28,7 @@ class Received:
     body: bytes
 
 
+READY = "/v2/health/ready"
 P = ParamSpec("P")
 
 
@@ -50,6 +51,8 @@ class Scripted:
 
     address: Address
     connections: int = 0
+    probes: int = 0
+    """Requests for its readiness, which are not among the others."""
     requests: list[Received] = field(default_factory=list)
     met: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a request came."""
@@ -85,8 +88,11 @@ async def scripted_server(respond: Respond) -> AsyncIterator[Scripted]:
         coming = asyncio.ensure_future(_read(reader))
         try:
             while (request := await coming) is not None:
-                scripted.requests.append(request)
-                scripted.met.set()
+                if request.target == READY:
+                    scripted.probes += 1
+                else:
+                    scripted.requests.append(request)
+                    scripted.met.set()
                 coming = asyncio.ensure_future(_read(reader))  # so that a client's leaving is seen at once
                 coming.add_done_callback(left)
                 await respond(request, writer)

@@ -21,8 +21,9 @@ from compress.engine.view import HALVES, Layer, View, name_of
 from compress.onnx_input import read_onnx
 from compress.stages.onnx_graph import attribute
 from compress.stages.place_qdq import WEIGHTED
+from compress.wording import counted
 
-__all__ = ["Finding", "Layer", "TensorrtLint", "lint_tensorrt"]
+__all__ = ["Finding", "Layer", "Lint", "in_order_of_weight", "lint_tensorrt", "odd_channels", "view_of"]
 
 UNSUPPORTED = (
     "AffineGrid", "Bernoulli", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "CenterCropPad",
@@ -49,7 +50,7 @@ class Finding:
     """Something to mend.
 
     Attributes:
-        severity: "error" is what TensorRT refuses; "slow" is what costs time; "note" is what to know.
+        severity: "error" is what the target refuses; "slow" is what costs time; "note" is what to know.
         layer: the node's name, or "" for the whole file.
         what, mend: in words.
     """
@@ -61,15 +62,16 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class TensorrtLint:
-    """Layers in the order of the graph, and findings, errors first."""
+class Lint:
+    """Layers in the order of the graph, findings, errors first, and what they are for."""
 
     layers: tuple[Layer, ...]
     findings: tuple[Finding, ...]
+    target: Literal["tensorrt", "cpu"] = "tensorrt"
 
     @property
     def refused(self) -> bool:
-        """Whether TensorRT would not build it."""
+        """Whether the target would not take it."""
         return any(finding.severity == "error" for finding in self.findings)
 
     @property
@@ -79,7 +81,7 @@ class TensorrtLint:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "target": "tensorrt",
+            "target": self.target,
             "refused": self.refused,
             "precisions": self.counts,
             "layers": [asdict(layer) for layer in self.layers],
@@ -87,7 +89,7 @@ class TensorrtLint:
         }
 
 
-def lint_tensorrt(path: Path) -> TensorrtLint:
+def lint_tensorrt(path: Path) -> Lint:
     """Read an ONNX file and say what TensorRT would make of it; nothing is run.
 
     Args:
@@ -102,17 +104,31 @@ def lint_tensorrt(path: Path) -> TensorrtLint:
         False
     """
     model = read_onnx(path)
-    try:
-        inferred = onnx.shape_inference.infer_shapes(model)
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):  # the rest can still be told
-        inferred = model
-    view = View(model, inferred)
+    view = _view(model)
     layers = tuple(view.layer(node) for node in view.nodes if node.op_type not in SILENT)
     found = [*_whole(model, view), *(item for node in view.nodes for item in _node(node, view))]
     found += [item for layer in layers for item in _speed(layer, view, {layer.precision for layer in layers})]
     found += _alignment(layers, view)
+    return Lint(layers, in_order_of_weight(found))
+
+
+def in_order_of_weight(found: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Errors first, notes last."""
     order = {"error": 0, "slow": 1, "note": 2}
-    return TensorrtLint(layers, tuple(sorted(found, key=lambda item: order[item.severity])))
+    return tuple(sorted(found, key=lambda item: order[item.severity]))
+
+
+def view_of(path: Path) -> View:
+    """The graph of an ONNX file, with the types that can be told of its tensors."""
+    return _view(read_onnx(path))
+
+
+def _view(model: onnx.ModelProto) -> View:
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model)
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):  # the rest can still be told
+        inferred = model
+    return View(model, inferred)
 
 
 def _whole(model: onnx.ModelProto, view: View) -> Iterator[Finding]:
@@ -242,16 +258,17 @@ def _alignment(layers: Sequence[Layer], view: View) -> Iterator[Finding]:
     """Convolutions whose channels don't fill the tensor cores."""
     for precision, unit in ALIGNED.items():
         convolutions = [layer for layer in layers if layer.kind in ("Conv", "ConvTranspose")]
-        odd = [layer.name for layer in convolutions if layer.precision == precision and _odd(layer, view, unit)]
+        odd = [layer.name for layer in convolutions if layer.precision == precision and odd_channels(layer, view, unit)]
         if odd:
             yield Finding(
-                "note", "", f"{len(odd)} convolutions in {precision} have channels that are no multiple of {unit}, and "
-                f"are padded to it: {', '.join(odd[:3])}{', …' if len(odd) > 3 else ''}",
+                "note", "", f"channels of {counted(len(odd), 'convolutions')} in {precision} are no multiple of {unit} "
+                f"and are padded to it: {', '.join(odd[:3])}{', …' if len(odd) > 3 else ''}",
                 f"where they were pruned: --round-to {unit}",
             )  # fmt: skip
 
 
-def _odd(layer: Layer, view: View, unit: int) -> bool:
+def odd_channels(layer: Layer, view: View, unit: int) -> bool:
+    """Whether a convolution's channels are no multiple of a unit; those of an image, and of groups, don't count."""
     node = view.by_name[layer.name]
     restored = view.makers.get(node.input[1])
     tensor = view.weights.get(restored.input[0] if restored is not None else node.input[1])

@@ -6,15 +6,21 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from compress.engine.lint import TensorrtLint
+from compress.engine.lint import Lint
 
 __all__ = ["show_lint"]
 
+HEADS = {
+    "tensorrt": "For TensorRT; another runtime takes and refuses other things (--target cpu tells of ONNX Runtime):",
+    "cpu": "For ONNX Runtime on a CPU (--target tensorrt tells of TensorRT on a GPU):",
+}
+RUNTIMES = {"tensorrt": "TensorRT", "cpu": "ONNX Runtime"}
 COLOURS = {"error": "red", "slow": "yellow", "note": "blue"}
 
 
-def show_lint(found: TensorrtLint, console: Console, *, layers: bool = False) -> None:
-    """What to mend, then how many layers compute in what; where they are asked for, each of them."""
+def show_lint(found: Lint, console: Console, *, layers: bool = False) -> None:
+    """What it is for, what to mend, then how many layers compute in what; where they are asked for, each of them."""
+    console.print(HEADS[found.target], markup=False, highlight=False, soft_wrap=True)
     _show_findings(found, console)
     told = ", ".join(f"{count} {kind}" for kind, count in found.counts.items())
     console.print(f"layers: {told}" + ("" if layers else " (--layers shows each)"), highlight=False)
@@ -22,8 +28,8 @@ def show_lint(found: TensorrtLint, console: Console, *, layers: bool = False) ->
         console.print(_table(found))
 
 
-def _table(found: TensorrtLint) -> Table:
-    table = Table(title="As TensorRT would run it, read off the graph", title_justify="left")
+def _table(found: Lint) -> Table:
+    table = Table(title=f"As {RUNTIMES[found.target]} would run it, read off the graph", title_justify="left")
     for column in ("layer", "kind", "computes in", "gives", "why"):
         table.add_column(column, overflow="fold")
     for layer in found.layers:
@@ -34,7 +40,7 @@ def _table(found: TensorrtLint) -> Table:
     return table
 
 
-def _show_findings(found: TensorrtLint, console: Console) -> None:
+def _show_findings(found: Lint, console: Console) -> None:
     alike: dict[tuple[str, str, str], list[str]] = {}
     for item in found.findings:
         alike.setdefault((item.severity, item.what, item.mend), []).append(item.layer)

@@ -23,11 +23,13 @@ from compress.dataset import Dataset
 from compress.errors import StageError, first_line
 from compress.model import TorchModel, call, sample_inputs
 from compress.stages import Progress
+from compress.stages.bearing import bearing
 from compress.stages.cut_layers import Cut, Layers, Place
 from compress.stages.follow_channels import ChannelGroup, Follower
 from compress.stages.known_channels import Known
 from compress.stages.layer_kinds import PRUNABLE, WEIGHED
-from compress.stages.prove_channels import Proof, bearing
+from compress.stages.prove_channels import Proof
+from compress.wording import counted
 
 __all__ = ["PRUNABLE", "SECONDS", "ChannelGroup", "Channels", "same_outputs"]
 
@@ -131,7 +133,7 @@ class Channels:
         def fails(part: Sequence[tuple[str, Cut]]) -> str | None:
             nonlocal tried
             tried += 1
-            progress(tried, tried + 1, f"proving what is removed from {len(part)} groups")
+            progress(tried, tried + 1, f"proving what is removed from {counted(len(part), 'groups')}")
             return self._proof.difference(_joined([cut for _, cut in part]), thorough=True)
 
         _, dropped = bearing(cuts, fails)
@@ -222,7 +224,7 @@ class Channels:
                 if self._out_of_time():
                     return self._too_late
                 tried += 1
-                progress(tried, tried + len(part), f"{note} {len(part)} groups")
+                progress(tried, tried + len(part), f"{note} {counted(len(part), 'groups')}")
                 return trial(_joined([group.cut(_some(group)) for group in part]))
 
             return fails
@@ -237,7 +239,7 @@ class Channels:
                 if why != self._too_late:
                     self.refuted[groups[place].root] = why
             groups = sorted(kept, key=groups.index)
-        progress(1, 1, f"{len(groups)} groups can lose channels")
+        progress(1, 1, f"{counted(len(groups), 'groups')} can lose channels")
         return groups
 
     def _out_of_time(self) -> bool:

@@ -10,6 +10,7 @@ import torch
 
 from compress.stages import Progress
 from compress.stages.follow_channels import ChannelGroup
+from compress.wording import counted
 
 __all__ = ["MOST", "TOLERANCE", "Choice", "bearable", "chosen"]
 
@@ -98,7 +99,7 @@ class Choice:
         while most - fewest > 1:
             middle = (fewest + most) // 2
             removed = {root: (above if at < middle else below)[root] for at, root in enumerate(below)}
-            reached = tried(removed, STEPS + 1, f"rounding {middle} groups further")
+            reached = tried(removed, STEPS + 1, f"rounding {counted(middle, 'groups')} further")
             fewest, most = (middle, most) if reached is None or reached < self.fraction else (fewest, middle)
         between = {root: (above if at < fewest else below)[root] for at, root in enumerate(below)}
         while above and abs(best[0] - self.fraction) > TOLERANCE:

@@ -22,6 +22,7 @@ from compress.errors import MissingExtraError, RecipeError, StageError
 from compress.model import Arrays, EngineModel, Model, OnnxModel, example_inputs
 from compress.options import EngineOptions
 from compress.stages import Given, Progress
+from compress.wording import counted
 
 __all__ = ["ENGINE_FILE", "EngineFromOnnx", "one_sample"]
 
@@ -86,7 +87,7 @@ class EngineFromOnnx:
         precisions = precisions_of(told["layers"])
         return Given(
             given,
-            did=f"TensorRT {told['tensorrt']}: {len(told['layers'])} layers ("
+            did=f"TensorRT {told['tensorrt']}: {counted(len(told['layers']), 'layers')} ("
             + ", ".join(f"{count} {kind}" for kind, count in precisions.items())
             + f"), {median:.3f} ms on the GPU at batch 1",
             details={

@@ -20,13 +20,14 @@ from compress.errors import RecipeError
 from compress.model import Model, TorchModel
 from compress.output_kind import OutputForm, OutputKind, form_of
 from compress.stages import Given, Progress
-from compress.training.augment import augmentation, refuse_augmentation
+from compress.training.augment import augmentation, code_of, refuse_augmentation
 from compress.training.labels import refuse_labels
 from compress.training.loop import train
 from compress.training.machine_setup import device_kind, distributed, fabric_class, local_rank
 from compress.training.precision import precision_for
 from compress.training.task import Task, Trained
 from compress.training_options import TrainingOptions
+from compress.wording import counted
 
 __all__ = ["Finetune", "details_of", "told"]
 
@@ -79,7 +80,8 @@ class Finetune:
         named = {name: list(value) if isinstance(value, tuple) else value for name, value in asked.items()}
         validation = {} if self.validation is None else {"validation": self.validation.sha256}
         taught = {} if self.teacher is not None else {"teacher": None}
-        return {"data": self.data.sha256, **named, "seed": self.seed, **validation, **taught}
+        code = {"code": found} if (found := code_of(self.training.augment)) else {}
+        return {"data": self.data.sha256, **named, "seed": self.seed, **validation, **taught, **code}
 
     def check(self, model: Model) -> None:
         for broken, what, why, mend in self._rules():
@@ -127,7 +129,7 @@ class Finetune:
             (
                 0 < o.hold_out < 1 and len(self.data) - self._held() < 2,
                 "can't train and judge on this data",
-                f"of {len(self.data)} samples, --hold-out {o.hold_out:g} leaves {len(self.data) - self._held()}",
+                f"--hold-out {o.hold_out:g} of {counted(len(self.data), 'samples')} leaves fewer than 2 to train on",
                 "hold fewer out, or give data to judge by with --validation",
             ),
             (
@@ -254,9 +256,10 @@ def details_of(trained: Trained) -> dict[str, Any]:
 def told(trained: Trained, options: TrainingOptions) -> str:
     """A clause for people."""
     epochs = len(trained.figures["history"])
-    of = f" of {options.epochs}" if epochs < options.epochs else ""
-    text = f"{epochs}{of} epochs on {trained.figures['samples']} samples"
-    text += f", loss {trained.first:.4f} to {trained.last:.4f}"
+    done = f"{epochs} of {counted(options.epochs, 'epochs')}" if epochs < options.epochs else counted(epochs, "epochs")
+    text = f"{done} on {counted(trained.figures['samples'], 'samples')}"
+    # Each is the mean of an epoch: of one there is nothing to compare.
+    text += f", loss {trained.first:.4f}" + (f" to {trained.last:.4f}" if epochs > 1 else "")
     if "best_epoch" in trained.figures:
         text += f", best after epoch {trained.figures['best_epoch']} by {trained.figures['validation_metric']} of "
         text += "the validation data" if options.hold_out == 0 else f"{options.hold_out:.0%} that were held out"

@@ -23,6 +23,7 @@ from compress.onnx_scope import inner_nodes, name_nodes
 from compress.parity import differences
 from compress.stages import Given, Progress
 from compress.stages.tied_onnx import share
+from compress.wording import counted
 
 __all__ = ["FoldOnnx", "stripped"]
 
@@ -72,9 +73,9 @@ class FoldOnnx:
                 raise StageError(
                     "folding changed the answers", why=f"the output {name!r} is {apart}", mend="report this model"
                 )
-        did = f"{before} nodes became {after}"
-        did += f"; {kept_apart} additions kept from a slow fusion" if kept_apart else ""
-        did += f"; {shared} weights that are shared stored once" if shared else ""
+        did = f"{counted(before, 'nodes')} " + ("as before" if before == after else f"became {after}")
+        did += f"; {counted(kept_apart, 'additions')} kept from a slow fusion" if kept_apart else ""
+        did += f"; {counted(shared, 'shared weights')} stored once" if shared else ""
         progress(2, 2, did)
         nodes = [before, after]
         return Given(given, did=did, details={"nodes": nodes, "unfused": kept_apart, "shared_weights": shared})

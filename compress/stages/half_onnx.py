@@ -27,6 +27,7 @@ from compress.stages.int8_onnx import plain
 from compress.stages.place_qdq import MOVING
 from compress.stages.quantize_onnx import Target
 from compress.stages.tied_onnx import share
+from compress.wording import counted
 
 __all__ = ["HalfOnnx", "float32_islands", "float32_nodes"]
 
@@ -105,10 +106,10 @@ class HalfOnnx:
                 "accuracy holds, its speed was not measured."
             )
         halves, floats = _precision(path)
-        progress(1, 1, f"{halves} nodes in {self.precision.upper()}, {floats} in FP32")
+        progress(1, 1, f"{counted(halves, 'nodes')} in {self.precision.upper()}, {floats} in FP32")
         return Given(
             given,
-            did=f"{halves} nodes in {self.precision.upper()}, {floats} in FP32"
+            did=f"{counted(halves, 'nodes')} in {self.precision.upper()}, {floats} in FP32"
             + (f" ({len(kept)} kept there)" if kept else "")
             + f"; cosine similarity {cosine:.6f} to before, off by at most {parity.error:.2g} of an output's scale",
             details={

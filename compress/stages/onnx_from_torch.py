@@ -64,7 +64,7 @@ class OnnxFromTorch:
         trials = len(BATCHES) + (self.data is not None)
         progress(0, trials + 2, "tracing")
         # The sizes of a model loaded elsewhere may never have been tried.
-        model = dataclasses.replace(model, signature=proven(model.module, model.signature))
+        model = dataclasses.replace(model, signature=proven(model.module, model.signature).settled)
         runs = runs_at(model.module, model.signature.inputs)
         _export(model, _traced_at(model.signature, runs), path)
         progress(1, trials + 2, "checking the file")

@@ -11,6 +11,7 @@ import contextlib
 import io
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -30,12 +31,14 @@ from compress.measure import torch_macs
 from compress.model import Arrays, call, sample_inputs
 from compress.stages.cut_layers import Cut, Layers
 
-__all__ = ["Proof", "bearing", "probes"]
+__all__ = ["Proof", "probes"]
 
 BATCH = 2
 # Shares of the largest output. Within the first, single precision agrees; between them, double precision decides, which
 # has to agree to the third. Where a network can't run in double precision, the fourth decides.
 CLOSE, APART, EXACT, SINGLE = 1e-5, 1e-2, 1e-9, 1e-4
+# An output of which fewer values are unlike each other, as one in so many, is taken for a rounded or cut off one.
+TELLING = 4
 # A run that takes longer than these seconds is replaced by one on shapes alone, where shapes are what is asked for.
 LONG = 0.2
 
@@ -142,8 +145,37 @@ class Proof:
     def _apart(self, cut: Cut, arrays: Arrays) -> float:
         with self._layers.silenced(cut):
             wanted = self.run(arrays)
+            inside = self._inside(arrays) if any(map(_coarse, wanted)) else None
         with self._layers.without(cut):
-            return _distance(self.run(arrays), wanted)
+            apart = _distance(self.run(arrays), wanted)
+            if inside is None or apart > CLOSE:
+                return apart
+            have = self._inside(arrays)
+        same = [key for key, tensor in inside.items() if key in have and have[key].shape == tensor.shape]
+        if all(map(_whole, (*wanted, *(inside[key] for key in same)))):
+            raise StageError("", why="the outputs are too coarse to tell what removing it does", mend="")
+        return max(apart, _distance([have[key] for key in same], [inside[key] for key in same]))
+
+    def _inside(self, arrays: Arrays) -> dict[tuple[str, int], torch.Tensor]:
+        """What the layers give, by name and call: an output that is rounded, cut off or a class id hides mistakes."""
+        found: dict[tuple[str, int], torch.Tensor] = {}
+        calls: dict[str, int] = defaultdict(int)
+
+        def seen(layer: nn.Module, _given: Any, output: Any) -> None:
+            name = self._layers.names[layer]
+            calls[name] += 1
+            for leaf in tree_leaves(output):
+                if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+                    found[name, calls[name]] = leaf.clone()
+
+        leaves = [layer for layer in self._layers.names if not any(True for _ in layer.children())]
+        hooks = [layer.register_forward_hook(seen) for layer in leaves]
+        try:
+            self.run(arrays)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return found
 
     def _apart_exactly(self, cut: Cut, arrays: Arrays, apart: float) -> float:
         """The same in double precision: 0 if it agrees."""
@@ -213,29 +245,6 @@ class Proof:
                 tensor.data = values
 
 
-def bearing(items: Sequence[Any], fails: Callable[[Sequence[Any]], str | None]) -> tuple[list[Any], dict[int, str]]:
-    """The items that hold together, and, by its place, why each of the others was dropped.
-
-    All are tried at once; only where that fails, halves are, each together with what holds already.
-    """
-    kept: list[Any] = []
-    dropped: dict[int, str] = {}
-    stack = [list(enumerate(items))]
-    while stack:
-        part = stack.pop()
-        if not part:
-            continue
-        why = fails([*kept, *(item for _, item in part)])
-        if why is None:
-            kept += [item for _, item in part]
-        elif len(part) == 1:
-            dropped[part[0][0]] = why
-        else:
-            middle = len(part) // 2
-            stack += [part[middle:], part[:middle]]
-    return kept, dropped
-
-
 def probes(module: nn.Module, signature: Signature, seed: int) -> Arrays:
     """Random inputs; integers that an embedding reads are drawn over all its rows."""
     arrays = sample_inputs(signature, BATCH, seed)
@@ -269,6 +278,23 @@ def _redrawn(name: str, tensor: torch.Tensor, random: torch.Generator) -> torch.
         return torch.rand(tensor.shape, generator=random, dtype=tensor.dtype) + 0.5
     size = float(tensor.std()) if tensor.numel() > 1 else 0.0
     return tensor + max(size, 0.02) * torch.randn(tensor.shape, generator=random, dtype=tensor.dtype)
+
+
+def _coarse(output: torch.Tensor) -> bool:
+    """Whether an output may say little of what it was made from: hardly two of its values differ."""
+    return _whole(output) or TELLING * _distinct(output) < output.numel()
+
+
+def _whole(output: torch.Tensor) -> bool:
+    """Whether an output says little: whole numbers, or one value throughout."""
+    if not output.is_floating_point():
+        return True
+    finite = output[output.isfinite()]
+    return bool((finite == finite.round()).all()) or _distinct(finite) < 2
+
+
+def _distinct(values: torch.Tensor) -> int:
+    return len(values.unique())  # type: ignore[no-untyped-call]
 
 
 def _distance(have: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:

@@ -24,6 +24,7 @@ from compress.stages.int8_onnx import Ranges, dynamic, finish, plain, static_for
 from compress.stages.place_qdq import place
 from compress.stages.precision import operators, precisions
 from compress.stages.weights_onnx import RECURRENT, quantize_weights
+from compress.wording import counted
 
 __all__ = ["QuantizeOnnx", "Ranges", "Target", "quantize", "quantized"]
 
@@ -99,25 +100,26 @@ class QuantizeOnnx:
         if not layers.int8:
             raise StageError(
                 "nothing was quantized",
-                why=f"its {len(layers.floats)} layers with weights are of kinds that the quantizer leaves alone",
+                why=f"of its {counted(len(layers.floats), 'layers')} with weights, none is of a kind that it takes",
                 mend="leave --int8 out for this model",
             )
-        progress(1, 1, f"{layers.int8} layers in INT8")
+        progress(1, 1, f"{counted(layers.int8, 'layers')} in INT8")
         samples = 0 if self.calibration is None else len(self.calibration)
         trained = self.mode == "static" and trained_ranges(model) is not None
         lost = "the exported graph is not the one that was trained: its ranges are calibrated anew"
         how = {
             "static": "per channel; the ranges of the training"
             if trained
-            else f"per channel; {self.calibrator} ranges of {samples} samples",
+            else f"per channel; {self.calibrator} ranges of {counted(samples, 'samples')}",
             "dynamic": "per channel; ranges at run time",
             "weights": "weights alone, per channel",
         }[self.mode]
         if layers.weights_only:
-            how += f"; of {len(layers.weights_only)} recurrent ones the weights alone"
+            how += f"; of {counted(len(layers.weights_only), 'recurrent layers')} the weights alone"
         return Given(
             OnnxModel(path, model.signature),
-            did=f"{layers.int8} of {layers.int8 + len(layers.floats)} layers in INT8, {how}, for {self.target}",
+            did=f"{layers.int8} of {counted(layers.int8 + len(layers.floats), 'layers')} in INT8, {how}, "
+            f"for {self.target}",
             details={
                 "layers": {"int8": layers.int8, "float": len(layers.floats)},
                 "layers_float": layers.floats,

@@ -24,6 +24,7 @@ from compress.stages.int8_onnx import finish, plain
 from compress.stages.precision import LAYERS
 from compress.stages.put_back import Mixed
 from compress.stages.quantize_onnx import QuantizeOnnx, quantized
+from compress.wording import counted
 
 __all__ = ["QuantizeWithin"]
 
@@ -66,7 +67,7 @@ class QuantizeWithin:
         return {
             "quantize": dict(self.quantize.options),
             "data": self.data.sha256,
-            "metric": self.metric.name,
+            "metric": dict(self.metric.identity),
             "max_drop": self.max_drop,
             "confidence": self.confidence,
         }
@@ -136,7 +137,7 @@ class QuantizeWithin:
         def drop(count: int) -> Drop:
             if count not in known:
                 known[count] = judge.drop(tried(ranked[:count]))
-                progress(count, len(ranked), f"{count} nodes in float: {known[count].points:+.2f} points")
+                progress(count, len(ranked), f"{counted(count, 'nodes')} in float: {known[count].points:+.2f} points")
             return known[count]
 
         low, high = 0, min(1, len(ranked))
@@ -146,9 +147,10 @@ class QuantizeWithin:
             best = min(known.values(), key=lambda found: found.counted)
             floats = judge.drop(OnnxBackend(model, cores()))
             raise BudgetError(
-                f"INT8 can't stay inside {self.max_drop:g} points",
+                f"INT8 can't stay inside {counted(self.max_drop, 'points')}",
                 why=f"the nearest loses {best.points:+.2f}, the float model before it {floats.points:+.2f}; "
-                f"counted with their intervals {best.counted:+.2f} and {floats.counted:+.2f} ({len(judge)} samples)",
+                f"counted with their intervals {best.counted:+.2f} and {floats.counted:+.2f} "
+                f"({counted(len(judge), 'samples')})",
                 mend="allow more, try another --calibrator or --int8 qat, or prune less",
             )
         while high - low > 1:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
+from compress.backends import OnnxBackend
 from compress.dataset import Dataset
 from compress.model import Model, OnnxModel
+from compress.parity import differences
 from compress.stages import Given, Progress
+from compress.stages.bearing import bearing
 from compress.stages.onnx_graph import Array, Graph, observe
 from compress.stages.scale_links import Link, divide_producer, find_links, multiply_consumers
+from compress.wording import counted
 
 __all__ = ["SmoothOnnx"]
+
+PROVEN = 8  # samples of the calibration data, on which nothing is clipped: the answers have to be those from before
 
 
 @dataclass(frozen=True)
@@ -51,26 +57,53 @@ class SmoothOnnx:
         """Any ONNX file will do; one without links stays as it is, and is told so."""
 
     def run(self, model: OnnxModel, folder: Path, progress: Progress) -> Given:
-        graph = Graph(model.path)
-        links = [link for link in find_links(graph) if self.copies or not link.copy]
+        links = self._links(Graph(model.path))
         largest = _maxima(model.path, links, self.calibration, progress)
-        spreads = []
-        for link in links:
-            scale = _scale(graph, link, largest, self.alpha)
-            divide_producer(graph, link, scale)
-            multiply_consumers(graph, link, scale)
-            spreads.append(float(scale.max() / scale.min()))
         path = folder / "model.onnx"
+        few = self.calibration.take(np.unique(np.linspace(0, len(self.calibration) - 1, PROVEN).astype(np.int64)))[0]
+        expected = OnnxBackend(model, threads=1).infer(few)
+
+        def fails(part: Sequence[int]) -> str | None:
+            self._write(model, part, largest, path)
+            found = differences(expected, OnnxBackend(OnnxModel(path, model.signature), threads=1).infer(few))
+            return next((f"{name} is {apart}" for name, apart in found.items() if not apart.fits), None)
+
+        kept, failed = bearing(range(len(links)), fails)
+        kept.sort()
+        spreads = self._write(model, kept, largest, path)
+        warnings = [] if links else ["no activation is made and taken by layers alone: nothing was evened out"]
+        warnings += [f"{links[at].producer.name} is left as it is: evened out, {why}" for at, why in failed.items()]
+        return Given(
+            OnnxModel(path, model.signature),
+            f"the channels of {counted(len(kept), 'activations')} evened out, alpha {self.alpha:g}",
+            {
+                "links": [
+                    {
+                        "from": links[at].producer.name,
+                        "to": [node.name for node in links[at].consumers],
+                        "spread": spread,
+                    }
+                    for at, spread in zip(kept, spreads, strict=True)
+                ]
+            },
+            tuple(warnings),
+        )
+
+    def _links(self, graph: Graph) -> list[Link]:
+        return [link for link in find_links(graph) if self.copies or not link.copy]
+
+    def _write(self, model: OnnxModel, part: Sequence[int], largest: Mapping[str, Array], path: Path) -> list[float]:
+        """Even out these of the links; by how much the channels of each were apart."""
+        graph = Graph(model.path)
+        links = self._links(graph)
+        spreads = []
+        for at in part:
+            scale = _scale(graph, links[at], largest, self.alpha)
+            divide_producer(graph, links[at], scale)
+            multiply_consumers(graph, links[at], scale)
+            spreads.append(float(scale.max() / scale.min()))
         graph.save(path)
-        did = f"the channels of {len(links)} activations evened out, alpha {self.alpha:g}"
-        details = {
-            "links": [
-                {"from": link.producer.name, "to": [node.name for node in link.consumers], "spread": spread}
-                for link, spread in zip(links, spreads, strict=True)
-            ]
-        }
-        warnings = () if links else ("no activation is made and taken by layers alone: nothing was evened out",)
-        return Given(OnnxModel(path, model.signature), did, details, warnings)
+        return spreads
 
 
 def _maxima(path: Path, links: list[Link], data: Dataset, progress: Progress) -> dict[str, Array]:

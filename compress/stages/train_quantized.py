@@ -31,6 +31,7 @@ from compress.stages.precision import LAYERS, precisions
 from compress.stages.quantize_onnx import QuantizeOnnx, Target, quantize
 from compress.stages.simulate_int8 import Simulation, simulate
 from compress.training.machine_setup import distributed, rank
+from compress.wording import counted
 
 __all__ = ["TrainQuantized"]
 
@@ -209,7 +210,9 @@ class TrainQuantized:
             notes.append("the original's features don't count in fake INT8: the graph has no layers to take them from")
         if simulation.missing:
             few = ", ".join(simulation.missing[:3]) + (" …" if len(simulation.missing) > 3 else "")
-            notes.append(f"trained without the rounding of {len(simulation.missing)} tensors of the export: {few}")
+            notes.append(
+                f"trained without the rounding of {counted(len(simulation.missing), 'tensors')} of the export: {few}"
+            )
         for name, levels in off.items():
             if levels["rms"] > MOST_OFF:
                 notes.append(f"{name}: what is exported is off by {levels['rms']:.1f} levels from what was trained")

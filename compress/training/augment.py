@@ -11,9 +11,10 @@ from torch.nn import functional as F
 from compress.artifact import TensorSpec
 from compress.dataset import seeded
 from compress.errors import RecipeError, StageError
+from compress.hashing import digest_of_code
 from compress.user_code import user_code
 
-__all__ = ["Augmentation", "augmentation", "refuse_augmentation"]
+__all__ = ["Augmentation", "augmentation", "code_of", "refuse_augmentation"]
 
 Tensors = dict[str, torch.Tensor]
 Augmentation = Callable[[Tensors, torch.Generator], Tensors]
@@ -41,6 +42,11 @@ def augmentation(names: Sequence[str]) -> Augmentation | None:
         return tensors
 
     return apply
+
+
+def code_of(names: Sequence[str]) -> dict[str, str]:
+    """Hashes of the user's functions among the names."""
+    return {name: digest_of_code(name) for name in names if _is_users(name)}
 
 
 def refuse_augmentation(names: Sequence[str], inputs: Sequence[TensorSpec], labels: Any | None) -> None:
@@ -82,13 +88,18 @@ def _step(name: str) -> Augmentation:
     if kind == "shift" and argument.isdigit() and int(argument) > 0:
         most = int(argument)
         return _of_images(lambda images, generator: _shift(images, most, generator))
-    if "." in kind or (argument and not argument.isdigit()):
+    if _is_users(name):
         return _users(name)
     raise RecipeError(
         f"there is no augmentation {name!r}",
         why="known are flip, shift:PIXELS and package.module:function",
         mend="name one of these, such as --augment flip shift:2",
     )
+
+
+def _is_users(name: str) -> bool:
+    kind, _, argument = name.partition(":")
+    return "." in kind or (bool(argument) and not argument.isdigit())
 
 
 def _of_images(change: Callable[[torch.Tensor, torch.Generator], torch.Tensor]) -> Augmentation:

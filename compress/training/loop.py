@@ -27,6 +27,7 @@ from compress.training.schedule import SCHEDULES, one_cycle_momentum
 from compress.training.stepper import Stepper, copied
 from compress.training.synced_norm import synced
 from compress.training.task import Task, Trained
+from compress.wording import counted
 
 __all__ = ["STATE_FILE", "TRACE_FILE", "train"]
 
@@ -94,8 +95,8 @@ class _Training:
         if -(-len(task.data) // self.sampler.steps) < self.fewest:
             why = f"there is {len(task.data)} sample"
             if self.fewest > 2:
-                shares = f"less than one sample for each of {self.fabric.world_size} processes"
-                why = f"batches of {self.size}, of {len(task.data)} samples, leave {shares}"
+                shares = f"less than one sample for each of {counted(self.fabric.world_size, 'processes')}"
+                why = f"batches of {self.size}, of {counted(len(task.data), 'samples')}, leave {shares}"
             raise StageError(
                 "can't train",
                 why=why,

@@ -1,4 +1,4 @@
-"""Read a zip archive in which there is one way to understand it: for model files and .npz from elsewhere.
+"""Read a zip archive in which there is one way to understand it: for torch.save files, .pt2 and .npz from elsewhere.
 
 Readers of zip files disagree where an archive contradicts itself (two entries of a name, a local header that differs
 from the central directory, data before the first entry, saturated fields). Such archives are refused here, so that what
@@ -22,7 +22,8 @@ from typing import BinaryIO
 __all__ = ["Archive", "ArchiveError", "Entry"]
 
 CHUNK = 1 << 20
-MAX_ENTRIES = 1_000_000
+# A model of 10,000 tensors has as many entries, and 1 MB of names; each entry takes 500 bytes of memory.
+MAX_ENTRIES, MAX_DIRECTORY = 200_000, 64 << 20
 # Deflate's longest match is 258 bytes, which takes two bits at least: 1032 bytes out of one.
 MAX_RATIO = 1032
 _END = struct.Struct("<4s4H2LH")
@@ -174,7 +175,9 @@ class Archive:
             disk, first_disk, here, count, size, start = wide
         if disk or first_disk or here != count:
             raise ArchiveError("it is a part of an archive of several")
-        if start + size != end or count > MAX_ENTRIES:
+        if count > MAX_ENTRIES or size > MAX_DIRECTORY:
+            raise ArchiveError(f"it says that it holds {count:,} entries, more than {MAX_ENTRIES:,} are never meant")
+        if start + size != end:
             raise ArchiveError("its directory is not where it says, or something stands before the archive")
         return count, start, size
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import ast
 import functools
+import math
 import re
 
 __all__ = ["clean_expression"]
 
 MAX_LENGTH, MAX_DEPTH = 20_000, 60
+# sympy multiplies out, and finds common divisors, before anything can stop it.
+MAX_TERMS, MAX_BITS, MAX_ARGUMENTS = 64, 4096, 16
 LARGEST = 2**63 - 1
 LARGEST_EXPONENT = 8
 # torch.utils._sympy.symbol.prefix_str of sizes, backed and not; and of floats.
@@ -49,6 +52,7 @@ def clean_expression(text: str) -> str:
             raise ValueError("it is too long")
         tree = ast.parse(text, mode="eval").body
         _check(tree, MAX_DEPTH)
+        _measure(tree)
         return ast.unparse(tree)
     except (ValueError, SyntaxError, RecursionError, MemoryError) as err:
         shown = text if len(text) < 100 else f"{text[:100]}…"
@@ -108,14 +112,15 @@ def _call(node: ast.Call, depth: int) -> None:
         _check(arg, depth - 1)
 
 
-def _exponent(node: ast.expr) -> None:
-    """A power can be larger than the memory, where its exponent is no small number."""
+def _exponent(node: ast.expr) -> float:
+    """Its value: a power can be larger than the memory, where its exponent is no small number."""
     while isinstance(node, ast.UnaryOp) or (isinstance(node, ast.Call) and len(node.args) == 1):
         node = node.operand if isinstance(node, ast.UnaryOp) else node.args[0]
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Rational" and node.args:
         node = node.args[0]  # its numerator, which is no smaller
     if not isinstance(node, ast.Constant) or not isinstance(node.value, int | float) or node.value > LARGEST_EXPONENT:
         raise ValueError("its exponent is no small number")
+    return float(node.value)
 
 
 def _operation(node: ast.AST) -> None:
@@ -126,3 +131,38 @@ def _operation(node: ast.AST) -> None:
 def _number(value: object) -> None:
     if type(value) not in (bool, int, float) or (isinstance(value, int) and abs(value) > LARGEST):
         raise ValueError("it holds what is no number, or a large one")
+
+
+def _measure(node: ast.expr) -> tuple[int, int]:
+    """How many terms an expression has, multiplied out, and how many bits its numbers, evaluated."""
+    if isinstance(node, ast.Constant):
+        return 1, node.value.bit_length() if isinstance(node.value, int) else 64
+    if isinstance(node, ast.BinOp):
+        found = _together(type(node.op), [_measure(node.left), _measure(node.right)], node.right)
+    elif isinstance(node, ast.UnaryOp):
+        found = _measure(node.operand)
+    elif isinstance(node, ast.Compare):
+        found = 1, max(_measure(side)[1] for side in (node.left, *node.comparators))
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id != "Symbol":
+        name = node.func.id
+        if len(node.args) > MAX_ARGUMENTS:
+            raise ValueError("a function of it has too many arguments")
+        kind = ast.Pow if name in _POWERS else {"Add": ast.Add, "Mul": ast.Mult}.get(name, ast.FloorDiv)
+        found = _together(kind, [_measure(arg) for arg in node.args], node.args[-1] if node.args else node)
+    else:
+        found = 1, 1
+    if found[0] > MAX_TERMS or found[1] > MAX_BITS:
+        raise ValueError("it gets too long, multiplied out")
+    return found
+
+
+def _together(kind: type, parts: list[tuple[int, int]], last: ast.expr) -> tuple[int, int]:
+    terms, bits = [part[0] for part in parts], [part[1] for part in parts]
+    if kind is ast.Pow:
+        power = math.ceil(abs(_exponent(last)))
+        return terms[0] ** max(power, 1), bits[0] * max(power, 1)
+    if kind is ast.Mult:
+        return math.prod(terms), sum(bits)
+    if kind in (ast.Add, ast.Sub):
+        return sum(terms), max(bits, default=1) + 1
+    return 1, max(bits, default=1)  # what a function of several gives is one term

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import torch
 
-__all__ = ["SUBGRAPHS", "allowed"]
+__all__ = ["SUBGRAPHS", "allowed", "function_of_tensors"]
 
 # A name stands for its in-place form, too: `relu` for `relu_`.
 _NAMES = """
@@ -140,11 +140,14 @@ def allowed(target: str) -> bool:
     return packet is not None and parts[4] in packet.overloads() and not _raw(getattr(packet, parts[4]))
 
 
-def _listed(namespace: str, name: str) -> bool:
-    if namespace == "prims":
-        return name in _PRIMS
+def function_of_tensors(name: str) -> bool:
+    """Whether torch's own operator of that name, or of the name without the "_" of what works in place, is listed."""
     base = name.removesuffix("_") if not name.endswith("__") else name
-    return namespace == "aten" and (name in _ATEN or (base in _ATEN | _IN_PLACE and base not in _UNLIKE_IN_PLACE))
+    return name in _ATEN or (base in _ATEN | _IN_PLACE and base not in _UNLIKE_IN_PLACE)
+
+
+def _listed(namespace: str, name: str) -> bool:
+    return name in _PRIMS if namespace == "prims" else namespace == "aten" and function_of_tensors(name)
 
 
 def _raw(overload: torch._ops.OpOverload) -> bool:

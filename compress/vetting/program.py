@@ -17,6 +17,7 @@ from typing import Any
 
 from compress.vetting.expressions import clean_expression
 from compress.vetting.operators import allowed
+from compress.vetting.texts import parse_json
 
 __all__ = ["clean_payloads", "clean_program"]
 
@@ -50,9 +51,7 @@ def clean_payloads(text: bytes) -> dict[str, Any]:
 
 def _written(text: bytes, check: Check) -> bytes:
     try:
-        return json.dumps(check(json.loads(text))).encode()
-    except json.JSONDecodeError as err:
-        raise ValueError(f"is no JSON: {err}") from err
+        return json.dumps(check(parse_json(text))).encode()
     except RecursionError as err:
         raise ValueError("is nested too deeply") from err
 
@@ -357,11 +356,17 @@ _MODULE = _record(
     signature=_record(input_specs=_listed(_INPUT), output_specs=_listed(_OUTPUT)), module_call_graph=_calls,
     metadata=_left_out({}), treespec_namedtuple_fields=_left_out({}),
 )  # fmt: skip
+_RANGES = _mapping(_expression, _record(min_val=_optional(_int), max_val=_optional(_int)))
+
+
+def _ranges(value: Any) -> dict[str, Any]:
+    """Of symbols; that of twice one (`2*Dim("half")`) follows, and torch looks up none but symbols."""
+    return {symbol: found for symbol, found in _RANGES(value).items() if re.fullmatch(r"[a-z]+\d+", symbol)}
+
+
 _PROGRAM = _record(
     "verifiers", "torch_version", "guards_code", graph_module=_MODULE, opset_version=_mapping(_name, _int),
-    range_constraints=_mapping(
-        _matching(r"(?:s|u|ps|zf|zuf)\d{1,4}"), _record(min_val=_optional(_int), max_val=_optional(_int))
-    ),
+    range_constraints=_ranges,
     schema_version=_record(major=_one_of(8), minor=_size), verifiers=_listed(_one_of("TRAINING", "ATEN")),
     torch_version=_matching(r"[\w.+<=-]{1,60}"), guards_code=_left_out([]),
 )  # fmt: skip

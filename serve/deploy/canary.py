@@ -10,14 +10,16 @@ from serve.deploy.options import RenderOptions
 from serve.deploy.rules import INFERENCE
 from serve.rollout.plan import Plan
 
-__all__ = ["HASH_LABEL", "analysis_queries", "analysis_templates", "rollout"]
+__all__ = ["HASH_LABEL", "analysis_queries", "analysis_templates", "passes", "rollout"]
 
 Object = dict[str, Any]
 HASH_LABEL = "rollouts_pod_template_hash"
-WINDOW = "2m"
+WINDOW, WINDOW_S = "2m", 120
 STEP_S = 120
 LOOKS_S = 30
 FAILED_LOOKS = 2
+FIRST_STEP_S = WINDOW_S + (FAILED_LOOKS + 2) * LOOKS_S
+"""Nothing is promoted before an analysis could have ended it: the first look comes after a window."""
 
 
 def rollout(options: RenderOptions, plan: Plan, *, gate: bool) -> Object:
@@ -25,8 +27,8 @@ def rollout(options: RenderOptions, plan: Plan, *, gate: bool) -> Object:
     steps: list[Object] = []
     if gate:
         steps.append({"analysis": {"templates": [{"templateName": f"{options.name}-accuracy-budget"}]}})
-    for weight in plan.steps:
-        steps += [{"setWeight": round(weight)}, {"pause": {"duration": f"{STEP_S}s"}}]
+    for number, weight in enumerate(plan.steps):
+        steps += [{"setWeight": round(weight)}, {"pause": {"duration": f"{STEP_S if number else FIRST_STEP_S}s"}}]
     judged = [{"templateName": f"{options.name}-{name}"} for name in ("canary-against-stable", "objective")]
     return {
         "apiVersion": "argoproj.io/v1alpha1",
@@ -66,6 +68,9 @@ def analysis_queries(plan: Plan, goal: Objectives, canary: str, stable: str) -> 
         plan: how much worse the new one may be.
         goal: the objective.
         canary, stable: what selects the pods of each, as in 'hash="…"'.
+
+    Returns:
+        Queries that give no number, or NaN, where there were no requests to judge by.
     """
 
     def total(metric: str, which: str) -> str:
@@ -73,7 +78,7 @@ def analysis_queries(plan: Plan, goal: Objectives, canary: str, stable: str) -> 
 
     def failing(which: str) -> str:
         failed, good = (total(f"nv_inference_request_{word}", which) for word in ("failure", "success"))
-        return f"(({failed} or vector(0)) / clamp_min(({failed} or vector(0)) + ({good} or vector(0)), 1e-9))"
+        return f"(({failed} or vector(0)) / ((({failed} or vector(0)) + ({good} or vector(0))) > 0))"
 
     def seconds(which: str) -> str:
         return f"({total('nv_inference_request_duration_us', which)} / {total('nv_inference_request_success', which)})"
@@ -90,6 +95,11 @@ def analysis_queries(plan: Plan, goal: Objectives, canary: str, stable: str) -> 
         "errors-of-all": (f"({errors} or vector(0)) / {everything}", goal.error_share),
         "slow-of-all": (f"1 - {fast} / sum(rate({histogram}_count[{WINDOW}]))", goal.slow_share),
     }
+
+
+def passes(most: float) -> str:
+    """Argo's condition for a look: a number that is no more than allowed. No requests, no proof: no promotion."""
+    return f"len(result) > 0 && !isNaN(result[0]) && result[0] <= {most:g}"
 
 
 def analysis_templates(options: RenderOptions, plan: Plan, goal: Objectives, *, gate: Object | None) -> list[Object]:
@@ -117,8 +127,7 @@ def analysis_templates(options: RenderOptions, plan: Plan, goal: Objectives, *, 
             "interval": f"{LOOKS_S}s",
             "failureLimit": FAILED_LOOKS,
             "consecutiveErrorLimit": 4,
-            # Without requests there is no quotient, and nothing to hold against the canary.
-            "successCondition": f"len(result) == 0 || isNaN(result[0]) || result[0] <= {most:g}",
+            "successCondition": passes(most),
             "provider": {"prometheus": {"address": options.prometheus, "query": query}},
         }
 

@@ -20,7 +20,7 @@ class Judged:
 
     Attributes:
         version: the one that is served.
-        kept: whether it lost no more than it may, with the confidence of its interval where it has one.
+        kept: whether it lost no more than it may, to the end of the 95% interval; without an interval it did not.
         words: what it lost, by what measure.
     """
 
@@ -47,10 +47,12 @@ def judge(repository: Path, model: str, max_drop: float) -> Judged:
         return Judged(model, version, kept=False, words="its drop was not measured: export it with --eval")
     word = "gained" if told.drop < 0 else "lost"
     shown = f"{word} {abs(told.drop):.2f} points of {told.metric or 'its metric'}"
-    if told.drop_high is not None:
-        shown += f" (with 95% confidence it lost at most {max(told.drop_high, 0.0):.2f})"
-    held = told.drop if told.drop_high is None else max(told.drop, told.drop_high)
-    return Judged(model, version, held <= max_drop, f"{shown}; {max_drop:g} may be lost")
+    if told.drop_high is None:
+        words = f"{shown}, and nobody knows how surely: export it with a metric that scores each sample"
+        return Judged(model, version, kept=False, words=words)
+    shown += f" (with 95% confidence it lost at most {max(told.drop_high, 0.0):.2f})"
+    kept = told.drop <= max_drop and told.drop_high <= max_drop  # a NaN keeps nothing
+    return Judged(model, version, kept, f"{shown}; {max_drop:g} may be lost")
 
 
 def _network(repository: Path, model: str) -> tuple[int, Provenance | None]:

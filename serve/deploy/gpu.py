@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve.deploy.manifests import helper, resources
+from serve.deploy.manifests import resources
 from serve.deploy.options import RenderOptions
+from serve.deploy.storage import helper
 from serve.deploy.workload import Workload
 
 __all__ = ["engine_files", "engine_patch", "gpu_patch"]

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve.deploy.manifests import USER, resources, scratch, secured
+from serve.deploy.manifests import USER, pod_security, resources, scratch
 from serve.deploy.naming import TRITON_PORTS, labels, meta
 from serve.deploy.options import RenderOptions
 from serve.deploy.scaling import Signal, bounds, quantity
+from serve.deploy.storage import MODELS, secured, stored
 from serve.deploy.workload import Workload
 
 __all__ = ["kserve"]
 
 Object = dict[str, Any]
-MOUNTED = "/mnt/models"
 
 
 def kserve(workload: Workload, options: RenderOptions, plan: dict[str, Any], found: list[Signal]) -> list[Object]:
     """Without the gateway: KServe has its own way in. KEDA scales it by the same signals.
+
+    Nor with KServe's storage initializer, whose `storageUri` is left out: its container comes after those of the
+    predictor, or (for oci://) beside Triton, so that no check could stand between it and Triton. The repository's
+    volume and what checks it are the same as in the deployment.
 
     Args:
         found: what replicas follow; those that are times are left to the gateway's own deployment.
@@ -28,7 +32,7 @@ def kserve(workload: Workload, options: RenderOptions, plan: dict[str, Any], fou
         "image": options.image,
         "command": ["tritonserver"],
         "args": [
-            f"--model-store={MOUNTED}", "--disable-auto-complete-config", "--strict-readiness=true",
+            f"--model-store={MODELS}", "--disable-auto-complete-config", "--strict-readiness=true",
             f"--exit-timeout-secs={options.drain_s}", f"--http-port={TRITON_PORTS['http']}", *workload.flags,
         ],
         "ports": [{"containerPort": TRITON_PORTS["http"], "protocol": "TCP"}],
@@ -39,6 +43,7 @@ def kserve(workload: Workload, options: RenderOptions, plan: dict[str, Any], fou
             **secured(), "runAsNonRoot": True, "runAsUser": USER, "seccompProfile": {"type": "RuntimeDefault"},
         },
         "volumeMounts": [
+            {"name": "models", "mountPath": MODELS, "readOnly": True},
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  as above
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  as above
         ],
@@ -57,8 +62,7 @@ def kserve(workload: Workload, options: RenderOptions, plan: dict[str, Any], fou
             "volumes": scratch(workload),
         },
     }  # fmt: skip
-    kind, _, where = options.storage.partition(":")
-    place = {"pvc": f"pvc://{where}", "s3": options.storage, "image": f"oci://{where}"}[kind]
+    models = stored(options)
     rate = next((signal for signal in found if signal.each), None)
     scaling: Object = {"minReplicas": least, "maxReplicas": most}
     if rate is not None:
@@ -86,8 +90,10 @@ def kserve(workload: Workload, options: RenderOptions, plan: dict[str, Any], fou
                     "modelFormat": {"name": "triton", "version": "2"},
                     "protocolVersion": "v2",
                     "runtime": f"{options.name}-triton",
-                    "storageUri": place,
                 },
+                "volumes": list(models.volumes),
+                "initContainers": list(models.first),
+                "securityContext": pod_security(),
             }
         },
     }

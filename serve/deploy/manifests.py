@@ -8,14 +8,19 @@ from typing import Any
 from serve.deploy.naming import GATEWAY_PORT, TRITON_PORTS, labels, meta
 from serve.deploy.options import RenderOptions
 from serve.deploy.policies import disruption_budget, network_policies
+from serve.deploy.storage import MODELS, secured, stored
 from serve.deploy.workload import Workload
+from serve.gateway.footprint import MIB, footprint_bytes
 
-__all__ = ["GATEWAY_TOML", "base", "helper", "models_volume", "resources", "scratch", "secured"]
+__all__ = ["GATEWAY_TOML", "base", "pod_security", "resources", "scratch"]
 
 Object = dict[str, Any]
 NOTICE_S = 5  # for endpoints and the gateway to notice that a pod leaves
 USER = 1000  # triton-server of NVIDIA's image, and the user of ours
-GATEWAY_CPU_MILLIS, GATEWAY_MEMORY_MIB = 1000, 256
+GATEWAY_CPU_MILLIS = 1000
+# What clients may make a gateway hold, and what its pod may have: all of that, and the processes themselves.
+GATEWAY_HOLDS, GATEWAY_BODY = 384 * MIB, 64 * MIB
+GATEWAY_MEMORY_MIB = -(-footprint_bytes(GATEWAY_HOLDS, GATEWAY_BODY) // MIB)
 GATEWAY_TOML = """\
 # What the gateway keeps to in this cluster; `serve gateway --help` names every setting.
 upstream = ["http://{name}-triton:8000"]
@@ -26,6 +31,8 @@ keys = "/run/secrets/gateway/keys.json"
 state = "/var/lib/gateway/rollouts.db"
 drain_delay_s = {notice}
 drain_timeout_s = {drain}
+memory_bytes = {holds}  # the pod's memory limit is made for these two
+max_body_bytes = {body}
 access_log = "-"
 """
 
@@ -43,16 +50,6 @@ def base(workload: Workload, options: RenderOptions) -> dict[str, list[Object]]:
     }
 
 
-def models_volume(options: RenderOptions) -> Object | None:
-    """Where a pod has the repository from; None where Triton reads a bucket itself."""
-    kind, _, where = options.storage.partition(":")
-    if kind == "pvc":
-        return {"name": "models", "persistentVolumeClaim": {"claimName": where, "readOnly": True}}
-    if kind == "image":
-        return {"name": "models", "image": {"reference": where, "pullPolicy": "IfNotPresent"}}
-    return None
-
-
 def resources(workload: Workload, *, gpu: bool = False) -> Object:
     """A processor limit would throttle threads that ONNX Runtime counts on; memory is limited to what is requested."""
     memory = f"{workload.memory_mib}Mi"
@@ -66,6 +63,13 @@ def scratch(workload: Workload) -> list[Object]:
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{workload.shared_mib}Mi"}},
         {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}},
     ]
+
+
+def pod_security() -> Object:
+    return {
+        "runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }  # fmt: skip
 
 
 def _account(options: RenderOptions, part: str) -> Object:
@@ -93,10 +97,7 @@ def _pod(
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": grace_s,
-            "securityContext": {
-                "runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
+            "securityContext": pod_security(),
             "topologySpreadConstraints": [
                 {
                     "maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway",
@@ -111,54 +112,22 @@ def _pod(
     }  # fmt: skip
 
 
-def helper(options: RenderOptions, name: str, args: list[str], mounts: list[Object], image: str = "") -> Object:
-    """A container that does one thing before the others, and ends."""
-    return {
-        "name": name,
-        "image": image or options.gateway_image,
-        "args": args,
-        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}},
-        "securityContext": secured(),
-        "volumeMounts": mounts,
-    }
-
-
-def _check(options: RenderOptions) -> Object:
-    """Nothing is loaded that was not packed, or signed."""
-    mounts = [{"name": "models", "mountPath": "/models", "readOnly": True}]
-    args = ["check", "/models"]
-    if options.signed_by:
-        args += ["--public-key", "/run/trust/public.pem"]
-        mounts.append({"name": "trust", "mountPath": "/run/trust", "readOnly": True})
-    return helper(options, "check", args, mounts)
-
-
-def secured() -> Object:
-    return {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-
-
 def _probe(path: str, port: str, **times: int) -> Object:
     return {"httpGet": {"path": path, "port": port}, **times}
 
 
 def _triton(workload: Workload, options: RenderOptions) -> Object:
-    kind, _, where = options.storage.partition(":")
-    repository = f"s3:{where}" if kind == "s3" else "/models"
+    models = stored(options)
     container = {
         "name": "triton",
         "image": options.image,
         "imagePullPolicy": "IfNotPresent",
         "command": ["tritonserver"],
         "args": [
-            f"--model-repository={repository}", "--disable-auto-complete-config", "--model-control-mode=none",
+            f"--model-repository={MODELS}", "--disable-auto-complete-config", "--model-control-mode=none",
             "--strict-readiness=true", f"--exit-timeout-secs={options.drain_s}", *workload.flags,
         ],
         "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108  a volume of the pod's own
-        **({"envFrom": [{"secretRef": {"name": f"{options.name}-bucket"}}]} if kind == "s3" else {}),
         "ports": [{"name": name, "containerPort": port} for name, port in TRITON_PORTS.items()],
         "resources": resources(workload),
         "startupProbe": _probe("/v2/health/ready", "http", periodSeconds=5, timeoutSeconds=2,
@@ -169,19 +138,15 @@ def _triton(workload: Workload, options: RenderOptions) -> Object:
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(NOTICE_S)]}}},
         "securityContext": secured(),
         "volumeMounts": [
-            *([] if kind == "s3" else [{"name": "models", "mountPath": "/models", "readOnly": True}]),
+            {"name": "models", "mountPath": MODELS, "readOnly": True},
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  a volume of the pod's own
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  as above
         ],
     }  # fmt: skip
-    volumes = scratch(workload)
-    if options.signed_by:
-        volumes.append({"name": "trust", "configMap": {"name": options.signed_by}})
-    models = models_volume(options)
-    volumes += [] if models is None else [models]
+    volumes = [*scratch(workload), *models.volumes]
     grace_s = NOTICE_S + options.drain_s + 10
-    first = [] if models is None else [_check(options)]
-    return _deployment(options, "triton", _pod(options, "triton", [container], volumes, grace_s, first), replicas=None)
+    pod = _pod(options, "triton", [container], volumes, grace_s, models.first)
+    return _deployment(options, "triton", pod, replicas=None)
 
 
 def _gateway(options: RenderOptions) -> Object:

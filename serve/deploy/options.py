@@ -83,6 +83,9 @@ class RenderOptions:
     monitoring_namespace: str = "monitoring"
     """Where Prometheus runs: it alone may read Triton's metrics."""
 
+    fetch_image: str = "public.ecr.aws/aws-cli/aws-cli:2.17.0"
+    """With AWS's command line, which copies a bucket into each pod."""
+
     signed_by: str = ""
     """A ConfigMap whose public.pem is the key of `serve sign`: pods then serve nothing else."""
 
@@ -96,6 +99,7 @@ class RenderOptions:
     def __post_init__(self) -> None:
         image_of(self.image, "--image")
         image_of(self.gateway_image, "--gateway-image")
+        image_of(self.fetch_image, "--fetch-image")
         for flag, name in (("--name", self.name), ("--namespace", self.namespace)):
             if not NAME.fullmatch(name):
                 raise _unusable(flag, name, "it is no name of Kubernetes", "take letters, digits and -, 40 at most")
@@ -106,6 +110,9 @@ class RenderOptions:
             why = "a bucket can't be mounted" if kind == "s3" else "there is no such file"
             mend = "make it with `compress engine-script`, and keep the artifact on a volume"
             raise _unusable("--engine-script", self.engine_script, why, mend)
+        if self.engine_script is not None and self.signed_by:
+            why = "each pod builds what it serves, which nobody has signed"
+            raise _unusable("--signed-by", self.signed_by, why, "leave one of --signed-by and --engine-script out")
         if kind not in ("pvc", "s3", "image") or not where.strip("/"):
             raise _unusable(
                 "--storage", self.storage, "it is none of the kinds", "pvc:CLAIM, s3://BUCKET/PATH, image:REF"

@@ -13,11 +13,19 @@ from compress.errors import ServerError
 from serve.deploy.canary import analysis_templates, rollout
 from serve.deploy.gpu import engine_files, engine_patch, gpu_patch
 from serve.deploy.kserve import kserve
-from serve.deploy.manifests import GATEWAY_TOML, NOTICE_S, USER, base, helper, models_volume
+from serve.deploy.manifests import (
+    GATEWAY_BODY,
+    GATEWAY_HOLDS,
+    GATEWAY_TOML,
+    NOTICE_S,
+    USER,
+    base,
+)
 from serve.deploy.objectives import objectives_of
 from serve.deploy.operator import monitors, rules_object
 from serve.deploy.options import RenderOptions, read_plan
 from serve.deploy.scaling import adapter_rules, hpa, scaled_object, signals
+from serve.deploy.storage import helper, models_volume
 from serve.deploy.workload import Workload, workload_of
 from serve.deploy.yaml_text import several, yaml_text
 from serve.gateway.buckets import BUCKETS_S
@@ -95,7 +103,9 @@ def warnings_of(workload: Workload, options: RenderOptions) -> list[str]:
             f"hooks require {', '.join(workload.requirements)}: build deploy/docker/triton.Dockerfile, and give --image"
         )
     if options.storage.startswith("s3"):
-        found.append(f"the secret {options.name}-bucket holds AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for Triton")
+        found.append(
+            f"the secret {options.name}-bucket holds AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, to fetch models"
+        )
         found.append("canaries are not held to the compression report: the gate's job can't read a bucket")
     found.append(
         "make the gateway's keys first: serve keys add … --file keys.json; "
@@ -123,7 +133,9 @@ def files(workload: Workload, options: RenderOptions) -> dict[str, str]:
         whole = {**head, **({"resources": resources} if resources else {}), **kustomization}
         found[f"{folder}/kustomization.yaml"] = yaml_text(whole)
 
-    found["base/gateway.toml"] = GATEWAY_TOML.format(name=options.name, notice=NOTICE_S, drain=options.drain_s)
+    found["base/gateway.toml"] = GATEWAY_TOML.format(
+        name=options.name, notice=NOTICE_S, drain=options.drain_s, holds=GATEWAY_HOLDS, body=GATEWAY_BODY
+    )
     put(
         "base",
         base(workload, options),

@@ -12,6 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from serve.gateway.infer import read_body
+from serve.gateway.loading import Loading
+from serve.gateway.memory import Memory, Share
 from serve.gateway.routes import as_it_came
 from serve.gateway.settings import Settings
 from serve.gateway.upstream import MODEL_NAME, Upstream
@@ -26,6 +28,8 @@ WRITE = re.compile(
     rf"|(?:system|cuda)sharedmemory{REGION}/(?:register|unregister)"
 )
 
+INDEX = "repository/index"
+LOAD = re.compile(rf"repository/models/({MODEL_NAME})/load")
 INFER = re.compile(rf"models/{MODEL_NAME}(?:/versions/[0-9]+)?/infer")
 TO_READ = re.compile(
     rf"health/(?:live|ready)|models/stats|models/{MODEL_NAME}(?:/versions/[0-9]+)?(?:/(?:ready|config|stats|example))?"
@@ -33,7 +37,7 @@ TO_READ = re.compile(
 )
 
 
-def admin_router(settings: Settings, upstream: Upstream) -> APIRouter:
+def admin_router(settings: Settings, upstream: Upstream, memory: Memory, loading: Loading) -> APIRouter:
     """The routes, bound to the upstreams; the last ones below /v2."""
     router = APIRouter(tags=["administration"])
 
@@ -50,7 +54,9 @@ def admin_router(settings: Settings, upstream: Upstream) -> APIRouter:
         if not WRITE.fullmatch(path):
             raise HTTPException(405, headers={"allow": "GET"}) if TO_READ.fullmatch(path) else HTTPException(404)
         request.state.identity.check_admin()
-        body = await read_body(request.scope, None, request.receive, settings.max_body_bytes)
-        return as_it_came(await upstream.post_all(f"/v2/{path}", body))
+        body = await read_body(request.scope, None, request.receive, settings.max_body_bytes, Share(memory))
+        if load := LOAD.fullmatch(path):
+            body = await loading.body(load[1], body)
+        return as_it_came(await upstream.post_all(f"/v2/{path}", body), upstream.outages if path == INDEX else ())
 
     return router

@@ -6,6 +6,9 @@ slower (additive increase, multiplicative decrease: Chiu and Jain, "Analysis of 
 for Congestion Avoidance in Computer Networks", 1989, applied to requests). Those beyond it wait, the better priority
 first; one whose wait would be too long is refused at once, while its client can still go elsewhere (Little's law
 gives the wait: requests ahead of it, over requests answered a second).
+
+What an answer may take is learnt for each kind of request (its size, by powers of two): a batch of 64 is no sign of
+load where requests of one item came before.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ __all__ = ["Admission", "Bounds"]
 WINDOW_S = 0.1
 WINDOW_ANSWERS = 8
 FASTEST_FOR_S = 30.0
+LOWEST_FOR_S = 2.0
 SPARE = 64
 LOWEST = 9
 SHRINK = 0.8
@@ -82,8 +86,9 @@ class Admission:
         self._waiting: list[_Waiter] = []  # a heap; entries whose future is done have left
         self._live = [0] * (LOWEST + 1)  # those that wait, by priority
         self._count = 0
-        self._fastest = math.inf
-        self._fastest_from = clock()
+        self._fastest: dict[int, tuple[float, float]] = {}  # by kind: seconds, and since when
+        self._target = math.inf  # of the requests of the last window
+        self._lowest_from = math.inf  # since when the limit is as low as it gets
         self._latency = 0.0  # of answers, smoothed
         self._begin_window(clock())
 
@@ -91,7 +96,7 @@ class Admission:
         self._from = now
         self._answers = 0
         self._seconds = 0.0
-        self._shortest = math.inf
+        self._kinds: dict[int, tuple[int, float]] = {}  # answers, and the fastest of them
         self._peak = self.in_flight
 
     @property
@@ -101,10 +106,14 @@ class Admission:
 
     @property
     def target_s(self) -> float:
-        """What an answer may take."""
+        """What an answer may take, of requests such as were answered last; infinite until some were."""
+        return self._target if self.bounds.target_s is None else self.bounds.target_s
+
+    def _target_of(self, kind: int) -> float:
         if self.bounds.target_s is not None:
             return self.bounds.target_s
-        return max(SHORTEST_TARGET_S, FASTEST_FACTOR * self._fastest)  # infinite until something was answered
+        fastest = min((seconds for each, (seconds, _) in self._fastest.items() if each >= kind), default=math.inf)
+        return max(SHORTEST_TARGET_S, FASTEST_FACTOR * fastest)
 
     @property
     def wait_s(self) -> float:
@@ -167,16 +176,29 @@ class Admission:
             if timer is not None:
                 timer.cancel()
 
-    def leave(self, seconds: float | None) -> None:
+    def leave(self, seconds: float | None, size: int = 0) -> None:
         """Give a place back.
 
         Args:
             seconds: that the model server took for its answer (or until it was given up); None where that says
                 nothing of its load.
+            size: of the request, in bytes.
         """
         if seconds is not None:
-            self._learn(seconds)
+            self._learn(seconds, size.bit_length())
         self._pass_on()
+
+    def abandon(self, seconds: float) -> None:
+        """Give a place back whose client gave up after so many seconds, once the answer would have come.
+
+        The model server does not hear of it, and goes on: a place given back at once would let who never waits have as
+        many requests there as it likes.
+        """
+        left = self._latency - seconds
+        if left > 0:
+            asyncio.get_running_loop().call_later(left, self._pass_on)
+        else:
+            self._pass_on()
 
     def _take(self) -> None:
         self.in_flight += 1
@@ -218,22 +240,30 @@ class Admission:
             retry_after_s=min(retry_after_s, 60.0),
         )
 
-    def _learn(self, seconds: float) -> None:
+    def _learn(self, seconds: float, kind: int) -> None:
         self._answers += 1
         self._seconds += seconds
-        if seconds < self._shortest:
-            self._shortest = seconds
+        count, shortest = self._kinds.get(kind, (0, math.inf))
+        self._kinds[kind] = count + 1, min(shortest, seconds)
         if self._answers < WINDOW_ANSWERS or (now := self._clock()) - self._from < WINDOW_S:
             return
         mean = self._seconds / self._answers
         self._latency += (mean - self._latency) * (SMOOTHING if self._latency else 1.0)
         bounds = self.bounds
         # The fastest answer is an idle server's: under load it may only fall, or the target would follow the load.
-        idle = self._peak <= 2 * bounds.least and now - self._fastest_from > FASTEST_FOR_S
-        if self._shortest < self._fastest or idle:
-            self._fastest, self._fastest_from = self._shortest, now
-        if mean > self.target_s:
+        quiet = self._peak <= 2 * bounds.least
+        for each, (_, shortest) in self._kinds.items():
+            fastest, since = self._fastest.get(each, (math.inf, -math.inf))
+            # Where the limit is as low as it gets, and answers stay slow, it is not their number that makes them so.
+            slow = now - self._lowest_from > LOWEST_FOR_S and shortest > self._target_of(each)
+            if shortest < fastest or (quiet and (now - since > FASTEST_FOR_S or slow)):
+                self._fastest[each] = shortest, now
+        self._target = sum(count * self._target_of(each) for each, (count, _) in self._kinds.items()) / self._answers
+        if mean > self._target:
             self.limit = max(float(bounds.least), self.limit * SHRINK)
+            if self.limit <= bounds.least:
+                self._lowest_from = min(self._lowest_from, now)
         elif self._peak >= int(self.limit):
             self.limit = min(float(bounds.most), self.limit + max(1.0, 0.05 * self.limit))
+            self._lowest_from = math.inf
         self._begin_window(now)

@@ -20,10 +20,14 @@ from serve.gateway.admin import admin_router
 from serve.gateway.contracts import Contracts
 from serve.gateway.docs import add_docs
 from serve.gateway.errors import GatewayError, Refusal
+from serve.gateway.footprint import reader_bytes
 from serve.gateway.gate import Gate
 from serve.gateway.guard import GuardMiddleware
 from serve.gateway.history import History
+from serve.gateway.incidents import Incidents
 from serve.gateway.infer import InferEndpoint
+from serve.gateway.loading import Loading
+from serve.gateway.memory import Memory
 from serve.gateway.page import add_page
 from serve.gateway.predict import predict_router
 from serve.gateway.released import Released
@@ -62,10 +66,14 @@ class Parts:
     upstream: Upstream
     telemetry: Telemetry
     contracts: Contracts
+    loading: Loading
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: Settings, incidents: Incidents | None = None, loading: Loading | None = None) -> FastAPI:
     """A gateway to `settings.upstream`.
+
+    `incidents`, and `loading` (what has to hold before a model is loaded), come from whoever runs the Triton behind it,
+    if somebody does.
 
     `app.state.draining` (False) says that it is about to stop: set it to True, and readiness turns false.
     `app.state.parts` are its `Parts`.
@@ -73,13 +81,19 @@ def create_app(settings: Settings) -> FastAPI:
     access = AccessLog(settings.access_log) if settings.access_log is not None else None
     tracing = Tracing(settings.otlp_endpoint, settings.trace_ratio) if settings.otlp_endpoint else None
     telemetry = Telemetry(access, tracing)
-    upstream = Upstream(settings, telemetry)
+    memory = Memory(settings.memory_bytes)
+    upstream = Upstream(settings, telemetry, memory)
     releases = Releases(settings.state, upstream)
-    gate = Gate(settings, releases)
-    contracts = Contracts(upstream, settings.max_elements)
-    released = Released(gate, upstream, settings.timeout_s)
+    gate = Gate(settings, releases, incidents, memory)
+    contracts = Contracts(upstream, settings.max_elements, reader_bytes(settings.memory_bytes))
+    loading = loading or Loading()
+    released = Released(gate, upstream)
     history = History(telemetry, gate)
     telemetry.follow(gate, upstream.balancer)
+    upstream.follow(gate.incidents)
+    telemetry.registry.register(gate.incidents.outages)
+    telemetry.registry.register(gate.incidents.suspects)
+    telemetry.registry.register(memory)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -89,8 +103,7 @@ def create_app(settings: Settings) -> FastAPI:
         if access is not None:
             tasks.append(asyncio.create_task(access.run()))
         await upstream.balancer.look_up()
-        if len(settings.upstream) > 1 or settings.discover:
-            tasks.append(asyncio.create_task(upstream.balancer.watch(settings.health_interval_s)))
+        tasks.append(asyncio.create_task(upstream.balancer.watch(settings.health_interval_s)))
         yield
         for task in tasks:
             task.cancel()
@@ -112,7 +125,7 @@ def create_app(settings: Settings) -> FastAPI:
         openapi_url=None,
     )
     app.state.draining = False
-    app.state.parts = Parts(gate, upstream, telemetry, contracts)
+    app.state.parts = Parts(gate, upstream, telemetry, contracts, loading)
 
     def draining() -> bool:
         return bool(app.state.draining)
@@ -121,7 +134,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(protocol_router(upstream, draining))
     app.include_router(health_router(upstream, telemetry, draining))
     app.include_router(rollouts_router(releases))
-    app.include_router(admin_router(settings, upstream))
+    app.include_router(admin_router(settings, upstream, memory, loading))
     add_docs(app, gate, upstream)
     add_page(app, upstream, history)
     # The last one added stands outermost.

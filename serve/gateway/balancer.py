@@ -1,75 +1,145 @@
 """Several model servers behind one gateway: the least busy one is asked, one that fails is left alone for a while, and
 what it lost is asked of another.
 
-Two ways lead out: probes of /v2/health/ready each second, and failures in a row of the requests themselves (outlier
-ejection). A server that was ejected comes back on trial (half-open): one request decides. Requests are tried again only
-where that is safe, and only while the budget lasts: a fifth of all requests, so that a failing fleet is not asked twice
-as much (Google, "Site Reliability Engineering", chapter 22, "Retries").
+Two ways lead out of service: probes of /v2/health/ready (active health checking), and the requests themselves (outlier
+detection, for each model by itself and for the server as a whole). A server that was ejected comes back on trial (one
+request decides), and slowly. Where fewer than half of the servers would be left, ejections count for nothing (Envoy's
+panic threshold).
+
+Requests are tried again only where that is safe, and only while the model's budget lasts: a fifth of its requests, so
+that a failing fleet is not asked twice as much (Google, "Site Reliability Engineering", chapter 22, "Retries").
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
+import random
+import re
 import socket
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
+from serve.gateway.deadline import tells
+from serve.gateway.node import PROBE_TIMEOUT_S, Node
+from serve.gateway.outliers import Outliers, State, Verdict
+from serve.gateway.sequences import UNKNOWN, Sequences
 from serve.http_body import GrowingBody
-from serve.http_client import Address, ExchangeError, Pool, Response
+from serve.http_client import Address, ExchangeError, Response
+from serve.http_message import Held
 
-__all__ = ["Balancer", "Node"]
+__all__ = ["Attempt", "Balancer", "Node", "scope_of"]
 
-READY = b"/v2/health/ready"
-PROBE_TIMEOUT_S = 2.0
-FAILED_PROBES = 2
-FAILURES = 3
-EJECTED_S = 1.0
-LONGEST_EJECTION_S = 30.0
+HEALTHY_PANIC_PERCENT = 50
 BUDGET_SHARE = 0.2
 BUDGET_MOST = 50.0
+BUDGET_FIRST = 10.0
+MOST_SENT = 2  # servers that a request may have reached: one that ends a server must not end them all
+MOST_SCOPES, MOST_UNKNOWN = 1000, 64
+SMOOTHING = 0.05
 # Triton's words while it stops; it answers 503, or 404 for models that it has unloaded already.
 STOPPING = (b"not ready", b"unavailable", b"stopping", b"exiting", b"shutting down", b"unknown model")
+_SCOPE = re.compile(rb"(/v2/models/[^/]+(?:/versions/[^/]+)?)(?:/[a-z]+)?")
+
+logger = logging.getLogger(__name__)
 
 
-class Node:
-    """One model server.
+def scope_of(target: bytes) -> bytes:
+    """The model (and version) that a path asks for, as the path that leads to it; b"" for none."""
+    if target.endswith(b"/infer"):
+        return target[:-6]
+    match = _SCOPE.fullmatch(target)
+    return match[1] if match is not None else b""
+
+
+class Budget:
+    """Tries that are left."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = BUDGET_FIRST
+
+    def earn(self) -> None:
+        """A request has come."""
+        self.left = min(BUDGET_MOST, self.left + BUDGET_SHARE)
+
+    def spend(self) -> bool:
+        """Take one try; False when none is left."""
+        if self.left < 1.0:
+            return False
+        self.left -= 1.0
+        return True
+
+
+class Scope:
+    """What one model's requests may do, and have shown.
 
     Attributes:
-        in_flight: requests with it.
-        ready: whether its last probe said so; True before the first.
-        ejected_until: the time until which it is left alone, after failures; 0 when it is not.
+        outliers: which servers fail for it.
+        budget: its own, or the one of all names that no server has answered for yet.
+        seconds: that good answers take, smoothed; 0 before the first.
+        known: whether a server has answered for it.
     """
 
-    def __init__(self, address: Address, max_connections: int, timeout_s: float) -> None:
-        self.address = address
-        self.pool = Pool(address, max_connections=max_connections, timeout_s=timeout_s)
-        self.probes = Pool(address, max_connections=1, timeout_s=PROBE_TIMEOUT_S)
-        self.in_flight = 0
-        self.ready = True
-        self.failed_probes = 0
-        self.failures = 0
-        self.ejections = 0
-        self.ejected_until = 0.0
-        self.trial = False
+    __slots__ = ("budget", "known", "name", "outliers", "seconds")
 
-    def usable(self, now: float) -> bool:
-        """Whether to ask it: ready, and not ejected, or ejected for long enough and not yet on trial."""
-        return self.ready and (not self.ejected_until or (now >= self.ejected_until and not self.trial))
+    def __init__(self, name: bytes, outliers: Outliers[Node], budget: Budget) -> None:
+        self.name = name
+        self.outliers = outliers
+        self.budget = budget
+        self.seconds = 0.0
+        self.known = False
 
-    def succeeded(self) -> None:
-        self.failures = 0
-        self.trial = False
-        if self.ejected_until:
-            self.ejected_until = 0.0
-            self.ejections = 0
 
-    def failed(self, now: float) -> None:
-        self.failures += 1
-        if self.trial or self.failures >= FAILURES:
-            self.trial = False
-            self.ejected_until = now + min(EJECTED_S * 2 ** min(self.ejections, 10), LONGEST_EJECTION_S)
-            self.ejections += 1
+class Attempt:
+    """A request with one server, from `Balancer.begin` on; `end` must be called, once.
+
+    Attributes:
+        node: the server.
+        trial: whether it decides on the server's return.
+    """
+
+    __slots__ = ("_balancer", "_begun", "_epochs", "_trials", "node", "scope")
+
+    def __init__(self, balancer: Balancer, node: Node, scope: Scope, now: float, *, trial: bool) -> None:
+        self.node = node
+        self.scope = scope
+        self._balancer = balancer
+        self._begun = now
+        records = [level.of(node) for level in balancer.levels(scope)]
+        self._epochs = [record.epoch for record in records]
+        self._trials = [trial and record.state(now) is State.DUE for record in records]
+        for record, decides in zip(records, self._trials, strict=True):
+            record.on_trial = record.on_trial or decides
+        node.in_flight += 1
+
+    @property
+    def trial(self) -> bool:
+        return True in self._trials
+
+    def end(self, server: Verdict, model: Verdict) -> None:
+        """Tell how it went.
+
+        Args:
+            server: what it says of the server as a whole.
+            model: what it says of the model there.
+        """
+        balancer, node, scope = self._balancer, self.node, self.scope
+        node.in_flight -= 1
+        now = time.monotonic()
+        if model is Verdict.GOOD:
+            seconds = now - self._begun
+            scope.seconds += (seconds - scope.seconds) * (SMOOTHING if scope.seconds else 1.0)
+        elif Verdict.NOTHING not in (server, model) and (until := self._begun + scope.seconds) > now:
+            node.hold(until)
+        for level, verdict, epoch, trial in zip(
+            balancer.levels(scope), (server, model), self._epochs, self._trials, strict=True
+        ):
+            level.note(node, verdict, epoch=epoch, trial=trial, now=now, hosts=balancer.nodes)
 
 
 class Balancer:
@@ -81,7 +151,10 @@ class Balancer:
         timeout_s: for a whole exchange, tries included.
         on_error: called with the kind of each failed exchange.
         on_retry: called for each further try.
+        on_eject: called with the server's address, the model's path ("" for the server as a whole), and the kind of
+            each ejection.
         discover: whether each address is a name that stands for a set of servers, which changes.
+        hold: makes what counts a long answer's bytes; None to count none.
     """
 
     def __init__(
@@ -92,18 +165,61 @@ class Balancer:
         timeout_s: float,
         on_error: Callable[[str], None] = lambda _: None,
         on_retry: Callable[[], None] = lambda: None,
+        on_eject: Callable[[Address, str, str], None] = lambda *_: None,
         discover: bool = False,
+        hold: Callable[[], Held] | None = None,
     ) -> None:
         self._names = list(addresses) if discover else []
-        self._bounds = (max_connections, timeout_s)
+        self._bounds = (max_connections, timeout_s, hold)
         self.nodes = [Node(address, *self._bounds) for address in addresses]
         self._leaving: list[Node] = []
         self.timeout_s = timeout_s
         self._only = self.nodes[0] if len(self.nodes) == 1 and not discover else None
         self._turn = itertools.count()
-        self._budget = BUDGET_MOST / 5
         self._on_error = on_error
         self._on_retry = on_retry
+        self._on_eject = on_eject
+        self._servers = self._outliers("")
+        self._scopes: dict[bytes, Scope] = {}
+        self._unknown: OrderedDict[bytes, Scope] = OrderedDict()
+        self._unknown_budget = Budget()
+        self._sequences: Sequences[Node] = Sequences()
+        self._probed = asyncio.Event()
+
+    def _outliers(self, what: str) -> Outliers[Node]:
+        def ejected(node: Node, kind: str) -> None:
+            self._on_eject(node.address, what, kind)
+
+        return Outliers(what, time.monotonic(), ejected)
+
+    def scope(self, name: bytes) -> Scope:
+        """What is known of a model, or of a name that may be one."""
+        scope = self._scopes.get(name) or self._unknown.get(name)
+        if scope is None:
+            what = name.decode("latin-1").removeprefix("/v2/models/")
+            scope = self._unknown[name] = Scope(name, self._outliers(what), self._unknown_budget)
+            if len(self._unknown) > MOST_UNKNOWN:
+                self._unknown.popitem(last=False)
+        return scope
+
+    def known(self, scope: Scope) -> None:
+        """A server has answered for this model."""
+        if not scope.known and scope.name and len(self._scopes) < MOST_SCOPES:
+            self._unknown.pop(scope.name, None)
+            self._scopes[scope.name] = scope
+            scope.known, scope.budget = True, Budget()
+
+    def levels(self, scope: Scope) -> tuple[Outliers[Node], Outliers[Node]]:
+        """Who may eject a server: all its requests together, and those of the model."""
+        return self._servers, scope.outliers
+
+    def _every_level(self) -> list[Outliers[Node]]:
+        scopes = (*self._scopes.values(), *self._unknown.values())
+        return [self._servers, *(scope.outliers for scope in scopes)]
+
+    def ejected(self) -> list[tuple[Node, str]]:
+        """Which servers are ejected now, and for which model ("" for all)."""
+        return [(node, level.what) for level in self._every_level() for node in self.nodes if level.of(node).ejected]
 
     async def exchange(
         self,
@@ -113,42 +229,68 @@ class Balancer:
         body: bytes | GrowingBody = b"",
         *,
         timeout_s: float | None = None,
-        repeatable: Callable[[], bool] = lambda: True,
+        sequence: bytes | None = None,
     ) -> Response:
         """Send a request to one server, and to another where the first could not answer.
 
         Args:
             timeout_s: for all tries together.
-            repeatable: whether a server that has begun the request may have another do it again.
+            sequence: id of the sequence that it belongs to: it is asked once, of the server that has the others.
 
         Raises:
             ExchangeError: none gave a whole answer.
         """
-        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        given = self.timeout_s if timeout_s is None else timeout_s
         if self._only is not None:
-            return await self._one(self._only, method, target, headers, body, timeout_s)
-        deadline = time.monotonic() + timeout_s
-        self._budget = min(BUDGET_MOST, self._budget + BUDGET_SHARE)
-        tried: list[Node] = []
-        while True:
-            node = self.pick(tried)
-            tried.append(node)
-            last = len(tried) >= len(self.nodes)
             try:
-                answer = await self._one(node, method, target, headers, body, deadline - time.monotonic())
+                return await self._only.pool.request(
+                    method, target, headers, body, timeout_s=given, repeatable=sequence is None
+                )
             except ExchangeError as err:
-                if last or not self._worth_another(err, repeatable) or time.monotonic() >= deadline:
+                self._on_error(err.kind)
+                err.early = not tells(given, self.timeout_s)
+                raise
+        deadline = time.monotonic() + given
+        scope = self.scope(scope_of(target))
+        scope.budget.earn()
+        tried: list[Node] = []
+        sent = 0
+        while True:
+            attempt = self.begin(scope, tried, sequence)
+            tried.append(attempt.node)
+            left = deadline - time.monotonic()
+            may = sequence is None and len(tried) < len(self.nodes)
+            try:
+                answer = await self._one(attempt, method, target, headers, body, left, repeatable=sequence is None)
+            except ExchangeError as err:
+                sent += err.kind not in ("refused", "busy")
+                if err.kind == "refused" and sequence is not None:
+                    self._sequences.forget(scope.name + sequence)
+                again = may and sent < MOST_SENT and err.kind not in ("timeout", "stalled", "too_large")
+                if not again or time.monotonic() >= deadline or not scope.budget.spend():
                     raise
             else:
-                if last or not _is_leaving(answer) or not self.spend():
+                if answer.status == 200 and method == b"POST":
+                    self.known(scope)
+                elsewhere = _is_leaving(answer) or (attempt.trial and answer.status >= 500)
+                if not (elsewhere and may and sent < MOST_SENT and scope.budget.spend()):
                     return answer
+                sent += answer.status >= 500 and not _is_leaving(answer)
             self._on_retry()
+
+    def retried(self) -> None:
+        """A request is asked of another server."""
+        self._on_retry()
 
     async def watch(self, every_s: float) -> None:
         """Look the servers up where they are to be discovered, and probe them, until cancelled."""
         while True:
-            await self.look_up()
-            await asyncio.gather(*map(self._probe, self.nodes))
+            try:
+                await self.look_up()
+                await asyncio.gather(*map(self._probe, self.nodes))
+            except Exception:  # one round that went wrong must not be the last
+                logger.exception("the model servers could not be probed")
+            self._probed.set()
             await asyncio.sleep(every_s)
 
     async def look_up(self) -> None:
@@ -168,93 +310,133 @@ class Balancer:
             found |= {Address(str(entry[4][0]), name.port): None for entry in told}
         if not found:
             return
+        now = time.monotonic()
         known = {node.address: node for node in self.nodes}
         self._leaving += [node for address, node in known.items() if address not in found]
         self.nodes = [known.get(address) or Node(address, *self._bounds) for address in sorted(found, key=str)]
+        for level in self._every_level():
+            level.keep(self.nodes)
+        if self._probed.is_set():
+            for node in self.nodes:
+                if node.address not in known:
+                    self._servers.joined(node, now)
         for node in [each for each in self._leaving if not each.in_flight]:
             self._leaving.remove(node)
-            await node.pool.close()
-            await node.probes.close()
+            await node.close()
 
-    async def any_ready(self) -> bool:
-        """Whether a server says, now, that it is ready."""
-        await asyncio.gather(*map(self._probe, self.nodes))
-        return any(node.ready and not node.failed_probes for node in self.nodes)
+    async def health(self) -> tuple[bool, bool]:
+        """Whether a server answered when it was last probed, and whether one said that it is ready; asks none."""
+        if not self._probed.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(2 * PROBE_TIMEOUT_S):
+                    await self._probed.wait()
+        answer = [node for node in self.nodes if node.answers]
+        return bool(answer), any(node.ready for node in answer)
 
     async def close(self) -> None:
         for node in (*self.nodes, *self._leaving):
-            await node.pool.close()
-            await node.probes.close()
+            await node.close()
 
-    def pick(self, tried: Sequence[Node]) -> Node:
-        """The least busy of those that can be asked; where none can, of the others: an attempt beats a refusal."""
+    def begin(
+        self, scope: Scope, tried: Sequence[Node] = (), sequence: bytes | None = None, *, trial: bool = True
+    ) -> Attempt:
+        """Choose a server for a request, and count the request as being with it.
+
+        Args:
+            tried: servers that had it already.
+            sequence: id of the sequence that it belongs to.
+            trial: whether it may decide on a server's return; nobody knows when a stream ends.
+        """
         now = time.monotonic()
-        left = [node for node in self.nodes if node not in tried] or self.nodes
-        able = [node for node in left if node.usable(now)] or left
+        able, due = self._able(scope, tried, now)
+        if sequence is not None and sequence != UNKNOWN:
+            node = self._sequences.host(scope.name + sequence, self.nodes, lambda node: str(node.address), able)
+        elif due is not None and trial:
+            node = due
+        else:
+            node = self._least(scope, able, now)
+        return Attempt(self, node, scope, now, trial=trial)
+
+    def _able(self, scope: Scope, tried: Sequence[Node], now: float) -> tuple[list[Node], Node | None]:
+        """Servers that may be asked, best ones only, and one whose trial is due.
+
+        Where none is as it should be, the others: an attempt beats a refusal.
+        """
+        levels = self.levels(scope)
+        ready = [node for node in self.nodes if node.ready] or self.nodes
+        states = {node: [level.of(node).state(now) for level in levels] for node in ready}
+        inside = [node for node in ready if all(state is State.IN for state in states[node])]
+        if 100 * len(inside) < HEALTHY_PANIC_PERCENT * len(ready):
+            inside = ready
+        due = next(
+            (
+                node
+                for node in ready
+                if node not in tried and State.OUT not in states[node] and State.DUE in states[node]
+            ),
+            None,
+        )
+        able = [node for node in inside if node not in tried]
+        able = able or [node for node in ready if node not in tried]
+        return able or [node for node in self.nodes if node not in tried] or self.nodes, due
+
+    def _least(self, scope: Scope, able: list[Node], now: float) -> Node:
+        """The least busy one; one that came into service a short while ago has a share only."""
+        levels = self.levels(scope)
+        weights = [min(level.of(node).weight(now) for level in levels) for node in able]
+        if min(weights) < 1.0:
+            drawn = random.random()  # noqa: S311  no secret
+            able = [node for node, weight in zip(able, weights, strict=True) if drawn < weight] or able
         first = next(self._turn) % len(able)
-        node = min(able[first:] + able[:first], key=lambda node: node.in_flight)
-        if node.ejected_until:
-            node.trial = True
-        return node
+        return min(able[first:] + able[:first], key=lambda node: node.load(now))
 
     async def _one(
         self,
-        node: Node,
+        attempt: Attempt,
         method: bytes,
         target: bytes,
         headers: Sequence[tuple[bytes, bytes]],
         body: bytes | GrowingBody,
         timeout_s: float,
+        *,
+        repeatable: bool,
     ) -> Response:
-        node.in_flight += 1
+        server = model = Verdict.NOTHING
         try:
-            answer = await node.pool.request(method, target, headers, body, timeout_s=timeout_s)
+            answer = await attempt.node.pool.request(
+                method, target, headers, body, timeout_s=timeout_s, repeatable=repeatable
+            )
+            server = Verdict.GOOD
+            if method == b"POST" and attempt.scope.name and (attempt.scope.known or not _is_leaving(answer)):
+                model = _verdict(answer)
+            return answer
         except ExchangeError as err:
             self._on_error(err.kind)
-            if err.kind not in ("busy", "stalled"):
-                node.failed(time.monotonic())
-            raise
-        except asyncio.CancelledError:
-            node.trial = False
+            err.early = not tells(timeout_s, self.timeout_s)
+            if err.kind == "timeout" and not err.early:
+                model = Verdict.GATEWAY_FAILURE
+            elif err.kind in ("refused", "closed", "malformed"):
+                server = Verdict.GATEWAY_FAILURE
             raise
         finally:
-            node.in_flight -= 1
-        if node.failures or node.ejected_until:
-            node.succeeded()
-        return answer
-
-    def _worth_another(self, err: ExchangeError, repeatable: Callable[[], bool]) -> bool:
-        """Never after a time-out (the client has no time left, and the next server no more of it either)."""
-        if err.kind in ("timeout", "stalled", "too_large"):
-            return False
-        return (err.kind in ("refused", "busy") or repeatable()) and self.spend()
-
-    def spend(self) -> bool:
-        """Take one try from the budget; False when it is used up."""
-        if self._budget < 1.0:
-            return False
-        self._budget -= 1.0
-        return True
+            attempt.end(server, model)
 
     async def _probe(self, node: Node) -> None:
-        try:
-            answer = await node.probes.request(b"GET", READY)
-        except ExchangeError:
-            node.failed_probes += 1
-            if node.failed_probes >= FAILED_PROBES:
-                self._down(node)
-        else:
-            node.failed_probes = 0
-            node.ready = answer.status == 200
+        before = node.ready
+        await node.probe()
+        if node.ready and not before:
+            self._servers.joined(node, time.monotonic())
+        if node.silent and any(other.ready and other is not node for other in self.nodes):
+            node.pool.abort()  # what waits for it is better asked of another
 
-    def _down(self, node: Node) -> None:
-        """What waits for a server that does not even answer probes is better asked of another."""
-        others = any(other.ready and other is not node for other in self.nodes)
-        node.ready = False
-        if others:
-            node.pool.abort()
+
+def _verdict(answer: Response) -> Verdict:
+    """What an answer says of the model at this server."""
+    if _is_leaving(answer) or answer.status in (502, 503, 504):
+        return Verdict.GATEWAY_FAILURE
+    return Verdict.SERVER_ERROR if answer.status >= 500 else Verdict.GOOD
 
 
 def _is_leaving(answer: Response) -> bool:
-    """Whether this is how Triton turns requests away when it stops."""
+    """Whether this is how Triton turns requests away when it stops, or does not have the model."""
     return answer.status in (400, 404, 503) and any(words in answer.body[:400].lower() for words in STOPPING)

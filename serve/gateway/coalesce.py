@@ -1,23 +1,25 @@
 """Requests that come together go to Triton as one.
 
 Each HTTP request costs Triton as much as many items of a small network do. Binary requests of one model with the very
-same head (names, types, shapes, parameters) differ in their tensors' bytes only: these are put behind one another, a
-batch as large as the model takes, and the answer's rows are given back to whoever asked for them. A request is sent at
-once while few are under way; the others gather until one of those is answered, or for the time that is set (the idea of
-Nagle's algorithm, RFC 896). A batch that Triton refuses is asked one by one: no request suffers for another's sake.
+same head (names, types, shapes, parameters) differ in their tensors' bytes only: those of one key are put behind one
+another, a batch as large as the model takes, and the answer's rows are given back to whoever asked for them. A request
+is sent at once while few are under way; the others gather until one of those is answered, or for the time that is set
+(the idea of Nagle's algorithm, RFC 896). Texts go alone: where one ends is what a client wrote. A batch that Triton
+refuses is asked one by one: no request suffers for another's sake.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import orjson
 
+from serve.gateway.contract import ITEM_BYTES
 from serve.gateway.protocol import BINARY_HEADER
-from serve.gateway.tensors import DATATYPES, decode_bytes, encode_bytes
 from serve.http_client import ExchangeError, Response
 
 __all__ = ["Coalescer", "Form", "split"]
@@ -50,7 +52,8 @@ class Form:
     def read(cls, head: bytes) -> Self | None:
         """The form of requests with this head; None where they must go alone.
 
-        Alone go those with an id or parameters of their own, with tensors in JSON, and whose answer would hold some.
+        Alone go those with an id or parameters of their own, with tensors in JSON, and whose answer would hold some;
+        and those whose tensors do not lie where their shapes say, to the byte: texts, whose lengths a client writes.
         """
         try:
             request = orjson.loads(head)
@@ -67,8 +70,11 @@ class Form:
             for each in request["inputs"]:
                 if "data" in each or each["parameters"].keys() != {"binary_data_size"}:
                     return None
-                sizes.append(each["parameters"]["binary_data_size"])
-            if len(batches) != 1 or not all(type(size) is int and size >= 0 for size in (*sizes, *batches)):
+                size = each["parameters"]["binary_data_size"]
+                if type(size) is not int or size != _bytes_of(each["datatype"], each["shape"]):
+                    return None
+                sizes.append(size)
+            if len(batches) != 1:
                 return None
             return cls(head, batches.pop(), tuple(sizes), request)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError):
@@ -122,7 +128,7 @@ class Coalescer:
     def __init__(self, exchange: Exchange, on_joined: Callable[[int], None] = lambda _: None) -> None:
         self._exchange = exchange
         self._on_joined = on_joined
-        self._groups: dict[tuple[bytes, bytes], _Group | None] = {}
+        self._groups: dict[tuple[bytes, bytes, bytes], _Group | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def takes(self, headers: Headers) -> bool:
@@ -134,11 +140,12 @@ class Coalescer:
         )
 
     async def infer(
-        self, path: bytes, headers: Headers, body: bytes, timeout_s: float, *, most: int, wait_s: float
+        self, path: bytes, headers: Headers, body: bytes, timeout_s: float, *, most: int, wait_s: float, who: bytes
     ) -> Response:
         """Ask Triton, with others or alone.
 
         Args:
+            who: requests of another go apart.
             most: items that the model takes at once.
             wait_s: how long to gather while others are under way.
 
@@ -146,7 +153,7 @@ class Coalescer:
             ExchangeError: no whole answer came.
         """
         length = int(next(value for name, value in headers if name == BINARY_HEADER))
-        group = self._group(path, body[:length], most) if length <= LONGEST_HEAD else None
+        group = self._group(path, who, body[:length], most) if length <= LONGEST_HEAD else None
         if group is None or len(body) - length != sum(group.form.sizes) or len(body) > LARGEST_BYTES:
             return await self._exchange(path, headers, body, timeout_s)
         loop = asyncio.get_running_loop()
@@ -168,8 +175,8 @@ class Coalescer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _group(self, path: bytes, head: bytes, most: int) -> _Group | None:
-        key = path, head
+    def _group(self, path: bytes, who: bytes, head: bytes, most: int) -> _Group | None:
+        key = path, who, head
         try:
             found = self._groups[key]
         except KeyError:
@@ -256,38 +263,27 @@ def split(answer: Response, count: int, batch: int) -> list[Response] | None:
             size = each["parameters"]["binary_data_size"]
             raw = answer.body[at : at + size]
             at += size
-            if each["shape"][0] != count * batch or len(raw) != size:
+            if each["shape"][0] != count * batch or not len(raw) == size == _bytes_of(each["datatype"], each["shape"]):
                 return None
-            columns.append(_rows(raw, each["datatype"], count))
-        if at != len(answer.body) or None in columns:
+            share = size // count
+            columns.append([raw[i * share : (i + 1) * share] for i in range(count)])
+        if at != len(answer.body):
             return None
-        shared: bytes | None = None
+        head = orjson.dumps({**told, "outputs": [
+            {**each, "shape": [batch, *each["shape"][1:]],
+             "parameters": {**each["parameters"], "binary_data_size": len(column[0])}}
+            for each, column in zip(outputs, columns, strict=True)
+        ]})  # fmt: skip
         headers = [header for header in answer.headers if header[0] not in (BINARY_HEADER, b"content-length")]
-        parts = []
-        even = all(each["datatype"] != "BYTES" for each in outputs)
-        for number in range(count):
-            rows = [column[number] for column in columns if column is not None]
-            if shared is None or not even:
-                shared = orjson.dumps({**told, "outputs": [
-                    {**each, "shape": [batch, *each["shape"][1:]],
-                     "parameters": {**each["parameters"], "binary_data_size": len(row)}}
-                    for each, row in zip(outputs, rows, strict=True)
-                ]})  # fmt: skip
-            own = [*headers, (BINARY_HEADER, b"%d" % len(shared))]
-            body = b"".join((shared, *rows))
-            parts.append(Response(200, own, body, len(body)))
-        return parts
+        headers.append((BINARY_HEADER, b"%d" % len(head)))
+        bodies = [b"".join((head, *rows)) for rows in zip(*columns, strict=True)] if columns else [head] * count
+        return [Response(200, list(headers), body, len(body)) for body in bodies]
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         return None
 
 
-def _rows(raw: bytes, datatype: str, count: int) -> list[bytes] | None:
-    """The bytes of a tensor in equal shares of its rows."""
-    if datatype == "BYTES":
-        elements = decode_bytes(raw)
-        share, rest = divmod(len(elements), count)
-        return None if rest else [encode_bytes(elements[i * share : (i + 1) * share]) for i in range(count)]
-    if datatype not in DATATYPES or len(raw) % count:
+def _bytes_of(datatype: str, shape: Sequence[int]) -> int | None:
+    """Bytes of a tensor; None where its shape does not say."""
+    if datatype not in ITEM_BYTES or not all(type(dim) is int and dim >= 0 for dim in shape):
         return None
-    share = len(raw) // count
-    return [raw[i * share : (i + 1) * share] for i in range(count)]
+    return ITEM_BYTES[datatype] * math.prod(shape)

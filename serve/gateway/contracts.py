@@ -10,11 +10,11 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from serve.gateway.contract import Contract, UnfitError
 from serve.gateway.errors import BadRequestError, GatewayError, UnknownModelError
-from serve.gateway.request import Request, raw_head, read_request
+from serve.gateway.request import Request, check_json_bytes, loaded, raw_head, read_request
 from serve.gateway.upstream import Upstream
 from serve.http_body import GrowingBody
 from serve.rollout.plan import Target
@@ -32,6 +32,7 @@ LONG_TEXTS = 16 * 1024
 PR_SET_PDEATHSIG = 1
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class Contracts:
@@ -40,9 +41,11 @@ class Contracts:
     Args:
         upstream: tells the metadata.
         max_elements: of one input; 0 for what its dimensions allow.
+        reader_bytes: that long JSON may become where it is read.
     """
 
-    def __init__(self, upstream: Upstream, max_elements: int) -> None:
+    def __init__(self, upstream: Upstream, max_elements: int, reader_bytes: int = 1 << 30) -> None:
+        self._reader_bytes = reader_bytes
         self._upstream = upstream
         self._max_elements = max_elements
         self._made: dict[str, tuple[object, Contract]] = {}
@@ -132,13 +135,14 @@ class Contracts:
         if header_length == 0 and isinstance(body, bytes):
             head, body = raw_head(body, await self.of(target))
             size, length = len(head) + len(body), len(head)
+            after = memoryview(body)
         else:
             length = size if header_length is None else header_length
             if length > size:
                 raise BadRequestError("the JSON of the request is longer than its body")
             head = body.head(length) if isinstance(body, GrowingBody) else body[:length]
             if isinstance(body, bytes):
-                body = body[length:]
+                after = memoryview(body)[length:]  # to cut it off would be a copy
         tail = None if header_length is None else size - length
         request, text = await self.read(target, head, tail, shared_memory=shared_memory)
         if seconds is not None:
@@ -148,10 +152,11 @@ class Contracts:
             if not request.texts:
                 body.replace_head(length, text)
                 return body, new
-            body = (await body.wait())[length:]
+            body = await body.wait()
+            after = memoryview(body)[length:]
         if request.texts:
-            await _unless_long(request.check_texts, body)
-        return text + body, new
+            await _unless_long(request.check_texts, after)
+        return b"".join((text, after)), new
 
     def close(self) -> None:
         """End the process that reads long JSON."""
@@ -180,24 +185,42 @@ class Contracts:
     async def _read_apart(
         self, contract: Contract, head: bytes, tail_bytes: int | None, *, shared_memory: bool
     ) -> tuple[Request, bytes]:
-        for last in (False, True):
+        return await self.apart(_read_in_child, head, self._reader_bytes, tail_bytes, contract, shared_memory)
+
+    async def read_json(self, read: Callable[[Any, Unpack[Ts]], T], text: bytes, *arguments: *Ts) -> T:
+        """What a function makes of a JSON, which is not held against a contract: read apart where it is long.
+
+        Args:
+            read: a function of a module, which gets what the JSON says, and the arguments.
+            text: the JSON.
+            arguments: can go to another process.
+
+        Raises:
+            GatewayError: it can't be read, or `read` says so.
+        """
+        if len(text) > LONG_JSON:
+            return await self.apart(_made_in_child, read, text, self._reader_bytes, arguments)
+        return read(loaded(text), *arguments)
+
+    async def apart(self, call: Callable[[Unpack[Ts]], T], *arguments: *Ts) -> T:
+        """What a function of a module gives in another process; it raises what that raises.
+
+        Raises:
+            GatewayError: the process has ended over it twice.
+        """
+        for _ in range(2):
             if self._pool is None:
                 self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _stay_with_parent)
             pool = self._pool
             try:
-                told, request, text = await asyncio.get_running_loop().run_in_executor(
-                    pool, _read_in_child, head, tail_bytes, contract, shared_memory
-                )
+                return await asyncio.get_running_loop().run_in_executor(pool, call, *arguments)
             except BrokenExecutor:  # somebody killed it
                 if self._pool is pool:
                     self._pool = None
-                if last:
-                    raise
-            else:
-                break
-        if request is None:
-            raise told if told is not None else AssertionError("the child tells one or the other")
-        return request, text
+        raise GatewayError(
+            "the request can't be read", why="the process that reads long ones has ended over it twice",
+            mend="send tensors raw, not as JSON", status=503,
+        )  # fmt: skip
 
     async def _fresh(self, target: Target, seen: Contract) -> Contract | None:
         """The contract as Triton tells it now, if it is another."""
@@ -224,18 +247,21 @@ def _stay_with_parent() -> None:
 
 
 def _read_in_child(
-    head: bytes, tail_bytes: int | None, contract: Contract, shared_memory: bool
-) -> tuple[GatewayError | None, Request | None, bytes]:
-    try:
-        request = read_request(head, tail_bytes, contract, shared_memory=shared_memory)
-    except GatewayError as err:
-        return err, None, b""
+    head: bytes, most_bytes: int, tail_bytes: int | None, contract: Contract, shared_memory: bool
+) -> tuple[Request, bytes]:
+    check_json_bytes(head, most_bytes)
+    request = read_request(head, tail_bytes, contract, shared_memory=shared_memory)
     text = request.json()
     request.header = None  # it is long, and was for this process to read
-    return None, request, text
+    return request, text
 
 
-async def _unless_long(check: Callable[[bytes], None], tail: bytes) -> None:
+def _made_in_child(read: Callable[..., T], text: bytes, most_bytes: int, arguments: tuple[Any, ...]) -> T:
+    check_json_bytes(text, most_bytes)
+    return read(loaded(text), *arguments)
+
+
+async def _unless_long(check: Callable[[memoryview], None], tail: memoryview) -> None:
     """Check raw texts here, or in a thread where that takes over a millisecond."""
     if len(tail) > LONG_TEXTS:
         await asyncio.to_thread(check, tail)

@@ -4,13 +4,31 @@ from __future__ import annotations
 
 import orjson
 
-from serve.gateway.errors import BadRequestError
+from serve.gateway.errors import BadRequestError, UpstreamTimeoutError
 
-__all__ = ["TIMEOUT_HEADER", "patience_s", "with_timeout"]
+__all__ = ["TIMEOUT_HEADER", "EarlyTimeoutError", "patience_s", "tells", "with_timeout"]
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
 LARGEST_JSON = 64 * 1024
 SHORTEST_MS, LONGEST_MS = 1, 10**9
+SHORT_OF = 0.9
+
+
+class EarlyTimeoutError(UpstreamTimeoutError):
+    """The client's own deadline came before the model server had as long as it may take.
+
+    It says nothing of the server: not to the admission limit, not to outlier detection, not to a rollout.
+    """
+
+
+def tells(given_s: float, timeout_s: float) -> bool:
+    """Whether a time-out says something of the model server: it had the gateway's own time, but for a wait in line.
+
+    Args:
+        given_s: that the server was given.
+        timeout_s: the gateway's own.
+    """
+    return given_s >= SHORT_OF * timeout_s
 
 
 def patience_s(value: bytes | None, timeout_s: float) -> float:

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 
 from serve.gateway.errors import BadRequestError, BodyTooLargeError, UnsupportedMediaError
+from serve.gateway.memory import Share
 
-__all__ = ["unpacked"]
+__all__ = ["unpack", "unpacked"]
+
+MOST_RATIO = 1032  # of deflate
+LONG_PACKED = 1024  # which may unpack to a megabyte
 
 ANY_HEADER = 32 + zlib.MAX_WBITS  # gzip or zlib, whichever comes
+
+
+async def unpack(body: bytes, encoding: bytes, limit: int, share: Share) -> bytes:
+    """As `unpacked`, away from the event loop where it may take over a millisecond, and within the memory's bound.
+
+    Raises:
+        MemoryFullError: there is no room for what it may unpack to.
+        GatewayError: as `unpacked`.
+    """
+    before = share.size
+    share.take(min(limit, len(body) * MOST_RATIO) + 1)
+    long = len(body) > LONG_PACKED
+    result = await asyncio.to_thread(unpacked, body, encoding, limit) if long else unpacked(body, encoding, limit)
+    share.resize(before - len(body) + len(result))
+    return result
 
 
 def unpacked(body: bytes, encoding: bytes, limit: int) -> bytes:

@@ -25,6 +25,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import orjson
 from pydantic import BaseModel, Field
@@ -53,6 +54,7 @@ __all__ = [
 ]
 
 DISCARD_S = 2.0
+DISCARD_BYTES = 256 * 1024 * 1024
 
 
 class Problem(BaseModel):
@@ -98,11 +100,20 @@ class GatewayError(Exception):
         self.mend = mend
         self.status = status or type(self).status
 
+    def __reduce__(self) -> tuple[Any, ...]:  # from another process: each class takes other arguments
+        return _rebuilt, (type(self), self.__dict__)
+
     @property
     def body(self) -> bytes:
         """JSON: {"error": what, "why": ..., "mend": ...}, without the parts that are empty."""
         parts = {"error": self.error, "why": self.why, "mend": self.mend}
         return orjson.dumps({key: text for key, text in parts.items() if text})
+
+
+def _rebuilt(kind: type[GatewayError], state: dict[str, Any]) -> GatewayError:
+    error = kind.__new__(kind)
+    error.__dict__.update(state)
+    return error
 
 
 class BadRequestError(GatewayError):
@@ -216,7 +227,7 @@ class UpstreamBrokenError(GatewayError):
     status = 502
 
 
-class UpstreamDownError(GatewayError):
+class UpstreamDownError(_LaterError):
     """Triton can't be reached, or takes no more connections."""
 
     status = 503
@@ -239,6 +250,8 @@ class Refusal(Response):
             self.headers["connection"] = "close"
         if isinstance(error, BodyTooLargeError):
             self._discard_bytes = 2 * error.limit
+        elif error.closes:
+            self._discard_bytes = DISCARD_BYTES
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._discard_bytes:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from compress.errors import ServerError
 from serve.gateway.admission import Admission, Bounds
 from serve.gateway.identity import KeyRing
+from serve.gateway.incidents import Incidents
+from serve.gateway.memory import Memory
 from serve.gateway.settings import ModelSettings, Settings
 
 if TYPE_CHECKING:
@@ -31,13 +33,19 @@ class Gate:
     Args:
         settings: of the gateway.
         releases: that decide who answers for a model.
+        incidents: models that are down, and requests that did it; none by default.
+        memory: of what is on its way; one of its own by default.
 
     Raises:
         ServerError: the file of keys can't be used.
     """
 
-    def __init__(self, settings: Settings, releases: Releases) -> None:
+    def __init__(
+        self, settings: Settings, releases: Releases, incidents: Incidents | None = None, memory: Memory | None = None
+    ) -> None:
         self.releases = releases
+        self.incidents = incidents or Incidents()
+        self.memory = memory or Memory(settings.memory_bytes)
         self.keys = KeyRing(settings.keys)
         self._settings = settings
         self._places: dict[str, Admission] = {}
@@ -68,6 +76,7 @@ class Gate:
         """Follow the file of keys until cancelled; a broken one changes nothing."""
         while not self.keys.open:
             await asyncio.sleep(LOOK_S)
+            self.keys.look()
             if self.keys.changed():
                 try:
                     self.keys.reload()

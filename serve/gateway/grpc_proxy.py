@@ -8,8 +8,10 @@ stream (ModelStreamInfer) are each counted against the key, but wait for no plac
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Any, NoReturn
 
@@ -17,18 +19,23 @@ import grpc
 from tritonclient.grpc import service_pb2 as messages
 
 from compress.errors import ServerError
-from serve.gateway.balancer import Balancer, Node
+from serve.gateway.balancer import Balancer
 from serve.gateway.contracts import Contracts
+from serve.gateway.deadline import tells
 from serve.gateway.elements import check_shape
-from serve.gateway.errors import BadRequestError, GatewayError
+from serve.gateway.errors import BadRequestError, GatewayError, UnauthorizedError
 from serve.gateway.gate import Gate
+from serve.gateway.grpc_channels import GrpcChannels
 from serve.gateway.grpc_request import check_message
 from serve.gateway.identity import KEY_HEADERS, Identity
+from serve.gateway.loading import Loading, overridden
+from serve.gateway.memory import CONNECTION_BYTES, MemoryFullError, Share
+from serve.gateway.outages import ModelDownError
 from serve.gateway.release import Grade, Release
 from serve.gateway.released import grade_status, sticky_value
 from serve.gateway.settings import Settings
+from serve.gateway.suspects import Flight
 from serve.gateway.telemetry import GRPC_ROUTE, Observed, Telemetry
-from serve.http_message import Address
 from serve.rollout.plan import Target
 
 __all__ = ["GrpcProxy"]
@@ -36,6 +43,8 @@ __all__ = ["GrpcProxy"]
 SERVICE = "/inference.GRPCInferenceService/"
 FREE = frozenset(("ServerLive", "ServerReady"))
 ANYBODY = frozenset(("ServerMetadata",))
+LOAD = "RepositoryModelLoad"
+COSTS = {"ModelMetadata": 2, "ModelStatistics": 5, "RepositoryIndex": 5, LOAD: 10, "RepositoryModelUnload": 10}
 OF_MODEL = frozenset(("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"))
 ADMIN = frozenset(
     (
@@ -49,12 +58,14 @@ CODES = {
     401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
+    409: grpc.StatusCode.FAILED_PRECONDITION,
     413: grpc.StatusCode.INVALID_ARGUMENT,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 STATUSES = {code: status for status, code in CODES.items() if status != 413}
+DEAD = re.compile(rb"(?:in ensemble '[^']*', )?Stub process '([\w.+:@=~-]{1,300})' is not healthy\.")
 Context = Any  # grpc.aio.ServicerContext, whose types are not published
 
 
@@ -67,19 +78,28 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         balancer: says which Triton is asked.
         telemetry: counts.
         contracts: of the models, which each request is held against.
+        loading: what has to hold before a model is loaded.
     """
 
     def __init__(
-        self, settings: Settings, gate: Gate, balancer: Balancer, telemetry: Telemetry, contracts: Contracts
+        self,
+        settings: Settings,
+        gate: Gate,
+        balancer: Balancer,
+        telemetry: Telemetry,
+        contracts: Contracts,
+        loading: Loading,
     ) -> None:
         self._settings = settings
+        self._loading = loading
         self._contracts = contracts
         self._gate = gate
         self._balancer = balancer
         self._telemetry = telemetry
         options = _options(settings)
-        self._addresses = dict(zip(balancer.nodes, settings.grpc_upstream, strict=True))
-        self._channels: dict[Node, Any] = {}
+        self._calls = GrpcChannels(
+            balancer, settings.grpc_upstream, [("grpc.max_receive_message_length", -1), *options[1:]]
+        )
         self._server = grpc.aio.server(handlers=[self], options=options, maximum_concurrent_rpcs=settings.max_clients)
 
     async def start(self) -> None:
@@ -106,26 +126,18 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
     async def stop(self, grace_s: float) -> None:
         """Take no new calls, and give those under way so many seconds."""
         await self._server.stop(grace_s)
-        for channel in self._channels.values():
-            await channel.close()
-
-    async def _channel(self, node: Node) -> Any:
-        """To a Triton; where they are discovered, its gRPC port is the same on each."""
-        channel = self._channels.get(node)
-        if channel is None:
-            port = self._settings.grpc_upstream[0].rpartition(":")[2]
-            address = self._addresses.get(node) or str(Address(node.address.host, int(port)))
-            options = [("grpc.max_receive_message_length", -1), *_options(self._settings)[1:]]
-            channel = self._channels[node] = grpc.aio.insecure_channel(address, options=options)
-            for gone in [each for each in self._channels if each not in self._balancer.nodes and not each.in_flight]:
-                await self._channels.pop(gone).close()
-        return channel
+        await self._calls.close()
 
     def service(self, details: Any) -> Any:
         """gRPC asks this for the handler of a call."""
         name = details.method.removeprefix(SERVICE)
         if not details.method.startswith(SERVICE):
             return None
+        if name not in FREE:
+            try:
+                self._admitted(name, details.invocation_metadata)
+            except GatewayError as err:
+                return self._refusing(name, err)
         if name == "ModelStreamInfer":
             return grpc.stream_stream_rpc_method_handler(self._stream)
         if name == "ModelInfer":
@@ -138,28 +150,72 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
             return grpc.unary_unary_rpc_method_handler(answer)
         return None
 
+    def _admitted(self, name: str, metadata: Any) -> None:
+        """Whether whoever calls may call this at all, and now: told before a byte of the message is read.
+
+        Raises:
+            GatewayError: it may not.
+        """
+        identity = self._gate.keys.identify(_keys(metadata))
+        if name == "ModelInfer":
+            identity.take()
+            return
+        identity.ask(COSTS.get(name, 1))
+        if name in ADMIN:
+            identity.check_admin()
+
+    def _refusing(self, name: str, err: GatewayError) -> Any:
+        """A handler that refuses a call without reading its message, as only that of a stream can."""
+
+        async def refuse(_: AsyncIterator[bytes], context: Context) -> bytes:
+            if name == "ModelInfer":
+                self._telemetry.observe(self._telemetry.begin(GRPC_ROUTE, "", context.peer(), None), err.status)
+            await _refuse(context, err)
+
+        return grpc.stream_unary_rpc_method_handler(refuse)
+
     async def _plain(self, name: str, body: bytes, context: Context) -> bytes:
         """Everything but inference."""
         try:
+            if name == "ServerReady":
+                _, ready = await self._balancer.health()
+                return _bytes(messages.ServerReadyResponse(ready=ready))
+            if name == "ServerLive":
+                live, _ = await self._balancer.health()
+                return _bytes(messages.ServerLiveResponse(live=live))
             if name not in FREE:
-                identity = self._gate.keys.identify(_keys(context))
+                identity = self._gate.keys.identify(_keys(context.invocation_metadata()))
                 if name in ADMIN:
                     identity.check_admin()
+                    if name == LOAD:
+                        body = await self._load(body)
                 elif name in OF_MODEL:
                     model = _parsed(getattr(messages, f"{name}Request"), body).name
                     if model:
                         identity.check_model(model)
+                        if name == "ModelReady":
+                            self._gate.incidents.outages.check(model)
                     elif not self._gate.keys.open:
                         identity.check_admin()  # statistics of all
-            nodes = self._balancer.nodes if name in ADMIN else [self._balancer.pick(())]
+            nodes = self._balancer.nodes if name in ADMIN else [None]
             answer = b""
             for node in nodes:
-                answer = await self._call(node, name, body, self._patience(context))
+                answer = await self._calls.ask(name, body, b"", timeout_s=self._patience(context), node=node)
             return answer
         except GatewayError as err:
             await _refuse(context, err)
         except grpc.aio.AioRpcError as err:
             await _abort(context, err.code(), err.details() or "")
+
+    async def _load(self, body: bytes) -> bytes:
+        """The message that goes on to Triton, once the repository is checked."""
+        asked = _parsed(messages.RepositoryModelLoadRequest, body)
+        if self._loading.bare:
+            if asked.parameters:
+                raise overridden()
+            body = messages.RepositoryModelLoadRequest(model_name=asked.model_name).SerializeToString()
+        await self._loading.check(asked.model_name)
+        return body
 
     async def _counted(self, body: bytes, context: Context) -> bytes:
         """An inference, counted whatever comes of it."""
@@ -168,13 +224,19 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         seen.received = len(body)
         code = 500
         try:
+            share = self._share(context)
+            share.take(len(body))
             answer = await self._infer(body, context, seen)
+            share.take(len(answer))
             code, seen.sent = 200, len(answer)
             return answer
         except GatewayError as err:
             code = err.status
             await _refuse(context, err)
         except grpc.aio.AioRpcError as err:
+            if (dead := DEAD.fullmatch((err.details() or "").encode())) is not None:
+                code = 503
+                await _refuse(context, ModelDownError(seen.model or "", f"its process {dead[1].decode()} has died"))
             code = STATUSES.get(err.code(), 500)
             await _abort(context, err.code(), err.details() or "")
         except asyncio.CancelledError:
@@ -184,49 +246,70 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
             self._telemetry.observe(seen, code)
 
     async def _infer(self, body: bytes, context: Context, seen: Observed) -> bytes:
-        identity = self._gate.keys.identify(_keys(context))
+        identity = self._gate.keys.identify(_keys(context.invocation_metadata()))
         seen.key = identity.name
         request = await self._checked(identity, body)
         seen.model = model = request.model_name
-        deadline = time.monotonic() + self._patience(context)
+        patience = self._patience(context)
+        deadline = time.monotonic() + patience
         places = self._gate.places(model)
         if not places.try_enter():
             await places.enter(identity.priority, deadline - time.monotonic())
         if seen.trace is not None:
             seen.trace.done("queue")
         seconds: float | None = None
+        answered = False
         started = time.monotonic()
+        suspects = self._gate.incidents.suspects
+        flight = Flight(identity.id, model, body)
         try:
+            self._gate.incidents.outages.check(model)
+            if suspects.watches(identity.id, model):
+                await suspects.examine(flight, deadline - time.monotonic())
+            suspects.take_off(flight)
             release = self._gate.releases.get(model) if not request.model_version else None
             if release is None:
-                answer = await self._anywhere(body, deadline)
+                answer = await self._calls.infer(body, *_about(request), deadline)
             else:
-                answer = await self._released(release, identity, request, context, deadline)
+                answer = await self._released(release, identity, request, context, patience, deadline)
             seconds = time.monotonic() - started
+            answered = True
             self._gate.known(model)
             return answer
         except grpc.aio.AioRpcError as err:
-            if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            answered = err.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+            if (dead := DEAD.fullmatch((err.details() or "").encode())) is not None:
+                answered = False
+                self._gate.incidents.outages.seen(dead[1].decode(), started)
+            if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED and tells(patience, self._settings.timeout_s):
                 seconds = time.monotonic() - started
             raise
         finally:
-            places.leave(seconds)
+            suspects.land(flight, answered=answered)
+            places.leave(seconds, len(body))
             if seen.trace is not None:
                 seen.trace.done("upstream")
 
     async def _released(
-        self, release: Release, identity: Identity, request: Any, context: Context, deadline: float
+        self,
+        release: Release,
+        identity: Identity,
+        request: Any,
+        context: Context,
+        patience: float,
+        deadline: float,
     ) -> bytes:
         """Ask one of the two models under release."""
 
         async def ask(target: Target) -> tuple[Grade, bytes | grpc.aio.AioRpcError]:
             request.model_name, request.model_version = target.model, target.version or ""
             try:
-                return Grade.GOOD, await self._anywhere(request.SerializeToString(), deadline)
+                return Grade.GOOD, await self._calls.infer(request.SerializeToString(), *_about(request), deadline)
             except grpc.aio.AioRpcError as err:
-                late = err.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    return Grade.LATE if tells(patience, self._settings.timeout_s) else Grade.CUT, err
                 told = (err.details() or "").encode()
-                return Grade.LATE if late else grade_status(STATUSES.get(err.code(), 500), told), err
+                return grade_status(STATUSES.get(err.code(), 500), told), err
 
         came = [(name.encode(), str(value).encode()) for name, value in context.invocation_metadata() or ()]
         movable = "sequence_id" not in request.parameters
@@ -236,44 +319,63 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         answer: bytes = answered.answer
         return answer
 
-    async def _anywhere(self, body: bytes, deadline: float) -> bytes:
-        """Ask one Triton, and others while they can't be reached."""
-        tried: list[Node] = []
-        while True:
-            node = self._balancer.pick(tried)
-            tried.append(node)
-            try:
-                return await self._call(node, "ModelInfer", body, deadline - time.monotonic())
-            except grpc.aio.AioRpcError as err:
-                gone = err.code() is grpc.StatusCode.UNAVAILABLE
-                if not gone or len(tried) >= len(self._balancer.nodes) or not self._balancer.spend():
-                    raise
-
     async def _stream(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        keys = self._gate.keys
         try:
-            identity = self._gate.keys.identify(_keys(context))
+            key = None if keys.open else keys.key_of(_keys(context.invocation_metadata()))
+            keys.identify_key(key)
+            share = self._share(context)
         except GatewayError as err:
             await _refuse(context, err)
         failed: list[GatewayError] = []
 
+        about: tuple[bytes, bytes | None] = b"", None
+
         async def checked() -> AsyncIterator[bytes]:
+            nonlocal about
             async for body in requests:
                 try:
-                    await self._checked(identity, body)  # a stream stays with what Triton serves by itself
+                    share.resize(0)  # the message before has gone
+                    share.take(len(body))
+                    identity = keys.identify_key(key)  # it may have been revoked, or its rights changed
+                    identity.take()
+                    request = await self._checked(identity, body)  # a stream stays with what Triton serves by itself
                 except GatewayError as err:
                     failed.append(err)
                     return
+                about = _about(request)
                 yield body
 
-        node = self._balancer.pick(())
-        call = (await self._channel(node)).stream_stream(f"{SERVICE}ModelStreamInfer")(checked())
+        coming = checked()
+        ending: list[Callable[[], object]] = []
+
+        def end() -> None:
+            failed.append(UnauthorizedError("the key is no longer valid", mend="ask for a new one"))
+            for stop in ending:
+                stop()
+
         try:
-            async for answer in call:
-                yield answer
+            with keys.held(key, end):
+                opening = asyncio.ensure_future(anext(coming, None))  # it says which server has its sequence
+                ending.append(opening.cancel)
+                first = await opening
+
+                async def whole() -> AsyncIterator[bytes]:
+                    if first is not None:
+                        yield first
+                    async for body in coming:
+                        yield body
+
+                if first is not None:
+                    answers = self._calls.stream(*about, whole(), lambda call: ending.append(call.cancel))
+                    async with aclosing(answers):
+                        async for answer in answers:
+                            yield answer
         except grpc.aio.AioRpcError as err:
             await _abort(context, err.code(), err.details() or "")
-        finally:
-            call.cancel()
+        except asyncio.CancelledError:
+            if not failed:
+                raise
         if failed:
             await _refuse(context, failed[0])
 
@@ -286,7 +388,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         request = _parsed(messages.ModelInferRequest, body)
         model: str = request.model_name
         identity.check_model(model)
-        identity.take()
+        self._gate.incidents.outages.check(model)
         if self._settings.validate:
             release = self._gate.releases.get(model) if not request.model_version else None
             target = release.kept if release is not None else Target(model, request.model_version or None)
@@ -297,13 +399,12 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
                 check_shape(tensor.name, tensor.shape, most)
         return request
 
-    async def _call(self, node: Node, name: str, body: bytes, timeout_s: float) -> bytes:
-        node.in_flight += 1
-        try:
-            answer: bytes = await (await self._channel(node)).unary_unary(SERVICE + name)(body, timeout=timeout_s)
-            return answer
-        finally:
-            node.in_flight -= 1
+    def _share(self, context: Context) -> Share:
+        """Counts what a call holds until it is over."""
+        share = Share(self._gate.memory)
+        context.add_done_callback(lambda _: share.close())
+        share.take(CONNECTION_BYTES)
+        return share
 
     def _patience(self, context: Context) -> float:
         left = context.time_remaining()
@@ -319,10 +420,26 @@ def _parsed(kind: Callable[[], Any], body: bytes) -> Any:
     return message
 
 
-def _keys(context: Context) -> dict[bytes, bytes]:
-    """The headers that carry a key, from the call's metadata."""
+def _bytes(message: Any) -> bytes:
+    found: bytes = message.SerializeToString()
+    return found
+
+
+def _about(request: Any) -> tuple[bytes, bytes | None]:
+    """Path of the model that an infer request asks for, and the id of its sequence."""
+    version = f"/versions/{request.model_version}" if request.model_version else ""
+    parameter = request.parameters.get("sequence_id")
+    sequence = None
+    if parameter is not None:
+        text = parameter.string_param or str(parameter.int64_param or parameter.uint64_param or "")
+        sequence = text.encode() or None
+    return f"/v2/models/{request.model_name}{version}".encode(), sequence
+
+
+def _keys(metadata: Any) -> dict[bytes, bytes]:
+    """The headers that carry a key, from a call's metadata."""
     found: dict[bytes, bytes] = {}
-    for name, value in context.invocation_metadata() or ():
+    for name, value in metadata or ():
         header = name.encode()
         # HTTP drops the blanks around a header's value, gRPC keeps them: `-H "x-api-key: KEY"` of a client has one.
         if header in KEY_HEADERS and found.setdefault(header, value.encode().strip()) != value.encode().strip():
@@ -334,6 +451,8 @@ async def _refuse(context: Context, err: GatewayError) -> NoReturn:
     parts = [err.error, err.why, err.mend]
     metadata = tuple((name.decode(), value.decode()) for name, value in err.headers)
     code = CODES.get(err.status, grpc.StatusCode.INTERNAL)
+    if isinstance(err, MemoryFullError):
+        code = grpc.StatusCode.RESOURCE_EXHAUSTED
     await _abort(context, code, "; ".join(part for part in parts if part), metadata)
 
 

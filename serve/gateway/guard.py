@@ -11,7 +11,7 @@ from serve.gateway.gate import Gate
 from serve.gateway.identity import KEY_HEADERS
 from serve.gateway.path import take_path
 
-__all__ = ["GuardMiddleware", "key_headers"]
+__all__ = ["GuardMiddleware", "cost_of", "key_headers"]
 
 # Health for load balancers, and pages that hold nothing of the models'; what they ask for carries the key.
 FREE = re.compile(
@@ -19,6 +19,13 @@ FREE = re.compile(
 )
 OF_MODEL = re.compile(r"/(?:v2/models|predict)/([^/]+)(?:/.*)?")
 ALL_STATISTICS = "/v2/models/stats"
+PREDICT = "/predict/"
+# What a question costs its key, in Triton's answers or about as much work here; anything else costs 1.
+COSTS = (
+    (re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?(?:/example)?"), 2),
+    (re.compile(r"/metrics|/ui/models|/v2/models/stats|/v2/repository/index"), 5),
+    (re.compile(r"/v2/repository/models/.*"), 10),
+)
 SAFE = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -64,6 +71,10 @@ class GuardMiddleware:
             return
         identity = self._gate.keys.identify(key_headers(scope["headers"]))
         scope.setdefault("state", {})["identity"] = identity
+        if path.startswith(PREDICT):
+            identity.take()
+        else:
+            identity.ask(cost_of(path))
         if path == "/metrics":
             if not self._gate.keys.open:
                 identity.check_metrics()
@@ -72,6 +83,11 @@ class GuardMiddleware:
                 identity.check_admin()
         elif match := OF_MODEL.fullmatch(path):
             identity.check_model(match[1])
+
+
+def cost_of(path: str) -> int:
+    """Of a question that is no inference."""
+    return next((cost for pattern, cost in COSTS if pattern.fullmatch(path)), 1)
 
 
 def key_headers(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:

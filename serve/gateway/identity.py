@@ -5,7 +5,8 @@ from __future__ import annotations
 import fnmatch
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from serve.gateway.errors import ForbiddenError, RateLimitedError, UnauthorizedError
@@ -16,6 +17,9 @@ __all__ = ["ANONYMOUS", "KEY_HEADERS", "Identity", "KeyRing"]
 
 KEY_HEADERS = (b"authorization", b"x-api-key")
 REMEMBERED = 1000
+# What a key may ask besides inference, whatever its own rate: a question costs about as many tokens as it costs Triton
+# answers. Enough for a page that is looked at, and for a client that waits for a model.
+QUESTIONS, QUESTIONS_AT_ONCE = 20.0, 100
 
 
 class Identity:
@@ -24,17 +28,22 @@ class Identity:
     Args:
         key: what was stored of its key.
         bucket: of its requests; None for no limit.
+        questions: of what it asks besides inference; None for no limit.
     """
 
-    __slots__ = ("_allowed", "_models", "admin", "bucket", "id", "metrics", "name", "priority")
+    __slots__ = (
+        "_allowed", "_models", "admin", "bucket", "expires", "id", "metrics", "name", "priority", "questions",
+    )  # fmt: skip
 
-    def __init__(self, key: Key, bucket: TokenBucket | None) -> None:
+    def __init__(self, key: Key, bucket: TokenBucket | None, questions: TokenBucket | None = None) -> None:
         self.id = key.id
         self.name = key.name
         self.priority = key.priority
         self.admin = key.admin
         self.metrics = key.metrics or key.admin
         self.bucket = bucket
+        self.questions = questions
+        self.expires = key.expires_at
         everything = "*" in key.models
         self._models = None if everything else re.compile("|".join(map(fnmatch.translate, key.models)))
         self._allowed: set[str] = set()
@@ -63,6 +72,16 @@ class Identity:
         """Raises ForbiddenError where the key may not read metrics."""
         if not self.metrics:
             raise ForbiddenError("this needs a key with metrics", mend="make one: serve keys add NAME --metrics")
+
+    def ask(self, cost: float) -> None:
+        """Count a question that is no inference; raises RateLimitedError."""
+        if self.questions is not None and (wait := self.questions.take(time.monotonic(), cost)):
+            raise RateLimitedError(
+                f"the key {self.name!r} has asked too much besides inference",
+                why=f"this costs {cost:g} of {self.questions.rate:g} a second, {self.questions.burst} at once",
+                mend="wait as long as Retry-After says",
+                retry_after_s=wait,
+            )
 
     def take(self) -> None:
         """Count a request; raises RateLimitedError."""
@@ -99,6 +118,7 @@ class KeyRing:
         self._path = path
         self._by_digest: dict[bytes, Identity] = {}
         self._seen: tuple[int, int, int] | None = None
+        self._held: dict[object, tuple[bytes | None, Callable[[], None]]] = {}
         if path is not None:
             self.reload()
 
@@ -121,6 +141,10 @@ class KeyRing:
         """
         if self._path is None:
             return ANONYMOUS
+        return self.identify_key(self.key_of(headers))
+
+    def key_of(self, headers: Mapping[bytes, bytes]) -> bytes | None:
+        """The key that headers carry; raises UnauthorizedError for two of them."""
         key = headers.get(b"x-api-key")
         if (given := headers.get(b"authorization")) is not None:
             scheme, _, bearer = given.partition(b" ")
@@ -128,13 +152,13 @@ class KeyRing:
             if key is not None and key != bearer:
                 raise UnauthorizedError("the request carries two keys", mend="send one")
             key = bearer
-        return self.identify_key(key)
+        return key
 
     def identify_key(self, key: bytes | None) -> Identity:
         """Whose key this is.
 
         Raises:
-            UnauthorizedError: None, or not known.
+            UnauthorizedError: None, not known, or expired.
         """
         if self._path is None:
             return ANONYMOUS
@@ -143,7 +167,28 @@ class KeyRing:
         identity = self._by_digest.get(digest_of(key))
         if identity is None:
             raise UnauthorizedError("the key is not known", mend="it may have been revoked: ask for a new one")
+        if identity.expires is not None and time.time() >= identity.expires:
+            raise UnauthorizedError("the key has expired", mend="ask for a new one")
         return identity
+
+    @contextmanager
+    def held(self, key: bytes | None, end: Callable[[], None]) -> Iterator[None]:
+        """While it lasts, `end` is called once `look` finds that the key holds no more."""
+        mark = object()
+        self._held[mark] = key, end
+        try:
+            yield
+        finally:
+            self._held.pop(mark, None)
+
+    def look(self) -> None:
+        """End what is held by keys that have been revoked, or have expired."""
+        for mark, (key, end) in list(self._held.items()):
+            try:
+                self.identify_key(key)
+            except UnauthorizedError:
+                del self._held[mark]
+                end()
 
     def changed(self) -> bool:
         """Whether the file is another than when it was read."""
@@ -163,10 +208,13 @@ class KeyRing:
         ring: dict[bytes, Identity] = {}
         for key in read_keys(self._path):
             bucket = None if key.rate is None else TokenBucket(key.rate, key.burst, now)
-            old = before[key.id].bucket if key.id in before else None
+            known = before.get(key.id)
+            old = None if known is None else known.bucket
             if bucket and old and (old.rate, old.burst) == (bucket.rate, bucket.burst):
                 bucket = old
-            ring[bytes.fromhex(key.digest)] = Identity(key, bucket)
+            asked = None if known is None else known.questions
+            asked = asked or TokenBucket(QUESTIONS, QUESTIONS_AT_ONCE, now)
+            ring[bytes.fromhex(key.digest)] = Identity(key, bucket, asked)
         self._by_digest = ring
 
     def _mark(self) -> tuple[int, int, int] | None:

@@ -19,9 +19,9 @@ from starlette.types import Receive, Scope, Send
 
 from serve.gateway.connections import BODY, GROWING, LEAVING, RESPOND
 from serve.gateway.contracts import Contracts
-from serve.gateway.deadline import TIMEOUT_HEADER, patience_s, with_timeout
+from serve.gateway.deadline import TIMEOUT_HEADER, EarlyTimeoutError, patience_s, with_timeout
 from serve.gateway.elements import check_elements
-from serve.gateway.encoding import unpacked
+from serve.gateway.encoding import unpack
 from serve.gateway.errors import (
     BadRequestError,
     BodyTooLargeError,
@@ -33,9 +33,11 @@ from serve.gateway.errors import (
 )
 from serve.gateway.gate import Gate
 from serve.gateway.identity import KEY_HEADERS, Identity
+from serve.gateway.memory import Share
 from serve.gateway.protocol import BINARY_HEADER
 from serve.gateway.released import SERVED_BY, Released
 from serve.gateway.settings import Settings
+from serve.gateway.suspects import Flight
 from serve.gateway.telemetry import INFER_ROUTE, Observed, Telemetry
 from serve.gateway.tracing import Trace
 from serve.gateway.upstream import MODEL_NAME, VERSION
@@ -87,11 +89,15 @@ class InferEndpoint:
             forwarded, read = _split(scope["headers"])
             identity = self._gate.keys.identify(read)
             observed.key = identity.name
+            identity.take()  # what it may not ask is counted, too
             identity.check_model(model)
-            identity.take()
+            self._gate.incidents.outages.check(model)
             if observed.trace is not None:
                 observed.trace.done("auth")
-            code = await self._infer(path, model, version, identity, observed, forwarded, read, scope, receive, send)
+            with Share(self._gate.memory, identity.id) as share:
+                code = await self._infer(
+                    path, model, version, identity, observed, forwarded, read, scope, receive, send, share
+                )
         except GatewayError as err:
             code = err.status
             if err.closes:
@@ -119,6 +125,7 @@ class InferEndpoint:
         scope: Scope,
         receive: Receive,
         send: Send,
+        share: Share,
     ) -> int:
         settings = self._settings
         length = read.get(BINARY_HEADER)
@@ -136,10 +143,11 @@ class InferEndpoint:
             and release is None
             and timeout is None
             and (settings.validate or not settings.max_elements)
+            and not self._gate.incidents.suspects.watches(identity.id, model)
         ):
-            body = _growing(scope, read, header_length, settings.max_body_bytes)
+            body = _growing(scope, read, header_length, settings.max_body_bytes, share)
         if body is None:
-            body = await read_body(scope, read.get(b"content-length"), receive, settings.max_body_bytes)
+            body = await read_body(scope, read.get(b"content-length"), receive, settings.max_body_bytes, share)
         observed.received = len(body)
         changed: int | None = None
         trace = observed.trace
@@ -148,7 +156,7 @@ class InferEndpoint:
             forwarded.append((b"traceparent", trace.header))
             trace.done("receive")
         if isinstance(body, bytes) and b"content-encoding" in read:
-            body = unpacked(body, read[b"content-encoding"], settings.max_body_bytes)
+            body = await unpack(body, read[b"content-encoding"], settings.max_body_bytes, share)
         if settings.validate:
             kept = release.kept if release is not None else Target(model, version)
             seconds = None if timeout is None else patience
@@ -168,20 +176,25 @@ class InferEndpoint:
             left = deadline - time.monotonic()
             return await self._released.infer(release, path, identity, scope["headers"], forwarded, body, left)
 
-        send_it = partial(ask_model, self._gate, identity, model, scope=scope, receive=receive, deadline=deadline)
+        send_it = partial(
+            ask_model, self._gate, identity, model, scope=scope, receive=receive, deadline=deadline, size=len(body)
+        )
         try:
-            response = await send_it(partial(ask, body), trace=trace)
+            response = await send_it(partial(ask, body), body=body, trace=trace)
         except SlowBodyError:
             if isinstance(body, bytes):
                 raise
-            response = await send_it(partial(ask, await body.wait()), trace=trace)
+            whole = await body.wait()
+            response = await send_it(partial(ask, whole), body=whole, trace=trace)
         returned = [header for header in response.headers if header[0] in _RETURNED]
         observed.sent = len(response.body)
         await _answer(scope, send, response.status, returned, identity.limits(), response.body)
         return response.status
 
 
-def _growing(scope: Scope, read: Mapping[bytes, bytes], header_length: int, limit: int) -> GrowingBody | None:
+def _growing(
+    scope: Scope, read: Mapping[bytes, bytes], header_length: int, limit: int, share: Share
+) -> GrowingBody | None:
     """A large body while it comes; None where it is read whole.
 
     A client that has sent its first part will most likely send the rest at once: while it does, the first part goes to
@@ -191,7 +204,7 @@ def _growing(scope: Scope, read: Mapping[bytes, bytes], header_length: int, limi
     if not length.isdigit() or not GROWING_BYTES <= int(length) <= limit or b"content-encoding" in read:
         return None
     growing = scope.get("extensions", {}).get(GROWING)
-    body: GrowingBody | None = None if growing is None else growing(int(length), header_length)
+    body: GrowingBody | None = None if growing is None else growing(int(length), header_length, share)
     return body
 
 
@@ -253,17 +266,22 @@ async def ask_model(
     scope: Scope,
     receive: Receive,
     deadline: float,
+    body: bytes | GrowingBody,
     trace: Trace | None = None,
+    size: int = 0,
 ) -> Response:
     """Wait for a place, ask Triton, and give the place back.
 
     Args:
         ask: sends the request.
         deadline: on the monotonic clock.
+        body: that is sent, to know the request by where the model's process dies of it.
         trace: gets the parts "queue" and "upstream".
+        size: of the request, in bytes.
 
     Raises:
-        OverloadedError: there was no place in time.
+        OverloadedError: there was no place in time, or the model is down.
+        PoisonError: the model's process has died of this request.
         ClientGoneError: the client left.
         GatewayError: Triton gave no answer.
     """
@@ -274,36 +292,57 @@ async def ask_model(
         trace.done("queue")
     started = time.monotonic()
     seconds: float | None = None
+    answered = False
+    suspects = gate.incidents.suspects
+    flight = Flight(identity.id, model, body)
+    given_up = False
     try:
+        gate.incidents.outages.check(model)
+        if suspects.watches(identity.id, model):
+            await unless_client_leaves(scope, receive, suspects.examine(flight, deadline - time.monotonic()))
+            started = time.monotonic()
+        suspects.take_off(flight)
         response = await unless_client_leaves(scope, receive, ask())
+        answered = True
         if response.status == 200:
             seconds = time.monotonic() - started
             gate.known(model)
         return response
+    except (ClientGoneError, EarlyTimeoutError):
+        given_up = True
+        raise
     except UpstreamTimeoutError:
         seconds = time.monotonic() - started
         raise
     finally:
-        places.leave(seconds)
+        suspects.land(flight, answered=answered)
+        if given_up:
+            places.abandon(time.monotonic() - started)
+        else:
+            places.leave(seconds, size)
         if trace is not None:
             trace.done("upstream")
 
 
-async def read_body(scope: Scope, content_length: bytes | None, receive: Receive, limit: int) -> bytes:
+async def read_body(scope: Scope, content_length: bytes | None, receive: Receive, limit: int, share: Share) -> bytes:
     """A request's whole body; a client that sends too slowly is cut off by its connection.
 
     Args:
         content_length: as the client said.
         limit: bytes at most.
+        share: counts it.
 
     Raises:
         BodyTooLargeError: it is, or is said to be, longer; the rest was not read.
+        MemoryFullError: there is no room for it; the rest was not read.
         ClientGoneError: the client left before its end.
     """
     if content_length is not None and int(content_length) > limit:
         raise BodyTooLargeError(limit)
+    if content_length is not None:
+        share.check(int(content_length))
     if (whole := scope.get("extensions", {}).get(BODY)) is not None:
-        body: bytes = await whole(limit)
+        body: bytes = await whole(limit, share)
         return body
     chunks: list[bytes] = []
     size = 0
@@ -315,6 +354,7 @@ async def read_body(scope: Scope, content_length: bytes | None, receive: Receive
         size += len(chunk)
         if size > limit:
             raise BodyTooLargeError(limit)
+        share.take(len(chunk))
         chunks.append(chunk)
         if not message.get("more_body"):
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)

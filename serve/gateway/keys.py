@@ -17,13 +17,13 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from compress.errors import ServerError
 
-__all__ = ["Key", "add_key", "digest_of", "read_keys", "revoke_key"]
+__all__ = ["Key", "add_key", "digest_of", "in_days", "read_keys", "revoke_key"]
 
 FORMAT = 1
 LOWEST = 9
@@ -45,6 +45,7 @@ class Key:
         admin: whether it may control models and read what concerns all clients.
         metrics: whether it may read the gateway's metrics, as Prometheus does; an admin may.
         created: when, in UTC.
+        expires: from when on it is worth nothing, in ISO 8601 with a time zone; "" for never.
     """
 
     id: str
@@ -57,6 +58,7 @@ class Key:
     admin: bool = False
     metrics: bool = False
     created: str = ""
+    expires: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
@@ -73,14 +75,44 @@ class Key:
             _refuse(f"{self.name} has a burst without a rate", "give a rate, too")
         if type(self.priority) is not int or not 1 <= self.priority <= LOWEST:
             _refuse(f"the priority of {self.name} is {self.priority!r}", f"give 1 (first) to {LOWEST}")
+        try:
+            self.expires_at  # noqa: B018  is read for what it raises
+        except (TypeError, ValueError):
+            _refuse(
+                f"{self.name} expires at {self.expires!r}", "give a date with a time zone, as 2030-01-31T00:00:00+00:00"
+            )
         for right in ("admin", "metrics"):
             if type(getattr(self, right)) is not bool:
                 _refuse(f"{right} of {self.name} is {getattr(self, right)!r}", "give true or false")
+
+    @property
+    def expires_at(self) -> float | None:
+        """The same in seconds since 1970; None for never.
+
+        Raises:
+            ValueError: it is no date, or has no time zone.
+        """
+        if not self.expires:
+            return None
+        date = datetime.fromisoformat(self.expires)
+        if date.tzinfo is None:
+            raise ValueError("it has no time zone")
+        return date.timestamp()
 
 
 def digest_of(key: bytes) -> bytes:
     """What a key is looked up by."""
     return hashlib.sha256(key).digest()
+
+
+def in_days(days: float) -> str:
+    """A date so many days from now, as `Key.expires` has it; raises ServerError."""
+    try:
+        if not days > 0:
+            raise ValueError("give more than 0")
+        return (datetime.now(UTC) + timedelta(days=days)).isoformat(timespec="seconds")
+    except (OverflowError, ValueError) as err:
+        raise ServerError(f"a key can't hold for {days:g} days", why=str(err), mend="give fewer, above 0") from err
 
 
 def read_keys(path: Path) -> list[Key]:
@@ -111,7 +143,7 @@ def add_key(path: Path, name: str, **given: Any) -> tuple[str, Key]:
     Args:
         path: the file; made, readable by its owner alone, where there is none.
         name: whose it is; no other key may have it.
-        given: fields of `Key`: models, rate, burst, priority, admin, metrics.
+        given: fields of `Key`: models, rate, burst, priority, admin, metrics, expires.
 
     Returns:
         The key itself, which is nowhere else, and what was stored.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from serve.gateway.metadata import ModelMetadata, TensorMetadata, example_request
+from serve.gateway.openapi_infer import infer_of, infer_paths
 from serve.gateway.tensors import DATATYPES
 
 __all__ = ["example_values", "with_models"]
@@ -27,8 +28,10 @@ def with_models(general: dict[str, Any], models: Iterable[ModelMetadata], *, key
         keys: whether the gateway asks for keys.
     """
     schema = copy.deepcopy(general)
+    schema["paths"] |= infer_paths()
     for model in models:
         schema["paths"][f"/predict/{model.name}"] = {"post": _operation(model)}
+        schema["paths"][f"/v2/models/{model.name}/infer"] = infer_of(model)
     if keys:
         schemes = schema.setdefault("components", {}).setdefault("securitySchemes", {})
         schemes["key"] = {"type": "http", "scheme": "bearer"}

@@ -25,6 +25,7 @@ FILES = {
     "/": ("page.html", "text/html; charset=utf-8"),
     "/ui/page.js": ("page.js", "text/javascript; charset=utf-8"),
     "/ui/plot.js": ("plot.js", "text/javascript; charset=utf-8"),
+    "/ui/docs.js": ("docs.js", "text/javascript; charset=utf-8"),
     "/ui/page.css": ("page.css", "text/css; charset=utf-8"),
 }
 POLICY = (

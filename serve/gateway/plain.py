@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from serve.gateway.errors import BadInputError, UnsupportedMediaError
+from serve.gateway.errors import BadInputError, BadRequestError, UnsupportedMediaError
 from serve.gateway.metadata import ModelMetadata, TensorMetadata
 from serve.gateway.tensors import DATATYPES, Tensor, object_array, plain_numbers
 
@@ -58,6 +58,7 @@ def from_values(metadata: ModelMetadata, values: Mapping[str, Any]) -> tuple[tup
     tensors: list[Tensor] = []
     items: set[bool] = set()
     for spec in metadata.inputs:
+        _check_depth(spec, values[spec.name])
         array = _array(spec, values[spec.name])
         if array.ndim == 0 and spec.shape == ((-1, 1) if metadata.batched else (1,)):
             array = array.reshape(1)
@@ -109,6 +110,22 @@ def to_values(metadata: ModelMetadata, outputs: Sequence[Tensor], *, item: bool)
     return values
 
 
+def _check_depth(spec: TensorMetadata, value: Any) -> None:
+    """Raise BadRequestError for lists in lists beyond any shape of the input; by its first elements, as the others must
+    be like them.
+    """
+    for _ in range(len(spec.shape) + 1):
+        if not isinstance(value, list) or not value:
+            return
+        value = value[0]
+    if isinstance(value, list):
+        raise BadRequestError(
+            f"the value of {spec.name!r} is nested too deep",
+            why=f"the model takes {spec}, and lists of {len(spec.shape)} levels for it",
+            mend="see its /v2/models/.../example",
+        )
+
+
 def _array(spec: TensorMetadata, value: Any) -> np.ndarray[Any, Any]:
     if spec.datatype == "BYTES":
         elements: list[bytes] = []
@@ -134,8 +151,10 @@ def _array(spec: TensorMetadata, value: Any) -> np.ndarray[Any, Any]:
     return array
 
 
-def _collect_bytes(spec: TensorMetadata, value: Any, elements: list[bytes]) -> tuple[int, ...]:
+def _collect_bytes(spec: TensorMetadata, value: Any, elements: list[bytes], depth: int = 0) -> tuple[int, ...]:
     """Append a value's elements, and give its shape."""
+    if depth > len(spec.shape):
+        raise BadRequestError(f"the value of {spec.name!r} is nested too deep", why=f"the model takes {spec}")
     if isinstance(value, str):
         elements.append(value.encode())
         return ()
@@ -147,7 +166,7 @@ def _collect_bytes(spec: TensorMetadata, value: Any, elements: list[bytes]) -> t
         return ()
     if not isinstance(value, list):
         raise _misfit(spec, f'it takes strings or {{"base64": "..."}}, this holds {type(value).__name__}')
-    shapes = {_collect_bytes(spec, part, elements) for part in value}
+    shapes = {_collect_bytes(spec, part, elements, depth + 1) for part in value}
     if len(shapes) > 1:
         raise _misfit(spec, "its lists have different lengths")
     return (len(value), *(shapes.pop() if shapes else ()))

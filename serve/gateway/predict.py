@@ -2,46 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 from typing import Annotated, Any
 
-import orjson
 from fastapi import APIRouter, Path, Request
 from pydantic import BaseModel, Field
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import Message
+from starlette.types import Message as ASGIMessage
 
-from serve.gateway.contracts import Contracts
+from serve.gateway.contracts import LONG_JSON, Contracts
 from serve.gateway.deadline import TIMEOUT_HEADER, patience_s
-from serve.gateway.encoding import unpacked
+from serve.gateway.encoding import unpack
 from serve.gateway.errors import (
     BadRequestError,
     ClientGoneError,
     GatewayError,
     Problem,
-    TooManyElementsError,
     UnsupportedMediaError,
-    UpstreamBrokenError,
 )
 from serve.gateway.gate import Gate
 from serve.gateway.identity import Identity
 from serve.gateway.infer import CLIENT_LEFT, ask_model, read_body
+from serve.gateway.memory import Share
 from serve.gateway.metadata import ModelMetadata
-from serve.gateway.plain import from_file, from_values, to_values
-from serve.gateway.protocol import BINARY_HEADER, build_request, parse_response
+from serve.gateway.plain import from_file
+from serve.gateway.predict_values import answer_of, message_from, message_of
+from serve.gateway.protocol import BINARY_HEADER, Message
 from serve.gateway.released import SERVED_BY, Released
 from serve.gateway.routes import UPSTREAM
 from serve.gateway.settings import Settings
-from serve.gateway.tensors import ProtocolError, Tensor
 from serve.gateway.upstream import Upstream, triton_error
 from serve.http_client import Response as UpstreamResponse
 from serve.rollout.plan import Target
 
 __all__ = ["predict_router"]
 
+LONG_ANSWER = 256 * 1024  # of tensors, raw, which takes about a millisecond to write as JSON
 TAKES = "application/json, multipart/form-data with one file, image/*, or application/octet-stream"
 
 
@@ -105,26 +105,25 @@ def predict_router(
         model's inputs.
         """
         identity: Identity = request.state.identity
-        identity.take()
+        gate.incidents.outages.check(model)
         headers = dict(request.scope["headers"])
         patience = patience_s(headers.get(TIMEOUT_HEADER), settings.timeout_s)
         deadline = time.monotonic() + patience
         gate.places(model).check(identity.priority, patience)
+        share = Share(gate.memory, identity.id)
         try:
             body = await read_body(
-                request.scope, headers.get(b"content-length"), request.receive, settings.max_body_bytes
+                request.scope, headers.get(b"content-length"), request.receive, settings.max_body_bytes, share
             )
             if encoding := headers.get(b"content-encoding"):
-                body = unpacked(body, encoding, settings.max_body_bytes)
+                body = await unpack(body, encoding, settings.max_body_bytes, share)
             plain = Target(model)
             release = gate.releases.get(model)
             kept = plain if release is None else release.kept
             metadata = replace(await upstream.metadata(kept.model, kept.version), name=model)
-            inputs, item = await _inputs(metadata, request, body)
-            for tensor in inputs:
-                if settings.max_elements and tensor.data.size > settings.max_elements:
-                    raise TooManyElementsError(tensor.name, tensor.data.size, settings.max_elements)
-            message = build_request(inputs)
+            message, item = await _message(contracts, metadata, request, body, settings.max_elements)
+            del body
+            share.resize(len(message.body))
             if settings.validate and message.header_length is not None:
                 head, tail = message.body[: message.header_length], len(message.body) - message.header_length
                 await contracts.read(kept, head, tail, shared_memory=False)
@@ -134,8 +133,19 @@ def predict_router(
                 path = plain.path.encode()
                 return await released.infer(release, path, identity, came, message.headers, message.body, left)
 
-            answer = await ask_model(gate, identity, model, ask, request.scope, request.receive, deadline)
-            response = _plain(upstream, metadata, answer, item=item)
+            answer = await ask_model(
+                gate,
+                identity,
+                model,
+                ask,
+                request.scope,
+                request.receive,
+                deadline,
+                message.body,
+                size=len(message.body),
+            )
+            response = await _plain(contracts, upstream, metadata, answer, item=item)
+            share.resize(len(response.body))
             for name, value in identity.limits():
                 response.headers[name.decode()] = value.decode()
             if (served_by := answer.header(SERVED_BY)) is not None:
@@ -143,36 +153,35 @@ def predict_router(
             return response
         except ClientGoneError:
             return Response(status_code=CLIENT_LEFT)
+        finally:
+            share.close()
 
     return router
 
 
-async def _inputs(metadata: ModelMetadata, request: Request, body: bytes) -> tuple[tuple[Tensor, ...], bool]:
-    """The model's inputs from a body of any content type that is read, and whether they are one item."""
+async def _message(
+    contracts: Contracts, metadata: ModelMetadata, request: Request, body: bytes, most: int
+) -> tuple[Message, bool]:
+    """The infer request that a body of any content type that is read makes, and whether it is one item."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media.startswith("image/") or media == "application/octet-stream":
-        return from_file(metadata, body), True
+        return message_from(from_file(metadata, body), most), True
     if media == "multipart/form-data":
-        return from_file(metadata, await _form_file(request, body)), True
+        long = len(body) > LONG_JSON
+        file = await (asyncio.to_thread(asyncio.run, _form_file(request, body)) if long else _form_file(request, body))
+        return message_from(from_file(metadata, file), most), True
     if media != "application/json":
         came = media or "none"
         raise UnsupportedMediaError(
             "the content type is not one that is read", why=f"it takes {TAKES}; {came} came", mend="set Content-Type"
         )
-    try:
-        values = orjson.loads(body)
-    except orjson.JSONDecodeError as err:
-        raise BadRequestError("the body is not JSON", why=str(err), mend='send {"input name": value, ...}') from err
-    if not isinstance(values, dict):
-        why = f"an object was expected, {type(values).__name__} came"
-        raise BadRequestError("the body is not values by input name", why=why, mend='send {"input name": value, ...}')
-    return from_values(metadata, values)
+    return await contracts.read_json(message_of, body, metadata, most)
 
 
 async def _form_file(request: Request, body: bytes) -> bytes:
     """The one file of a form whose bytes have been read."""
 
-    async def replay() -> Message:
+    async def replay() -> ASGIMessage:
         return {"type": "http.request", "body": body, "more_body": False}
 
     form_request = Request(request.scope, replay)
@@ -187,7 +196,9 @@ async def _form_file(request: Request, body: bytes) -> bytes:
     raise BadRequestError("the form can't be read", why=why, mend="send a form with one file: curl -F file=@image.png")
 
 
-def _plain(upstream: Upstream, metadata: ModelMetadata, answer: UpstreamResponse, *, item: bool) -> Response:
+async def _plain(
+    contracts: Contracts, upstream: Upstream, metadata: ModelMetadata, answer: UpstreamResponse, *, item: bool
+) -> Response:
     if answer.status != 200:
         upstream.forget(metadata.name)
         raise GatewayError(
@@ -197,14 +208,6 @@ def _plain(upstream: Upstream, metadata: ModelMetadata, answer: UpstreamResponse
             status=answer.status if 400 <= answer.status < 600 else 502,
         )
     length = answer.header(BINARY_HEADER)
-    try:
-        result = parse_response(answer.body, int(length) if length is not None else None)
-    except ValueError as err:
-        why = str(err) if isinstance(err, ProtocolError) else "its header length is not a number"
-        raise UpstreamBrokenError("the model server's answer can't be read", why=why) from err
-    values = {
-        "model": metadata.name,
-        "version": result.model_version,
-        "outputs": to_values(metadata, result.outputs, item=item),
-    }
-    return Response(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
+    arguments = answer.body, length, metadata, item
+    told = await contracts.apart(answer_of, *arguments) if len(answer.body) > LONG_ANSWER else answer_of(*arguments)
+    return Response(told, media_type="application/json")

@@ -28,14 +28,19 @@ class TokenBucket:
         self._at = now
         self.policy = b'"key";q=%d;w=%d' % (self.burst, max(1, math.ceil(self.burst / rate)))
 
-    def take(self, now: float) -> float:
-        """Take a token; 0, or the seconds after which there will be one."""
+    def take(self, now: float, cost: float = 1.0) -> float:
+        """Take tokens; 0, or the seconds after which there will be as many.
+
+        Args:
+            now: as above.
+            cost: how many, at most `burst`.
+        """
         tokens = min(self.burst, self._tokens + max(0.0, now - self._at) * self.rate)
         self._at = now
-        if tokens < 1.0:
+        if tokens < cost:
             self._tokens = tokens
-            return (1.0 - tokens) / self.rate
-        self._tokens = tokens - 1.0
+            return (cost - tokens) / self.rate
+        self._tokens = tokens - cost
         return 0.0
 
     def state(self) -> bytes:

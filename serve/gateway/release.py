@@ -37,6 +37,8 @@ class Grade(Enum):
     """Triton does not serve what was asked for."""
     LATE = "late"
     """There is no time left to ask another."""
+    CUT = "cut"
+    """The client's own deadline came first: it says nothing of the model."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,14 @@ class Answered(Generic[T]):
     Attributes:
         by: who gave it.
         seconds: that it took.
+        paired: whether a copy of the request is to be asked of the candidate, as was decided before it was answered.
     """
 
     answer: T
     grade: Grade
     by: Target
     seconds: float
+    paired: bool = False
 
     @property
     def outcome(self) -> Outcome:
@@ -131,19 +135,33 @@ class Release:
             return random.random()  # noqa: S311  no secret
         return int.from_bytes(hashlib.blake2b(self._salt + sticky, digest_size=8).digest()) / 2**64
 
-    async def ask(self, sticky: bytes | None, ask: Ask[T], *, movable: bool) -> Answered[T]:
+    async def ask(
+        self, sticky: bytes | None, ask: Ask[T], *, movable: bool, reserve: Callable[[], bool] | None = None
+    ) -> Answered[T]:
         """Have a request answered by one of the two.
+
+        A model's own first answer is what counts for or against it: the answer of one that is asked because the other
+        failed says nothing, for only failures lead to it. Blame of the client is checked alike for both: it was the
+        client if the other model says so, too.
 
         Args:
             sticky: what keeps the client with the same one; None for nothing.
             ask: asks a model and grades its answer; an exception means that nobody waits for it any more.
             movable: whether any model may be asked, and a second one after the first; sequences stay with the baseline.
+            reserve: decides for a request to the baseline, before it is asked, whether a copy follows, and takes the
+                place for it; None where none can. Chosen later, pairs would be those of well-answered requests only.
         """
         weight = self.weight
         if weight and (weight >= 1 or (movable and self.place(sticky) < weight)):
             return await self._ask_candidate(ask, movable=movable)
-        answered = await self._ask_kept(ask, self.baseline)
-        self._note("baseline", answered)
+        paired = movable and reserve is not None and reserve()
+        answered = replace(await self._ask_kept(ask, self.baseline), paired=paired)
+        if answered.grade is Grade.CLIENT and movable and not paired and self.plan.fallback and 0 < self.weight < 1:
+            second = await _timed(ask, self.candidate)
+            unproven = second.grade not in (Grade.CLIENT, Grade.CUT)
+            self._note("baseline", answered, Grade.FAILED if unproven else Grade.CLIENT)
+        else:
+            self._note("baseline", answered)
         return answered
 
     async def _ask_candidate(self, ask: Ask[T], *, movable: bool) -> Answered[T]:
@@ -159,10 +177,8 @@ class Release:
         # Also where the candidate blames the client: it may be the candidate that does not understand.
         second = await self._ask_kept(ask, self.baseline)
         self.fallbacks += 1
-        if second.grade is not Grade.CLIENT:
-            self._note("candidate", replace(first, grade=Grade.FAILED))
-        if second.grade is not Grade.GOOD:
-            self._note("baseline", second)
+        unproven = first.grade is Grade.CLIENT and second.grade not in (Grade.CLIENT, Grade.CUT)
+        self._note("candidate", first, Grade.FAILED if unproven else first.grade)
         return second
 
     async def _ask_kept(self, ask: Ask[T], kept: Target) -> Answered[T]:
@@ -175,14 +191,17 @@ class Release:
             self.lost = True
         return await _timed(ask, Target(self.model))
 
-    def _note(self, variant: Variant, answered: Answered[T]) -> None:
-        grade = answered.grade
-        self.asked[variant, grade] += 1
+    def _note(self, variant: Variant, answered: Answered[T], grade: Grade | None = None) -> None:
+        """Take an answer as evidence, with another grade than its own if need be."""
+        if grade is not None:
+            answered = replace(answered, grade=grade)
+        self.asked[variant, answered.grade] += 1
         course = self.course
-        if course is None or course.state != "running" or grade is Grade.CLIENT or not course.weight:
+        says_nothing = answered.grade in (Grade.CLIENT, Grade.CUT)
+        if course is None or course.state != "running" or says_nothing or not course.weight:
             return
         if variant == "baseline":
-            course.analysis.baseline(answered.outcome)
+            course.analysis.baseline(answered.outcome, paired=answered.paired)
         else:
             course.analysis.candidate(answered.outcome)
         self.look()
@@ -192,10 +211,16 @@ class Release:
         if self.course is not None and (event := self.course.look(time.monotonic())) is not None:
             self.events.append(event)
 
-    def copied(self, candidate: Outcome, baseline: Outcome) -> None:
-        """A copied request was answered by both."""
+    def copied(self, candidate: Answered[T], baseline: Answered[T]) -> None:
+        """A copied request was answered by both, well or not.
+
+        Where both blame the client, it was the client; where it gave up before either answered, there is no pair.
+        """
+        grades = candidate.grade, baseline.grade
+        if Grade.CUT in grades or grades == (Grade.CLIENT, Grade.CLIENT):
+            return
         if self.course is not None and self.running:
-            self.course.analysis.copied(candidate, baseline)
+            self.course.analysis.copied(candidate.outcome, baseline.outcome)
             self.look()
 
     def compared(self, found: Agreement) -> None:
@@ -205,7 +230,7 @@ class Release:
             self.look()
 
     def wants_copy(self, size: int) -> bool:
-        """Whether the request of so many bytes that the baseline has just answered is one to copy."""
+        """Whether a request of so many bytes, which the baseline will be asked, is one to copy."""
         course = self.course
         if course is None or not course.copies or random.random() >= course.copies:  # noqa: S311  no secret
             return False

@@ -6,9 +6,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from serve.gateway.agreement import Agreement, agreement
+from serve.gateway.deadline import EarlyTimeoutError
 from serve.gateway.encoding import unpacked
 from serve.gateway.errors import GatewayError, UpstreamTimeoutError
 from serve.gateway.identity import Identity
@@ -17,10 +19,10 @@ from serve.gateway.release import Answered, Grade, Release
 from serve.gateway.upstream import Upstream
 from serve.http_body import GrowingBody
 from serve.http_client import Response
-from serve.rollout.analysis import Outcome
 from serve.rollout.plan import Target
 
 if TYPE_CHECKING:
+    from serve.gateway.admission import Admission
     from serve.gateway.gate import Gate
 
 __all__ = ["SERVED_BY", "Released", "grade_status", "sticky_value"]
@@ -39,13 +41,11 @@ class Released:
     Args:
         gate: has the places, which copies take only when they are free.
         upstream: is asked.
-        timeout_s: for a copy.
     """
 
-    def __init__(self, gate: Gate, upstream: Upstream, timeout_s: float) -> None:
+    def __init__(self, gate: Gate, upstream: Upstream) -> None:
         self._gate = gate
         self._upstream = upstream
-        self._timeout_s = timeout_s
         self._copies: set[asyncio.Task[None]] = set()
 
     async def infer(
@@ -71,24 +71,24 @@ class Released:
             GatewayError: there was no answer.
         """
         if release is None or not isinstance(body, bytes):
-            return await self._upstream.infer(path, headers, body, timeout_s)
+            return await self._upstream.infer(path, headers, body, timeout_s, who=who.id.encode())
         deadline = time.monotonic() + timeout_s
 
         async def ask(target: Target) -> tuple[Grade, Response | GatewayError]:
-            return await self._ask(target, headers, body, deadline - time.monotonic())
+            return await self._ask(target, headers, body, deadline - time.monotonic(), who.id.encode())
 
+        place = _Place(release, self._gate.places(release.candidate.model), len(body))
         movable = release.weight >= 1 or SEQUENCE not in body
-        answered = await release.ask(sticky_value(release, who, came), ask, movable=movable)
+        try:
+            sticky = sticky_value(release, who, came)
+            answered = await release.ask(sticky, ask, movable=movable, reserve=place.take)
+            if answered.paired and answered.by == release.baseline:
+                self._copy(release, place, headers, body, answered, timeout_s)
+        finally:
+            place.leave()  # does nothing where the copy has it
         answer = answered.answer
         if isinstance(answer, GatewayError):
             raise answer
-        if (
-            movable
-            and answered.by == release.baseline
-            and answered.grade is Grade.GOOD
-            and release.wants_copy(len(body))
-        ):
-            self._copy(release, headers, body, answered, answer)
         answer.headers.append((SERVED_BY, str(answered.by).encode()))
         return answer
 
@@ -99,10 +99,12 @@ class Released:
         await asyncio.gather(*self._copies, return_exceptions=True)
 
     async def _ask(
-        self, target: Target, headers: Headers, body: bytes, timeout_s: float
+        self, target: Target, headers: Headers, body: bytes, timeout_s: float, who: bytes | None = None
     ) -> tuple[Grade, Response | GatewayError]:
         try:
-            answer = await self._upstream.infer(target.path.encode(), headers, body, timeout_s)
+            answer = await self._upstream.infer(target.path.encode(), headers, body, timeout_s, who=who)
+        except EarlyTimeoutError as err:
+            return Grade.CUT, err
         except UpstreamTimeoutError as err:
             return Grade.LATE, err
         except GatewayError as err:
@@ -112,42 +114,40 @@ class Released:
     def _copy(
         self,
         release: Release,
+        place: _Place,
         headers: Headers,
         body: bytes,
         answered: Answered[Response | GatewayError],
-        answer: Response,
+        timeout_s: float,
     ) -> None:
-        if not self._gate.places(release.candidate.model).try_enter():
-            release.dropped += 1
-            return
-        release.copies += 1
-        release.copied_bytes += len(body)
-        task = asyncio.create_task(self._copied(release, headers, body, answered, answer))
+        answer = answered.answer
+        if isinstance(answer, Response):  # its headers are the client's from here on
+            answered = replace(answered, answer=replace(answer, headers=list(answer.headers)))
+        task = asyncio.create_task(self._copied(release, place.passed_on(), headers, body, answered, timeout_s))
         self._copies.add(task)
         task.add_done_callback(self._copies.discard)
 
     async def _copied(
         self,
         release: Release,
+        place: _Place,
         headers: Headers,
         body: bytes,
         answered: Answered[Response | GatewayError],
-        answer: Response,
+        timeout_s: float,
     ) -> None:
-        """Ask the candidate, too, and compare."""
-        places = self._gate.places(release.candidate.model)
+        """Ask the candidate, too, with the same patience, and compare."""
         try:
             headers = [header for header in headers if header[0] not in (b"accept-encoding", b"traceparent")]
             started = time.monotonic()
-            grade, copy = await self._ask(release.candidate, headers, body, self._timeout_s)
+            grade, copy = await self._ask(release.candidate, headers, body, timeout_s)
             seconds = time.monotonic() - started
         finally:
-            places.leave(None)
-            release.copies -= 1
-            release.copied_bytes -= len(body)
-        good = grade is Grade.GOOD
-        release.copied(Outcome(not good, seconds if good else None), answered.outcome)
-        if good and isinstance(copy, Response):
+            place.leave()
+        release.copied(Answered(copy, grade, release.candidate, seconds), answered)
+        answer = answered.answer
+        both_good = grade is Grade.GOOD and answered.grade is Grade.GOOD
+        if both_good and isinstance(copy, Response) and isinstance(answer, Response):
             await self._compare(release, copy, answer)
 
     async def _compare(self, release: Release, copy: Response, answer: Response) -> None:
@@ -161,6 +161,43 @@ class Released:
             logger.error("answers of %s and %s can't be compared: %s", release.candidate, release.baseline, err)
             return
         release.compared(found)
+
+
+class _Place:
+    """Of a copy, among the candidate's requests: taken before the answer is known that it is compared with."""
+
+    def __init__(self, release: Release, places: Admission, size: int) -> None:
+        self._release = release
+        self._places = places
+        self._size = size
+        self._taken = False
+
+    def take(self) -> bool:
+        """Decide whether the request is copied."""
+        release = self._release
+        if not release.wants_copy(self._size):
+            return False
+        if not self._places.try_enter():
+            release.dropped += 1
+            return False
+        release.copies += 1
+        release.copied_bytes += self._size
+        self._taken = True
+        return True
+
+    def passed_on(self) -> _Place:
+        """The same place, for another to leave."""
+        found = _Place(self._release, self._places, self._size)
+        found._taken, self._taken = self._taken, False
+        return found
+
+    def leave(self) -> None:
+        """Make room, once."""
+        if self._taken:
+            self._taken = False
+            self._places.leave(None)
+            self._release.copies -= 1
+            self._release.copied_bytes -= self._size
 
 
 def grade_status(status: int, told: bytes) -> Grade:

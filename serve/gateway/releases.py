@@ -221,7 +221,7 @@ class Releases:
             if not node.ready:
                 continue
             try:
-                answer = await node.probes.request(b"GET", f"{path}/ready".encode(), timeout_s=PATIENCE_S)
+                answer = await node.control.request(b"GET", f"{path}/ready".encode(), timeout_s=PATIENCE_S)
             except ExchangeError as err:
                 return f"{node.address} can't be asked: {err}"
             if answer.status != 200:

@@ -14,9 +14,11 @@ from typing import Any
 import orjson
 
 from serve.gateway.contract import ITEM_BYTES, Contract, UnfitError, check_framing, check_parameters
-from serve.gateway.errors import BadRequestError
+from serve.gateway.errors import BadRequestError, GatewayError
 
-__all__ = ["Request", "raw_head", "read_request"]
+__all__ = ["Request", "check_json_bytes", "loaded", "raw_head", "read_request"]
+
+ELEMENT_BYTES, LIST_BYTES = 32, 88  # a float in a list; a list or an object, empty
 
 # What a JSON element of a datatype may be.
 _JSON: dict[object, set[type]] = {name: {int, float} if name.startswith("FP") else {int} for name in ITEM_BYTES}
@@ -80,12 +82,9 @@ def read_request(head: bytes, tail_bytes: int | None, contract: Contract, *, sha
         BadRequestError: it is not an infer request, or does not fit the model.
         TooManyElementsError: an input has more elements than are allowed.
     """
-    try:
-        header = orjson.loads(head)
-    except orjson.JSONDecodeError as err:
-        raise BadRequestError("the request's JSON can't be read", why=str(err), mend="see GET .../example") from err
+    header = loaded(head)
     _only(header, _KNOWN, "the request")
-    inputs, outputs = header.get("inputs"), header.get("outputs")
+    inputs = header.get("inputs")
     if type(inputs) is not list:
         raise UnfitError("it has no list of inputs")
     if "id" in header and (type(header["id"]) is not str or len(header["id"]) > 1024):
@@ -98,9 +97,33 @@ def read_request(head: bytes, tail_bytes: int | None, contract: Contract, *, sha
     contract.check_together([item["name"] for item in inputs], [item["shape"] for item in inputs])
     if taken != (tail_bytes or 0):
         raise UnfitError(f"its inputs are {taken} bytes, and {tail_bytes or 0} follow the JSON")
-    if outputs is not None:
-        _outputs(outputs, contract, shared_memory=shared_memory)
+    if "outputs" in header:  # null is no list, and Triton fails on it
+        _outputs(header["outputs"], contract, shared_memory=shared_memory)
     return request
+
+
+def loaded(text: bytes) -> Any:
+    """What a JSON says; raises BadRequestError."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as err:
+        raise BadRequestError("the request's JSON can't be read", why=str(err), mend="see GET .../example") from err
+
+
+def check_json_bytes(text: bytes, most: int) -> None:
+    """Whether a JSON becomes no more than so many bytes of Python's objects, by its brackets and commas.
+
+    Raises:
+        GatewayError: 413, it may.
+    """
+    become = len(text) + ELEMENT_BYTES * text.count(b",") + LIST_BYTES * (text.count(b"[") + text.count(b"{"))
+    if become > most:
+        raise GatewayError(
+            "the request is too large to be read as JSON",
+            why=f"its {len(text)} bytes would take {become} to read, {most} are allowed",
+            mend="send its tensors raw (the protocol's binary form), or in several requests",
+            status=413,
+        )
 
 
 def raw_head(body: bytes, contract: Contract) -> tuple[bytes, bytes]:

@@ -7,14 +7,14 @@ The rest (repository control, shared memory, logging, trace) is an administrator
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from serve.gateway.errors import Problem, UpstreamBrokenError
+from serve.gateway.errors import Problem, UpstreamBrokenError, UpstreamDownError
 from serve.gateway.metadata import EXAMPLE_SOURCE, example_request
 from serve.gateway.telemetry import Telemetry
 from serve.gateway.upstream import Upstream, model_path
@@ -66,7 +66,10 @@ def health_router(upstream: Upstream, telemetry: Telemetry, draining: Callable[[
         if draining():
             return JSONResponse({"status": "stopping"}, 503)
         ready = await upstream.ready()
-        return JSONResponse({"status": "ready" if ready else "model server not ready"}, 200 if ready else 503)
+        told: dict[str, Any] = {"status": "ready" if ready else "model server not ready"}
+        if down := dict(upstream.outages):
+            told["down"] = sorted(down)  # why is for those who may see the models
+        return JSONResponse(told, 200 if ready else 503)
 
     @router.get("/metrics", summary="Prometheus metrics", responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
@@ -93,13 +96,13 @@ def protocol_router(upstream: Upstream, draining: Callable[[], bool]) -> APIRout
 
     @router.get("/v2/health/live", summary="Is the model server alive?", responses=HEALTH)
     async def live() -> Response:
-        return as_it_came(await upstream.get("/v2/health/live"))
+        return as_triton_would(await upstream.live(), reached=await upstream.live())
 
     @router.get("/v2/health/ready", summary="Is the model server ready?", responses=HEALTH)
     async def ready() -> Response:
         if draining():
             return JSONResponse({"error": "the gateway is stopping"}, 503)
-        return as_it_came(await upstream.get("/v2/health/ready"))
+        return as_triton_would(await upstream.ready(), reached=await upstream.live())
 
     @router.get("/v2/models/stats", summary="Statistics of all models", responses=UPSTREAM)
     async def all_statistics() -> Response:
@@ -145,9 +148,13 @@ def _add_part(router: APIRouter, upstream: Upstream, part: str, summary: str) ->
     """What Triton answers below a model, and below a version of it."""
 
     async def of_model(model: str) -> Response:
+        if part == "ready":
+            upstream.outages.check(model)
         return as_it_came(await upstream.get(f"{model_path(model)}/{part}"))
 
     async def of_version(model: str, version: str) -> Response:
+        if part == "ready":
+            upstream.outages.check(model)
         return as_it_came(await upstream.get(f"{model_path(model, version)}/{part}"))
 
     router.add_api_route(
@@ -160,7 +167,24 @@ def _add_part(router: APIRouter, upstream: Upstream, part: str, summary: str) ->
     )  # fmt: skip
 
 
-def as_it_came(answer: UpstreamResponse) -> Response:
-    """Triton's answer, status and body."""
+def as_triton_would(healthy: bool, *, reached: bool) -> Response:
+    """Triton's answer to a question after its health, by what it said when it was last probed.
+
+    Raises:
+        UpstreamDownError: no Triton answered.
+    """
+    if not reached:
+        raise UpstreamDownError("the model server can't be reached", why="it did not answer when it was last probed")
+    return Response(status_code=200 if healthy else 400)
+
+
+def as_it_came(answer: UpstreamResponse, down: Iterable[tuple[str, str]] = ()) -> Response:
+    """Triton's answer, status and body; in an index of models, those that are down are told to be."""
     media = answer.header(b"content-type") or b"application/json"
-    return Response(answer.body, answer.status, media_type=media.decode("latin-1"))
+    body, why = answer.body, dict(down)
+    if why and answer.status == 200:
+        rows = orjson.loads(body)
+        body = orjson.dumps(
+            [row | {"state": "UNAVAILABLE", "reason": why[row["name"]]} if row["name"] in why else row for row in rows]
+        )
+    return Response(body, answer.status, media_type=media.decode("latin-1"))

@@ -21,6 +21,8 @@ from compress.errors import ServerError
 from serve.gateway.app import create_app
 from serve.gateway.connections import connection_class
 from serve.gateway.identity import KeyRing
+from serve.gateway.incidents import Incidents
+from serve.gateway.loading import Loading
 from serve.gateway.settings import Settings
 
 __all__ = ["check_port", "check_settings", "forwarding_signals", "run_gateway", "serve_gateway"]
@@ -48,6 +50,8 @@ async def serve_gateway(
     stop: asyncio.Event,
     on_ready: Callable[[str], None] | None = None,
     force: asyncio.Event | None = None,
+    incidents: Incidents | None = None,
+    loading: Loading | None = None,
 ) -> None:
     """Serve until `stop` is set: readiness turns false, requests in flight end, then it returns.
 
@@ -57,20 +61,28 @@ async def serve_gateway(
         stop: ends it in order.
         on_ready: called once with the URL, when the port takes connections.
         force: ends it without waiting for requests in flight.
+        incidents: of the Triton behind it, from whoever runs that.
+        loading: what has to hold before Triton is asked to load a model.
 
     Raises:
         ServerError: it can't listen.
     """
     check_settings(settings)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # not a line for each client that sends rubbish
-    app = create_app(settings)
+    app = create_app(settings, incidents, loading)
     listener = _listen(settings.host, settings.port, reuse_port=settings.reuse_port)
     _allow_files(settings.max_clients + SPARE_FILES)
     stopping = asyncio.Event()
     server = _Server(
         uvicorn.Config(
             app,
-            http=connection_class(settings.head_timeout_s, settings.body_timeout_s, stopping),
+            http=connection_class(
+                settings.head_timeout_s,
+                settings.body_timeout_s,
+                settings.write_timeout_s,
+                app.state.parts.gate.memory,
+                stopping,
+            ),
             ws="none",
             lifespan="on",
             access_log=False,
@@ -91,7 +103,9 @@ async def serve_gateway(
         from serve.gateway.grpc_proxy import GrpcProxy  # grpcio takes a while to import
 
         parts = app.state.parts
-        proxy = GrpcProxy(settings, parts.gate, parts.upstream.balancer, parts.telemetry, parts.contracts)
+        proxy = GrpcProxy(
+            settings, parts.gate, parts.upstream.balancer, parts.telemetry, parts.contracts, parts.loading
+        )
         try:
             await proxy.start()
         except ServerError:

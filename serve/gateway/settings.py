@@ -17,7 +17,8 @@ __all__ = ["ModelSettings", "Settings"]
 
 POSITIVE = (
     "max_body_bytes", "timeout_s", "max_connections", "drain_timeout_s", "head_timeout_s", "body_timeout_s",
-    "keep_alive_s", "max_clients", "max_in_flight", "max_waiting", "health_interval_s",
+    "keep_alive_s", "max_clients", "memory_bytes", "write_timeout_s", "max_in_flight", "max_waiting",
+    "health_interval_s",
 )  # fmt: skip
 NOT_NEGATIVE = ("drain_delay_s", "coalesce_s", "max_elements", "latency_target_s", "max_wait_s")
 
@@ -86,6 +87,10 @@ class Settings:
     max_body_bytes: int = 64 * 1024 * 1024
     """Longest request body that is accepted, in bytes."""
 
+    memory_bytes: int = 1024 * 1024 * 1024
+    """Most bytes that bodies, answers and connections may take at a time; what is over it is answered with 503. The
+    process itself, and the one that reads long JSON, come on top: `serve deploy render` adds them to a pod's limit."""
+
     validate: bool = True
     """Hold each request against its model's metadata, and let nothing else through. Off only for an upstream that tells
     none: a request that does not fit can end Triton, or fail the requests that it is batched with."""
@@ -101,6 +106,9 @@ class Settings:
 
     body_timeout_s: float = 30.0
     """How long a client may take to send a request's body, in seconds."""
+
+    write_timeout_s: float = 30.0
+    """How long a client may take to read an answer, in seconds; a second more for each 256 KiB that it has to read."""
 
     keep_alive_s: int = 75
     """How long an idle connection of a client's stays open, in seconds."""
@@ -128,8 +136,11 @@ class Settings:
     """Seconds that a binary request may wait for others of the same form, to go to Triton as one with them (0.001 is
     the shortest that the clock knows); 0 for never."""
 
+    coalesce_keys: bool = False
+    """Whether requests of different keys may go to Triton as one."""
+
     health_interval_s: float = 1.0
-    """Seconds between probes of each Triton, where there are several or --discover."""
+    """Seconds between probes of each Triton."""
 
     reuse_port: bool = False
     """Share the port with another gateway of the same user: start the new one, then stop the old one."""

@@ -93,6 +93,12 @@ class Telemetry:
             "gateway_coalesced_batches", "Requests to Triton that they were joined to.", registry=self.registry
         )
         self.retries = Counter("gateway_upstream_retries", "Requests asked of another Triton.", registry=self.registry)
+        self.ejections = Counter(
+            "gateway_upstream_ejections",
+            "Ejections of a Triton, for a model or (model empty) as a whole.",
+            ("upstream", "model", "type"),
+            registry=self.registry,
+        )
         self.in_flight = 0
         self.requests: Count[tuple[str, str, int]] = Count()
         self.by_key: Count[tuple[str, int]] = Count()
@@ -211,10 +217,11 @@ class _State(Collector):
         for places in self._gate:
             shed.add_metric([places.model], places.shed)
         yield shed
+        ejected = self._balancer.ejected()
         nodes: dict[str, tuple[str, Callable[[Node], float]]] = {
             "gateway_upstream_up": (
                 "Whether this Triton is asked.",
-                lambda node: node.ready and not node.ejected_until,
+                lambda node: node.ready and (node, "") not in ejected,
             ),
             "gateway_upstream_in_flight": ("Requests with this Triton.", lambda node: node.in_flight),
         }
@@ -223,6 +230,14 @@ class _State(Collector):
             for node in self._balancer.nodes:
                 gauge.add_metric([str(node.address)], look(node))
             yield gauge
+        gauge = GaugeMetricFamily(
+            "gateway_upstream_ejected",
+            "Ejections that last, of a Triton for a model or (model empty) as a whole.",
+            labels=["upstream", "model"],
+        )
+        for node, model in ejected:
+            gauge.add_metric([str(node.address), model], 1)
+        yield gauge
         yield from self._releases()
 
     def _releases(self) -> Iterator[Metric]:

@@ -7,11 +7,13 @@ import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 import orjson
 
 from serve.gateway.balancer import Balancer
 from serve.gateway.coalesce import Coalescer
+from serve.gateway.deadline import EarlyTimeoutError
 from serve.gateway.errors import (
     GatewayError,
     SlowBodyError,
@@ -20,8 +22,11 @@ from serve.gateway.errors import (
     UpstreamDownError,
     UpstreamTimeoutError,
 )
+from serve.gateway.incidents import Incidents
+from serve.gateway.memory import Memory, Share
 from serve.gateway.metadata import ModelMetadata
-from serve.gateway.protocol import SEQUENCE
+from serve.gateway.outages import ModelDownError, Outages
+from serve.gateway.sequences import sequence_of
 from serve.gateway.settings import Settings
 from serve.gateway.telemetry import Telemetry
 from serve.gateway.tensors import ProtocolError
@@ -35,6 +40,13 @@ __all__ = ["MODEL_NAME", "VERSION", "Upstream", "model_path", "triton_error"]
 MODEL_NAME = r"(?!(?:\.{1,2}|stats)(?:/|$))[A-Za-z0-9_.+:@=~-]{1,256}"
 VERSION = r"[0-9]{1,18}"
 
+# What Triton answers where a Python model's process is gone.
+DEAD = re.compile(
+    rb"""\{"error":"(?:in ensemble '[^"\\]*', )?Stub process '([\w.+:@=~-]{1,300})' is not healthy\."\}"""
+)
+MOST_TOLD = 1024
+
+INDEX = "/v2/repository/index"
 CACHE_S = 5.0
 UNKNOWN_S = 0.2  # that a model is not there: who asks again and again asks Triton five times a second
 CACHE_MODELS = 256
@@ -58,25 +70,34 @@ def model_path(model: str, version: str | None = None) -> str:
 class Upstream:
     """Requests to the Tritons over bounded sets of connections."""
 
-    def __init__(self, settings: Settings, telemetry: Telemetry) -> None:
+    def __init__(self, settings: Settings, telemetry: Telemetry, memory: Memory | None = None) -> None:
         self.balancer = Balancer(
             [Address.parse(url) for url in settings.upstream],
             max_connections=settings.max_connections,
             timeout_s=settings.timeout_s,
             on_error=lambda kind: telemetry.upstream_errors.labels(kind).inc(),
             on_retry=telemetry.retries.inc,
+            on_eject=lambda address, model, kind: telemetry.ejections.labels(str(address), model, kind).inc(),
             discover=settings.discover,
+            hold=None if memory is None else partial(Share, memory),
         )
 
         def joined(count: int) -> None:
             telemetry.joined.inc(count)
             telemetry.batches.inc()
 
+        self.outages = Outages()
+        self._control: list[tuple[bytes, bytes]] = []
         self._settings = settings
         self._coalescer = Coalescer(self._exchange, joined) if _coalesces(settings) else None
         self._joined: dict[bytes, tuple[float, int, float]] = {}
         self._known: dict[str, tuple[float, ModelMetadata]] = {}
         self._unknown: dict[str, tuple[float, UnknownModelError]] = {}
+
+    def follow(self, incidents: Incidents) -> None:
+        """Take what is known of models that are down, and of who may list them, from there."""
+        self.outages = incidents.outages
+        self._control = [(name.encode(), value.encode()) for name, value in incidents.control.items()]
 
     async def get(self, path: str, *, timeout_s: float | None = None) -> Response:
         """GET a path of Triton's; raises GatewayError (502, 503, 504)."""
@@ -86,21 +107,40 @@ class Upstream:
             raise _failure(err) from err
 
     async def infer(
-        self, path: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes | GrowingBody, timeout_s: float
+        self,
+        path: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        body: bytes | GrowingBody,
+        timeout_s: float,
+        *,
+        who: bytes | None = None,
     ) -> Response:
-        """POST an infer request; raises GatewayError (502, 503, 504)."""
+        """POST an infer request; raises GatewayError (502, 503, 504).
+
+        Args:
+            who: whose it is; None for one that goes alone.
+        """
+        began = time.monotonic()
         try:
-            if self._coalescer is not None and isinstance(body, bytes) and self._coalescer.takes(headers):
-                return await self._coalesced(self._coalescer, path, headers, body, timeout_s)
-            return await self._exchange(path, headers, body, timeout_s)
+            coalescer = self._coalescer
+            if coalescer is not None and who is not None and isinstance(body, bytes) and coalescer.takes(headers):
+                who = b"" if self._settings.coalesce_keys else who
+                answer = await self._coalesced(coalescer, path, headers, body, timeout_s, who)
+            else:
+                answer = await self._exchange(path, headers, body, timeout_s)
         except ExchangeError as err:
             raise _failure(err) from err
+        if answer.status == 500 and (dead := DEAD.fullmatch(answer.body[:MOST_TOLD])) is not None:
+            instance = dead[1].decode()
+            self.outages.seen(instance, began)
+            raise ModelDownError(path.decode().split("/")[3], f"its process {instance} has died")
+        return answer
 
     async def _exchange(
         self, path: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes | GrowingBody, timeout_s: float
     ) -> Response:
         return await self.balancer.exchange(
-            b"POST", path, headers, body, timeout_s=timeout_s, repeatable=lambda: SEQUENCE not in body
+            b"POST", path, headers, body, timeout_s=timeout_s, sequence=sequence_of(headers, body)
         )
 
     async def _coalesced(
@@ -110,6 +150,7 @@ class Upstream:
         headers: Sequence[tuple[bytes, bytes]],
         body: bytes,
         timeout_s: float,
+        who: bytes,
     ) -> Response:
         """As one request with others, where the model's settings and batches allow it."""
         known = self._joined.get(path)
@@ -118,21 +159,26 @@ class Upstream:
         _, most, wait_s = known
         if most < 2:
             return await self._exchange(path, headers, body, timeout_s)
-        return await coalescer.infer(path, headers, body, timeout_s, most=most, wait_s=wait_s)
+        return await coalescer.infer(path, headers, body, timeout_s, most=most, wait_s=wait_s, who=who)
 
     async def post_all(self, path: str, body: bytes) -> Response:
         """POST a body to every Triton; the first answer that is no 200, else the last. Raises GatewayError."""
         answers = []
+        headers = self._control if path == INDEX else []
         for node in self.balancer.nodes:
             try:
-                answers.append(await node.pool.request(b"POST", path.encode("ascii"), (), body))
+                answers.append(await node.control.request(b"POST", path.encode("ascii"), headers, body))
             except ExchangeError as err:
                 raise _failure(err) from err
         return next((answer for answer in answers if answer.status != 200), answers[-1])
 
     async def ready(self) -> bool:
-        """Whether a Triton says that it and its models are ready."""
-        return await self.balancer.any_ready()
+        """Whether a Triton said, when it was last probed, that it and its models are ready."""
+        return (await self.balancer.health())[1]
+
+    async def live(self) -> bool:
+        """Whether a Triton answered when it was last probed."""
+        return (await self.balancer.health())[0]
 
     async def metadata(self, model: str, version: str | None = None) -> ModelMetadata:
         """A model's metadata, at most `CACHE_S` seconds old.
@@ -175,9 +221,15 @@ class Upstream:
     async def index(self) -> list[tuple[str, str]]:
         """Name and state of each model (and version); none where Triton does not tell."""
         try:
-            answer = await self.balancer.exchange(b"POST", b"/v2/repository/index", (), b"{}")
-            rows = orjson.loads(answer.body) if answer.status == 200 else []
-            return [(row["name"], row.get("state", "")) for row in rows]
+            answer = await self.balancer.exchange(b"POST", INDEX.encode(), self._control, b"{}")
+            if answer.status == 403:  # it belongs to whoever runs the Triton; what is loaded has statistics
+                answer = await self.balancer.exchange(b"GET", b"/v2/models/stats")
+                rows = [{**row, "state": "READY"} for row in orjson.loads(answer.body)["model_stats"]]
+            else:
+                rows = orjson.loads(answer.body) if answer.status == 200 else []
+            down = {name for name, _ in self.outages}
+            names = [(row["name"], "UNAVAILABLE" if row["name"] in down else row.get("state", "")) for row in rows]
+            return names + [(name, "UNAVAILABLE") for name in down.difference(name for name, _ in names)]
         except (ExchangeError, ValueError, KeyError, TypeError, AttributeError):
             return []
 
@@ -193,7 +245,9 @@ class Upstream:
         most = 0
         if wait_s:
             with suppress(GatewayError):
-                most = (await self.metadata(model, version or None)).max_batch_size
+                known = await self.metadata(model, version or None)
+                texts = any(tensor.datatype == "BYTES" for tensor in (*known.inputs, *known.outputs))
+                most = 0 if texts else known.max_batch_size
         if len(self._joined) >= CACHE_MODELS:
             self._joined.clear()
         self._joined[path] = found = (time.monotonic() + CACHE_S, most, wait_s)
@@ -213,7 +267,8 @@ def _failure(err: ExchangeError) -> GatewayError:
     if err.kind == "stalled":
         return SlowBodyError("the request's body did not come in time", why=str(err))
     if err.kind == "timeout":
-        return UpstreamTimeoutError("the model server took too long", why=str(err))
+        kind = EarlyTimeoutError if err.early else UpstreamTimeoutError
+        return kind("the model server took too long", why=str(err))
     if err.kind in ("refused", "busy"):
         mend = "try again in a moment; if it stays so, look whether the model server runs"
         return UpstreamDownError("the model server can't be reached", why=_public(err), mend=mend)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from serve.lint.finding import Finding, Findings, error, warning
+from serve.lint.finding import Findings, error, warning
 from serve.lint.model import AOTI, FILES, PLATFORMS, Model
 from serve.shell_words import MEND, unsafe_words
 
@@ -17,11 +17,6 @@ __all__ = ["backend_rules", "batch_tensor_rules", "instance_rules", "metric_rule
 ANY = -1
 INT32, FP32 = 8, 11  # of Triton's DataType
 BY_BACKEND = {backend: platform for platform, backend in PLATFORMS.items()}
-
-
-def at_first_request(model: Model, what: str, mend: str) -> Finding:
-    """What Triton notices when it is asked: a warm-up asks before the model is ready."""
-    return (error if model.config.model_warmup else warning)(model.name, what, mend)
 
 
 def backend_rules(model: Model) -> Findings:
@@ -62,7 +57,7 @@ def tensor_rules(model: Model) -> Findings:
             if count > 1:
                 what = f"{kind} {tensor_name!r} is declared {count} times"
                 if kind == "input":
-                    yield at_first_request(model, f"{what}: no request is answered", "declare it once")
+                    yield error(model.name, f"{what}: no request is answered", "declare it once")
                 else:
                     yield warning(model.name, what, "declare it once")
         for tensor in tensors:

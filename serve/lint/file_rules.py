@@ -39,7 +39,9 @@ def version_rules(model: Model) -> Findings:
         yield error(
             model.name, f"version_policy takes none of the versions {versions}", "name one of them, or leave it out"
         )
-    if 0 in model.present:
+    if model.present == (0,):
+        yield error(model.name, "its only version is 0, which the gateway can't ask for", "number versions from 1")
+    elif 0 in model.present:
         yield warning(model.name, "there is a version 0, which the gateway can't ask for", "number versions from 1")
 
 
@@ -66,6 +68,8 @@ def file_rules(model: Model, backends: Sequence[str] | None) -> Findings:
         path = model.file(version)
         if not path.exists():
             yield error(model.name, f"there is no {version}/{path.name}", "put it there, or set default_model_filename")
+        elif path.is_dir() and (backends is not None or model.backend == "python"):
+            yield error(model.name, f"{version}/{path.name} is a folder", "put the model's file there")
         elif path.is_file() and path.stat().st_size == 0:
             yield error(model.name, f"{version}/{path.name} is empty", "put the model there")
 
@@ -78,7 +82,7 @@ def session_rules(model: Model) -> Findings:
         if name not in model.config.parameters:
             continue
         value = model.config.parameters[name].string_value
-        number = value.isascii() and value.isdecimal()
+        number = value.isascii() and value.isdecimal() and int(value) < 2**31
         if not number or (numbers and value not in numbers):
             yield error(
                 model.name, f"the parameter {name} is {value!r}", f"write {' or '.join(numbers or ('a number',))}"
@@ -108,6 +112,11 @@ def onnx_rules(model: Model, files: Mapping[Path, OnnxFile]) -> Findings:
             continue
         if not model.config.output:
             yield error(model.name, "config.pbtxt declares no output", f"declare those of {where}")
+        given = {tensor.name for tensor in held.inputs}
+        for tensor in model.config.input:
+            if tensor.optional and tensor.name in given:
+                what = f"input {tensor.name!r} is optional, and {where} has no value of its own for it"
+                yield error(model.name, what, "leave optional out")
         for kind, declared, there in (
             ("input", model.config.input, held.inputs),
             ("output", model.config.output, held.outputs),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from serve.hook_values import missing_requirements
 from serve.lint.finding import Finding, Findings, error, warning
 from serve.lint.model import Model
+from serve.lint.python_class import class_rules
 
 __all__ = ["python_rules"]
 
@@ -32,12 +35,11 @@ def python_rules(model: Model) -> Findings:
             yield tree
             continue
         found = _class(tree)
+        where = f"{version}/{path.name}"
         if found is None:
-            yield error(model.name, f"{version}/{path.name} defines no {CLASS}", f"name its class {CLASS}")
-        elif isinstance(found, ast.ClassDef) and not found.bases and "execute" not in _methods(found):
-            yield warning(
-                model.name, f"{CLASS} in {version}/{path.name} has no execute: no request is answered", "add it"
-            )
+            yield error(model.name, f"{where} defines no {CLASS}", f"name its class {CLASS}")
+        elif isinstance(found, ast.ClassDef) and not found.bases and not found.keywords and not found.decorator_list:
+            yield from class_rules(model, where, found)
         files = [(path, tree)]
         hooks = path.with_name("hooks.py")
         if hooks.is_file():
@@ -57,7 +59,9 @@ def python_rules(model: Model) -> Findings:
 
 def _parsed(model: Model, path: Path) -> ast.Module | Finding:
     try:
-        return ast.parse(path.read_bytes(), filename=str(path))
+        tree = ast.parse(path.read_bytes(), filename=str(path))
+        compile(tree, str(path), "exec", dont_inherit=True)  # finds what the grammar lets pass; it runs nothing
+        return tree
     except (SyntaxError, ValueError) as err:
         line = f", line {err.lineno}" if isinstance(err, SyntaxError) else ""
         reason = err.msg if isinstance(err, SyntaxError) else err
@@ -65,8 +69,8 @@ def _parsed(model: Model, path: Path) -> ast.Module | Finding:
 
 
 def _class(tree: ast.Module) -> ast.stmt | None:
-    """What binds the class's name at the top of the module."""
-    for node in tree.body:
+    """What binds the class's name at the top of the module, or in a block there."""
+    for node in _statements(tree.body):
         names: list[str] = []
         if isinstance(node, ast.ClassDef):
             names = [node.name]
@@ -79,8 +83,15 @@ def _class(tree: ast.Module) -> ast.stmt | None:
     return None
 
 
-def _methods(node: ast.ClassDef) -> set[str]:
-    return {item.name for item in node.body if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)}
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Those that the module itself runs: also in if, try and with, not in functions and classes."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If | ast.Try | ast.With | ast.For | ast.While):
+            for name in ("body", "orelse", "finalbody"):
+                yield from _statements(getattr(node, name, []))
+            for handler in getattr(node, "handlers", []):
+                yield from _statements(handler.body)
 
 
 def _missing(tree: ast.Module, path: Path) -> list[str]:
@@ -88,12 +99,27 @@ def _missing(tree: ast.Module, path: Path) -> list[str]:
     wanted: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.Import):
-            wanted |= {alias.name.partition(".")[0] for alias in node.names}
+            wanted |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            wanted.add(node.module.partition(".")[0])
+            wanted.add(node.module)
     folders = (path.parent, path.parent.parent)
     beside = {entry.stem for folder in folders for entry in folder.iterdir() if entry.is_dir() or entry.suffix == ".py"}
-    return sorted(name for name in wanted - beside - {GIVEN} if importlib.util.find_spec(name) is None)
+    beside.add(GIVEN)
+    return sorted(name for name in wanted if name.partition(".")[0] not in beside and not _installed(name))
+
+
+def _installed(name: str) -> bool:
+    """Whether a module is there, without importing what it is in; a package that makes modules itself has them all."""
+    first, *rest = name.split(".")
+    spec = importlib.util.find_spec(first)
+    for count, part in enumerate(rest, 1):
+        if spec is None or spec.origin is None or spec.submodule_search_locations is None:
+            break
+        if any(mark in Path(spec.origin).read_bytes() for mark in (b"sys.modules", part.encode())):
+            return True
+        finder = importlib.machinery.PathFinder
+        spec = finder.find_spec(".".join([first, *rest[:count]]), spec.submodule_search_locations)
+    return spec is not None
 
 
 def _requirements(model: Model) -> Findings:

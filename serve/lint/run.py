@@ -17,9 +17,18 @@ from serve.lint.config_rules import (
     tensor_rules,
 )
 from serve.lint.ensemble_rules import ensemble_rules, step_rules
+from serve.lint.extra_rules import (
+    agent_rules,
+    environment_rules,
+    label_rules,
+    provider_rules,
+    version_number_rules,
+)
 from serve.lint.file_rules import file_rules, onnx_files, onnx_rules, session_rules, version_rules
 from serve.lint.finding import Finding, error, warning
+from serve.lint.hook_rules import hook_rules
 from serve.lint.model import Model, read
+from serve.lint.packed_rules import packed_rules
 from serve.lint.plan_rules import Version, plan_rules
 from serve.lint.python_rules import python_rules
 from serve.lint.warmup_rules import warmup_rules
@@ -41,6 +50,9 @@ OWN_RULES = (
     warmup_rules,
     ensemble_rules,
     version_rules,
+    version_number_rules,
+    label_rules,
+    hook_rules,
     python_rules,
     advice.instance_advice,
     advice.queue_advice,
@@ -48,7 +60,9 @@ OWN_RULES = (
 )
 
 
-def lint(repository: Path, *, container: bool = False, tensorrt: Version | None = None) -> list[Finding]:
+def lint(
+    repository: Path, *, container: bool = False, tensorrt: Version | None = None, packed: bool = True
+) -> list[Finding]:
     """What Triton would refuse or do badly, by model, errors first.
 
     The rules are those of Triton's core (model_config_utils.cc and ensemble_utils.cc of triton-inference-server/core),
@@ -58,6 +72,7 @@ def lint(repository: Path, *, container: bool = False, tensorrt: Version | None 
         repository: a model repository; nothing in it is changed or run, but ONNX Runtime opens the ONNX files.
         container: it is for a Triton elsewhere: backends, GPUs, cores and packages of this machine say nothing.
         tensorrt: the TensorRT of that Triton, as far as it is known.
+        packed: whether files must be those that `serve pack` wrote, where it wrote any.
 
     Raises:
         RepositoryError: there is no such folder, or no model in it.
@@ -81,7 +96,10 @@ def lint(repository: Path, *, container: bool = False, tensorrt: Version | None 
             if not (container and rule is python_rules):
                 found += rule(model)
         found += instance_rules(model, None if container else _gpus())
-        found += [] if container else newer_rules(model)
+        for here in () if container else (newer_rules, agent_rules, environment_rules):
+            found += here(model)
+        found += packed_rules(model) if packed else ()
+        found += provider_rules(model, container=container)
         found += file_rules(model, None if container else EMBEDDED)
         found += advice.batch_advice(model, files)
         if files is not None:

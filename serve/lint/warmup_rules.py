@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
 from serve.lint.finding import Findings, error, warning
@@ -10,6 +12,10 @@ from serve.lint.model import Model
 __all__ = ["warmup_rules"]
 
 ANY = -1
+SIZES = {
+    "BOOL": 1, "UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8, "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8,
+    "FP16": 2, "FP32": 4, "FP64": 8, "BF16": 2,
+}  # fmt: skip
 
 
 def warmup_rules(model: Model) -> Findings:
@@ -48,6 +54,8 @@ def _input(model: Model, what: str, given: Any, tensor: Any) -> Findings:
         yield error(model.name, f"{what} has no data", "write zero_data: true")
     elif kind == "input_data_file" and not file.is_file():
         yield error(model.name, f"{what}: there is no file {file}", "put it there, or write zero_data: true")
+    elif kind == "input_data_file" and (short := _short(given, file)):
+        yield error(model.name, f"{what}: {short}", "write as many bytes as the shape has, or zero_data: true")
     if given.data_type != tensor.data_type:
         yield error(model.name, f"{what} has another data_type than the model", "write the model's")
     dims = list(given.dims)
@@ -57,3 +65,11 @@ def _input(model: Model, what: str, given: Any, tensor: Any) -> Findings:
         dim not in (wanted, ANY) and wanted != ANY for dim, wanted in zip(dims, tensor.dims, strict=True)
     ):
         yield error(model.name, f"{what} has the shape {dims}, the model {list(tensor.dims)}", "write the model's")
+
+
+def _short(given: Any, file: Path) -> str:
+    """Why the file is too small for the shape; a longer one is cut by Triton, and strings say their own lengths."""
+    name = type(given).DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[given.data_type].name
+    size = SIZES.get(name.removeprefix("TYPE_"), 0) * math.prod(given.dims)
+    have = file.stat().st_size
+    return f"{file.name} has {have} bytes, its shape {size}" if have < size else ""

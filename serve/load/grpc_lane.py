@@ -30,6 +30,7 @@ class Channels:
             ("grpc.max_receive_message_length", -1),
             ("grpc.max_send_message_length", -1),
             ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_retries", 0),  # also those that gRPC makes unseen
         ]
         self._channels = [
             grpc.aio.insecure_channel(f"{host}:{job.port}", options=options) for _ in range(min(wanted, MOST_CHANNELS))

@@ -66,8 +66,8 @@ class Lane(Protocol):
 class HttpLane(asyncio.Protocol):
     """Over HTTP/1.1.
 
-    A request that meets a reused connection which the server had closed meanwhile, with no byte of a response, is sent
-    once more on a fresh one.
+    Each request is sent once. One whose connection the server closes with no byte of an answer has failed ("closed"),
+    also where the connection was used before: sent again in silence, a server that drops requests would look well.
 
     Args:
         host, port: the server.
@@ -92,7 +92,6 @@ class HttpLane(asyncio.Protocol):
         self._parser: Any = None
         self._wire = b""
         self._first = b""
-        self._used = False
         self._whole = self._keep_alive = False
         self._chunks: list[bytes] = []
         self._header_length: int | None = None
@@ -152,7 +151,6 @@ class HttpLane(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are no subclasses
         self._parser = httptools.HttpResponseParser(self)
-        self._used = False
 
     def data_received(self, data: bytes) -> None:
         if self.flight is None:
@@ -176,9 +174,6 @@ class HttpLane(asyncio.Protocol):
         self._transport = None
         if self.flight is None:
             return
-        if self.wire_bytes == 0 and self._used:
-            self._connecting = self._loop.create_task(self._connect())
-            return
         if exc is None and b"\r\n\r\n" in self._first:
             head = self._first.partition(b"\r\n\r\n")[0].lower()
             if b"\r\ncontent-length:" not in head and b"chunked" not in head:
@@ -187,7 +182,6 @@ class HttpLane(asyncio.Protocol):
         self.fail("closed")
 
     def _finish(self, *, keep_alive: bool) -> None:
-        self._used = True
         status = self._parser.get_status_code()
         if status != 200:
             self.kind = f"status {status}"

@@ -100,12 +100,20 @@ class Analysis:
         """The candidate has answered a client."""
         self._take(0, outcome)
 
-    def baseline(self, outcome: Outcome) -> None:
-        """The baseline has answered a client."""
-        self._take(1, outcome)
+    def baseline(self, outcome: Outcome, *, paired: bool = False) -> None:
+        """The baseline has answered a client.
+
+        Args:
+            paired: whether `copied` tells of this answer, too: a failure is evidence once, or the second time a gambler
+                would know beforehand what he bets on.
+        """
+        if paired:
+            self._judge_time(1, outcome)
+        else:
+            self._take(1, outcome)
 
     def copied(self, candidate: Outcome, baseline: Outcome) -> None:
-        """Both have answered the same request."""
+        """Both have answered the same request, which was chosen before either answer was known."""
         for who, outcome in enumerate((candidate, baseline)):
             self._count(who, outcome)
         self.measures["errors"].add(float(candidate.failed) - float(baseline.failed))
@@ -148,6 +156,9 @@ class Analysis:
             self.measures["errors"].add(_mean(candidate) - _mean(baseline))
             candidate.clear()
             baseline.clear()
+        self._judge_time(who, outcome)
+
+    def _judge_time(self, who: Literal[0, 1], outcome: Outcome) -> None:
         if outcome.seconds is not None and "latency" in self.measures:
             self._time(who, outcome.seconds)
 

@@ -16,15 +16,20 @@ from typing import Self
 
 from compress.errors import ServerError
 from serve.repository import ModelInfo, read_models
+from serve.served import Served
 from serve.shell_words import PLAIN
 from serve.triton.find import Triton, build_backends, find_triton
 from serve.triton.flags import CACHE_BYTES, flags_for
-from serve.triton.log import failures
+from serve.triton.log import failed_models, failures
 from serve.triton.memory import check_room, region_bytes, remove_regions
 from serve.triton.ports import HOST, Ports, claim
 from serve.triton.processes import Family
+from serve.triton.stubs import Stub, stubs_in
 
 __all__ = ["Ports", "TritonOptions", "TritonServer"]
+
+WEDGED_S = 2.0
+CONTROL_HEADER = "x-serve-control"
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,8 @@ class TritonOptions:
         explicit: let Triton's model control API load and unload models. Whoever reaches its HTTP port may then run
             code in it: the API takes files along.
         load: load every model at the start; only an explicit one can start without.
+        heal: let this process, and nobody else, load a model again whose process has died: the model control API asks
+            for a word that only `control` has.
         cache_bytes: of memory for answers, where a model has a response_cache.
         cpus: the cores that it and its models may run on; empty for all.
     """
@@ -47,6 +54,7 @@ class TritonOptions:
     log_verbose: int = 0
     explicit: bool = False
     load: bool = True
+    heal: bool = False
     cache_bytes: int = CACHE_BYTES
     cpus: tuple[int, ...] = ()
 
@@ -59,6 +67,8 @@ class TritonServer:
     Attributes:
         repository: what it serves.
         log: the file that holds what it says.
+        wedged: whether a model was loaded again after its process had died: Triton never ends the old one, and would
+            wait for it until its time is up when it is stopped.
     """
 
     def __init__(
@@ -68,6 +78,7 @@ class TritonServer:
         ports: Ports = Ports(),  # noqa: B008 - frozen
         options: TritonOptions = TritonOptions(),
         log: Path | None = None,
+        served: Served | None = None,
     ) -> None:
         """Nothing is started yet.
 
@@ -76,18 +87,37 @@ class TritonServer:
             ports: where to listen; 0 takes a free one, which `http_address` and its like then tell.
             options: how to run it.
             log: the file for its log, which is written anew; a temporary one, kept when it fails, by default.
+            served: checks the repository before each restart, and says what of it Triton gets.
         """
         self.repository = repository
+        self.wedged = False
         token = f"triton-{secrets.token_hex(8)}"
         self.log = log or Path(tempfile.gettempdir()) / f"{token}.log"
         self._temporary_log = log is None
         self._wanted, self._options = ports, options
+        self._served = served
         self._ports = ports
         self._family: Family | None = None
         self._run_folder: tempfile.TemporaryDirectory[str] | None = None
         self._linked = ""
         self._memory_prefix = f"{token}-"
         self._given_up = threading.Event()
+        self._word = secrets.token_hex(16)
+
+    @property
+    def control(self) -> dict[str, str]:
+        """The HTTP headers that its model control API asks for."""
+        return {CONTROL_HEADER: self._word} if self._options.heal and not self._options.explicit else {}
+
+    @property
+    def returncode(self) -> int | None:
+        """How the process ended, negative for a signal; None while it runs, or where it was not started."""
+        return None if self._family is None else self._family.returncode
+
+    def stubs(self) -> list[Stub]:
+        """The processes that run its Python models, now."""
+        family, linked = self._family, self._linked
+        return [] if family is None else stubs_in(family.members(), linked)
 
     @property
     def http_address(self) -> str:
@@ -151,7 +181,7 @@ class TritonServer:
                 "can't start Triton", why=str(err), mend="free space, or name a log file that you may write to"
             ) from err
         except BaseException:
-            self._stop(keep_log=True)  # it is evidence now
+            self._stop(keep_log=True, within_s=1.0)  # nobody was answered yet; the log is evidence now
             raise
         return self
 
@@ -165,6 +195,8 @@ class TritonServer:
             self.log.replace(self.log.with_name(f"{self.log.name}.previous"))
         self._stop(keep_log=True)
         self._wanted = self._ports
+        if self._served is not None:
+            self._served.renew()
         return self.start()
 
     def give_up(self) -> None:
@@ -179,12 +211,14 @@ class TritonServer:
         """
         self._stop(keep_log=not self._temporary_log)
 
-    def _stop(self, *, keep_log: bool) -> None:
+    def _stop(self, *, keep_log: bool, within_s: float | None = None) -> None:
         family, self._family = self._family, None
         left: list[int] = []
         if family is not None:
             # Triton keeps to the timeout itself, and then needs a moment.
-            family.end(self._options.stop_timeout_s + 5.0)
+            patience_s = WEDGED_S if self.wedged else self._options.stop_timeout_s + 5.0
+            family.end(patience_s if within_s is None else within_s)
+            self.wedged = False
             left = family.members()
             remove_regions(self._memory_prefix)
         if self._run_folder is not None:
@@ -213,18 +247,22 @@ class TritonServer:
                 why=f"the folder for temporary files, {run_folder.parent}, has letters that a shell reads",
                 mend="set TMPDIR to a folder with a plain name, such as /tmp",
             )
-        link.symlink_to(self.repository.absolute(), target_is_directory=True)
+        folder = self.repository if self._served is None else self._served.folder
+        link.symlink_to(folder.absolute(), target_is_directory=True)
         self._linked = str(link)
         return link
 
     def _command(self, triton: Triton, backends: Path, link: Path, models: list[ModelInfo]) -> list[str]:
         options, ports = self._options, self._ports
+        restricted = [f"model-repository:{name}={word}" for name, word in self.control.items()]
         return [
             str(triton.binary.absolute()),
             f"--model-repository={link}",
             f"--backend-directory={backends}",
-            f"--model-control-mode={'explicit' if options.explicit else 'none'}",
-            *(["--load-model=*"] if options.explicit and options.load else []),
+            f"--model-control-mode={'explicit' if options.explicit or options.heal else 'none'}",
+            *(["--load-model=*"] if (options.explicit or options.heal) and options.load else []),
+            *(f"--http-restricted-api={rule}" for rule in restricted),
+            *(f"--grpc-restricted-protocol={rule}" for rule in restricted),
             "--disable-auto-complete-config",
             "--strict-readiness=true",
             "--exit-on-error=true",
@@ -252,6 +290,8 @@ class TritonServer:
                 raise self._failed("tritonserver ended before it was ready")
             elif self._given_up.is_set():
                 raise self._failed("the start was given up")
+            elif failed_models(self._said()):  # it would go on loading the others, and end then
+                raise self._failed("a model failed to load")
             elif time.monotonic() > deadline:
                 raise self._failed(f"not ready after {self._options.start_timeout_s:g} s")
             else:
@@ -267,8 +307,11 @@ class TritonServer:
         finally:
             connection.close()
 
+    def _said(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
     def _failed(self, otherwise: str) -> ServerError:
-        log = self.log.read_text(encoding="utf-8", errors="replace")
+        log = self._said()
         reasons = failures(log.replace(self._linked, str(self.repository)) if self._linked else log)
         return ServerError(
             f"can't serve {self.repository}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-__all__ = ["failures"]
+__all__ = ["failed_models", "failures"]
 
 # severity and date, time, process, file:line] "message", the message escaped as in JSON
 _LINE = re.compile(r'^(?P<severity>[EWF])\d{4} \S+ +\d+ [\w.]+:\d+\] (?P<message>".*")\s*$', re.MULTILINE)
@@ -28,17 +28,25 @@ def failures(log: str) -> list[str]:
     Returns:
         "MODEL: reason" for each model at fault; what else went wrong when none is; empty when the log says nothing.
     """
-    messages = [_unescaped(match["message"]) for match in _LINE.finditer(log) if match["severity"] in "EF"]
+    if by_model := failed_models(log):
+        details = _PROTOBUF.findall(log)
+        return [f"{model}: {reason}" for model, reason in by_model.items()] + details
+    others = [_short(message) for message in _errors(log) if not _NOISE.search(message)]
+    return list(dict.fromkeys(others)) or list(dict.fromkeys(_START.findall(log)))
+
+
+def failed_models(log: str) -> dict[str, str]:
+    """Why models did not load, by model."""
     by_model: dict[str, str] = {}
-    for message in messages:
+    for message in _errors(log):
         match = _MODEL.match(message) or _POLL.match(message)
         if match is not None:
             by_model.setdefault(match["model"], _short(match["reason"]))
-    if by_model:
-        details = _PROTOBUF.findall(log)
-        return [f"{model}: {reason}" for model, reason in by_model.items()] + details
-    others = [_short(message) for message in messages if not _NOISE.search(message)]
-    return list(dict.fromkeys(others)) or list(dict.fromkeys(_START.findall(log)))
+    return by_model
+
+
+def _errors(log: str) -> list[str]:
+    return [_unescaped(match["message"]) for match in _LINE.finditer(log) if match["severity"] in "EF"]
 
 
 def _unescaped(text: str) -> str:

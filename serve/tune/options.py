@@ -22,7 +22,8 @@ class TuneOptions:
         p99_ms: the bound on latency, in milliseconds, at the 99th percentile.
         trials: how many configurations the first rung takes, the present one included.
         seconds: of each load in the first rung; each further rung takes twice as long.
-        rounds: how often the last two and the present one take turns.
+        rounds: how often the last two and the present one take turns; the winner and the present one then take at
+            least five more.
         seed: draws the configurations, and the input where the model has no example.
         cpus: the cores that Triton may run on, as in 0-3; all by default.
         output: the folder for the state, the results and the report.

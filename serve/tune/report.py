@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import html
 import json
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from compress.errors import MissingExtraError
 from serve.load.plot_style import INK, svg_of
-from serve.tune.run import Final, Tuned
+from serve.tune.final import Duel, Final
+from serve.tune.run import Tuned
 from serve.tune.trial import Point, Trial
 
 __all__ = ["to_dict", "write_report"]
@@ -42,29 +44,52 @@ def to_dict(tuned: Tuned) -> dict[str, Any]:
         "best": tuned.best.candidate.to_dict() if tuned.best else None,
         "finals": [
             {"candidate": final.candidate.to_dict(), "per_s": final.per_s(), "p99_ms": final.p99_ms(),
-             "within": final.within(tuned.bound_ms), "rounds": [dataclasses.asdict(point) for point in final.points]}
+             "concurrency": final.concurrency, "within": final.within(tuned.bound_ms),
+             "rounds": [dataclasses.asdict(point) for point in final.points]}
             for final in tuned.finals
         ],
+        "duel": _duel(tuned),
         "rungs": [[dataclasses.asdict(trial) for trial in rung] for rung in tuned.trials],
         "failures": [{"candidate": each.to_dict(), "why": why} for each, why in tuned.failures],
     }  # fmt: skip
 
 
+def _duel(tuned: Tuned) -> dict[str, Any] | None:
+    held = tuned.duel
+    if held is None:
+        return None
+    return {
+        "candidate": held.winner.candidate.to_dict(), "concurrency": held.winner.concurrency,
+        "gain": held.gain if math.isfinite(held.gain) else None, "low": held.low,
+        "high": held.high if math.isfinite(held.high) else None, "better": held.better,
+        "rounds": [[dataclasses.asdict(point) for point in final.points] for final in (held.winner, held.present)],
+    }  # fmt: skip
+
+
 def verdict(tuned: Tuned) -> str:
-    """One sentence."""
-    present = tuned.finals[0]
+    """One or two sentences."""
     bound = f"{tuned.bound_ms:g} ms"
     if tuned.best is None:
         least = min((final.p99_ms() or float("inf") for final in tuned.finals), default=float("inf"))
         return f"No configuration keeps p99 within {bound}; the nearest has {least:.3g} ms."
-    if tuned.best.candidate == tuned.present:
-        return f"The present configuration is the best found within {bound}: {present.per_s():,.0f} answers/s."
-    gain = tuned.best.per_s() / present.per_s()
-    there = "" if present.within(tuned.bound_ms) else ", which does not keep the bound"
+    held = tuned.duel
+    if held is None or tuned.best.candidate == tuned.present:
+        found = f"The present configuration is the best found within {bound}: {tuned.best.per_s():,.0f} answers/s."
+        if held is None:
+            return found
+        return (
+            f"{found} No gain beyond noise: {held.winner.candidate.label()} gave {_gain(held)} "
+            f"with {held.winner.concurrency} in flight."
+        )
+    there = "" if held.present.within(tuned.bound_ms) else ", which does not keep the bound"
     return (
-        f"Best within {bound}: {tuned.best.candidate.label()}, {tuned.best.per_s():,.0f} answers/s, "
-        f"{gain:.2f} times the present {present.per_s():,.0f}{there}."
+        f"Best within {bound}: {held.winner.candidate.label()}, {held.winner.per_s():,.0f} answers/s, "
+        f"{_gain(held)} the present {held.present.per_s():,.0f}{there}; both with {held.winner.concurrency} in flight."
     )
+
+
+def _gain(held: Duel) -> str:
+    return f"{held.gain:.2f} times (95%: {held.low:.2f} to {held.high:.2f})"
 
 
 def write_report(tuned: Tuned, folder: Path) -> Path:
@@ -106,7 +131,8 @@ def _page(tuned: Tuned) -> str:
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head><body>'
         f'<h1>{title}</h1><p class="soft">{count} trials in {len(tuned.trials)} rungs of successive halving, then a '
-        f"final in turns, all under a closed loop on this machine; p99 within {tuned.bound_ms:g} ms</p>"
+        f"final in turns, then the winner against the present one again, all in closed loops on this machine; p99 "
+        f"within {tuned.bound_ms:g} ms</p>"
         f'<p class="verdict"><b{missed}>{html.escape(verdict(tuned))}</b></p>{figures}'
         + _table(["final", "in flight", "answers/s", "p50 ms", "p99 ms", ""], finals)
         + "<h2>All trials</h2>"
@@ -134,12 +160,14 @@ def _cells(point: Point | None) -> list[str]:
 
 
 def _final_row(final: Final, tuned: Tuned) -> tuple[str | None, list[str]]:
-    best = tuned.best is not None and final.candidate == tuned.best.candidate
+    best = tuned.best is not None and (final.candidate, final.concurrency) == (
+        tuned.best.candidate, tuned.best.concurrency,
+    )  # fmt: skip
     words = ["present"] if final.candidate == tuned.present else []
     words += ["best"] if best else [] if final.within(tuned.bound_ms) else ["too slow"]
     p50 = [point.p50_ms for point in final.points if point.p50_ms is not None]
     cells = [
-        final.candidate.label(), str(final.points[0].concurrency), f"{final.per_s():,.0f}",
+        final.candidate.label(), str(final.concurrency), f"{final.per_s():,.0f}",
         _ms(sorted(p50)[len(p50) // 2] if p50 else None), _ms(final.p99_ms()), ", ".join(words),
     ]  # fmt: skip
     return ("best" if best else None, cells)
@@ -203,7 +231,8 @@ def _bars(tuned: Tuned) -> str:
     for row, final in enumerate(tuned.finals):
         axes.barh(row, final.per_s(), color=_colour(final, tuned)[0], height=0.55)
         axes.plot([point.per_s for point in final.points], [row] * len(final.points), "o", color=INK, ms=3)
-    labels = [final.candidate.label().replace(", batch", ",\nbatch", 1) for final in tuned.finals]
+    labels = [f"{final.candidate.label().replace(', batch', f',{chr(10)}batch', 1)}; {final.concurrency} in flight"
+              for final in tuned.finals]  # fmt: skip
     axes.set_yticks(range(len(tuned.finals)), labels)
     axes.invert_yaxis()
     axes.set_xlabel("answers/s")

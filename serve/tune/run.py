@@ -1,10 +1,9 @@
-"""Successive halving over configurations (Jamieson and Talwalkar, 2016, algorithm 1), then a final in turns."""
+"""Successive halving over configurations (Jamieson and Talwalkar, 2016, algorithm 1), then a final and a duel."""
 
 from __future__ import annotations
 
 import os
 import random
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +12,10 @@ from compress.errors import ServerError, ToolkitError
 from serve.lock import locked
 from serve.pbtxt import text_of
 from serve.tune.candidate import Candidate, candidate_of, candidates, write_into
+from serve.tune.final import DUEL_ROUNDS, Duel, Final, duel, final, winner
 from serve.tune.options import TuneOptions
 from serve.tune.state import State, key_of
-from serve.tune.trial import Point, Stand, Subject, Trial, confirm, load_subject, measure, settle
+from serve.tune.trial import Point, Stand, Subject, Trial, confirm, load_subject, measure, once, settle
 from serve.up_options import cpus_of
 from serve.versions import replace_file
 
@@ -28,34 +28,6 @@ MARGIN = 0.9
 
 
 @dataclass(frozen=True)
-class Final:
-    """A configuration in the final.
-
-    Attributes:
-        candidate: it.
-        points: one of each round, at the concurrency that served it best.
-    """
-
-    candidate: Candidate
-    points: tuple[Point, ...]
-
-    def per_s(self) -> float:
-        """The median of the rounds."""
-        return statistics.median(point.per_s for point in self.points)
-
-    def p99_ms(self) -> float | None:
-        """The median of the rounds; None where one had too few answers."""
-        known = [point.p99_ms for point in self.points if point.p99_ms is not None]
-        return statistics.median(known) if len(known) == len(self.points) else None
-
-    def within(self, bound_ms: float) -> bool:
-        """Whether the bound holds in the median."""
-        p99 = self.p99_ms()
-        errors = any(point.errors for point in self.points)
-        return not errors and (p99 <= bound_ms if p99 is not None else all(p.within(bound_ms) for p in self.points))
-
-
-@dataclass(frozen=True)
 class Tuned:
     """What the search found.
 
@@ -63,8 +35,9 @@ class Tuned:
         subject: the model.
         present: what was there.
         trials: all of them, by rung.
-        finals: the present one first.
+        finals: of each load, the present one first.
         best: the one to take; None when none keeps the bound.
+        duel: the winner of the final against the present one again; None where that is the winner.
         bound_ms: that was asked for.
         failures: configurations that did not run, and why.
     """
@@ -76,6 +49,7 @@ class Tuned:
     best: Final | None
     bound_ms: float
     failures: tuple[tuple[Candidate, str], ...] = field(default=())
+    duel: Duel | None = None
 
 
 def tune(
@@ -120,20 +94,16 @@ def tune(
             )
         last = {trial.candidate: trial for rung in rungs for trial in rung}
         contenders = [last[present], *(last[each] for each in field_ if each != present)]
-        finals = _final(contenders, stand, options, seconds, on_progress)
-    best = _winner(finals, options.p99_ms)
-    return Tuned(subject, present, tuple(rungs), finals, best, options.p99_ms, tuple(failures))
+        finals, held = _final(contenders, stand, options, seconds, on_progress)
+    best = _taken(finals, held, present, options.p99_ms)
+    return Tuned(subject, present, tuple(rungs), finals, best, options.p99_ms, tuple(failures), held)
 
 
-def _winner(finals: Sequence[Final], bound_ms: float) -> Final | None:
-    """The most throughput within the bound; the present one unless another beats it in every round."""
-    present = finals[0]
-    kept = [final for final in finals if final.within(bound_ms)]
-    best = max(kept, key=Final.per_s, default=None)
-    if best is None or best is present or not present.within(bound_ms):
-        return best
-    always = all(ours.per_s > theirs.per_s for ours, theirs in zip(best.points, present.points, strict=True))
-    return best if always else present
+def _taken(finals: Sequence[Final], held: Duel | None, present: Candidate, bound_ms: float) -> Final | None:
+    """The winner where it held its lead; else the present one where that keeps the bound."""
+    if held is not None and held.better:
+        return held.winner
+    return winner([each for each in finals if each.candidate == present], bound_ms)
 
 
 def _rung(
@@ -170,26 +140,41 @@ def _final(
     options: TuneOptions,
     seconds: float,
     on_progress: Callable[[str, int, int], None],
-) -> tuple[Final, ...]:
-    """The contenders in turns, so that the machine's moods hit all of them; each with the load that suits it."""
-    points: dict[Candidate, list[Point]] = {trial.candidate: [] for trial in contenders}
-    total = options.rounds * len(contenders)
-    loads = {}
-    for trial in contenders:
-        on_progress(f"final: {trial.candidate.label()}", 0, total)
+) -> tuple[tuple[Final, ...], Duel | None]:
+    """The contenders, the present one first, under the loads that suit the first two; then the winner once more."""
+    present = contenders[0].candidate
+    done, total = 0, 0
+
+    def told(candidate: Candidate, load: int) -> str:
+        nonlocal done
+        on_progress(f"final: {candidate.label()}, {load} in flight", done, max(total, done + 1))
+        done += 1
+        return stand.serve(candidate)
+
+    def measured(candidate: Candidate, load: int) -> Point:
+        return confirm(told(candidate, load), stand.subject, load, seconds=seconds, seed=options.seed)
+
+    def again(candidate: Candidate, load: int) -> Point:
+        return once(told(candidate, load), stand.subject, load, seconds=seconds, seed=options.seed)
+
+    loads = set()
+    for trial in contenders[:2]:
+        on_progress(f"final: {trial.candidate.label()}", 0, 2)
         best = trial.best(options.p99_ms)
         most = best.concurrency if best is not None else 1
-        url = stand.serve(trial.candidate)
-        loads[trial.candidate] = settle(
-            url, stand.subject, most, seconds=seconds, bound_ms=MARGIN * options.p99_ms, seed=options.seed
-        )
-    for number in range(options.rounds):
-        for trial in contenders if number % 2 == 0 else reversed(contenders):
-            on_progress(f"final: {trial.candidate.label()}", sum(map(len, points.values())), total)
-            url = stand.serve(trial.candidate)
-            found = confirm(url, stand.subject, loads[trial.candidate], seconds=seconds, seed=options.seed)
-            points[trial.candidate].append(found)
-    return tuple(Final(candidate, tuple(found)) for candidate, found in points.items())
+        loads.add(
+            settle(
+                stand.serve(trial.candidate), stand.subject, most,
+                seconds=seconds, bound_ms=MARGIN * options.p99_ms, seed=options.seed,
+            )
+        )  # fmt: skip
+    total = options.rounds * len(contenders) * len(loads)
+    finals = final([trial.candidate for trial in contenders], loads, options.rounds, measured)
+    won = winner(finals, options.p99_ms)
+    if won is None or won.candidate == present:
+        return finals, None
+    total += 2 * max(options.rounds, DUEL_ROUNDS)
+    return finals, duel(won, present, options.rounds, options.p99_ms, again)
 
 
 def apply(tuned: Tuned) -> bool:

@@ -20,7 +20,7 @@ from serve.pbtxt import parse, text_of
 from serve.triton.launch import Ports, TritonOptions, TritonServer
 from serve.tune.candidate import Candidate, write_into
 
-__all__ = ["Point", "Stand", "Subject", "Trial", "confirm", "load_subject", "measure", "settle"]
+__all__ = ["Point", "Stand", "Subject", "Trial", "confirm", "load_subject", "measure", "once", "settle"]
 
 WARMUP_S = 0.3
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -230,6 +230,11 @@ def confirm(url: str, subject: Subject, concurrency: int, *, seconds: float, see
         longer = min(ENOUGH / short.throughput, 12 * seconds)
         short = run_load(_options(subject, url, concurrency, max(longer, seconds), seed))
     return _point(short)
+
+
+def once(url: str, subject: Subject, concurrency: int, *, seconds: float, seed: int) -> Point:
+    """One load, however few answers it gives."""
+    return _point(run_load(_options(subject, url, concurrency, seconds, seed)))
 
 
 def _options(subject: Subject, url: str, concurrency: int, seconds: float, seed: int) -> LoadOptions:

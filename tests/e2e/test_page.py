@@ -35,7 +35,7 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def visit(browser: Browser, url: str, width: int = 1200) -> Iterator[Page]:
+def visit(browser: Browser, url: str, width: int = 1200, path: str = "/") -> Iterator[Page]:
     """The page, which must neither complain nor ask anybody else for anything."""
     page = browser.new_page(viewport={"width": width, "height": 900})
     complaints: list[str] = []
@@ -44,13 +44,39 @@ def visit(browser: Browser, url: str, width: int = 1200) -> Iterator[Page]:
     page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
     page.on("request", lambda request: asked.add(request.url))
     try:
-        page.goto(f"{url}/")
+        answer = page.goto(f"{url}{path}")
+        policy = answer.headers["content-security-policy"] if answer is not None else ""
+        assert "unsafe" not in policy
+        assert "default-src 'none'" in policy
         yield page
         assert all(each.startswith((url, f"blob:{url}")) for each in asked), asked
         unexpected = [each for each in complaints if "401" not in each and "422" not in each]
         assert not unexpected
     finally:
         page.close()
+
+
+def test_the_docs_run_no_script_that_stands_in_a_page_and_send_a_request(browser: Browser, shipped: str) -> None:
+    with visit(browser, shipped, path="/docs") as page:
+        expect(page.locator(".opblock-summary-path[data-path='/v2/models/{model}/infer']")).to_be_visible()
+        expect(page.locator(".opblock-summary-path[data-path='/v2/models/digits/infer']")).to_be_visible()
+        page.locator(".opblock-summary-path[data-path='/v2']").click()
+        page.get_by_role("button", name="Execute").click()
+        expect(page.locator(".live-responses-table .response-col_status").last).to_contain_text("200")
+        page.locator(".opblock-summary-path[data-path='/predict/digits']").click()
+        expect(page.locator("#operations-models-predict_digits")).to_contain_text("Request body")
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_what_is_put_into_a_page_does_not_run(browser: Browser, shipped: str, path: str) -> None:
+    page = browser.new_page()
+    page.goto(f"{shipped}{path}")
+    script = "const made = document.createElement('script'); made.textContent = 'window.ran = 1';"
+    page.evaluate(f"() => {{ {script} document.body.append(made); }}")
+    assert page.evaluate("() => window.ran") is None
+    page.evaluate("() => document.body.insertAdjacentHTML('beforeend', '<p id=odd style=\"color: red\">x</p>')")
+    assert page.evaluate("() => getComputedStyle(document.getElementById('odd')).color") != "rgb(255, 0, 0)"
+    page.close()
 
 
 def test_an_image_is_tried_with_the_mouse(browser: Browser, shipped: str) -> None:

@@ -18,6 +18,8 @@ import compress
 from compress import ExportOptions
 from compress.artifact import Measured, Signature, StageReport, TensorSpec
 from compress.report import Report
+from compress.roofline import Layer, Roofline
+from compress.roofs import Machine
 from tests.models import build
 
 
@@ -76,7 +78,7 @@ def test_the_report_draws_its_plots(tmp_path: Path, browse: Callable[[str], str]
     assert "measuring took" in page
 
 
-@pytest.mark.parametrize("width", [1300, 1600])
+@pytest.mark.parametrize("width", [1100, 1300, 1600])
 def test_the_table_of_a_long_run_fits_a_page(width: int, tmp_path: Path) -> None:
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
@@ -92,6 +94,60 @@ def test_the_table_of_a_long_run_fits_a_page(width: int, tmp_path: Path) -> None
         assert wider == 0
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         browser.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_two_words_of_a_plot_overlap_and_names_stand_by_their_points(seed: int, tmp_path: Path) -> None:
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no browser: apt-get install chromium")
+    (tmp_path / "report.html").write_text(plotted(seed), encoding="utf-8")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 1300, "height": 900})
+        page.goto((tmp_path / "report.html").as_uri())
+        overlapping = page.evaluate(OVERLAPPING)
+        browser.close()
+    assert overlapping == []
+
+
+# Pairs of texts of one plot whose boxes share more than a pixel, as the browser's own fonts draw them.
+OVERLAPPING = """[...document.querySelectorAll('svg')].flatMap(svg => {
+  const texts = [...svg.querySelectorAll('text')].map(e => [e.textContent, e.getBoundingClientRect()]);
+  return texts.flatMap(([a, p], i) => texts.slice(i + 1).filter(([b, q]) =>
+    Math.min(p.right, q.right) - Math.max(p.left, q.left) > 1 && Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 3)
+    .map(([b]) => a + ' / ' + b));
+})"""
+
+
+def plotted(seed: int) -> str:
+    """Of a run whose stages lie near to each other, and whose layers do in the roofline."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    names = ["original", "original_onnx", "prune_channels", "finetune", "train_quantized", "onnx_from_torch", "fold_onnx",
+             "smooth_onnx", "quantize_onnx"]  # fmt: skip
+    for name in names:
+        latency, value = float(10 ** rng.uniform(-1.5, -1.5 + seed)), float(rng.choice([0.9, 0.901, 0.93, 0.7]))
+        measured = Measured(
+            macs=1000, params=1000, size_bytes=1000, metric="top1", value=value, value_low=value - 0.02, value_high=value + 0.02,
+            accuracy=value, agreement=value, drop=1.0, latency_p50_ms=latency, latency_rounds_ms=(latency,) * 8,
+            runtime="ONNX Runtime",
+        )  # fmt: skip
+        rows.append(StageReport(name, "did it", measured, 1.0))
+    layers = tuple(
+        Layer(f"node_Conv_{at}_nchwc", "Conv", 100.0 + at, 1e8 * float(rng.uniform(0.8, 1.2)), 1e6, False, "compute")
+        for at in range(12)
+    )
+    roofline = Roofline(Machine(1, 1e12, 3e12, 2e10), layers)
+    spec = TensorSpec.parse("x:float32[batch,3,224,224]")
+    report = Report(
+        "", "m.pt", Signature((spec,), (spec,)), {"threads": 1}, {"samples": 9, "sha256": ""}, tuple(rows), (),
+        rooflines={"result": roofline},
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        times = {r.stage: [(r.measured.latency_p50_ms or 0.0) * f for f in (0.97, 1.0, 1.01, 1.3)] for r in rows}
+        report.write(Path(folder), times)
+        return (Path(folder) / "report.html").read_text(encoding="utf-8")
 
 
 def long_page() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -181,6 +182,15 @@ def test_what_a_canary_is_judged_by_is_one_number(watched: Watched, name: str) -
     if name in ("more-errors", "slower"):
         assert found <= most
     assert found == pytest.approx({"more-errors": 0, "slower": 1}.get(name, found))
+
+
+@pytest.mark.parametrize("name", ["more-errors", "slower"])
+@pytest.mark.parametrize("nobody", ["canary", "stable"])
+def test_a_canary_that_got_no_requests_has_no_number(watched: Watched, name: str, nobody: str) -> None:
+    watched.until(ANALYSIS[name][0])
+    asked = {"canary": 'job="triton"', "stable": 'job="triton"'} | {nobody: 'job="nobody"'}
+    query, _ = analysis_queries(Plan(), GOAL, **asked)[name]
+    assert not [value for value in watched.values(query) if not math.isnan(value)]
 
 
 @pytest.mark.parametrize(("title", "query"), list(queries(dashboard(GOAL))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import json
 import re
 import warnings
@@ -373,3 +374,39 @@ def program_that_is_cut(path: Path, canary: Path) -> None:
     del canary
     write(path, dict(_plain()))
     path.write_bytes(path.read_bytes()[:-500])
+
+
+S = [f"Symbol('s{at}', positive=True, integer=True)" for at in range(24)]
+
+
+def _power(base: str, times: int) -> str:
+    return base if not times else f"Pow({_power(base, times - 1)}, Integer(8))"
+
+
+PAIRS = list(itertools.pairwise(S))
+SIZES = {
+    "power_of_powers": _power("Integer(9)", 14),
+    "power_of_sums": f"Mod({_power('+'.join(S[:12]), 3)}, 7)",
+    "divisor_of_products": f"FloorDiv({'*'.join(f'({a}+{b})' for a, b in PAIRS)}, {S[0]}+1)",
+    "largest_of_many": f"Max({', '.join(f'{a}+{at}*{S[0]}*{b}' for at, (a, b) in enumerate(PAIRS))})",
+}
+for _name, _size in SIZES.items():
+
+    def _of_size(path: Path, canary: Path, size: str = _size) -> None:
+        """sympy evaluates it while the program is loaded."""
+        del canary
+
+        def change(data: Any) -> None:
+            tensor = data["graph_module"]["graph"]["tensor_values"]["linear"]
+            tensor["sizes"][0] = {"as_expr": {"expr_str": size, "hint": {"as_int": 3}}}
+
+        program(path, change)
+
+    _named(f"program_with_a_size_that_is_a_{_name}", _of_size)
+
+
+@attack(".pt2", "model")
+def program_of_twenty_million_lists(path: Path, canary: Path) -> None:
+    """Sixty bytes of memory for three of the file."""
+    del canary
+    write(path, {**dict(_plain()), MODEL: b'{"graph_module":[' + b"[]," * (20 << 20) + b"[]]}"})

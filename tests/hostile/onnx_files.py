@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -311,3 +312,20 @@ def artifact_whose_file_is_a_link_to_itself(path: Path, canary: Path) -> None:
     artifact(path, b"")
     (path / "model.onnx").unlink()
     (path / "model.onnx").symlink_to("model.onnx")
+
+
+@attack("", "artifact")
+def artifact_whose_words_are_tables(path: Path, canary: Path) -> None:
+    del canary
+    path.mkdir()
+    artifact(path, model().SerializeToString(), format={"a": 1})
+
+
+@attack("", "artifact")
+def artifact_whose_metadata_is_a_pipe(path: Path, canary: Path) -> None:
+    """To open it waits for somebody who writes."""
+    del canary
+    path.mkdir()
+    artifact(path, model().SerializeToString())
+    (path / "artifact.json").unlink()
+    os.mkfifo(path / "artifact.json")

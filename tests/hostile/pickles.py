@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import io
 import pickle
+import struct
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -217,6 +218,58 @@ def native_method_that_writes(path: Path, canary: Path) -> None:
         graph["nodes"][2].update(op="call_method", target="tofile", args={"tuple": [{"node": "y"}, str(canary)]})
 
     native(path, change)
+
+
+@attack(".pt", "model")
+def native_sparse_tensor_that_lies(path: Path, canary: Path) -> None:
+    """Its places are changed after they were checked: kernels write there."""
+    del canary
+
+    def change(graph: dict[str, Any]) -> None:
+        graph["nodes"][2:2] = [
+            node("s", "call_method", "to_sparse", {"node": "y"}),
+            node("i", "call_method", "indices", {"node": "s"}),
+            node("f", "call_method", "fill_", {"node": "i"}, 10**12),
+            node("d", "call_method", "to_dense", {"node": "s"}),
+        ]
+        graph["nodes"][-1]["args"] = {"tuple": [{"node": "d"}]}
+
+    native(path, change)
+
+
+@attack(".pt", "model")
+def native_number_that_squares_itself(path: Path, canary: Path) -> None:
+    """An integer of 2^40 digits, which no signal interrupts."""
+    del canary
+
+    def change(graph: dict[str, Any]) -> None:
+        graph["nodes"][2:2] = [node("n", "call_function", "_operator.add", 3, 4)] + [
+            node("n", "call_function", "_operator.mul", {"node": "n"}, {"node": "n"}) for _ in range(40)
+        ]
+
+    native(path, change)
+
+
+@attack(".pt", "model")
+def native_inputs_of_many_gigabytes(path: Path, canary: Path) -> None:
+    """Each is as large as one may be."""
+    del canary
+    nodes = [node(f"x{at}", "placeholder", f"x{at}") for at in range(60)]
+    nodes.append(node("output", "output", "output", {"node": "x0"}))
+    signature = {"inputs": [f"x{at}:float32[batch,16384,16384]" for at in range(60)], "outputs": ["y:float32[batch,4]"]}
+    graph = {"nodes": nodes, "modules": {}, "parameters": {}, "buffers": {}}
+    torch.save({"format": "compress.model", "version": 1, "signature": signature, "graph": graph}, path)
+
+
+@attack(".pt", "model")
+def a_zip_of_two_million_entries(path: Path, canary: Path) -> None:
+    """Fifty bytes of the file each, and seven hundred of memory."""
+    del canary
+    count, entry = 2_000_000, struct.pack("<4s6H3L5H2L", b"PK\1\2", *[0] * 9, 1, *[0] * 6) + b"a"
+    tail = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 0, 0, 0, 0, count, count, count * len(entry), 4)
+    tail += struct.pack("<4sLQL", b"PK\6\7", 0, 4 + count * len(entry), 1)
+    tail += struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, *[0xFFFF] * 2, *[0xFFFFFFFF] * 2, 0)
+    path.write_bytes(b"PK\3\4" + entry * count + tail)
 
 
 @attack(".pt", "model")

@@ -72,6 +72,19 @@ def test_the_example_fits_the_schema_and_is_answered_as_the_schema_says(gateway:
     jsonschema.validate(answer, operation["responses"]["200"]["content"]["application/json"]["schema"])
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_so_does_that_of_the_protocols_own_route(gateway: str, model: str) -> None:
+    paths = schema_of(gateway)["paths"]
+    assert {"/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"} <= paths.keys()
+    operation = paths[f"/v2/models/{model}/infer"]["post"]
+    body = operation["requestBody"]["content"]["application/json"]
+    jsonschema.validate(body["example"], body["schema"])
+    body_bytes = json.dumps(body["example"]).encode()
+    status, answer = fetch(f"{gateway}/v2/models/{model}/infer", body_bytes, content_type="application/json")
+    assert status == 200, answer
+    jsonschema.validate(answer, operation["responses"]["200"]["content"]["application/json"]["schema"])
+
+
 @pytest.mark.parametrize(
     ("model", "values"),
     [

@@ -282,12 +282,12 @@ def test_a_shared_resource_lets_one_instance_run_at_a_time(server: TritonServer)
 def test_an_answer_waits_for_those_asked_before_it_where_order_is_kept(
     server: TritonServer, model: str, waits: bool
 ) -> None:
-    first = threading.Thread(target=slow, args=(server, model, 1.5))
+    first = threading.Thread(target=slow, args=(server, model, 3.0))
     first.start()
     time.sleep(0.3)
     begun = time.perf_counter()
     assert slow(server, model, 0.0) == 200
-    assert (time.perf_counter() - begun > 0.8) == waits
+    assert (time.perf_counter() - begun > 2.0) == waits
     first.join()
 
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
 import random
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,49 +10,12 @@ import pytest
 
 from serve.lint.finding import Finding
 from serve.lint.run import lint
-from serve.triton.launch import Ports, TritonOptions, TritonServer
 from tests.lint_corpus import CASES, ENSEMBLE, NETWORK, PYTHON, Case
 from tests.lint_mutations import mutated
+from tests.triton_control import Control
 
 pytestmark = pytest.mark.integration
 MUTATIONS = 60
-
-
-class Control:
-    """Triton's model control API; a Triton that dies of a model, or hangs, is started again."""
-
-    def __init__(self, repository: Path, log: Path) -> None:
-        self.repository, self.log = repository, log
-        self.triton = self._start()
-
-    def _start(self) -> TritonServer:
-        options = TritonOptions(explicit=True, load=False, stop_timeout_s=3)
-        return TritonServer(self.repository, ports=Ports(0, 0, 0), options=options, log=self.log).start()
-
-    def loads(self, model: str) -> bool:
-        """Whether Triton loads it; it is unloaded again."""
-        try:
-            loaded = self._post(f"{model}/load")
-            if loaded:
-                self._post(f"{model}/unload")
-            if loaded and (self.repository / f"{model}_step").exists():
-                self._post(f"{model}_step/unload")
-            hangs = False
-        except (OSError, http.client.HTTPException) as err:
-            loaded, hangs = False, isinstance(err, TimeoutError)
-        time.sleep(0.02)
-        if hangs or not self.triton.running:
-            self.triton.stop()
-            self.triton = self._start()
-        return loaded
-
-    def _post(self, path: str) -> bool:
-        url = f"http://{self.triton.http_address}/v2/repository/models/{path}"
-        try:
-            with urllib.request.urlopen(urllib.request.Request(url, data=b"{}", method="POST"), timeout=15):
-                return True
-        except urllib.error.HTTPError:
-            return False
 
 
 def judged(repository: Path) -> dict[str, list[Finding]]:
@@ -81,7 +40,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Control, 
 def test_lint_and_triton_agree(case: Case, corpus: tuple[Control, dict[str, list[Finding]]]) -> None:
     control, errors = corpus
     found = errors.get(case.name, [])
-    assert control.loads(case.name) == (not found), [finding.what for finding in found]
+    assert control.loads(case.name, answering=True) == (not found), [finding.what for finding in found]
     assert all(finding.mend for finding in found)
 
 

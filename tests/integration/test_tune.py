@@ -13,8 +13,10 @@ from serve.cli import main
 from serve.pbtxt import parse, text_of
 from serve.repository import PackOptions, pack
 from serve.tune.candidate import Candidate, candidate_of, candidates, write_into
+from serve.tune.final import DUEL_ROUNDS, Duel, Final, duel, final, winner
 from serve.tune.options import TuneOptions
-from serve.tune.run import Final, Tuned, _winner, apply, tune
+from serve.tune.report import verdict
+from serve.tune.run import Tuned, _taken, apply, tune
 from serve.tune.trial import Point, Trial, load_subject
 from tests.serve_models import HOOKS, hook_file, tiny_artifact
 
@@ -144,21 +146,63 @@ def point(per_s: float, p99: float | None = 5.0, p90: float | None = 4.0, errors
 NOW, OTHER = Candidate(1, 1, 8, 0), Candidate(2, 1, 8, 0)
 
 
+def rounds(per_s: list[float], candidate: Candidate = NOW, p99: float = 5.0, load: int = 8) -> Final:
+    return Final(candidate, tuple(Point(load, each, 3.0, 4.0, p99, 0) for each in per_s))
+
+
 @pytest.mark.parametrize(
-    ("present", "other", "bound", "winner"),
+    ("present", "other", "better"),
     [
-        ([100.0, 110.0], [120.0, 130.0], 10.0, OTHER),
-        ([100.0, 125.0], [120.0, 120.0], 10.0, NOW),  # it did not win every round
-        ([100.0, 110.0], [90.0, 80.0], 10.0, NOW),
-        ([100.0, 110.0], [120.0, 130.0], 1.0, None),
+        ([100.0, 101.0, 99.0, 100.0, 100.0], [120.0, 121.0, 119.0, 120.0, 122.0], True),
+        ([100.0, 101.0, 99.0, 100.0, 100.0], [101.0, 102.0, 100.0, 101.0, 101.0], True),  # small, and sure
+        ([100.0, 140.0, 70.0, 100.0, 90.0], [120.0, 100.0, 130.0, 90.0, 110.0], False),  # large, and noise
+        ([100.0, 101.0, 99.0, 100.0, 100.0], [100.0, 101.0, 99.0, 100.0, 100.0], False),
+        ([120.0, 121.0, 119.0, 120.0, 122.0], [100.0, 101.0, 99.0, 100.0, 100.0], False),
+        ([100.0], [200.0], False),  # one round says nothing
     ],
 )
-def test_another_must_win_every_round(
-    present: list[float], other: list[float], bound: float, winner: Candidate | None
-) -> None:
-    finals = (Final(NOW, tuple(map(point, present))), Final(OTHER, tuple(map(point, other))))
-    found = _winner(finals, bound)
-    assert (found and found.candidate) == winner
+def test_a_gain_is_one_beyond_noise(present: list[float], other: list[float], better: bool) -> None:
+    held = Duel.of(rounds(other, OTHER), rounds(present), 10.0)
+    assert held.better is better
+    assert held.low <= held.gain <= held.high
+
+
+def test_to_keep_the_bound_alone_is_a_gain_and_to_break_it_is_none() -> None:
+    same = [100.0, 101.0, 99.0, 102.0, 98.0]
+    assert Duel.of(rounds(same, OTHER, p99=9.0), rounds(same, p99=20.0), 10.0).better
+    assert not Duel.of(rounds([200.0] * 5, OTHER, p99=20.0), rounds(same, p99=9.0), 10.0).better
+
+
+def test_all_are_compared_under_the_same_loads() -> None:
+    asked: list[tuple[Candidate, int]] = []
+
+    def measured(candidate: Candidate, load: int) -> Point:
+        asked.append((candidate, load))
+        return Point(load, 100.0 * load, 3.0, 4.0, 2.0 * load, 0)
+
+    found = final([NOW, OTHER], [8, 4, 8], 3, measured)
+    assert [(each.candidate, each.concurrency, len(each.points)) for each in found] == [
+        (NOW, 4, 3), (OTHER, 4, 3), (NOW, 8, 3), (OTHER, 8, 3),
+    ]  # fmt: skip
+    assert winner(found, 10.0) in (found[0], found[1]), "8 in flight do not keep the bound"
+    assert winner(found, 1.0) is None
+    asked.clear()
+    held = duel(found[1], NOW, 1, 10.0, measured)
+    assert {load for _, load in asked} == {4}
+    assert asked[:4] == [(OTHER, 4), (NOW, 4), (NOW, 4), (OTHER, 4)], "in turns"
+    assert len(held.winner.points) == len(held.present.points) == DUEL_ROUNDS
+    assert not held.better
+
+
+def test_no_gain_is_told_as_such_and_the_present_one_stays(repository: Path) -> None:
+    subject = load_subject(repository, "tiny")
+    now, other = rounds([100.0] * 5), rounds([110.0, 80.0, 140.0, 100.0, 90.0], OTHER)
+    held = Duel.of(other, now, 10.0)
+    best = _taken((now, other), held, NOW, 10.0)
+    told = verdict(Tuned(subject, NOW, (), (now, other), best, 10.0, (), held))
+    assert "The present configuration is the best found" in told
+    assert "No gain beyond noise" in told
+    assert not apply(Tuned(subject, NOW, (), (now, other), best, 10.0, (), held))
 
 
 def test_a_trial_is_judged_by_its_best_point_within_the_bound() -> None:

@@ -23,6 +23,7 @@ import tritonclient.grpc
 
 from serve.cli import main
 from serve.gateway.keys import add_key
+from serve.preflight import claimed
 from serve.repository import PackOptions, pack
 from serve.triton.launch import Ports, TritonServer
 from tests.gateway_models import fetch
@@ -132,7 +133,10 @@ def test_a_triton_that_dies_is_started_again_behind_the_same_gateway(tmp_path: P
         running.until(lambda: "ready again" in running.said)
         assert label(url) == "b"
         assert triton_of(running.process) not in (0, first)
-    assert "Triton has died; it is started again in 0.5 s" in running.said
+    assert (
+        "Triton has died: it was ended by SIGKILL; with no request in flight; it is started again in 0.5 s"
+        in running.said
+    )
     assert running.process.returncode == 0
 
 
@@ -237,3 +241,71 @@ def test_what_can_t_be_served_is_told(words: list[str], why: str, capsys: pytest
         main(["up", *words])
     assert ended.value.code == 2
     assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        (lambda model: (model / "1/model.onnx").write_bytes(b"no model"), "won't serve"),
+        (lambda model: (model / "1/provenance.json").unlink() or (model / "1/model.onnx").write_bytes(b"x"), "refuses"),
+        (lambda model: append(model / "config.pbtxt", 'runtime: "libnobody.so"'), "libnobody.so"),
+        (lambda model: append(model / "config.pbtxt", "#" * (1 << 20)), "at most"),
+        (lambda model: replaced(model / "config.pbtxt", "dims: 3", 'dims: 3 label_filename: "l.txt"'), "l.txt"),
+    ],
+    ids=["another file", "no model", "no runtime", "too long", "no labels"],
+)
+def test_what_triton_would_refuse_is_told_before_it_starts(
+    repository: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    broken: Callable[[Path], object],
+    why: str,
+) -> None:
+    broken(repository / "tiny_network")
+    monkeypatch.setattr(TritonServer, "start", lambda _: pytest.fail("Triton was started"))
+    with pytest.raises(SystemExit) as ended:
+        main(["up", str(repository), *FREE])
+    assert ended.value.code == 2
+    assert why in capsys.readouterr().err
+
+
+def test_files_that_are_trusted_are_not_held_against_their_sums(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(repository / "tiny_preprocess/1/hooks.py", "# mine")
+    started: list[bool] = []
+
+    def start(_: TritonServer) -> None:
+        started.append(True)
+        raise SystemExit(7)
+
+    monkeypatch.setattr(TritonServer, "start", start)
+    with pytest.raises(SystemExit):
+        main(["up", str(repository), "--trust-changes", *FREE])
+    assert started
+
+
+def test_a_second_one_on_a_repository_is_told_who_serves_it(tmp_path: Path, repository: Path) -> None:
+    with up(tmp_path, str(repository), *FREE) as running:
+        running.url()
+        link = tmp_path / "link"
+        link.symlink_to(repository)
+        for other in (repository, link):
+            second = subprocess.run(
+                [sys.executable, "-m", "serve", "up", str(other), *FREE],
+                capture_output=True, text=True, check=False, timeout=60,
+            )  # fmt: skip
+            assert second.returncode == 2
+            assert f"the process {running.process.pid} serves it already" in second.stderr
+    with claimed(repository):
+        pass
+
+
+def append(path: Path, text: str) -> None:
+    path.write_text(f"{path.read_text()}{text}\n")
+
+
+def replaced(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))

@@ -17,7 +17,7 @@ from serve.repository import PackOptions, pack
 from serve.triton.launch import Ports, TritonServer
 from serve.verify import samples_of, verify
 from tests.integration.test_up import up
-from tests.serve_models import WEIGHT, hook_file, tiny_artifact
+from tests.serve_models import WEIGHT, hook_file, lookup_artifact, tiny_artifact
 
 pytestmark = pytest.mark.integration
 COUNT = 60
@@ -45,6 +45,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]
     options = PackOptions(instances=1)
     pack(folder / "tiny", repository=folder / "models", name="plain", options=options)
     pack(folder / "tiny", repository=folder / "models", name="hooked", hooks=hook_file(folder / "h"), options=options)
+    piped = PackOptions(instances=1, pipeline="bls")
+    pack(folder / "tiny", repository=folder / "models", name="piped", hooks=hook_file(folder / "h"), options=piped)
     with ExitStack() as stack:
         triton = stack.enter_context(TritonServer(folder / "models", ports=Ports(0, 0, 0)))
         running = stack.enter_context(up(folder, "--triton", f"http://{triton.http_address}", "--port", "0"))
@@ -57,7 +59,33 @@ def test_the_accuracy_through_the_server_is_the_artifacts(site: tuple[Path, str]
     found = verify(url, model, folder / data, artifact=folder / "tiny")
     assert (found.count, found.right, found.expected) == (COUNT, 54, 0.9)
     assert found.holds
+    assert found.proven
     assert len(found.wrong) == 5
+
+
+@pytest.mark.parametrize("model", ["plain", "hooked", "piped"])
+def test_another_artifact_than_is_served_is_told_before_any_accuracy(
+    site: tuple[Path, str], tmp_path: Path, model: str
+) -> None:
+    folder, url = site
+    with pytest.raises(ArtifactError, match="can't verify against") as caught:
+        verify(url, model, folder / "plain.npz", artifact=lookup_artifact(tmp_path / "other"))
+    assert f"{model} serves another file: sha256 " in caught.value.why
+
+
+def test_an_artifact_that_was_judged_otherwise_is_not_told_to_be_judged(site: tuple[Path, str], tmp_path: Path) -> None:
+    folder, url = site
+    artifact = Artifact.load(tiny_artifact(tmp_path / "tiny"))
+    for measured, why, mend in (
+        (Measured(metric="cosine", value=0.9), "it was judged by cosine", "leave --artifact out"),
+        (Measured(), "nothing was measured on data", "export it again with --eval"),
+    ):
+        rows = (StageReport("original", "", Measured(accuracy=0.9), 0.0), StageReport("fold_onnx", "", measured, 0.0))
+        dataclasses.replace(artifact, stages=rows).save()
+        with pytest.raises(ArtifactError) as caught:
+            verify(url, "plain", folder / "plain.npz", artifact=tmp_path / "tiny")
+        assert why in caught.value.why
+        assert mend in caught.value.mend
 
 
 @pytest.mark.parametrize(("tolerance", "code"), [("0", 1), ("0.2", 0)])

@@ -35,6 +35,19 @@ def test_labels_go_by_their_usual_names(tmp_path: Path, label: str) -> None:
     assert data.labels.tolist() == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("name", ["y", "target", "label"])
+def test_an_input_of_a_usual_name_of_labels_is_an_input(tmp_path: Path, name: str) -> None:
+    other = TensorSpec(name, "float32", ("batch", 3))
+    arrays = {"x": x, name: x + 1}
+    data = Dataset.open(saved(tmp_path, **arrays), Signature((X, other), ONE.outputs))
+    assert np.array_equal(data.inputs[name], x + 1)
+    assert data.labels is None
+    labelled = Dataset.open(saved(tmp_path, **arrays, targets=np.arange(5)), Signature((X, other), ONE.outputs))
+    assert labelled.labels is not None
+    alone = Dataset.open(saved(tmp_path, **{name: x}), Signature((other,), ONE.outputs))
+    assert alone.labels is None
+
+
 def test_one_input_takes_the_only_array_whatever_its_name(tmp_path: Path) -> None:
     assert np.array_equal(Dataset.open(saved(tmp_path, pictures=x), ONE).inputs["x"], x)
 

@@ -169,7 +169,7 @@ def test_what_could_prove_nothing_is_refused_before_the_work(
     ("source", "words"),
     [
         ("strange.npz", "they go from 7 to 7, its classes from 0 to 4"),
-        ("minus.npz", "12 of 1200 labels are no class"),
+        ("minus.npz", "12 of 1,200 labels are no class"),
         ("unlike.npz", "no better than chance"),
         ("one.npz", "One evaluation sample says nothing"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,12 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from compress import dataset, job
 from compress.artifact import Signature, TensorSpec
 from compress.hashing import digest_of_arrays, digest_of_samples
+from compress.metrics import find_metric
+from compress.model import TorchModel
+from compress.stages.finetune import Finetune
+from compress.stages.quantize_onnx import QuantizeOnnx
+from compress.stages.quantize_within import QuantizeWithin
+from compress.training_options import TrainingOptions
 
 ONE = Signature((TensorSpec("x", "float32", ("batch", 3)),), ())
 X = torch.arange(3000, dtype=torch.float32).reshape(1000, 3)
@@ -162,3 +169,60 @@ def test_a_folder_whose_files_change_names_is_other_data(tmp_path: Path) -> None
     first = dataset.Dataset.open(str(tmp_path), ONE).sha256
     (tmp_path / "label.npy").rename(tmp_path / "labels.npy")
     assert dataset.Dataset.open(str(tmp_path), ONE).sha256 != first
+
+
+SCORES = """
+import numpy as np
+from {name}_inner import sign
+def score(outputs, labels):
+    return sign * np.ones(len(labels))
+def change(tensors, generator):
+    return tensors
+"""
+
+
+def test_code_is_known_by_what_it_says_not_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result kept under a function's name is not that of the function as it is now."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = "hashed_code"
+    own, inner = tmp_path / f"{name}.py", tmp_path / f"{name}_inner.py"
+    inner.write_text("sign = 1\n", encoding="utf-8")
+    own.write_text(SCORES.format(name=name), encoding="utf-8")
+    data = dataset.Dataset("", {"x": X.numpy()}, Y.numpy(), "0" * 64)
+    model = TorchModel(torch.nn.Linear(3, 2), ONE)
+
+    def keys() -> list[str]:
+        metric = find_metric(f"{name}:score", data, ONE)
+        within = QuantizeWithin(QuantizeOnnx("static", data, "minmax", False), model, data, metric, 1.0)
+        training = TrainingOptions(augment=("flip", f"{name}:change"))
+        return [json.dumps(dict(stage.options)) for stage in (within, Finetune(data, model, training))]
+
+    before = keys()
+    assert keys() == before
+    for file in (own, inner):
+        file.write_text(file.read_text(encoding="utf-8") + "# other\n", encoding="utf-8")
+        after = keys()
+        assert all(one != other for one, other in zip(before, after, strict=True))
+        before = after
+
+
+def test_the_output_that_chose_is_a_part_of_what_a_result_is_kept_under() -> None:
+    outputs = tuple(TensorSpec(name, "float32", ("batch", 4)) for name in ("a", "b"))
+    signature = Signature(ONE.inputs, outputs)
+    data = dataset.Dataset("", {"x": X.numpy()}, Y.numpy() % 4, "0" * 64)
+    model = TorchModel(torch.nn.Linear(3, 2), signature)
+    keys = {
+        json.dumps(
+            dict(
+                QuantizeWithin(
+                    QuantizeOnnx("static", data, "minmax", False),
+                    model,
+                    data,
+                    find_metric("top1", data, signature, output=name),
+                    1.0,
+                ).options
+            )
+        )
+        for name in ("a", "b")
+    }
+    assert len(keys) == 2

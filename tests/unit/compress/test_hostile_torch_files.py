@@ -259,8 +259,8 @@ def _overlapping(path: Path) -> None:
 ARCHIVES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "bytes were changed": (lambda path: _changed(path, lambda data: data.replace(b"weight", b"weighs", 1)), "checksum"),
     "an entry is compressed": (_deflated, "compressed"),
-    "an entry is there twice": (_twice, "twice"),
-    "an entry is larger than the file": (_lying, "not there"),
+    "an entry is there twice": (_twice, "two entries"),
+    "an entry is larger than the file": (_lying, "contradicts"),
     "entries overlap": (_overlapping, ""),
     "the numbers are big-endian": (lambda path: _big(path), "big-endian"),
 }

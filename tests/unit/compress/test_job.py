@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import compress
 from compress import Artifact, ExportOptions
 from compress.checkpoint import save
+from compress.cli import main
 from compress.errors import ToolkitError
 from tests.models import build, mlp
 
@@ -123,3 +125,31 @@ def test_the_originals_own_export_is_made_once_where_nothing_comes_before_it(
     _, report = compress.export(tmp_path / "model.pt", ExportOptions(output=tmp_path / "artifact"))
     assert runs == 1
     assert [row.stage for row in report.stages] == ["original", "original_onnx", "onnx_from_torch", "fold_onnx"]
+
+
+def test_an_artifact_tells_what_it_is_what_it_is_worth_and_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = mlp()
+    torch.save({"model_state": module.state_dict(), "optimizer": {"m": torch.zeros(100_000)}}, tmp_path / "model.pt")
+    np.savez(tmp_path / "eval.npz", x=np.random.default_rng(0).standard_normal((60, 4)).astype(np.float32))
+    made = {"model": "tests.models:mlp", "input": (X,), "int8": "dynamic"}
+    options = ExportOptions(output=tmp_path / "artifact", eval="eval.npz", confidence=0.8, **made)  # type: ignore[arg-type]
+    _, report = compress.export(tmp_path / "model.pt", options)
+    weights = sum(tensor.nbytes for tensor in module.state_dict().values())
+    original = report.stages[0]
+    assert original.measured.size_bytes == weights, "not the optimizer's state in its file"
+    assert f"a file of {(tmp_path / 'model.pt').stat().st_size:,} bytes, {weights:,} of them weights" in original.did
+    with pytest.raises(SystemExit):
+        main(["inspect", str(tmp_path / "artifact")])
+    told = capsys.readouterr().out
+    for words in (
+        "kind     artifact of compress ", "model.onnx, ", "from     ", "target   cpu", "quantize_onnx: ", "metric   agreement",
+        "60 samples, 80% confidence", "latency  p50 ", "size     ", "inputs   x:float32[batch,4]",
+        "next     serve pack ",
+    ):  # fmt: skip
+        assert words in told, words
+    (tmp_path / "artifact" / "report.json").write_text("[1")
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", str(tmp_path / "artifact")])
+    assert not ended.value.code, "it is whole without a report"

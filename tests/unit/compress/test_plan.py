@@ -85,5 +85,5 @@ def test_the_estimate_grows_with_what_is_asked_for() -> None:
     assert sum(took for *_, took, _ in pruned) > sum(took for *_, took, _ in plain)
     judged = estimate(model, [OnnxFromTorch(), fold], 10**9)
     assert judged[-1][2] > plain[-1][2]
-    assert "1000000000 samples each" in judged[-1][1]
+    assert "1,000,000,000 samples each" in judged[-1][1]
     assert Cost(1, 2, 3).of(0.5, 2) == 8

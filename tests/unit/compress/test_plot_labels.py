@@ -39,4 +39,4 @@ def test_points_in_one_place_share_a_name() -> None:
     _, axes = axes_of(4)
     axes.scatter([1, 1, 1, 2], [1, 1, 1, 2])
     label_points(axes, [(1, 1), (1, 1), (1, 1), (2, 2)], ["a", "b", "c", "d"])
-    assert [text.get_text() for text in axes.texts] == ["a … c", "d"]
+    assert [text.get_text() for text in axes.texts] == ["a\nb\nc", "d"]

@@ -143,6 +143,31 @@ def test_the_answers_stay_on_any_input(name: str, tmp_path: Path) -> None:
     assert sha256_of(model.path) == before, "the input is left as it is"
 
 
+def test_a_link_that_would_change_the_answers_is_left_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the mistake: here what divides forgets the first producer."""
+    from compress.stages import scale_links, smooth_onnx
+
+    model = prepared("LayerNorm and residual", tmp_path)
+    data = calibration(model, tmp_path, 20)
+    first = find_links(Graph(model.path))[0].producer.name
+    divide = scale_links.divide_producer
+    monkeypatch.setattr(
+        smooth_onnx,
+        "divide_producer",
+        lambda graph, link, scale: None if link.producer.name == first else divide(graph, link, scale),
+    )
+    (tmp_path / "smooth").mkdir()
+    given = SmoothOnnx(data, copies=True).run(model, tmp_path / "smooth", quiet)
+    assert isinstance(given.model, OnnxModel)
+    inputs, _ = data.take(slice(None))
+    np.testing.assert_allclose(answers(given.model, inputs)["output"], answers(model, inputs)["output"], atol=1e-4)
+    assert [first in warning for warning in given.warnings] == [True]
+    assert first not in {link["from"] for link in given.details["links"]}
+    assert given.details["links"], "the others are evened out"
+
+
 def test_across_relu6_the_answers_stay_on_the_calibration_data(tmp_path: Path) -> None:
     model = prepared("ReLU6", tmp_path)
     data = calibration(model, tmp_path, 20)

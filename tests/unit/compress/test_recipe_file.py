@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compress.artifact import sha256_of
+from compress.checkpoint import save
 from compress.cli import main
 from compress.errors import RecipeError
 from compress.options import ExportOptions, OptimizeOptions
 from compress.recipe_file import COMMANDS, read, recipe_text, write
+from tests.models import mlp
+from tests.unit.compress.test_checkpoint import X
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), min_size=1, max_size=20)
 
@@ -93,3 +99,44 @@ def test_a_wrong_key_or_value_names_the_recipe(
     error = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert said in error
     assert set(COMMANDS) == {"export", "optimize"}
+
+
+def test_a_run_keeps_its_recipe_and_looks_whether_the_file_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(mlp(), tmp_path / "model.pt", inputs=X)
+    recipe = tmp_path / "job.toml"
+    recipe.write_text('# Mine.\ncheckpoint = "model.pt"\noutput = "out"\nint8 = "dynamic"\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["compress", "run", "job.toml", "--seed", "3"])
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "job.toml", "--seed", "3"])
+    assert not ended.value.code
+    command, kept = read(tmp_path / "out" / "recipe.toml")
+    assert (command, kept["checkpoint"], kept["int8"], kept["seed"]) == ("export", "model.pt", "dynamic", 3)
+    script = (tmp_path / "out" / "reproduce.sh").read_text()
+    assert f"same {sha256_of(recipe)} job.toml\n" in script
+    recipe.write_text("# Other.\n")
+    done = subprocess.run([tmp_path / "out" / "reproduce.sh"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "job.toml is not what it was" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = " + "[" * 100_000, "command = []", "command = {a = 1}", f"seed = {'9' * 5000}", "a = 1979-99-99", "\x00",
+        "# " + "x" * (2 << 20),
+    ],
+    ids=lambda text: text[:12],
+)  # fmt: skip
+def test_a_recipe_that_is_none_is_told_in_three_lines(tmp_path: Path, text: str) -> None:
+    (tmp_path / "r.toml").write_text(text)
+    with pytest.raises(RecipeError):
+        read(tmp_path / "r.toml")
+
+
+@pytest.mark.skipif(not Path("/dev/zero").is_char_device(), reason="no such device")
+def test_a_recipe_without_an_end_is_not_read_to_it() -> None:
+    with pytest.raises(RecipeError, match="more than"):
+        read(Path("/dev/zero"))

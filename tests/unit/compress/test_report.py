@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from compress.artifact import Measured, Signature, StageReport, TensorSpec
+from compress.durations import bytes_text
 from compress.findings import findings
-from compress.report import Report, bytes_text
+from compress.plots import axes_of, log_axis, plots
+from compress.report import Report
+from compress.wording import Note
 
 
 def row(stage: str, latency: float | None = 1.0, accuracy: float | None = 0.9, **figures: object) -> StageReport:
@@ -37,8 +40,8 @@ BASE = [row("original", 5.0, value=0.9), row("original_onnx", 2.0, value=0.9)]
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
-        ([row("fold_onnx", 1.0), row("quantize_onnx", 1.5)], "INT8 is slower here"),
-        ([row("prune_channels"), row("finetune"), row("fold_onnx", 2.5)], "gained no time"),
+        ([row("fold_onnx", 1.0), row("quantize_onnx", 1.5)], "INT8 is 1.50× slower"),
+        ([row("prune_channels"), row("finetune"), row("fold_onnx", 2.5)], "the model is 1.25× slower ("),
         ([row("prune_channels"), row("fold_onnx", 1.0)], "not trained since"),
         ([row("fold_onnx", 1.0, value=0.85, drop=5.0, drop_low=4.0, drop_high=6.0)], "fell by 5.00 points"),
         ([row("fold_onnx", 1.0, value=0.89, drop=1.0, drop_low=-1.0, drop_high=3.0)], "which may be chance"),
@@ -85,9 +88,96 @@ def test_the_json_holds_every_stage_under_stable_names(report: Report, tmp_path:
     report.write(tmp_path, {})
     data = json.loads((tmp_path / "report.json").read_text())
     assert set(data) == {"schema_version", "command", "source", "signature", "environment", "evaluation", "stages", "gains",
-                         "measuring", "findings", "grid", "rooflines", "layer_bytes", "sizes"}  # fmt: skip
+                         "measuring", "findings", "notes", "grid", "rooflines", "layer_bytes", "sizes"}  # fmt: skip
     assert data["stages"][0]["stage"] == "original"
     assert data["stages"][0]["measured"]["latency_p50_ms"] == 5.0
+
+
+def judged(metric: str, value: float, drop: float, confidence: float = 0.95, spread: float = 0.0) -> tuple[str, ...]:
+    last = row("fold_onnx", 1.0, value=value, drop=drop, drop_low=drop - spread, drop_high=drop + spread)
+    rows = [*BASE, last]
+    rows = [dataclasses.replace(r, measured=dataclasses.replace(r.measured, metric=metric)) for r in rows]
+    return findings(rows, confidence)
+
+
+@pytest.mark.parametrize(
+    ("metric", "drop", "told"),
+    [
+        ("cosine", 0.01, False),  # for certain, and nothing all the same
+        ("cosine", 0.06, True),
+        ("top1", 0.04, False),
+        ("top1", 0.2, True),
+        ("mse", 1e-5, False),
+        ("mse", 0.001, True),
+        ("package:bleu", 0.01, False),
+        ("package:bleu", 0.1, True),
+    ],
+)
+def test_a_certain_loss_that_is_nothing_is_not_told(metric: str, drop: float, told: bool) -> None:
+    assert any("by " in finding for finding in judged(metric, 0.9 - drop / 100, drop)) == told
+
+
+def test_a_loss_that_may_be_chance_is_told_with_the_confidence_that_was_asked_for() -> None:
+    (found,) = judged("top1", 0.89, 1.0, 0.8, spread=2.0)
+    assert "at 80% confidence between -1.00 and +3.00 points" in found
+    assert "95" not in found
+
+
+def test_what_informs_does_not_look_like_a_warning(report: Report, tmp_path: Path) -> None:
+    noted = dataclasses.replace(report, findings=("Mind.", Note("It is so.")), searched="../a%20b.search/search.html")
+    noted.write(tmp_path, {})
+    page = (tmp_path / "report.html").read_text()
+    assert '<p class="warn">⚠ Mind.</p>' in page
+    assert '<p class="note">It is so.</p>' in page
+    assert 'href="../a%20b.search/search.html"' in page
+    data = json.loads((tmp_path / "report.json").read_text())
+    assert (data["findings"], data["notes"]) == (["Mind.", "It is so."], ["It is so."])
+    assert all(isinstance(f, Note) for f in findings([*BASE, row("prune_channels"), row("fold_onnx", 1.0)]))
+
+
+def test_the_confidence_that_was_asked_for_is_in_the_page(report: Report, tmp_path: Path) -> None:
+    judged = [
+        dataclasses.replace(
+            r, measured=dataclasses.replace(r.measured, value=0.5, drop=0.0, drop_low=-1.0, drop_high=1.0)
+        )
+        for r in report.stages
+    ]
+    dataclasses.replace(report, stages=tuple(judged), data={"samples": 5, "confidence": 0.8}).write(tmp_path, {})
+    page = (tmp_path / "report.html").read_text()
+    assert "bars: 80% confidence" in page
+    assert "metric (80%)" in page
+    assert "no change in top1" in page
+    assert [at for at in re.findall(r"\S+ \S*95%\S*", page) if "p50" not in at] == [], "only latencies have that"
+
+
+@pytest.mark.parametrize("metric", ["cosine", "top1"])
+def test_the_axis_of_models_that_are_alike_shows_the_metric_not_its_rounding(metric: str) -> None:
+    rows = [
+        row(name, at, value=1.0 - at * 1e-14) for name, at in (("original", 5.0), ("original_onnx", 2.0), ("fold", 1.0))
+    ]
+    rows = [dataclasses.replace(r, measured=dataclasses.replace(r.measured, metric=metric)) for r in rows]
+    svg = plots(rows, {})[0][1]
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+    assert not [text for text in texts if re.search(r"e[-−]\d", text)], texts
+    near = {
+        float(text.rstrip("%")) / (100 if "%" in text else 1)
+        for text in texts
+        if re.fullmatch(r"[01][.\d]*|\d+[.\d]*%", text)
+    }
+    near = {value for value in near if 0.9 < value < 1.1}
+    assert len(near) >= 3
+    assert max(near) == 1.0, "the metric can't be more"
+    assert min(near) < 0.999
+
+
+@pytest.mark.parametrize("span", [1.05, 1.5, 3.0, 30.0, 1e3, 1e6])
+def test_a_logarithmic_axis_has_figures_and_room_for_them(span: float) -> None:
+    _, axes = axes_of(3)
+    axes.plot([1.3, 1.3 * span], [0, 1])
+    log_axis(axes)
+    low, high = axes.get_xlim()
+    shown = [tick for tick in axes.xaxis.get_majorticklocs() if low <= tick <= high]
+    assert 2 <= len(shown) <= 10
 
 
 @pytest.mark.parametrize(

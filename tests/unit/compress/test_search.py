@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -76,6 +77,28 @@ def test_what_was_eliminated_does_not_win() -> None:
     assert result(trial(0.0, 0.0, 2.0), trial(0.5, 0.5, 1.0, "eliminated")).best.candidate.prune == 0.0  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    ("slower", "wins"), [(1.0, "accurate"), (1.01, "accurate"), (1.02, "accurate"), (1.2, "quick"), (2.0, "quick")]
+)
+@pytest.mark.parametrize("goal", ["latency", "throughput"])
+def test_what_the_clock_can_not_tell_apart_goes_to_the_more_accurate(slower: float, wins: str, goal: str) -> None:
+    rng = np.random.default_rng(0)
+    rounds = 1 + 0.005 * rng.standard_normal((2, 20))
+    quick, accurate = tuple(rounds[0]), tuple(slower * rounds[1])
+    trials = [
+        dataclasses.replace(
+            trial(prune, drop, float(np.median(ms))), rounds_ms=ms, batched_rounds_ms=ms,
+            throughput=1 / float(np.median(ms)), size_bytes=10,
+        )
+        for prune, drop, ms in ((0.5, 0.9, quick), (0.0, 0.1, accurate))
+    ]  # fmt: skip
+    best = result(*trials, goal=goal).best
+    assert best is not None
+    assert best.candidate.prune == (0.0 if wins == "accurate" else 0.5)
+    smaller = dataclasses.replace(trials[0], drop=0.1, size_bytes=5)
+    assert result(smaller, trials[1], goal=goal).best is smaller
+
+
 def main(arguments: list[str]) -> None:
     """The command, which ends well."""
     with pytest.raises(SystemExit) as caught:
@@ -128,6 +151,10 @@ def test_the_best_inside_the_limit_is_exported(task: Path, tmp_path: Path) -> No
     assert [row["name"] for row in data["trials"] if row["best"]] == [found.best.candidate.name]
     page = (tmp_path / "best.search/search.html").read_text(encoding="utf-8")
     assert "<svg" in page
+    report = (tmp_path / "best/report.html").read_text(encoding="utf-8")
+    assert 'href="../best.search/search.html"' in report
+    assert "no use" not in report, "what was given for the search had a use"
+    assert (tmp_path / "best/recipe.toml").read_text().startswith('command = "optimize"')
     assert 'src="http' not in page
     assert 'href="http' not in page
 

@@ -123,3 +123,22 @@ def test_the_command_writes_a_table_a_page_and_the_figures(tmp_path: Path, capsy
          "--sensitivity", str(tmp_path / "s")]
     )  # fmt: skip
     assert "each layer as it bears it" in compress.Artifact.load(tmp_path / "out").stages[2].did
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"drops": [0.1]}, {"drops": ["0.1", "0.2"]}, {"ratios": [0.5, 2.0]}, {"layers": [1]}, {"width": "8"},
+        {"macs_removed": None}, {"drops": [0.1, float("nan")]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_curve_of_a_file_that_is_none_is_refused_when_it_is_read(tmp_path: Path, change: dict[str, object]) -> None:
+    whole = Sensitivity("top1", 0.9, 10, (GroupSensitivity(("a",), 8, (0.25, 0.5), (0.1, 0.2), (0.1, 0.2)),), {})
+    whole.save(tmp_path / "sensitivity.json")
+    assert Sensitivity.load(tmp_path) == whole
+    data = json.loads(whole.text())
+    data["groups"][0] |= change
+    (tmp_path / "sensitivity.json").write_text(json.dumps(data))
+    with pytest.raises(RecipeError, match="can't read"):
+        Sensitivity.load(tmp_path)

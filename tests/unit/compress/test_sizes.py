@@ -283,3 +283,15 @@ class Nobody:
 
     def ended(self, outcome: Any) -> None:
         pass
+
+
+def test_an_assumed_size_is_written_down_for_whoever_asks_for_an_example(tmp_path: Path) -> None:
+    """A network that goes down and up again takes no image of one pixel, which no shape of its input says."""
+    model = model_of(UNet(), IMAGE)
+    given = OnnxFromTorch().run(model, tmp_path, quiet).model
+    written = json.loads(json.dumps(given.signature.to_dict()))
+    assert written["sizes"] == {"height": 224, "width": 224}
+    assert set(written["size_sources"].values()) == {"assumed"}
+    read = Signature.from_dict(written)
+    assert read.unsaid == model.signature.unsaid, "it is still a guess, and told as one"
+    assert read.identity == model.signature.identity

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 import compress
 from compress.cli import main
 from compress.engine.lint import lint_tensorrt
+from compress.engine.lint_cpu import lint_cpu
 from compress.errors import StageError
 from compress.model import OnnxModel
 from compress.stages.half_onnx import HalfOnnx
@@ -187,3 +188,33 @@ def main_ends(arguments: list[str], code: int) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert (ended.value.code or 0) == code
+
+
+def test_what_was_made_for_the_cpu_is_told_what_matters_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, inputs = family("residual")
+    compress.save(module, tmp_path / "model.pt", inputs=inputs)
+    compress.export(tmp_path / "model.pt", compress.ExportOptions(output=tmp_path / "artifact", int8="dynamic"))
+    main_ends(["lint", str(tmp_path / "artifact")], 0)
+    told = capsys.readouterr().out
+    assert told.startswith("For ONNX Runtime on a CPU")
+    assert "a convolution of dynamic INT8, slower than the float one" in told
+    assert "DynamicQuantizeLinear is not supported" not in told
+    main_ends(["lint", str(tmp_path / "artifact"), "--target", "tensorrt"], 1)
+    told = capsys.readouterr().out
+    assert told.startswith("For TensorRT")
+    assert "DynamicQuantizeLinear is not supported" in told
+
+
+def test_a_cpu_has_its_own_limits(tmp_path: Path) -> None:
+    halves = {"w": np.zeros((4, 8), np.float16)}
+    foreign = helper.make_node("Mine", ["x"], ["y"], name="mine", domain="my.own")
+    assert [item.severity for item in lint_cpu(saved(tmp_path, [foreign])).findings] == ["error"]
+    product = [
+        helper.make_node("Cast", ["x"], ["h"], to=10),
+        helper.make_node("MatMul", ["h", "w"], ["y"], name="product"),
+    ]
+    found = lint_cpu(saved(tmp_path, product, **halves)).findings
+    assert [(item.severity, item.layer) for item in found] == [("slow", "product")]
+    assert "no kernel" in found[0].what

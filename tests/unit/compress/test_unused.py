@@ -39,7 +39,7 @@ CASES: list[tuple[Any, set[str]]] = [
     (export(epochs=3), {"--epochs"}),
     (export(epochs=3, batch_size=8, channels_last=False, prune=0.5), {"--epochs", "--batch-size", "--no-channels-last"}),
     (export(finetune="t", epochs=3, batch_size=8), set()),
-    (export(opt_batch_size=(1, 8), dims=("s=1:2:3",), refit=True), {"--opt-batch-size", "--dims", "--refit"}),
+    (export(opt_batch_size=(1, 8), dims=("s=1:2:3",), refit=True), {"--opt-batch-size", "--refit"}),  # --dims sets the sizes
     (export(opt_batch_size=(1, 8), target="tensorrt"), {"--opt-batch-size"}),
     (export(opt_batch_size=(1, 8), target="tensorrt", to="tensorrt"), set()),
     (export(scope="local"), {"--scope"}),
@@ -48,6 +48,8 @@ CASES: list[tuple[Any, set[str]]] = [
     (export(round_to=8, importance="random"), {"--round-to", "--importance"}),
     (export(round_to=8, importance="random", target_size_mb=1.0), set()),
     (export(metric="top1"), {"--metric"}),
+    (export(confidence=0.8, budget_by="point"), {"--confidence", "--budget-by"}),
+    (export(confidence=0.8, budget_by="point", eval="e", max_drop=1.0), set()),
     (export(finetune="t", patience=3), {"--patience"}),
     (export(finetune="t", patience=3, hold_out=0.1), set()),
     (export(finetune="t", patience=3, validation="v", hold_out=0.1), {"--hold-out"}),

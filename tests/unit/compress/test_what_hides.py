@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,24 @@ from compress.apart import apart_by_scale
 from compress.engine.view import in_order
 from compress.errors import CheckpointError, StageError
 from compress.graph_file import GraphError, from_data, to_data
+from compress.infer import infer_signature
 from compress.intervals import difference_interval
 from compress.measure import onnx_macs, torch_macs
 from compress.metrics import cosine_similarity
 from compress.model import OnnxModel, TorchModel
 from compress.parity import difference
-from compress.signature import Signature
+from compress.signature import Signature, TensorSpec
 from compress.stages import Given
 from compress.stages.channels import Channels
 from compress.stages.onnx_from_torch import OnnxFromTorch
 from tests.unit.compress.test_prune_channels import quiet
+
+# What an output may end in that leaves next to nothing of how it was made.
+ENDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "saturated": lambda y: torch.sigmoid(1e5 * y),
+    "rounded": lambda y: (0.1 * y).round(),
+    "cut off": lambda y: F.relu(y - 1e3),
+}
 
 
 class Mixes(nn.Module):
@@ -47,6 +56,8 @@ class Mixes(nn.Module):
         y = self.c(torch.softmax(self.b(F.relu(self.a(x))), -1) * 8)
         if self.ends == "mask":
             y = y.masked_fill(self.mask, -1e9)
+        if self.ends in ENDS:
+            return ENDS[self.ends](y)
         return torch.cat([y, x.sum(-1, keepdim=True) * 1e6], -1) if self.ends == "large" else y
 
 
@@ -54,7 +65,7 @@ def saved(module: nn.Module, folder: Path, takes: str = "x:float32[batch,16]") -
     return compress.load(compress.save(module, folder / "model.pt", inputs=takes))
 
 
-@pytest.mark.parametrize("ends", ["plain", "mask", "large", "logarithm"])
+@pytest.mark.parametrize("ends", ["plain", "mask", "large", "logarithm", *ENDS])
 def test_no_large_value_and_no_lack_of_values_hides_what_a_removal_changes(tmp_path: Path, ends: str) -> None:
     channels = Channels(saved(Mixes(ends), tmp_path))
     assert [group.root for group in channels.groups] == ["a"]
@@ -165,6 +176,36 @@ def test_products_by_einsum_are_counted(tmp_path: Path) -> None:
     given = OnnxFromTorch().run(model, tmp_path, quiet)
     assert isinstance(given.model, OnnxModel)
     assert onnx_macs(given.model.path, model.signature) == torch_macs(model.module, model.signature) == 6 * 6 * 8
+
+
+class Computes(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.w, self.v = nn.Parameter(torch.randn(8, 6)), nn.Parameter(torch.randn(6, 4))
+        self.points, self.both = nn.Parameter(torch.randn(30, 8)), nn.Bilinear(8, 8, 6)
+        self.how = how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "bilinear":
+            return self.both(x, x)  # type: ignore[no-any-return]
+        if self.how == "vector":
+            return torch.matmul(x, self.points[0])
+        if self.how == "distances":
+            return torch.cdist(x, self.points)
+        return torch.einsum("bc,cd,de->be", x, self.w, self.v)
+
+
+@pytest.mark.parametrize(
+    ("how", "macs"), [("bilinear", 6 * 8 * 8), ("vector", 8), ("distances", 30 * 8), ("einsum", 8 * 6 + 6 * 4)]
+)
+def test_products_that_torch_does_not_count_are_counted(how: str, macs: int, tmp_path: Path) -> None:
+    module = Computes(how)
+    model = TorchModel(module, infer_signature(module, (TensorSpec.parse("x:float32[batch,8]"),)))
+    assert torch_macs(module, model.signature) == macs
+    if how in ("vector", "einsum"):
+        given = OnnxFromTorch().run(model, tmp_path, quiet).model
+        assert isinstance(given, OnnxModel)
+        assert onnx_macs(given.path, given.signature) == macs
 
 
 @pytest.mark.parametrize(("count", "least"), [(2, 0.9), (3, 0.9), (5, 0.9), (10, 0.9)])

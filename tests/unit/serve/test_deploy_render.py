@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -15,12 +16,16 @@ import pytest
 import yaml
 
 from compress.errors import ServerError
+from serve.deploy.canary import analysis_templates, passes, rollout
 from serve.deploy.gate import judge
+from serve.deploy.objectives import objectives_of
 from serve.deploy.options import RenderOptions
 from serve.deploy.render import render, warnings_of
 from serve.deploy.workload import workload_of
+from serve.gateway.footprint import MIB, footprint_bytes
 from serve.gateway.settings_file import load_settings
 from serve.repository import PackOptions, pack
+from serve.rollout.plan import Plan
 from tests.custom_resources import VERSIONS, check
 from tests.load_servers import result_of
 from tests.serve_models import hook_file, tiny_artifact
@@ -32,6 +37,7 @@ OPTIONS = RenderOptions(gateway_image="registry.example/gateway:1.0", image="reg
 KUBECTL = shutil.which("kubectl")
 with_kubectl = pytest.mark.skipif(KUBECTL is None, reason="kubectl is not there")
 S3 = replace(OPTIONS, storage="s3://bucket/models")
+S3_SIGNED = replace(S3, storage="s3://https://minio.example:9000/bucket/models", signed_by="signer")
 SIGNED = replace(OPTIONS, storage="image:registry.example/models@sha256:" + "0" * 64, signed_by="signer")
 
 
@@ -64,6 +70,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> Any:
     every = {
         "pvc": OPTIONS,
         "s3": S3,
+        "s3 signed": S3_SIGNED,
         "signed": SIGNED,
         "engine": replace(OPTIONS, engine_script=script, gpu_product="NVIDIA-H200"),
     }
@@ -106,7 +113,14 @@ def test_every_object_fits_the_schemas_strictly(rendered: Any, overlay: str, ver
 
 @with_kubectl
 @pytest.mark.parametrize(
-    ("storage", "overlay"), [("s3", "overlays/canary"), ("signed", "overlays/canary"), ("engine", "overlays/gpu")]
+    ("storage", "overlay"),
+    [
+        ("s3", "overlays/canary"),
+        ("signed", "overlays/canary"),
+        ("s3 signed", "kserve"),
+        ("signed", "kserve"),
+        ("engine", "overlays/gpu"),
+    ],
 )
 def test_so_do_those_of_other_options(rendered: Any, storage: str, overlay: str) -> None:
     for document in rendered(storage, overlay):
@@ -197,20 +211,71 @@ def test_what_a_pod_is_given_to_end_is_longer_than_what_it_takes(rendered: Any, 
 
 
 @with_kubectl
+def test_a_gateways_bound_fits_into_its_pod(rendered: Any, tmp_path: Path) -> None:
+    documents = rendered("overlays/cpu")
+    (tmp_path / "keys.json").write_text("{}")
+    (tmp_path / "gateway.toml").write_text(
+        one(documents, "ConfigMap")["data"]["gateway.toml"].replace(
+            "/run/secrets/gateway/keys.json", str(tmp_path / "keys.json")
+        )
+    )
+    settings = load_settings(tmp_path / "gateway.toml", {})
+    (container,) = one(documents, "Deployment", "gateway")["spec"]["template"]["spec"]["containers"]
+    limit = int(container["resources"]["limits"]["memory"].removesuffix("Mi")) * MIB
+    assert footprint_bytes(settings.memory_bytes, settings.max_body_bytes) <= limit
+    assert settings.memory_bytes >= 4 * settings.max_body_bytes
+
+
 def test_files_are_checked_before_triton_starts(rendered: Any) -> None:
+    key = ["--public-key", "/run/trust/public.pem"]
     for storage, words in (
         ("pvc", ["check", "/models"]),
-        ("signed", ["check", "/models", "--public-key", "/run/trust/public.pem"]),
+        ("signed", ["check", "/source", *key, "--into", "/models"]),
+        ("s3", ["check", "/models"]),
+        ("s3 signed", ["check", "/models", *key]),
     ):
-        pod = one(rendered(storage, "overlays/cpu"), "Deployment", "triton")["spec"]["template"]["spec"]
-        assert pod["initContainers"][0]["args"] == words
-        mounted = {
-            mount["name"] for each in (*pod["initContainers"], *pod["containers"]) for mount in each["volumeMounts"]
-        }
-        assert mounted <= {volume["name"] for volume in pod["volumes"]}
-    assert (
-        "initContainers" not in one(rendered("s3", "overlays/cpu"), "Deployment", "triton")["spec"]["template"]["spec"]
-    )
+        deployed = one(rendered(storage, "overlays/cpu"), "Deployment", "triton")["spec"]["template"]["spec"]
+        kserved = rendered(storage, "kserve")
+        runtime = one(kserved, "ServingRuntime")["spec"]
+        predictor = one(kserved, "InferenceService")["spec"]["predictor"]
+        assert "storageUri" not in predictor["model"], "its container would come after the check"
+        for pod in (
+            deployed,
+            {**predictor, "containers": runtime["containers"], "volumes": runtime["volumes"] + predictor["volumes"]},
+        ):
+            check = pod["initContainers"][-1]
+            assert check["args"] == words
+            containers = (*pod["initContainers"], *pod["containers"])
+            assert {mount["name"] for each in containers for mount in each["volumeMounts"]} == {
+                volume["name"] for volume in pod["volumes"]
+            }
+            (triton,) = pod["containers"]
+            (served,) = (mount for mount in triton["volumeMounts"] if mount["name"] == "models")
+            assert served == {"name": "models", "mountPath": "/models", "readOnly": True}
+            assert any(arg.endswith("=/models") for arg in triton["args"]), "what was checked is what is served"
+            if "signed" in storage or "s3" in storage:  # nothing from outside reaches a container that starts again
+                (volume,) = (each for each in pod["volumes"] if each["name"] == "models")
+                assert volume == {"name": "models", "emptyDir": {}}
+
+
+@with_kubectl
+@pytest.mark.parametrize(
+    ("storage", "words"),
+    [
+        ("s3", ["s3", "sync", "s3://bucket/models", "/models", "--only-show-errors"]),
+        (
+            "s3 signed",
+            ["s3", "sync", "s3://bucket/models", "/models", "--only-show-errors",
+             "--endpoint-url", "https://minio.example:9000"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_bucket_is_fetched_into_the_pod(rendered: Any, storage: str, words: list[str]) -> None:
+    pod = one(rendered(storage, "overlays/cpu"), "Deployment", "triton")["spec"]["template"]["spec"]
+    fetch = pod["initContainers"][0]
+    assert fetch["args"] == words
+    assert fetch["envFrom"] == [{"secretRef": {"name": "serving-bucket"}}]
+    assert "envFrom" not in pod["containers"][0], "Triton needs no way to the bucket"
 
 
 @with_kubectl
@@ -244,6 +309,27 @@ def test_a_canary_passes_the_budget_first_and_the_autoscaler_follows_the_rollout
     assert named == {each["metadata"]["name"] for each in templates}
     assert one(documents, "ScaledObject")["spec"]["scaleTargetRef"]["kind"] == "Rollout"
     assert {each["metadata"]["namespace"] for each in documents} == {"serving"}
+
+
+@pytest.mark.parametrize(
+    ("result", "passed"),
+    [([], False), ([math.nan], False), ([0.2], False), ([0.1], True), ([-1.0], True), ([math.inf], False)],
+)
+def test_a_look_without_requests_is_no_good_look(result: list[float], passed: bool) -> None:
+    condition = passes(0.1).replace("&&", "and").replace("!", "not ")
+    assert eval(condition, {"len": len, "isNaN": math.isnan, "result": result}) is passed  # noqa: S307  our own text
+
+
+def test_nothing_is_promoted_before_it_could_have_been_taken_back() -> None:
+    plan = Plan(steps=(50.0,))
+    goal = objectives_of()
+    steps = rollout(OPTIONS, plan, gate=False)["spec"]["strategy"]["canary"]["steps"]
+    lasts = sum(int(each["pause"]["duration"].removesuffix("s")) for each in steps if "pause" in each)
+    for template in analysis_templates(OPTIONS, plan, goal, gate=None):
+        for metric in template["spec"]["metrics"]:
+            assert "isNaN" in metric["successCondition"]
+            assert metric["initialDelay"] == "2m"
+            assert 120 + (metric["failureLimit"] + 1) * int(metric["interval"].removesuffix("s")) < lasts
 
 
 def test_a_plan_says_how_to_scale(tmp_path: Path) -> None:
@@ -360,3 +446,26 @@ def test_the_gate_holds_a_model_to_its_budget(tmp_path: Path, most: float, kept:
 def test_the_gate_refuses_what_nobody_measured(tmp_path: Path) -> None:
     pack(tiny_artifact(tmp_path / "artifact"), repository=tmp_path / "models", name="tiny")
     assert not judge(tmp_path / "models", "tiny", 5.0).kept
+
+
+@pytest.mark.parametrize(
+    ("measured", "kept"),
+    [
+        ({"drop": 0.4, "drop_high": 0.7}, True),
+        ({"drop": 0.4}, False),
+        ({"drop": 0.4, "drop_high": 1.2}, False),
+        ({"drop": 1.2, "drop_high": 0.7}, False),
+        ({"drop_high": 0.7}, False),
+        ({"drop": -0.4, "drop_high": -0.1}, True),
+    ],
+    ids=str,
+)
+def test_the_gate_judges_the_interval_s_end(tmp_path: Path, measured: dict[str, Any], kept: bool) -> None:
+    from compress.artifact import Artifact, Measured, StageReport
+
+    artifact = Artifact.load(tiny_artifact(tmp_path / "artifact"))
+    stage = StageReport("prune_channels", "", replace(Measured(metric="top1"), **measured), 1.0)
+    replace(artifact, stages=(stage,)).save()
+    pack(tmp_path / "artifact", repository=tmp_path / "models", name="tiny")
+    assert judge(tmp_path / "models", "tiny", 1.0).kept is kept
+    assert not judge(tmp_path / "models", "tiny", math.nan).kept

@@ -9,6 +9,7 @@ import pytest
 
 from serve.gateway.admission import Admission, Bounds
 from serve.gateway.errors import OverloadedError
+from tests.serve_http import in_loop
 
 
 class Server:
@@ -19,7 +20,8 @@ class Server:
         self.places = Admission("m", bounds, lambda: self.now)
         self.free_at = [0.0] * workers
         self.seconds = seconds
-        self.under_way: list[tuple[float, float]] = []
+        self.size = 0
+        self.under_way: list[tuple[float, float, int]] = []
 
     def offer(self, requests: int) -> int:
         """Requests at this moment; those that got a place."""
@@ -28,7 +30,7 @@ class Server:
             if self.places.try_enter():
                 worker = min(range(len(self.free_at)), key=self.free_at.__getitem__)
                 self.free_at[worker] = max(self.now, self.free_at[worker]) + self.seconds
-                self.under_way.append((self.free_at[worker], self.now))
+                self.under_way.append((self.free_at[worker], self.now, self.size))
                 entered += 1
         return entered
 
@@ -40,9 +42,9 @@ class Server:
             owed += rate * step
             self.offer(int(owed))
             owed -= int(owed)
-            for end, begun in sorted(each for each in self.under_way if each[0] <= self.now):
-                self.under_way.remove((end, begun))
-                self.places.leave(end - begun)
+            for end, begun, size in sorted(each for each in self.under_way if each[0] <= self.now):
+                self.under_way.remove((end, begun, size))
+                self.places.leave(end - begun, size)
                 answered += 1
         return answered
 
@@ -55,7 +57,7 @@ def test_under_three_times_the_load_the_server_stays_busy_and_answers_in_time(wo
     server.run(6.0, 3 * capacity)
     answered = server.run(10.0, 3 * capacity)
     assert answered > 0.95 * 4 * capacity
-    assert max(end - begun for end, begun in server.under_way) < 2 * 8 * seconds
+    assert max(end - begun for end, begun, _ in server.under_way) < 2 * 8 * seconds
     assert server.places.in_flight <= server.places.bounds.most
 
 
@@ -78,6 +80,56 @@ def test_the_limit_grows_only_as_far_as_it_is_used() -> None:
     server = Server(8, 0.01, Bounds(most=1000))
     server.run(20.0, 50)
     assert server.places.limit == 32
+
+
+def in_turn(size: int, after_s: float = 2.0) -> float:
+    """Answers a second of a server of eight workers: small requests of 1 ms, then batches of 60 ms of another size."""
+    server = Server(8, 0.001, Bounds(most=64))
+    server.run(5.0, 300)
+    server.seconds, server.size = 0.06, size
+    server.run(5.0 + after_s, 400)
+    return server.run(10.0 + after_s, 400) / 5.0
+
+
+def test_requests_of_another_size_that_take_longer_are_no_sign_of_load() -> None:
+    assert in_turn(size=1_000_000) > 0.95 * 8 / 0.06
+
+
+def test_nor_are_those_of_the_same_size_after_a_moment() -> None:
+    """A model that was replaced by a slower one, or answers that came from a cache before."""
+    assert in_turn(size=0, after_s=10.0) > 0.9 * 8 / 0.06
+
+
+@pytest.mark.parametrize("sizes", [(100, 100), (100, 1_000_000)])
+def test_requests_of_two_sizes_at_once_do_not_make_each_other_a_sign_of_load(sizes: tuple[int, int]) -> None:
+    now = [0.0]
+    places = Admission("m", Bounds(), lambda: now[0])
+    for number in range(2000):
+        assert places.try_enter()
+        now[0] += 0.01
+        slow = number % 2
+        places.leave(0.2 if slow else 0.001, sizes[slow])
+    assert (places.limit < 32) is (sizes[0] == sizes[1])
+
+
+@in_loop
+async def test_a_place_whose_client_gave_up_is_free_when_its_answer_would_have_come() -> None:
+    loop = asyncio.get_running_loop()
+    places = Admission("m", Bounds(most=1, least=1), loop.time)
+    for _ in range(30):  # it takes 0.2 s
+        assert places.try_enter()
+        places.leave(0.2)
+        await asyncio.sleep(0.01)
+    limit = places.limit
+    begun = loop.time()
+    assert places.try_enter()
+    places.abandon(0.001)
+    assert not places.try_enter()
+    await places.enter(5, 10)
+    assert loop.time() - begun > 0.1
+    assert places.limit == limit
+    places.leave(None)
+    assert places.in_flight == 0
 
 
 def test_answers_that_are_slow_shrink_the_limit_to_no_less_than_the_least() -> None:

@@ -103,7 +103,7 @@ def test_what_one_server_loses_is_asked_of_another(lost: Respond) -> None:
 def test_a_refusal_that_is_meant_goes_to_the_client(verdict: Respond) -> None:
     async def check(balancer: Balancer, servers: list[Scripted]) -> None:
         statuses = [(await balancer.exchange(b"POST", INFER)).status for _ in range(10)]
-        assert statuses.count(503) == 5
+        assert statuses.count(503) == inferences(servers[0]) > 0
 
     between([verdict, fine], check)
 
@@ -111,9 +111,9 @@ def test_a_refusal_that_is_meant_goes_to_the_client(verdict: Respond) -> None:
 def test_a_request_that_changes_what_a_server_remembers_is_not_done_twice() -> None:
     async def check(balancer: Balancer, servers: list[Scripted]) -> None:
         outcomes = []
-        for _ in range(4):
+        for number in range(16):
             try:
-                outcomes.append((await balancer.exchange(b"POST", INFER, repeatable=lambda: False)).body)
+                outcomes.append((await balancer.exchange(b"POST", INFER, sequence=b"%d" % number)).body)
             except ExchangeError as err:
                 outcomes.append(err.kind.encode())
         assert set(outcomes) == {b"ok", b"closed"}
@@ -161,9 +161,9 @@ def test_a_server_that_fails_is_left_alone_then_tried_once_and_taken_back() -> N
         assert inferences(servers[0]) == 4  # on trial, and failed: two seconds more
         broken = False
         await asyncio.sleep(2.05)
-        for _ in range(20):
-            await balancer.exchange(b"POST", INFER)
-        assert inferences(servers[0]) == 4 + 10
+        await balancer.exchange(b"POST", INFER)
+        assert inferences(servers[0]) == 5  # on trial again, and well
+        assert not balancer.ejected()
 
     between([sometimes, fine], check)
 
@@ -183,16 +183,15 @@ def test_a_server_that_is_not_ready_is_not_asked() -> None:
         assert inferences(servers[0]) == 0
         ready = True
         await asyncio.sleep(0.2)
-        for _ in range(10):
+        while not inferences(servers[0]):  # it has a small share at first
             await balancer.exchange(b"POST", INFER)
-        assert inferences(servers[0]) == 5
         watching.cancel()
 
     between([loading, fine], check)
 
 
 def test_what_a_frozen_server_holds_is_asked_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve.gateway.balancer.PROBE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("serve.gateway.node.PROBE_TIMEOUT_S", 0.2)
 
     async def check(balancer: Balancer, servers: list[Scripted]) -> None:
         watching = asyncio.create_task(balancer.watch(0.05))

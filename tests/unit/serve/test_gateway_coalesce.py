@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve.gateway.coalesce import Coalescer, Form, split
+from serve.gateway.keys import add_key
 from serve.gateway.protocol import BINARY_HEADER, Message, build_request, parse_request, parse_response
 from serve.gateway.settings import ModelSettings, Settings
 from serve.gateway.tensors import DATATYPES, Tensor, object_array, to_raw
@@ -42,7 +43,7 @@ def reply(outputs: list[Tensor]) -> Response:
     return Response(200, [(BINARY_HEADER, b"%d" % len(head))], body, len(body))
 
 
-KINDS = st.sampled_from(["FP32", "INT64", "BOOL", "UINT8", "FP16", "BYTES"])
+KINDS = st.sampled_from(["FP32", "INT64", "BOOL", "UINT8", "FP16", "BF16"])
 SHAPES = st.lists(st.integers(0, 3), max_size=2).map(tuple)
 
 
@@ -195,7 +196,109 @@ async def test_without_triton_each_is_told(tmp_path: Path) -> None:
 
     coalescer = Coalescer(refuse)
     sent = message(1.0)
-    ask = [coalescer.infer(INFER, sent.headers, sent.body, 5.0, most=8, wait_s=0.001) for _ in range(3)]
+    ask = [coalescer.infer(INFER, sent.headers, sent.body, 5.0, most=8, wait_s=0.001, who=b"") for _ in range(3)]
     found = await asyncio.gather(*ask, return_exceptions=True)
     assert ["gone" in str(each) for each in found] == [True] * 3
     await coalescer.close()
+
+
+def test_an_answer_whose_bytes_are_not_its_shape_s_is_not_split() -> None:
+    whole = reply([Tensor("y", "FP32", np.zeros((4, 2), np.float32))])
+    assert split(whole, 2, 2) is not None
+    length = int(whole.header(BINARY_HEADER) or b"0")
+    told = orjson.loads(whole.body[:length])
+    for changes, tail in (
+        ({"shape": [4, 3]}, whole.body[length:]),
+        ({"parameters": {"binary_data_size": 24}}, whole.body[length:-8]),
+        ({"datatype": "BYTES"}, whole.body[length:]),
+    ):
+        head = orjson.dumps({**told, "outputs": [{**told["outputs"][0], **changes}]})
+        body = head + tail
+        assert split(Response(200, [(BINARY_HEADER, b"%d" % len(head))], body, len(body)), 2, 2) is None
+
+
+class Texts:
+    """A Triton whose model gives each text back, a batch of them at a time."""
+
+    def __init__(self, datatype: str) -> None:
+        self.datatype = datatype
+        self.most = 0
+
+    async def __call__(self, request: Received, writer: asyncio.StreamWriter) -> None:
+        if request.method == "GET":
+            shape = {"datatype": self.datatype, "shape": [-1, 1]}
+            metadata = {"name": "m", "inputs": [{"name": "x", **shape}], "outputs": [{"name": "y", **shape}]}
+            known = {"max_batch_size": 64} if request.target.endswith("/config") else metadata
+            writer.write(answer(orjson.dumps(known)))
+            return
+        length = int(request.headers["inference-header-content-length"])
+        try:
+            (x,) = parse_request(request.body, length)
+        except ValueError as err:
+            writer.write(answer(orjson.dumps({"error": str(err)}), "400 Bad Request"))
+            return
+        self.most = max(self.most, len(x.data))
+        await asyncio.sleep(0.01)
+        response = reply([Tensor("y", x.datatype, x.data)])
+        own = f"inference-header-content-length: {int(response.header(BINARY_HEADER) or 0)}"
+        writer.write(answer(response.body, "200 OK", own))
+
+
+@in_loop
+async def test_one_client_s_broken_texts_do_not_move_the_others(tmp_path: Path) -> None:
+    """Two texts whose lengths lie: together they are as long as they should be, and shift all that follow."""
+    triton = Texts("BYTES")
+    async with scripted_server(triton) as server:
+        settings = Settings(upstream=(server.url,), port=0, coalesce_s=0.01, state=tmp_path / "none.db")
+        async with gateway(settings) as address:
+            pool = Pool(address)
+
+            async def good(number: int) -> bool:
+                text = b"%08d" % number
+                sent = build_request([Tensor("x", "BYTES", object_array([text], "x", (1, 1)))])
+                got = await pool.request(b"POST", INFER, sent.headers, sent.body)
+                (y,) = parse_response(got.body, int(got.header(BINARY_HEADER) or 0)).outputs
+                return bool(got.status == 200 and y.data.tolist() == [[text]])
+
+            async def evil(raw: bytes) -> None:
+                sent = build_request([Tensor("x", "BYTES", object_array([b"x" * 8], "x", (1, 1)))])
+                await pool.request(b"POST", INFER, sent.headers, sent.body[:-12] + raw)
+
+            swallows = (20).to_bytes(4, "little") + b"x" * 8  # the text behind it
+            two = bytes(4) + (4).to_bytes(4, "little") + b"x" * 4
+
+            right = []
+            for turn in range(10):
+                found = await asyncio.gather(
+                    *(good(100 * turn + i) if i % 2 else evil(two if i % 4 else swallows) for i in range(40))
+                )
+                right += [each for each in found if each is not None]
+            assert right == [True] * 200
+            await pool.close()
+
+
+@pytest.mark.parametrize("together", [False, True])
+@in_loop
+async def test_requests_of_two_keys_go_together_only_where_that_is_set(tmp_path: Path, together: bool) -> None:
+    path = tmp_path / "keys.json"
+    secrets = [add_key(path, name)[0] for name in ("one", "two", "three", "four")]
+    triton = Texts("FP32")
+    async with scripted_server(triton) as server:
+        settings = Settings(
+            upstream=(server.url,), port=0, coalesce_s=0.02, coalesce_keys=together, keys=path,
+            state=tmp_path / "none.db",
+        )  # fmt: skip
+        async with gateway(settings) as address:
+            pool = Pool(address)
+
+            async def ask(value: int) -> bool:
+                sent = message(float(value))
+                key = (b"x-api-key", secrets[value % 4].encode())
+                got = await pool.request(b"POST", INFER, [*sent.headers, key], sent.body)
+                (y,) = parse_response(got.body, int(got.header(BINARY_HEADER) or 0)).outputs
+                return bool(y.data.tolist() == [[float(value)]])
+
+            for _ in range(10):  # no more than ten of a key are ever there at once
+                assert all(await asyncio.gather(*map(ask, range(40))))
+            assert (triton.most > 10) is together
+            await pool.close()

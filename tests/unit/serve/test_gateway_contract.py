@@ -126,6 +126,7 @@ WITHOUT = {key: value for key, value in GOOD.items() if key != "data"}
         ({"inputs": [GOOD], "outputs": [{}]}, None, "no output"),
         ({"inputs": [GOOD], "outputs": [{"name": "y"}, {"name": "y"}]}, None, "asked for twice"),
         ({"inputs": [GOOD], "outputs": "y"}, None, "no list"),
+        ({"inputs": [GOOD], "outputs": None}, None, "no list"),
         ({"inputs": [GOOD], "outputs": [{"name": "label", "parameters": {"classification": 1}}]}, None, "no classes"),
         (
             {"inputs": [GOOD], "outputs": [{"name": "y", "parameters": {"classification": 0}}]},

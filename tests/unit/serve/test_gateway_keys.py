@@ -179,6 +179,42 @@ def test_a_reload_keeps_what_was_used_of_a_limit_and_a_broken_file_keeps_the_key
     assert ring.names() == ["k", "other"]
 
 
+def test_a_key_is_worth_nothing_once_it_has_expired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("keys", "add", "k", "--file", str(tmp_path / "keys.json"), "--days", "2") == 0
+    secret = add_key(tmp_path / "keys.json", "other", expires="2030-01-31T12:00:00+01:00")[0].encode()
+    ring = KeyRing(tmp_path / "keys.json")
+    (of_k,) = (key for key in read_keys(tmp_path / "keys.json") if key.name == "k")
+    assert 1.9 * 86400 < (of_k.expires_at or 0) - time.time() <= 2 * 86400
+    ended: list[str] = []
+    at = 1896087600.0  # date -d 2030-01-31T11:00:00Z +%s
+    monkeypatch.setattr(time, "time", lambda: at - 1)
+    with ring.held(secret, lambda: ended.append("held")), ring.held(None, lambda: ended.append("none")):
+        assert ring.identify_key(secret).name == "other"
+        ring.look()
+        assert ended == ["none"]
+        monkeypatch.setattr(time, "time", lambda: at)
+        ring.look()
+        ring.look()
+        assert ended == ["none", "held"]
+    with pytest.raises(UnauthorizedError, match="expired"):
+        ring.identify_key(secret)
+    with ring.held(secret, lambda: ended.append("again")):
+        pass
+    ring.look()
+    assert ended == ["none", "held"]
+
+
+@pytest.mark.parametrize("expires", ["tomorrow", "2030-01-31", "2030-01-31T12:00:00", 5])
+def test_a_date_that_is_none_is_refused(tmp_path: Path, expires: Any) -> None:
+    with pytest.raises(ServerError, match="time zone"):
+        add_key(tmp_path / "keys.json", "k", expires=expires)
+
+
+@pytest.mark.parametrize("days", ["0", "-1", "nan", "1e12"])
+def test_a_key_holds_for_days_that_there_are(tmp_path: Path, days: str) -> None:
+    assert run("keys", "add", "k", "--file", str(tmp_path / "keys.json"), f"--days={days}") == 2
+
+
 def with_keys(tmp_path: Path, check: Callable[[Address, dict[str, bytes]], Any], **settings: Any) -> None:
     """Run `check` against a gateway that knows three keys."""
     path = tmp_path / "keys.json"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,10 +26,18 @@ SPELLINGS = (
 INSIDE = ("%2e%2e/", "../", "./", "/", "%2f", "%0a", "%00")
 
 
+def flat(routes: Iterable[Any]) -> Iterator[Any]:
+    """The routes, those of included routers, too."""
+    for route in routes:
+        inner = getattr(route, "original_router", None)
+        yield from (route,) if inner is None else flat(inner.routes)
+
+
 def routes() -> list[str]:
     """Every path that the application has, for a model that the plain key may not ask."""
     app = create_app(Settings(upstream=("http://127.0.0.1:1",)))
-    found = {str(getattr(route, "path", "")) for route in app.routes}
+    found = {str(getattr(route, "path", "")) for route in flat(app.routes)}
+    assert "/v2/models/{model}/config" in found
     extra = {"/v2/repository/index", "/v2/logging", "/v2/models/other/infer", "/v2/systemsharedmemory/status"}
     values = {"{model}": "other", "{version}": "1", "{path:path}": "trace/setting", "{name}": "other"}
     for name, value in values.items():

@@ -191,6 +191,24 @@ async def test_a_client_s_own_mistakes_are_held_against_nobody(tmp_path: Path) -
         assert (await w.shown())["evidence"]["errors"]["count"] == 0
 
 
+@in_loop
+async def test_a_client_s_own_deadline_is_evidence_against_nobody(tmp_path: Path) -> None:
+    triton = FakeTriton(slow={"m/1": 0.02, "m/2": 0.02, "m": 0.02})
+    async with world(tmp_path, triton) as w:
+        w.store.start("m", Target("m", "2"), Plan(steps=(50.0,), shadow=0.0, step_s=600.0, fallback=False))
+        await w.until(lambda row: row.state == "running")
+        for _ in range(10):
+            hurried = [w.ask(x_request_timeout_ms="5") for _ in range(16)]
+            assert 200 not in {each.status for each in await asyncio.gather(*hurried)}
+            assert {(await w.ask()).status for _ in range(8)} == {200}
+        told = await w.shown()
+        assert (told["state"], told["evidence"]["errors"]["candidate"]) == ("running", 0.0)
+        page = (await w.pool.request(b"GET", b"/metrics")).body.decode()
+        cut = [line for line in page.splitlines() if 'outcome="cut"' in line and 'variant="candidate"' in line]
+        assert float(cut[0].split()[-1]) > 20
+        assert 'outcome="late"' not in page
+
+
 @pytest.mark.parametrize(("scores", "state"), [([0.2, 0.8], "promoted"), ([0.9, 0.1], "aborted")])
 @in_loop
 async def test_copies_are_compared_and_thrown_away(tmp_path: Path, scores: list[float], state: str) -> None:
@@ -203,15 +221,61 @@ async def test_copies_are_compared_and_thrown_away(tmp_path: Path, scores: list[
         assert w.triton.asked["m/2"] >= 5
 
 
+@pytest.mark.parametrize("fails", [("m/1",), ("m/2",), ("m/1", "m/2"), ()], ids=" and ".join)
+@pytest.mark.parametrize("how", ["fails", "refuses"])
+@in_loop
+async def test_a_copy_is_evidence_whatever_the_baseline_answered(
+    tmp_path: Path, how: str, fails: tuple[str, ...]
+) -> None:
+    async with world(tmp_path, FakeTriton()) as w:
+        w.store.start("m", Target("m", "2"), Plan(steps=(), shadow=100.0, step_s=3600.0, max_error_increase=0.99))
+        await w.until(lambda row: row.state == "running")
+        getattr(w.triton, how).update(fails)
+        for _ in range(12):
+            await w.ask()
+        deadline = time.monotonic() + 15
+        told = how == "refuses" and len(fails) == 2  # both say that it was the client
+        while (seen := (await w.shown())["evidence"]["errors"])["count"] < 12 and not told:
+            assert time.monotonic() < deadline, seen
+            await asyncio.sleep(0.05)
+        if told:
+            await asyncio.sleep(0.5)
+            assert seen["count"] == 0
+        else:
+            assert (seen["candidate"], seen["baseline"]) == (float("m/2" in fails), float("m/1" in fails))
+
+
+@in_loop
+async def test_a_baseline_that_alone_blames_the_client_is_what_failed(tmp_path: Path) -> None:
+    async with world(tmp_path, FakeTriton(refuses={"m/1"})) as w:
+        w.store.start("m", Target("m", "2"), Plan(steps=(50.0,), shadow=0.0, step_s=3600.0))
+        await w.until(lambda row: row.state == "running")
+        assert Counter([(await w.ask()).status for _ in range(40)]).keys() == {200, 400}
+        seen = (await w.shown())["evidence"]["errors"]
+        assert (seen["candidate"], seen["baseline"]) == (0.0, 1.0)
+
+
+@in_loop
+async def test_who_is_asked_second_is_not_judged_by_it(tmp_path: Path) -> None:
+    async with world(tmp_path, FakeTriton(fails={"m/1", "m/2"})) as w:
+        w.store.start("m", Target("m", "2"), Plan(steps=(50.0,), shadow=0.0, step_s=3600.0))
+        await w.until(lambda row: row.state == "running")
+        for _ in range(40):
+            await w.ask()
+        metrics = (await w.pool.request(b"GET", b"/metrics")).body.decode().splitlines()
+        asked = [line for line in metrics if line.startswith("gateway_rollout_requests_total{") and "failed" in line]
+        assert sum(float(line.split()[-1]) for line in asked) == 40, "one answer a request"
+
+
 @in_loop
 async def test_copies_leave_the_places_to_clients(tmp_path: Path) -> None:
-    triton = FakeTriton(slow={"m/2": 1.0})
+    triton = FakeTriton(slow={"m/2": 5.0})
     async with world(tmp_path, triton, max_in_flight=2) as w:
         w.store.start("m", Target("m", "2"), Plan(steps=(), shadow=100.0))
         await w.until(lambda row: row.state == "running")
         begun = time.monotonic()
         await w.served(20)
-        assert time.monotonic() - begun < 1.0
+        assert time.monotonic() - begun < 5.0  # nobody waited for a copy
         metrics = (await w.pool.request(b"GET", b"/metrics")).body.decode()
         dropped = next(line for line in metrics.splitlines() if line.startswith("gateway_rollout_copies_dropped_total"))
         assert float(dropped.split()[-1]) > 10

@@ -110,7 +110,9 @@ def test_the_docs_need_no_other_host() -> None:
             page = (await pool.request(b"GET", b"/docs")).body.decode()
             assert not re.findall(r"(?:https?:)?//[a-z]", page)
             links = [*re.findall(r'(?:src|href)="([^"]+)"', page), "/openapi.json"]
-            assert len(links) == 4
+            assert {"/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js", "/docs/favicon.png", "/ui/docs.js"} <= set(
+                links
+            )
             for link in links:
                 response = await pool.request(b"GET", link.encode())
                 assert response.status == 200

@@ -242,3 +242,103 @@ def test_settings_that_can_not_work() -> None:
     for wrong in ({"upstream": ("https://a",)}, {"port": 70000}, {"timeout_s": 0}, {"max_connections": 0}):
         with pytest.raises(ServerError):
             Settings(**wrong)
+
+
+def test_clients_that_are_in_a_hurry_or_leave_cost_the_others_no_places() -> None:
+    async def slowly(request: Received, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.08)
+        writer.write(answer(b"{}"))
+
+    async def main() -> None:
+        async with scripted_server(slowly) as one, scripted_server(slowly) as other:
+            settings = Settings(upstream=(one.url, other.url), port=0)
+            async with gateway(settings) as address:
+
+                async def places() -> float:
+                    return await metric(address, "gateway_model_limit", model="m")
+
+                async def load() -> None:
+                    for _ in range(8):
+                        answers = await asyncio.gather(*(ask(address, INFER, b"{}") for _ in range(8)))
+                        assert {each.status for each in answers} == {200}
+
+                await load()
+                before = await places()
+                for _ in range(20):
+                    hurried = (ask(address, INFER, b"{}", (b"x-request-timeout-ms", b"1")) for _ in range(8))
+                    assert 200 not in {each.status for each in await asyncio.gather(*hurried)}
+                    pool = Pool(address, timeout_s=0.01)
+                    gone = [pool.request(b"POST", INFER, (), b"{}") for _ in range(8)]
+                    await asyncio.gather(*gone, return_exceptions=True)
+                await load()
+                assert await places() >= before
+                assert await metric(address, "gateway_upstream_ejected") == 0
+                assert await metric(address, "gateway_model_in_flight") == 0
+
+    uvloop.run(main())
+
+
+def test_however_many_ask_whether_it_is_ready_the_server_is_asked_on_its_own_clock() -> None:
+    """And those who hang up take nobody's request with them."""
+    waits = asyncio.Event()
+
+    async def respond(request: Received, writer: asyncio.StreamWriter) -> None:
+        if request.method == "POST":
+            await waits.wait()
+        writer.write(answer(b"{}"))
+
+    async def main() -> None:
+        async with scripted_server(respond) as one, scripted_server(respond) as other:
+            settings = Settings(upstream=(one.url, other.url), port=0)
+            async with gateway(settings) as address:
+                under_way = [asyncio.create_task(ask(address, INFER, b"{}")) for _ in range(8)]
+                await asyncio.gather(one.met.wait(), other.met.wait())
+                begun, before = asyncio.get_running_loop().time(), one.probes
+                for target in (b"/readyz", b"/v2/health/ready", b"/v2/health/live"):
+                    for _ in range(5):
+                        held = [await connected(address, target) for _ in range(100)]
+                        for writer in held:
+                            writer.transport.abort()
+                        assert (await ask(address, target)).status == 200
+                seconds = asyncio.get_running_loop().time() - begun
+                assert one.probes - before <= seconds + 2
+                waits.set()
+                assert {each.status for each in await asyncio.gather(*under_way)} == {200}
+
+    uvloop.run(main())
+
+
+async def connected(address: Address, target: bytes) -> asyncio.StreamWriter:
+    """A client that asks and does not wait for the answer."""
+    _, writer = await asyncio.open_connection(address.host, address.port)
+    writer.write(b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % target)
+    return writer
+
+
+def test_readiness_is_what_the_last_probe_said() -> None:
+    state = "200 OK"
+
+    async def respond(request: Received, writer: asyncio.StreamWriter) -> None:
+        if state == "silent":
+            await asyncio.sleep(30)
+        writer.write(answer(b"", state))
+
+    async def main() -> None:
+        nonlocal state
+        async with scripted_server(respond) as triton:
+            settings = Settings(upstream=(triton.url,), port=0, health_interval_s=0.05)
+            async with gateway(settings) as address:
+                for said, ready, live in (
+                    ("200 OK", (200, 200), 200),
+                    ("400 Bad Request", (503, 400), 200),
+                    ("silent", (503, 503), 503),
+                    ("200 OK", (200, 200), 200),
+                ):
+                    state = said
+                    async with asyncio.timeout(30):
+                        for target, status in zip((b"/readyz", b"/v2/health/ready"), ready, strict=True):
+                            while (await ask(address, target)).status != status:
+                                pass
+                        assert (await ask(address, b"/v2/health/live")).status == live
+
+    uvloop.run(main())

@@ -61,6 +61,26 @@ def test_latency_is_at_least_the_servers_delay_and_counts_are_the_servers() -> N
     assert sum(second.successes for second in result.series) == result.count
 
 
+@pytest.mark.parametrize("load", [{"concurrency": 4}, {"rate": "300", "concurrency": 1}])
+def test_requests_that_a_server_drops_are_errors_and_are_sent_once(load: dict[str, Any]) -> None:
+    """Each tenth connection is closed with no byte of an answer, after others were given over it."""
+    dropped: list[int] = []
+
+    async def drops(_: Received, writer: asyncio.StreamWriter) -> None:
+        if next(turns) % 10 == 9:
+            dropped.append(1)
+            writer.close()
+        else:
+            writer.write(answer())
+
+    turns = iter(range(1_000_000))
+    with served(drops) as server:
+        result = run_load(options(server, duration=0.6, warmup=0.0, **load))
+        assert result.count + sum(result.errors.values()) == inferences(server)
+    assert len(dropped) > 5
+    assert result.errors == {"closed": len(dropped)}
+
+
 def test_failures_are_counted_by_kind_and_are_no_fast_answers() -> None:
     async def moody(_: Received, writer: asyncio.StreamWriter) -> None:
         turn = next(turns) % 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -13,8 +14,7 @@ from compress.errors import RepositoryError
 from serve.cli import main
 from serve.provenance import read_provenance, verify
 from serve.repository import pack
-from serve.signing import check_signature, sign
-from serve.up import check_files
+from serve.signing import check_files, check_signature, sign
 from tests.serve_models import hook_file, tiny_artifact
 
 OPENSSL = str(shutil.which("openssl"))
@@ -105,8 +105,127 @@ def test_so_does_a_new_file(repository: Path, keys: tuple[Path, Path, Path]) -> 
     sign(repository, keys[0])
     (repository / "evil/1").mkdir(parents=True)
     (repository / "evil/config.pbtxt").write_text('name: "evil"')
+    (repository / "evil/1/model.py").write_text("")
     with pytest.raises(RepositoryError, match=r"evil/config\.pbtxt"):
         check_signature(repository, keys[1])
+
+
+def _linked(path: str, target: str = "") -> Callable[[Path], object]:
+    """A link to the same content in the place of what was there, or to something else in the repository."""
+
+    def plant(repository: Path) -> None:
+        place, leads_to = repository / path, repository / target
+        if place.exists():
+            leads_to = repository.parent / "elsewhere"
+            place.rename(leads_to)
+        place.symlink_to(leads_to)
+
+    return plant
+
+
+def _written(path: str) -> Callable[[Path], object]:
+    def plant(repository: Path) -> None:
+        (repository / path).parent.mkdir(parents=True, exist_ok=True)
+        (repository / path).write_bytes(b"evil")
+
+    return plant
+
+
+PLANTED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a version that is a link": (_linked("tiny_network/2", "tiny_network/1"), "a link"),
+    "a model that is a link": (_linked("other", "tiny_network"), "a link"),
+    "a model behind a link": (_linked("tiny_network"), "a link"),
+    "a file behind a link": (_linked("tiny_network/1/model.onnx"), "a link"),
+    "a link to nothing": (_linked("tiny_network/1/more", "nothing"), "a link"),
+    "a link in the place of the list": (_linked("SHA256SUMS"), "a link"),
+    "byte code": (_written("tiny_preprocess/1/__pycache__/hooks.cpython-311.pyc"), "byte code"),
+    "byte code beside its source": (_written("tiny_preprocess/1/numpy.pyc"), "byte code"),
+    "a hidden model": (_written(".git/1/model.py"), "changed since"),
+    "a list of its own": (_written("tiny_preprocess/1/SHA256SUMS"), "changed since"),
+    "an empty version": (lambda repository: (repository / "tiny_network/2").mkdir(), "empty folder"),
+    "a pipe": (lambda repository: os.mkfifo(repository / "tiny_network/1/pipe"), "a pipe"),
+    "a name of two lines": (_written("tiny_network/1/a\nb"), "not printable"),
+    "a name that is no text": (lambda repository: (repository / os.fsdecode(b"\xff")).touch(), "not printable"),
+    "a folder too deep": (_written("tiny/1/" + "a/" * 40 + "b"), "folders deep"),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_what_no_list_can_vouch_for_is_neither_signed_nor_served(
+    repository: Path, keys: tuple[Path, Path, Path], planted: str
+) -> None:
+    plant, why = PLANTED[planted]
+    sign(repository, keys[0])
+    plant(repository)
+    with pytest.raises(RepositoryError, match=why):
+        check_files(repository, keys[1], trust_changes=True)
+    if why != "changed since" and "SHA256SUMS" not in planted:
+        with pytest.raises(RepositoryError, match=why):
+            sign(repository, keys[0])
+
+
+def test_a_name_that_holds_another_line_is_no_stand_in_for_two_files(
+    repository: Path, keys: tuple[Path, Path, Path]
+) -> None:
+    sign(repository, keys[0])
+    first, second = (repository / "SHA256SUMS").read_text().splitlines()[:2]
+    one, other = repository / first[66:], repository / second[66:]
+    content = one.read_bytes()
+    one.unlink()
+    other.unlink()
+    odd = repository / f"{first[66:]}\n{second}"
+    odd.parent.mkdir(parents=True, exist_ok=True)
+    odd.write_bytes(content)
+    with pytest.raises(RepositoryError):
+        check_signature(repository, keys[1])
+
+
+def test_a_repository_that_is_reached_through_a_link_is_one(repository: Path, keys: tuple[Path, Path, Path]) -> None:
+    (repository.parent / "link").symlink_to(repository)
+    count = sign(repository.parent / "link", keys[0])
+    assert check_files(repository.parent / "link", keys[1]) == count
+
+
+def test_a_copy_holds_what_was_verified_and_nothing_else(
+    repository: Path, keys: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    sign(repository, keys[0])
+    with pytest.raises(SystemExit) as ended:
+        main(["check", str(repository), "--public-key", str(keys[1]), "--into", str(tmp_path / "copy")])
+    assert not ended.value.code
+    copied = {path: path.read_bytes() for path in (tmp_path / "copy").rglob("*") if path.is_file()}
+    signed = [line[66:] for line in (repository / "SHA256SUMS").read_text().splitlines()]
+    assert {str(path.relative_to(tmp_path / "copy")): content for path, content in copied.items()} == {
+        name: (repository / name).read_bytes() for name in signed
+    }
+    verify(tmp_path / "copy")
+    _change("tiny_network/1/model.onnx")(repository)
+    with pytest.raises(RepositoryError, match="changed since"):
+        check_files(repository, keys[1], into=tmp_path / "another")
+    assert not list((tmp_path / "another").iterdir())
+    with pytest.raises(RepositoryError, match="not empty"):
+        check_files(repository, keys[1], into=tmp_path / "copy")
+    with pytest.raises(RepositoryError, match="for what is signed"):
+        check_files(repository, None, into=tmp_path / "third")
+
+
+@pytest.mark.parametrize(
+    ("plant", "why"),
+    [
+        (_written("tiny_network/libtriton_onnxruntime.so"), "did not write it"),
+        (_written("tiny_network/1/libtriton_onnxruntime.so.1"), "did not write it"),
+        (_written("tiny_preprocess/1/__pycache__/evil.so"), "did not write it"),
+        (_written("tiny_preprocess/1/hooks.pyc"), "did not write it"),
+        (_linked("tiny_network/1/model.onnx"), "a link"),
+    ],
+)
+def test_a_packed_model_has_no_entry_that_pack_did_not_write(
+    repository: Path, plant: Callable[[Path], object], why: str
+) -> None:
+    plant(repository)
+    with pytest.raises(RepositoryError, match=why):
+        check_files(repository, None)
+    check_files(repository, None, trust_changes=True)
 
 
 def test_other_tools_check_it_too(repository: Path, keys: tuple[Path, Path, Path]) -> None:

@@ -111,6 +111,20 @@ def test_copies_come_first_and_are_judged_by_their_answers(disagreed: float, sta
     assert seen["difference"] == pytest.approx(0.001)
 
 
+def test_an_answer_is_evidence_of_failures_once() -> None:
+    course = Course(Plan(steps=(50.0,), shadow=50.0), 0.0)
+    course.promote(0.0, "")
+    analysis = course.analysis
+    for _ in range(10):
+        analysis.candidate(GOOD)
+        analysis.baseline(BAD, paired=True)
+        analysis.copied(GOOD, BAD)
+    assert analysis.measures["errors"].count == 10, "the pairs, and no baseline's answer beside them"
+    assert analysis.evidence()["errors"]["baseline"] == 1.0
+    analysis.baseline(GOOD, paired=True)
+    assert analysis.measures["latency"].count == 1, "how long it took is told once, and by this"
+
+
 def test_a_later_process_goes_on_with_the_evidence() -> None:
     course = Course(PLAN, 0.0)
     follow(course, noisy(0.01, 1), noisy(0.01, 2), 300)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from serve.supervisor import Backoff
+from serve.gateway.suspects import Suspect
+from serve.supervisor import SERVER, START, Backoff, cause_of
 from serve.up_options import cpus_of
 from serve.watch import fingerprints, plan
 
@@ -25,6 +26,22 @@ def test_a_server_that_lived_long_begins_a_new_row() -> None:
 
 def test_never_means_never() -> None:
     assert Backoff(0).after(1000.0) is None
+
+
+def test_deaths_are_counted_by_their_cause() -> None:
+    backoff = Backoff(2)
+    assert [backoff.after(1.0, SERVER), backoff.after(1.0, START)] == [0.5, 0.5]
+    assert [backoff.after(1.0, SERVER), backoff.after(0.0, START)] == [1.0, 1.0]
+    assert [backoff.after(1.0, SERVER), backoff.after(0.0, START)] == [None, None]
+
+
+def test_one_client_never_ends_it() -> None:
+    one, other = Suspect("a", "m", "1"), Suspect("b", "m", "2")
+    assert cause_of([]) == cause_of([one, other]) == SERVER
+    cause = cause_of([one, Suspect("a", "m", "3")])
+    backoff = Backoff(1)
+    assert [backoff.after(1.0, cause) for _ in range(50)][-1] == 30.0
+    assert Backoff(0).after(1.0, cause) is None
 
 
 @pytest.mark.parametrize(("text", "cores"), [(None, ()), ("0", (0,)), ("0-2,5, 1", (0, 1, 2, 5))])

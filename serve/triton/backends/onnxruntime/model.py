@@ -135,13 +135,13 @@ def session_options(config: Mapping[str, Any]) -> Any:
     parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    options.intra_op_num_threads = int(parameters.get("intra_op_thread_count", 0))
-    options.inter_op_num_threads = int(parameters.get("inter_op_thread_count", 0))
-    parallel = parameters.get("execution_mode", "0") == "1"
+    options.intra_op_num_threads = number(parameters, "intra_op_thread_count", "0")
+    options.inter_op_num_threads = number(parameters, "inter_op_thread_count", "0")
+    parallel = number(parameters, "execution_mode", "0", most=1) == 1
     modes = onnxruntime.ExecutionMode
     options.execution_mode = modes.ORT_PARALLEL if parallel else modes.ORT_SEQUENTIAL
-    options.enable_cpu_mem_arena = parameters.get("enable_mem_arena", "1") in ("1", "true")
-    options.enable_mem_pattern = parameters.get("enable_mem_pattern", "1") in ("1", "true")
+    options.enable_cpu_mem_arena = number(parameters, "enable_mem_arena", "1", most=1) == 1
+    options.enable_mem_pattern = number(parameters, "enable_mem_pattern", "1", most=1) == 1
     level = config.get("optimization", {}).get("graph", {}).get("level", 0)
     options.graph_optimization_level = LEVELS[str(level)]
     entries = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
@@ -149,6 +149,14 @@ def session_options(config: Mapping[str, Any]) -> Any:
     for key, value in entries.items():
         options.add_session_config_entry(key, value)
     return options
+
+
+def number(parameters: Mapping[str, str], name: str, otherwise: str, most: int = 2**31 - 1) -> int:
+    """A parameter that is a number; anything else is refused here, as it may be refused or misread elsewhere."""
+    text = parameters.get(name, otherwise)
+    if not (text.isascii() and text.isdecimal() and int(text) <= most):
+        raise RuntimeError(f"the parameter {name} is {text!r}, and a number up to {most} is wanted")
+    return int(text)
 
 
 def providers(config: Mapping[str, Any], gpu: int | None) -> list[Any]:

@@ -1,0 +1,108 @@
+"""Scores against labels that are more than a class for each sample: several at once, or one for each place of a map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+__all__ = ["IntersectionOverUnion", "constant_f1", "f1_of", "pixel_accuracy_of"]
+
+Array = np.ndarray[Any, Any]
+Scorer = Callable[[dict[str, Array], dict[str, Array], Array | None], Array]
+
+
+def f1_of(threshold: float) -> Scorer:
+    """The F1 score of each sample's set of labels, [n]; 1 where there are none and none are given.
+
+    Args:
+        threshold: of an output, above which a label is given: 0 for logits, 0.5 for probabilities.
+    """
+
+    def per_sample(outputs: dict[str, Array], _expected: dict[str, Array], labels: Array | None) -> Array:
+        values = next(iter(outputs.values()))
+        scores = _f1((values > threshold).reshape(len(values), -1), np.asarray(labels).reshape(len(values), -1) > 0)
+        return np.where(np.isnan(values.reshape(len(values), -1)).any(axis=1), 0.0, scores)
+
+    return per_sample
+
+
+def _f1(given: Array, there: Array) -> Array:
+    both, sizes = (given & there).sum(1), given.sum(1) + there.sum(1)
+    return np.asarray(np.where(sizes == 0, 1.0, 2 * both / np.maximum(sizes, 1)))
+
+
+def constant_f1(there: Array) -> float:
+    """What the best of the most frequent labels, 0, 1 or more of them, get when they are given for every sample.
+
+    Args:
+        there: which labels [n, k] each sample has.
+    """
+    there = there > 0
+    order = np.argsort(-there.sum(0), kind="stable")
+    best = 0.0
+    for count in range(there.shape[1] + 1):
+        given = np.zeros(there.shape[1], bool)
+        given[order[:count]] = True
+        best = max(best, float(_f1(np.broadcast_to(given, there.shape), there).mean()))
+    return best
+
+
+def pixel_accuracy_of(axis: int) -> Scorer:
+    """The share of each sample's places [n] whose largest logit is that of the label.
+
+    A place counts if its label is a class; of a sample without one, nothing is known: 1. Places of which the logits are
+    no numbers, or all the same, are wrong.
+
+    Args:
+        axis: of the classes, in the output.
+    """
+
+    def per_sample(outputs: dict[str, Array], _expected: dict[str, Array], labels: Array | None) -> Array:
+        right, there = _places(next(iter(outputs.values())), np.asarray(labels), axis)
+        counts = there.reshape(len(there), -1).sum(1)
+        share = (right & there).reshape(len(there), -1).sum(1) / np.maximum(counts, 1)
+        return np.asarray(np.where(counts == 0, 1.0, share))
+
+    return per_sample
+
+
+def _places(values: Array, labels: Array, axis: int) -> tuple[Array, Array]:
+    """Where the answer is the label, and where the label is a class."""
+    there = (labels >= 0) & (labels < values.shape[axis])
+    logits = np.moveaxis(values, axis, -1)
+    prefers = ~np.isnan(logits).any(-1) & (logits != logits[..., :1]).any(-1)
+    return (logits.argmax(-1) == labels) & prefers, there
+
+
+class IntersectionOverUnion:
+    """Mean over the classes that there are of places right over places that are, or are taken for, of the class.
+
+    Args:
+        axis: of the classes, in the output.
+        output: that is judged; None is the first.
+    """
+
+    def __init__(self, axis: int, output: str | None = None) -> None:
+        self._axis, self._output = axis, output
+        self._counts: Array | None = None
+
+    def update(self, outputs: dict[str, Array], labels: Array | None) -> None:
+        """Take a batch."""
+        values = next(iter(outputs.values())) if self._output is None else outputs[self._output]
+        ids, classes = np.asarray(labels), values.shape[self._axis]
+        if self._counts is None:
+            self._counts = np.zeros((classes, classes), np.int64)
+        there = (ids >= 0) & (ids < classes)
+        given = np.moveaxis(values, self._axis, -1).argmax(-1)
+        pairs = ids[there].astype(np.int64) * classes + given[there]
+        self._counts += np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
+
+    def compute(self) -> float:
+        """0 to 1."""
+        if self._counts is None:
+            return float("nan")
+        right = np.diag(self._counts)
+        union = self._counts.sum(0) + self._counts.sum(1) - right
+        return float((right[union > 0] / union[union > 0]).mean()) if (union > 0).any() else float("nan")

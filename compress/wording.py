@@ -1,0 +1,37 @@
+"""How messages are put: a number agrees with its noun, and a note is no warning."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["Note", "counted"]
+
+_PLURAL = re.compile(r"\b[A-Za-z]+(?<![suiSUI])s\b")  # but class, status, axis
+# "epochs" loses one letter; these lose two, or end in another.
+_ENDINGS = (("ies", "y"), ("sses", "ss"), ("ches", "ch"), ("shes", "sh"), ("xes", "x"), ("s", ""))
+_ODD = {"processes": "process", "axes": "axis", "matrices": "matrix"}
+
+
+class Note(str):
+    """Words that a reader may want to know, and that warn of nothing."""
+
+    __slots__ = ()
+
+
+def counted(number: float, things: str) -> str:
+    """A number with what it counts: 1 epoch, 2 epochs, 0.5 points, 1,000 models loaded alone.
+
+    Args:
+        number: 0 or more.
+        things: in the plural; of several words, the first that ends like a plural is the one that is counted.
+    """
+    figure = f"{number:,}" if isinstance(number, int) else f"{number:g}"
+    return f"{figure} {_PLURAL.sub(_singular, things, count=1) if number == 1 else things}"
+
+
+def _singular(found: re.Match[str]) -> str:
+    word = found.group()
+    if word in _ODD:
+        return _ODD[word]
+    ending, instead = next(pair for pair in _ENDINGS if word.endswith(pair[0]))
+    return word.removesuffix(ending) + instead

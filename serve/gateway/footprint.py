@@ -1,0 +1,25 @@
+"""What a gateway may need of a machine's memory, from what its clients may make it hold."""
+
+from __future__ import annotations
+
+__all__ = ["MIB", "footprint_bytes", "reader_bytes"]
+
+MIB = 1024 * 1024
+# A gateway that does nothing, and its process that reads long JSON.
+BASE_BYTES, READER_BASE_BYTES = 160 * MIB, 96 * MIB
+PASSING = 4  # copies of the longest body, of one request at a time, while it is put together and written anew
+
+
+def reader_bytes(bound: int) -> int:
+    """What the process that reads long JSON may make of one request."""
+    return bound // 2
+
+
+def footprint_bytes(bound: int, max_body_bytes: int) -> int:
+    """What a gateway may need in all: a pod's memory limit has to be as high.
+
+    Args:
+        bound: its memory_bytes.
+        max_body_bytes: of one request.
+    """
+    return BASE_BYTES + READER_BASE_BYTES + bound + reader_bytes(bound) + PASSING * max_body_bytes

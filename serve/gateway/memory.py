@@ -1,0 +1,156 @@
+"""One bound for all that clients make a gateway hold: bodies, answers, connections, streams.
+
+Bytes are counted as they come, not as they are announced: who announces much and sends nothing takes no room from
+others; who has announced more than there is room for is refused before it is read. What would go over the bound is
+refused with 503 (RESOURCE_EXHAUSTED over gRPC), and everybody else goes on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Self
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from serve.gateway.errors import OverloadedError
+
+__all__ = ["CONNECTION_BYTES", "Memory", "MemoryFullError", "Share"]
+
+CONNECTION_BYTES = 16 * 1024
+SMALL_BYTES = 64 * 1024
+
+
+class MemoryFullError(OverloadedError):
+    """The gateway holds as much as it may."""
+
+    closes = True
+
+    def __init__(self, bound: int) -> None:
+        super().__init__(
+            "the gateway holds as much as it may",
+            why=f"bodies and answers on their way are bounded to {bound} bytes together",
+            mend="try again when Retry-After says, or send less at a time",
+        )
+
+
+class Memory(Collector):
+    """The bound of one gateway.
+
+    Args:
+        bound: bytes.
+
+    Attributes:
+        used: bytes that are held now.
+        connections: those of clients, of which a quarter of the bound may be made.
+        refused: how often there was no room.
+    """
+
+    def __init__(self, bound: int) -> None:
+        self.bound = bound
+        self.used = 0
+        self.connections = 0
+        self.refused = 0
+        self._by_key: Counter[str] = Counter()
+
+    def take(self, size: int, *, small: bool) -> None:
+        """Hold so many bytes more; raises MemoryFullError.
+
+        Args:
+            size: bytes.
+            small: whether it is for a short request: those have the last eighth of the bound for themselves.
+        """
+        if self.used + size > (self.bound if small else self.bound - self.bound // 8):
+            self.refused += 1
+            raise MemoryFullError(self.bound)
+        self.used += size
+
+    def take_for(self, key: str, size: int) -> None:
+        """Count it for a key, of long requests; no key may have more than half of the bound. Raises MemoryFullError."""
+        if self._by_key[key] + size > self.bound // 2:
+            self.refused += 1
+            raise MemoryFullError(self.bound // 2)
+        self._by_key[key] += size
+
+    def give_for(self, key: str, size: int) -> None:
+        """What was counted for a key is no longer held."""
+        self._by_key[key] -= size
+        if not self._by_key[key]:
+            del self._by_key[key]
+
+    def connect(self) -> bool:
+        """Whether there is room for one more connection; `disconnect` gives it back."""
+        if (self.connections + 1) * CONNECTION_BYTES > self.bound // 4:
+            self.refused += 1
+            return False
+        self.connections += 1
+        self.used += CONNECTION_BYTES
+        return True
+
+    def disconnect(self) -> None:
+        self.connections -= 1
+        self.used -= CONNECTION_BYTES
+
+    def collect(self) -> Iterator[Metric]:
+        """Prometheus metrics."""
+        yield GaugeMetricFamily("gateway_memory_bytes", "Bytes held for requests and answers.", self.used)
+        yield GaugeMetricFamily("gateway_memory_bound_bytes", "Most of them.", self.bound)
+        yield CounterMetricFamily("gateway_memory_refused", "Refusals for want of room.", self.refused)
+
+
+class Share:
+    """What one request holds; given back by `close`, or when nobody knows of it any more.
+
+    Args:
+        memory: of which it is a share.
+        key: the id of its key, "" for none.
+    """
+
+    __slots__ = ("_key", "_memory", "_of_key", "size")
+
+    def __init__(self, memory: Memory, key: str = "") -> None:
+        self._memory = memory
+        self._key = key
+        self._of_key = 0
+        self.size = 0
+
+    def take(self, size: int) -> None:
+        """Hold so many bytes more; raises MemoryFullError."""
+        small = self.size + size <= SMALL_BYTES
+        if self._key and not small:
+            self._memory.take_for(self._key, size)
+            self._of_key += size
+        self._memory.take(size, small=small)
+        self.size += size
+
+    def check(self, size: int) -> None:
+        """Whether there is room for so many bytes, now; raises MemoryFullError."""
+        before, counted = self.size, self._of_key
+        self.take(size)
+        self.resize(before)
+        if self._key and self._of_key > counted:
+            self._memory.give_for(self._key, self._of_key - counted)
+            self._of_key = counted
+
+    def resize(self, size: int) -> None:
+        """Hold so many bytes in all, which are there already."""
+        self._memory.used += size - self.size
+        self.size = size
+
+    def close(self) -> None:
+        """Give it all back."""
+        self._memory.used -= self.size
+        self.size = 0
+        if self._of_key:
+            self._memory.give_for(self._key, self._of_key)
+            self._of_key = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,135 @@
+"""Several real Tritons, one of which fails: who is asked, over HTTP and gRPC, and how it comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import uvloop
+from tritonclient.grpc import service_pb2 as messages
+
+from serve.gateway.settings import Settings
+from serve.http_client import Address, Pool
+from serve.triton.launch import TritonServer
+from tests.integration.test_gateway_grpc import free_port
+from tests.integration.test_triton import FREE
+from tests.serve_http import gateway
+from tests.unit.serve.test_gateway_upstream import metric
+
+CONFIG = """\
+name: "m"
+backend: "python"
+max_batch_size: 8
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 1 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] } ]
+instance_group [ { kind: KIND_CPU count: 2 } ]
+"""
+MODEL = """\
+import os
+import time
+import triton_python_backend_utils as utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        if os.path.exists({flag!r}):
+            raise ValueError("out of memory")
+        time.sleep(0.005)
+        x = [utils.get_input_tensor_by_name(each, "x").as_numpy() for each in requests]
+        return [utils.InferenceResponse([utils.Tensor("y", each)]) for each in x]
+"""
+BODY = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}).encode()
+CLIENTS = 16
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[TritonServer]]]:
+    """Three Tritons with one model, which fails in the first while a file is there; the file, and the Tritons."""
+    folder = tmp_path_factory.mktemp("fleet")
+    with ExitStack() as stack:
+        servers = []
+        for number in range(3):
+            version = folder / str(number) / "m" / "1"
+            version.mkdir(parents=True)
+            (version.parent / "config.pbtxt").write_text(CONFIG)
+            flag = folder / "fails" if number == 0 else folder / "never"
+            (version / "model.py").write_text(MODEL.format(flag=str(flag)))
+            servers.append(stack.enter_context(TritonServer(folder / str(number), ports=FREE)))
+        yield folder / "fails", servers
+
+
+async def http_load(address: Address, requests: int) -> Counter[str]:
+    seen: Counter[str] = Counter()
+
+    async def client() -> None:
+        pool = Pool(address, timeout_s=30)
+        for _ in range(requests // CLIENTS):
+            seen[str((await pool.request(b"POST", b"/v2/models/m/infer", (), BODY)).status)] += 1
+        await pool.close()
+
+    await asyncio.gather(*(client() for _ in range(CLIENTS)))
+    return seen
+
+
+async def grpc_load(target: str, requests: int) -> Counter[str]:
+    seen: Counter[str] = Counter()
+    message = messages.ModelInferRequest(model_name="m")
+    message.inputs.add(name="x", datatype="FP32", shape=[1, 1]).contents.fp32_contents.append(1.0)
+    body = message.SerializeToString()
+    async with grpc.aio.insecure_channel(target) as channel:
+        ask = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+
+        async def client() -> None:
+            for _ in range(requests // CLIENTS):
+                try:
+                    await ask(body, timeout=30)
+                    seen["200"] += 1
+                except grpc.aio.AioRpcError as err:
+                    seen[err.code().name] += 1
+
+        await asyncio.gather(*(client() for _ in range(CLIENTS)))
+    return seen
+
+
+@pytest.mark.parametrize("tritons", [2, 3])
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_triton_that_fails_at_once_gets_next_to_nothing_and_comes_back_when_it_is_well(
+    fleet: tuple[Path, list[TritonServer]], tritons: int, protocol: str
+) -> None:
+    flag, servers = fleet[0], fleet[1][:tritons]
+    port = free_port()
+    settings: dict[str, Any] = {
+        "upstream": tuple(f"http://{server.http_address}" for server in servers),
+        "grpc_upstream": tuple(server.grpc_address for server in servers),
+    }
+
+    async def main() -> None:
+        async with gateway(Settings(**settings, port=0, grpc_port=port), validate=True) as address:
+
+            async def load(requests: int) -> Counter[str]:
+                if protocol == "http":
+                    return await http_load(address, requests)
+                return await grpc_load(f"127.0.0.1:{port}", requests)
+
+            flag.touch()
+            seen = await load(1600)
+            failed = 1600 - seen["200"]
+            assert failed < 4 * CLIENTS, seen
+            assert await metric(address, "gateway_upstream_ejected", model="m") == 1
+            flag.unlink()
+            deadline = asyncio.get_running_loop().time() + 60
+            while await metric(address, "gateway_upstream_ejected", model="m"):
+                assert asyncio.get_running_loop().time() < deadline, "it did not come back"
+                await load(CLIENTS)
+            assert set(await load(800)) == {"200"}
+
+    try:
+        uvloop.run(main())
+    finally:
+        flag.unlink(missing_ok=True)

@@ -1,0 +1,252 @@
+"""When something dies all the same: what served it heals, and nobody else notices."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve.gateway.keys import add_key
+from serve.repository import PackOptions, pack
+from serve.triton.processes import _group_of
+from serve.triton.stubs import Stub, stubs_in
+from tests.gateway_models import FILES_CONFIG, FILES_MODEL, fetch
+from tests.integration.test_up import FREE, Up, triton_of, up
+from tests.serve_models import tiny_artifact
+
+pytestmark = pytest.mark.integration
+TINY = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}).encode()
+# It dies of some requests, and takes its time to be loaded where it finds a file of that name.
+MODEL = FILES_MODEL.replace(
+    "        if files[0, 0].startswith(b\"fail\"):",
+    "        if files[0, 0].startswith(b\"die\"):\n            os.kill(os.getpid(), signal.SIGSEGV)\n"
+    "        if files[0, 0].startswith(b\"fail\"):",
+).replace("import time\n", "import os\nimport pathlib\nimport signal\nimport time\n").replace(
+    "    def execute",
+    "    def initialize(self, args):\n"
+    "        while pathlib.Path(args[\"model_repository\"]).parent.resolve().with_name(\"slow\").exists():\n"
+    "            time.sleep(0.05)\n\n    def execute",
+)  # fmt: skip
+
+
+def asked(content: str) -> bytes:
+    return json.dumps({"inputs": [{"name": "file", "datatype": "BYTES", "shape": [1, 1], "data": [content]}]}).encode()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Models "tiny" and "files", one process each."""
+    folder = tmp_path / "models"
+    pack(tiny_artifact(tmp_path / "tiny"), repository=folder, name="tiny", options=PackOptions(instances=1))
+    version = folder / "files" / "1"
+    version.mkdir(parents=True)
+    (version.parent / "config.pbtxt").write_text(FILES_CONFIG)
+    (version / "model.py").write_text(MODEL)
+    return folder
+
+
+def stub_of(running: Up, model: str) -> Stub | None:
+    """The process of a model's only instance."""
+    triton = triton_of(running.process)
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    pids = [pid for pid in pids if triton and _group_of(pid) == triton]
+    links = {match[1] for pid in pids if (match := re.search(r"--model-repository=([^\0]+)", command(pid)))}
+    return next((stub for link in links for stub in stubs_in(pids, link) if stub.model == model), None)
+
+
+def command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
+
+
+def ask(url: str, model: str, body: bytes, **headers: str) -> tuple[int, Any, str | None]:
+    """Status, JSON, and Retry-After."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+    with contextlib.closing(connection):
+        connection.request("POST", f"/v2/models/{model}/infer", body, headers)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read()), answer.headers.get("Retry-After")
+
+
+@contextlib.contextmanager
+def asking(url: str, model: str, body: bytes, statuses: list[int]) -> Iterator[None]:
+    """Ask again and again beside what else happens."""
+    stop = threading.Event()
+
+    def go_on() -> None:
+        while not stop.is_set():
+            statuses.append(ask(url, model, body)[0])
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def page(url: str) -> str:
+    with contextlib.closing(http.client.HTTPConnection(url.removeprefix("http://"))) as connection:
+        connection.request("GET", "/metrics")
+        return connection.getresponse().read().decode()
+
+
+def counted(running: Up, what: str, times: int) -> bool:
+    return running.said.count(what) == times
+
+
+def until(running: Up, what: Callable[[], Any]) -> Any:
+    return running.until(what, 60.0)
+
+
+def test_a_dead_process_heals_and_is_told_meanwhile(tmp_path: Path, repository: Path) -> None:
+    with up(tmp_path, str(repository), *FREE) as running:
+        url = running.url()
+        assert ask(url, "files", asked("abcd"))[0] == 200
+        (tmp_path / "slow").touch()  # it is loaded when we say so
+        others: list[int] = []
+        with asking(url, "tiny", TINY, others):
+            dead = stub_of(running, "files")
+            assert dead is not None
+            os.kill(dead.pid, signal.SIGKILL)
+            until(running, lambda: "it is loaded again" in running.said)
+            before = time.monotonic()
+            status, told, retry = ask(url, "files", asked("abcd"))
+            assert (status, retry) == (503, "1"), told
+            assert "files_0_0 was ended by SIGKILL" in told["why"]
+            assert time.monotonic() - before < 0.9  # Triton would take a second to find out, each time
+            assert fetch(f"{url}/v2/models/files/ready")[0] == 503
+            assert fetch(f"{url}/v2/models/tiny/ready")[0] == 200
+            assert fetch(f"{url}/readyz")[1]["down"] == ["files"]
+            assert 'gateway_model_down_seconds{model="files"}' in page(url)
+            (tmp_path / "slow").unlink()
+            until(running, lambda: "files is served again" in running.said)
+            assert ask(url, "files", asked("abcd"))[0] == 200
+        assert set(others) == {200}
+        assert fetch(f"{url}/v2/models/files/ready")[0] == 200
+        assert "down" not in fetch(f"{url}/readyz")[1]
+        assert 'gateway_model_down_seconds{model="files"}' not in page(url)
+        assert 'gateway_model_deaths_total{model="files"} 1.0' in page(url)
+        # Once more, with files as they were: Triton's own reload would do nothing.
+        dead = until(running, lambda: stub_of(running, "files"))
+        os.kill(dead.pid, signal.SIGKILL)
+        until(running, lambda: running.said.count("files is served again") == 2)
+        assert ask(url, "files", asked("abcd"))[0] == 200
+        assert "Triton has died" not in running.said
+
+
+def test_what_is_made_of_a_dead_model_is_down_and_heals_with_it(tmp_path: Path) -> None:
+    from tests.integration.test_up import label, pack_letters
+
+    tiny_artifact(tmp_path / "tiny")
+    pack_letters(tmp_path, "abc")
+    with up(tmp_path, str(tmp_path / "models"), *FREE) as running:
+        url = running.url()
+        assert label(url) == "b"
+        dead = stub_of(running, "tiny_network")
+        assert dead is not None
+        os.kill(dead.pid, signal.SIGKILL)
+        seen = {label(url)}
+
+        def healed() -> bool:
+            seen.add(label(url))
+            return "tiny_network is served again" in running.said
+
+        until(running, healed)
+        assert label(url) == "b"
+        assert seen <= {"b", "503"}
+
+
+def test_a_request_that_kills_twice_is_refused_for_its_key(tmp_path: Path, repository: Path) -> None:
+    keys = tmp_path / "keys.json"
+    good = {"X-API-Key": add_key(keys, "good")[0]}
+    bad = {"X-API-Key": add_key(keys, "bad")[0]}
+    settings = tmp_path / "gateway.toml"
+    settings.write_text(f'keys = "{keys}"\n')
+    with up(tmp_path, str(repository), *FREE, "--gateway", str(settings), "--restarts", "1") as running:
+        url = running.url()
+
+        def served() -> bool:
+            return ask(url, "files", asked("abcd"), **good)[0] == 200
+
+        for times in (1, 2):
+            until(running, served)
+            status, told, retry = ask(url, "files", asked("die secret"), **bad)
+            assert (status, retry) == (503, "1"), told
+            until(running, partial(counted, running, "files is served again", times))
+        for _ in range(3):
+            status, told, _ = ask(url, "files", asked("die secret"), **bad)
+            assert (status, told["why"]) == (422, "this very request has ended the model's process twice")
+        assert ask(url, "files", asked("another"), **bad)[0] == 200
+        assert served()
+        said = running.said
+        assert said.count("was ended by SIGSEGV; in flight: files (key ") == 2
+        assert "secret" not in said
+        assert bad["X-API-Key"] not in said
+        # What another key sends is not that key's fault, until it has been seen twice from it.
+        assert ask(url, "files", asked("die secret"), **good)[0] == 503
+        until(running, served)
+
+
+def test_a_triton_that_dies_names_the_signal_and_who_was_there(tmp_path: Path, repository: Path) -> None:
+    with up(tmp_path, str(repository), *FREE, "--restarts", "1") as running:
+        url = running.url()
+        for times in (1, 2, 3):  # of one client's requests, which are not enough to end it for the others
+            thread = threading.Thread(target=ask, args=(url, "files", asked(f"sleep {times}")))
+            thread.start()
+            until(running, lambda: 'gateway_model_in_flight{model="files"} 1.0' in page(url)
+                  or 'gateway_model_in_flight{model="(others)"} 1.0' in page(url))  # fmt: skip
+            os.kill(triton_of(running.process), signal.SIGSEGV)
+            thread.join()
+            until(running, partial(counted, running, "Triton is ready again", times))
+        found = re.findall(r"Triton has died: it was ended by SIGSEGV; in flight: files \(no key, .* (\w{24})\)",
+                           running.said)  # fmt: skip
+        assert len(found) == 3
+        assert len(set(found)) == 3
+        assert ask(url, "tiny", TINY)[0] == 200
+
+
+def test_starts_that_fail_end_it(tmp_path: Path, repository: Path) -> None:
+    with up(tmp_path, str(repository), *FREE, "--restarts", "2") as running:
+        running.url()
+        (repository / "tiny/1/model.onnx").write_bytes(b"no model")
+        os.kill(triton_of(running.process), signal.SIGKILL)
+        assert running.process.wait(120) != 0
+        assert running.said.count("Triton did not start") == 3  # once for the death, twice in a row for the starts
+        assert "that is enough" in running.said
+
+
+def test_a_process_that_was_stopped_goes_on(tmp_path: Path, repository: Path) -> None:
+    with up(tmp_path, str(repository), *FREE) as running:
+        url = running.url()
+        stub = stub_of(running, "files")
+        assert stub is not None
+        os.kill(stub.pid, signal.SIGSTOP)
+        answers: list[int] = []
+        threads = [
+            threading.Thread(target=lambda: answers.append(ask(url, "files", asked("abcd"))[0])) for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        time.sleep(3)
+        assert ask(url, "tiny", TINY)[0] == 200
+        os.kill(stub.pid, signal.SIGCONT)
+        for thread in threads:
+            thread.join()
+        assert set(answers) <= {200, 503}
+        until(running, lambda: ask(url, "files", asked("abcd"))[0] == 200)
+        assert ask(url, "files", asked("abcd"))[0] == 200
+        assert "has died" not in running.said

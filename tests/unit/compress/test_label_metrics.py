@@ -1,0 +1,215 @@
+"""Labels that are more than a class for each sample: sets of labels, one label alone, a class for each place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import compress
+from compress.artifact import TensorSpec
+from compress.dataset import Dataset
+from compress.errors import RecipeError
+from compress.evaluation import judged
+from compress.judge import Judge
+from compress.label_metrics import IntersectionOverUnion, constant_f1, f1_of, pixel_accuracy_of
+from compress.metrics import find_metric
+from compress.model import Arrays, TorchModel
+from compress.signature import Signature
+
+RNG = np.random.default_rng(0)
+
+
+def model(module: nn.Module, *takes: str) -> TorchModel:
+    from compress.infer import infer_signature
+
+    return TorchModel(module.eval(), infer_signature(module.eval(), tuple(map(TensorSpec.parse, takes))))
+
+
+def data(inputs: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> Dataset:
+    return Dataset("", {"x": inputs.astype(np.float32)}, labels, "0" * 64)
+
+
+class Sign:
+    """Logits, or probabilities, of 5 labels; `flipped` of them are wrong."""
+
+    runtime, emulated = "numpy", False
+
+    def __init__(self, flipped: int = 0, shares: bool = False) -> None:
+        self._signs = np.where(np.arange(5) < flipped, -1, 1)
+        self._shares = shares
+
+    def infer(self, inputs: Arrays) -> Arrays:
+        logits = 4 * inputs["x"] * self._signs
+        return {"y": (1 / (1 + np.exp(-logits)) if self._shares else logits).astype(np.float32)}
+
+
+FIVE = Signature((TensorSpec("x", "float32", ("batch", 5)),), (TensorSpec("y", "float32", ("batch", 5)),))
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("kind", [np.float32, np.int64, bool])
+def test_labels_of_0_and_1_are_judged_each_by_itself(shares: bool, kind: type) -> None:
+    x = RNG.standard_normal((300, 5))
+    given = data(x, (x > 0).astype(kind))
+    sample = Sign(shares=shares).infer({"x": x[:8].astype(np.float32)})
+    metric = find_metric(None, given, FIVE, sample=sample)
+    assert metric.name == "f1"
+    judge = Judge(Sign(shares=shares), given, metric)
+    assert not judge.doubts
+    assert judge.original == 1
+    drop = judge.drop(Sign(flipped=1, shares=shares))
+    assert 15 < drop.points < 30, "the largest of the outputs would tell something else"
+    assert drop.low is not None
+    assert drop.high is not None
+
+
+def test_the_f1_of_samples_is_that_of_scikit_learn() -> None:
+    scores, there = RNG.standard_normal((200, 6)), RNG.random((200, 6)) < 0.3
+    ours = f1_of(0.0)({"y": scores}, {}, there)
+    wanted = pytest.importorskip("sklearn.metrics")
+    assert ours.mean() == pytest.approx(wanted.f1_score(there, scores > 0, average="samples", zero_division=1))
+
+
+def test_an_original_that_gives_the_usual_labels_is_no_better_than_chance() -> None:
+    """Rare labels: to give none at all is right for most of them, and worth nothing."""
+    x = RNG.standard_normal((400, 5))
+    there = np.zeros((400, 5), np.int64)
+    there[:, 0] = 1  # the one that all have
+    there[np.arange(400), RNG.integers(1, 5, 400)] = 1
+    metric = find_metric(None, data(x, there), FIVE)
+
+    class Usual(Sign):
+        def infer(self, inputs: Arrays) -> Arrays:
+            noise = 0.1 * inputs["x"]
+            return {"y": (noise + np.array([9, -9, -9, -9, -9])).astype(np.float32)}
+
+    assert "no better than chance" in " ".join(Judge(Usual(), data(x, there), metric).doubts)
+    assert constant_f1(there) == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(("labels", "name"), [(np.int64, "binary_accuracy"), (np.float32, "binary_accuracy")])
+def test_one_logit_is_judged_by_the_label(labels: type, name: str) -> None:
+    x = RNG.standard_normal((400, 5))
+    linear = nn.Linear(5, 1)
+    nn.init.ones_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    one = model(linear, "x:float32[batch,5]")
+    given, metric, _ = judged(data(x, (x.sum(1) > 0).astype(labels)[:, None]), None, None, one)
+    assert metric.name == name
+    assert metric.counted
+    from compress.backends import open_model
+
+    judge = Judge(open_model(one, threads=1), given, metric)
+    assert not judge.doubts
+    assert judge.original == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "labels", "axis"), [((7, 4, 6, 5), (7, 6, 5), 1), ((7, 6, 5, 4), (7, 6, 5), -1), ((7, 6, 4), (7, 6), -1)]
+)
+def test_class_ids_for_each_place_are_judged(shape: tuple[int, ...], labels: tuple[int, ...], axis: int) -> None:
+    logits, ids = RNG.standard_normal(shape), RNG.integers(0, 4, labels)
+    spec = TensorSpec("y", "float32", ("batch", *shape[1:]))
+    signature = Signature((TensorSpec("x", "float32", ("batch", 2)),), (spec,))
+    metric = find_metric(None, data(np.zeros((7, 2)), ids), signature)
+    assert (metric.name, metric.output) == ("pixel_accuracy", "y")
+    ids[0, 0] = 255  # what is no class does not count
+    assert metric.per_sample is not None
+    found = metric.per_sample({"y": logits}, {}, ids)
+    there = ids != 255
+    right = (logits.argmax(axis) == ids) & there
+    flat = (right.reshape(7, -1).sum(1), there.reshape(7, -1).sum(1))
+    assert found == pytest.approx(flat[0] / flat[1])
+    running = IntersectionOverUnion(axis)
+    for at in range(7):
+        running.update({"y": logits[at : at + 1]}, ids[at : at + 1])
+    wanted = pytest.importorskip("sklearn.metrics").jaccard_score(
+        ids[there], logits.argmax(axis)[there], average="macro"
+    )
+    assert running.compute() == pytest.approx(wanted)
+    assert find_metric("miou", data(np.zeros((7, 2)), ids), signature).output == "y"
+
+
+def test_a_map_whose_answer_is_the_usual_class_is_no_better_than_chance() -> None:
+    ids = (RNG.random((60, 8, 8)) < 0.1).astype(np.int64)
+
+    class Background:
+        runtime, emulated = "numpy", False
+
+        def infer(self, inputs: Arrays) -> Arrays:
+            noise = np.random.default_rng(len(inputs["x"])).random((len(inputs["x"]), 2, 8, 8))
+            return {"y": (noise + np.array([9, 0])[:, None, None]).astype(np.float32)}
+
+    signature = Signature(
+        (TensorSpec("x", "float32", ("batch", 2)),), (TensorSpec("y", "float32", ("batch", 2, 8, 8)),)
+    )
+    given = data(np.zeros((60, 2)), ids)
+    metric = find_metric(None, given, signature)
+    assert "no better than chance" in " ".join(Judge(Background(), given, metric).doubts)
+    outside = data(np.zeros((60, 2)), ids + 5)
+    assert "is a class of the model" in " ".join(Judge(Background(), outside, metric).doubts)
+
+
+def test_places_without_an_answer_are_wrong() -> None:
+    logits = np.array([[[np.nan, 1.0], [0.0, 0.0], [1.0, 2.0]]])
+    assert pixel_accuracy_of(-1)({"y": logits}, {}, np.array([[0, 0, 1]])) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("name", ["f1", "pixel_accuracy", "miou", "binary_accuracy"])
+def test_without_such_labels_they_are_refused(name: str) -> None:
+    with pytest.raises(RecipeError, match="can't judge by"):
+        find_metric(name, data(np.zeros((9, 5)), np.arange(9) % 5), FIVE)
+
+
+METRICS = """
+import numpy as np
+def distance(outputs, labels):
+    return np.abs(outputs["y"].argmax(1) - labels)
+distance.per_sample, distance.higher_is_better, distance.scale = True, False, 1
+def whole(outputs, labels):
+    return float((outputs["y"].argmax(1) == labels).mean())
+def blind(outputs, labels):
+    return float(outputs["y"].mean())
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "learnt", "doubted"),
+    [("distance", True, False), ("distance", False, True), ("whole", True, False), ("whole", False, True),
+     ("blind", False, False)],
+)  # fmt: skip
+def test_a_metric_of_the_users_own_is_held_against_shuffled_labels(
+    name: str, learnt: bool, doubted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "held_metrics.py").write_text(METRICS, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    x = RNG.standard_normal((300, 5))
+    labels = np.sort(x.argmax(1)) if not learnt else x.argmax(1)
+    given = data(x, labels)
+    judge = Judge(Sign(), given, find_metric(f"held_metrics:{name}", given, FIVE))
+    assert bool(judge.doubts) is doubted
+    assert not doubted or "shuffled" in judge.doubts[0]
+
+
+def test_a_network_that_finds_edges_is_exported_and_judged_by_its_pixels(tmp_path: Path) -> None:
+    """From files, as a user has them: labels [n, height, width] and outputs [n, classes, height, width]."""
+    network = nn.Conv2d(1, 2, 1)
+    with torch.no_grad():
+        network.weight.copy_(torch.tensor([[[[-1.0]]], [[[1.0]]]]))
+        nn.init.zeros_(network.bias)  # type: ignore[arg-type]
+    compress.save(network, tmp_path / "model.pt", inputs="x:float32[batch,1,6,6]")
+    x = RNG.standard_normal((40, 1, 6, 6)).astype(np.float32)
+    np.savez(tmp_path / "eval.npz", x=x, label=(x[:, 0] > 0).astype(np.uint8))
+    loaded = compress.load(tmp_path / "model.pt")
+    given, metric, notes = judged(Dataset.open(str(tmp_path / "eval.npz"), loaded.signature), None, None, loaded)
+    assert (metric.name, notes) == ("pixel_accuracy", ())
+    from compress.backends import open_model
+
+    judge = Judge(open_model(loaded, threads=1), given, metric)
+    assert not judge.doubts
+    assert judge.original == 1

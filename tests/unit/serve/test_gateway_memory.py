@@ -1,0 +1,90 @@
+"""What is counted, for whom there is room, and that all of it is given back."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from serve.gateway.contract import UnfitError
+from serve.gateway.errors import BodyTooLargeError, GatewayError, TooManyElementsError
+from serve.gateway.footprint import MIB, footprint_bytes
+from serve.gateway.memory import CONNECTION_BYTES, SMALL_BYTES, Memory, MemoryFullError, Share
+from serve.gateway.request import check_json_bytes
+
+
+def test_small_requests_have_room_where_large_ones_have_none() -> None:
+    memory = Memory(8 * MIB)
+    large = Share(memory)
+    large.take(7 * MIB)
+    with pytest.raises(MemoryFullError):
+        large.take(1)
+    with Share(memory) as small:
+        small.take(SMALL_BYTES)
+        with pytest.raises(MemoryFullError):
+            small.take(1)  # that makes it a large one
+    large.close()
+    assert memory.used == 0
+    assert memory.refused == 2
+
+
+def test_no_key_has_more_than_half_of_it() -> None:
+    memory = Memory(8 * MIB)
+    shares = [Share(memory, "a"), Share(memory, "a"), Share(memory, "b")]
+    shares[0].take(3 * MIB)
+    with pytest.raises(MemoryFullError):
+        shares[1].take(2 * MIB)
+    shares[2].take(2 * MIB)
+    with pytest.raises(MemoryFullError):
+        shares[2].check(3 * MIB)
+    shares[2].check(MIB)
+    assert memory.used == 5 * MIB
+    shares[0].close()
+    shares[1].take(4 * MIB)
+    for share in shares:
+        share.close()
+    assert memory.used == 0
+    Share(memory, "a").take(4 * MIB)  # and what nobody knows of any more is given back
+    assert memory.used == 0
+    Share(memory, "a").take(4 * MIB)
+
+
+def test_a_refused_take_holds_nothing() -> None:
+    memory = Memory(8 * MIB)
+    full = Share(memory)
+    full.take(6 * MIB)
+    share = Share(memory, "a")
+    with pytest.raises(MemoryFullError):
+        share.take(2 * MIB)
+    full.close()
+    share.close()
+    assert memory.used == 0
+    Share(memory, "a").take(4 * MIB)
+
+
+def test_connections_have_a_quarter() -> None:
+    memory = Memory(8 * CONNECTION_BYTES)
+    assert [memory.connect() for _ in range(3)] == [True, True, False]
+    memory.disconnect()
+    assert memory.connect()
+
+
+def test_a_pod_has_room_for_all_of_it() -> None:
+    assert footprint_bytes(256 * MIB, 64 * MIB) > 256 * MIB + 4 * 64 * MIB
+
+
+@pytest.mark.parametrize(
+    "error", [TooManyElementsError("x", 2, 1), BodyTooLargeError(5), UnfitError("why"), MemoryFullError(5),
+              GatewayError("a", why="b", mend="c", status=418, headers=[(b"d", b"e")])],
+)  # fmt: skip
+def test_an_error_comes_whole_from_another_process(error: GatewayError) -> None:
+    there = pickle.loads(pickle.dumps(error))  # noqa: S301  our own
+    assert type(there) is type(error)
+    assert (there.status, there.body, there.headers) == (error.status, error.body, error.headers)
+
+
+def test_json_is_measured_by_what_it_becomes() -> None:
+    check_json_bytes(b"[1,2,3]", 1000)
+    with pytest.raises(GatewayError) as caught:
+        check_json_bytes(b"[" + b"[]," * 1000 + b"1]", 50_000)
+    assert caught.value.status == 413

@@ -1,0 +1,153 @@
+"""Who is suspected of a death, who is cleared, and who is refused."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from serve.gateway.errors import OverloadedError
+from serve.gateway.outages import ModelDownError, Outages
+from serve.gateway.suspects import REMEMBERED, REMEMBERED_S, Flight, PoisonError, Suspects
+from serve.http_body import GrowingBody
+from tests.serve_http import in_loop
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def flown(suspects: Suspects, flight: Flight) -> Flight:
+    """On its way, as the gateway sends it."""
+    if suspects.watches(flight.key, flight.model):
+        await suspects.examine(flight, 5.0)
+    suspects.take_off(flight)
+    return flight
+
+
+async def killed(suspects: Suspects, *flights: Flight) -> None:
+    """Some requests are in flight, and the process dies."""
+    for flight in flights:
+        await flown(suspects, flight)
+    await suspects.died(None)
+    for flight in flights:
+        suspects.land(flight, answered=False)
+
+
+@in_loop
+async def test_the_second_death_decides_and_only_for_this_key() -> None:
+    suspects = Suspects()
+    await killed(suspects, Flight("a", "m", b"poison"))
+    await killed(suspects, Flight("a", "m", b"poison"))
+    with pytest.raises(PoisonError):
+        await suspects.examine(Flight("a", "m", b"poison"), 1.0)
+    assert suspects.refused == {"m": 1}
+    await suspects.examine(Flight("a", "m", b"other"), 1.0)
+    assert not suspects.watches("b", "m")
+    assert not suspects.watches("a", "n")
+
+
+@in_loop
+async def test_who_was_only_there_is_cleared_by_an_answer() -> None:
+    suspects = Suspects()
+    innocent = b"the same each time"
+    await killed(suspects, Flight("a", "m", b"poison"), Flight("b", "m", innocent))
+    suspects.land(await flown(suspects, Flight("b", "m", innocent)), answered=True)
+    assert not suspects.watches("b", "m")
+    await killed(suspects, Flight("a", "m", b"poison"), Flight("b", "m", innocent))
+    with pytest.raises(PoisonError):
+        await suspects.examine(Flight("a", "m", b"poison"), 1.0)
+    # The suspect was to blame alone.
+    assert not suspects.watches("b", "m")
+
+
+@in_loop
+async def test_suspects_are_asked_one_at_a_time_and_others_beside_them() -> None:
+    suspects = Suspects()
+    await killed(suspects, Flight("a", "m", b"1"), Flight("b", "m", b"2"))
+    first = await flown(suspects, Flight("a", "m", b"1"))
+    with pytest.raises(OverloadedError):
+        await suspects.examine(Flight("b", "m", b"2"), 0.01)
+    other = await flown(suspects, Flight("b", "m", b"3"))
+    assert other.suspect is None
+    waiting = asyncio.ensure_future(suspects.examine(Flight("b", "m", b"2"), 5.0))
+    await asyncio.sleep(0)
+    suspects.land(first, answered=True)
+    await waiting
+
+
+@in_loop
+async def test_one_that_waits_while_it_is_found_out_is_refused() -> None:
+    suspects = Suspects()
+    await killed(suspects, Flight("a", "m", b"poison"))
+    again = await flown(suspects, Flight("a", "m", b"poison"))
+    waiting = asyncio.ensure_future(suspects.examine(Flight("a", "m", b"poison"), 5.0))
+    await asyncio.sleep(0)
+    await suspects.died(["m"])
+    suspects.land(again, answered=False)
+    with pytest.raises(PoisonError):
+        await waiting
+    await suspects.examine(Flight("a", "m", b"another"), 5.0)
+
+
+@in_loop
+async def test_a_client_that_left_before_the_death_is_told_is_suspected_too() -> None:
+    suspects = Suspects()
+    flight = await flown(suspects, Flight("a", "m", b"poison"))
+    suspects.land(flight, answered=False)
+    assert [suspect.key for suspect in await suspects.died(None)] == ["a"]
+    suspects.land(await flown(suspects, Flight("b", "m", b"fine")), answered=True)
+    assert await suspects.died(None) == []
+
+
+@in_loop
+async def test_only_what_was_with_the_model_is_suspected() -> None:
+    suspects = Suspects()
+    await flown(suspects, Flight("a", "m", b"1"))
+    await flown(suspects, Flight("a", "n", b"1"))
+    (found,) = await suspects.died(["m"])
+    assert found.model == "m"
+    assert "fingerprint" in str(found)
+    assert await suspects.died(["m"]) == []
+
+
+@in_loop
+async def test_it_is_forgotten_after_a_time_and_never_more_than_so_many() -> None:
+    clock = Clock()
+    suspects = Suspects(clock)
+    for _ in range(2):
+        await killed(suspects, Flight("a", "m", b"poison"))
+    clock.now = REMEMBERED_S + 1
+    await suspects.examine(Flight("a", "m", b"poison"), 1.0)
+    for number in range(2 * REMEMBERED):
+        await flown(suspects, Flight("b", "m", str(number).encode()))
+        await suspects.died(None)
+    assert len(suspects._deaths) <= REMEMBERED
+
+
+@in_loop
+async def test_a_body_that_was_still_coming_has_no_fingerprint() -> None:
+    suspects = Suspects()
+    await flown(suspects, Flight("a", "m", GrowingBody(b"half", 8)))
+    (found,) = await suspects.died(None)
+    assert found.fingerprint == ""
+    assert not suspects.watches("a", "m")
+
+
+def test_a_model_is_down_until_each_cause_has_ended() -> None:
+    outages = Outages()
+    outages.check("m")
+    outages.begin("one", ["one", "m"], "one died")
+    outages.begin("two", ["m"], "two died")
+    with pytest.raises(ModelDownError) as caught:
+        outages.check("m")
+    assert caught.value.why == "one died; two died"
+    assert (b"retry-after", b"1") in caught.value.headers
+    outages.end("one")
+    assert dict(outages) == {"m": "two died"}
+    outages.end("two")
+    assert dict(outages) == {}
+    outages.check("m")
