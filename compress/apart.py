@@ -6,10 +6,67 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["apart_by_scale", "without_fills"]
+__all__ = ["apart_by_scale", "share_of_scale", "without_fills"]
 
 Array = np.ndarray[Any, Any]
 FILL, GAP = 1e8, 1e4  # a mask's -1e9 among scores: so large, and nothing for so far below
+
+# A few values may outweigh all others, such as boxes in pixels among probabilities: where some are larger than the
+# median by FAR, the others have a scale of their own, as far down as a float32 network resolves.
+FAR, RESOLVED = 1e2, 1e-2
+COLUMN = 8  # values that tell of the scale of a column, such as that of a score among coordinates
+
+
+def share_of_scale(expected: Array, got: Array) -> float:
+    """The largest difference, as a share of the largest value expected.
+
+    Values far below that, and columns (along the second and the last axis) of small values, count by their own largest.
+    A tolerance of it is absolute for values of one scale, which sums that cancel need. A mask's fills count by
+    themselves, and what is not finite in `expected` does not count. Where 0 is expected throughout, it is the largest
+    difference itself.
+
+    Args:
+        expected: of any shape.
+        got: of the same shape; not finite where it should be, it differs without bound.
+    """
+    there = np.isfinite(expected)
+    want, have = (values[there].astype(np.float64, copy=False) for values in (expected, got))
+    if not want.size:
+        return 0.0
+    if not np.isfinite(have).all():
+        return np.inf
+    differences, size = np.abs(have - want), np.abs(want)
+    share = 0.0
+    fill = size >= FILL
+    if fill.any() and GAP * float(size[~fill].max(initial=0)) <= float(size[fill].min()):
+        share = float((differences[fill] / size[fill]).max())
+        differences, size = differences[~fill], size[~fill]
+    largest = float(size.max(initial=0))
+    if largest == 0:
+        return max(share, float(differences.max(initial=0)))
+    share = max(share, float(differences.max()) / largest)
+    median = float(np.median(size[size > 0]))
+    if largest > FAR * median:
+        near = size <= FAR * median
+        share = max(share, float(differences[near].max()) / max(float(size[near].max()), RESOLVED * largest))
+    return max(share, _by_column(expected, got, largest))
+
+
+def _by_column(expected: Array, got: Array, largest: float) -> float:
+    """The largest difference as a share of the largest value of its column, fills and the like left out."""
+    share = 0.0
+    for axis in {1, expected.ndim - 1} if expected.ndim > 1 else ():
+        if expected.size < COLUMN * expected.shape[axis]:
+            continue
+        want, have = (
+            np.moveaxis(values, axis, 0).reshape(expected.shape[axis], -1).astype(np.float64)
+            for values in (expected, got)
+        )
+        told = np.isfinite(want) & (np.abs(want) <= largest)
+        sizes = np.where(told, np.abs(want), 0.0).max(1)
+        apart = np.abs(np.where(told, have, 0.0) - np.where(told, want, 0.0)).max(1)
+        share = max(share, float((apart / np.maximum(sizes, RESOLVED * largest)).max()))
+    return share
 
 
 def apart_by_scale(expected: Array, got: Array) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from compress.artifact import StageReport, sha256_of
-from compress.backends import OnnxBackend
+from compress.backends.onnxrt import is_emulated
 from compress.evaluation import Evaluation
 from compress.examine import roofline_of
 from compress.files import command_line
@@ -86,7 +86,7 @@ def _last(rows: Mapping[str, Model]) -> OnnxModel:
 
 def _runs(model: OnnxModel) -> bool:
     """Whether its speed can be measured here."""
-    return not OnnxBackend(model, 1).emulated
+    return not is_emulated(model.path)
 
 
 def _grid(options: ExportOptions, rows: Mapping[str, Model], watcher: Watcher) -> tuple[Cell, ...]:

@@ -36,7 +36,7 @@ from compress.stages.fold_onnx import FoldOnnx
 from compress.stages.onnx_from_torch import OnnxFromTorch
 from compress.wording import counted
 
-__all__ = ["Prepared", "export", "optimize", "prepare", "sensitivity"]
+__all__ = ["Prepared", "baseline_of", "export", "optimize", "prepare", "sensitivity"]
 
 
 SHORT_SECONDS = 1.0  # what takes no longer is not shown
@@ -165,9 +165,8 @@ def export(
 
 def _export(checkpoint: Path, options: ExportOptions, prepared: Prepared, watcher: Watcher) -> tuple[Artifact, Report]:
     model, work = prepared.model, prepared.work
-    exporting = next(stage for stage in prepared.stages if isinstance(stage, OnnxFromTorch))
     baseline = run(
-        [exporting, FoldOnnx()], model, work=work / "original", source=prepared.source, watcher=_Renamed(watcher)
+        baseline_of(prepared.stages), model, work=work / "original", source=prepared.source, watcher=_Renamed(watcher)
     )
     _share_export(prepared.stages, work)
     outcomes = run(
@@ -342,6 +341,11 @@ def _load(checkpoint: Path, options: SourceOptions) -> TorchModel:
 def _data(options: CompressOptions) -> dict[str, str | None]:
     """What tells the sizes of dimensions that vary, the most telling first."""
     return {"calibration": options.calibration, "evaluation": options.eval, "training": options.finetune}
+
+
+def baseline_of(stages: Sequence[Stage]) -> list[Stage]:
+    """The original's own export, which the result is compared with."""
+    return [next(stage for stage in stages if isinstance(stage, OnnxFromTorch)), FoldOnnx()]
 
 
 def _share_export(stages: Sequence[Stage], work: Path) -> None:

@@ -254,6 +254,12 @@ def _opened(path: Path, options: MeasureOptions) -> Model:
     if path.is_dir():
         artifact = Artifact.load(path)
         if artifact.format == "plan":
+            if not options.trust:
+                raise StageError(
+                    f"won't load {artifact.model_path}: it may run code",
+                    why="a TensorRT engine is compiled code, and TensorRT does not check it",
+                    mend="measure its model.onnx; or, if you built it or trust whoever did, add --trust",
+                )
             return EngineModel(artifact.model_path, artifact.signature)
         return OnnxModel(vetted_onnx(artifact.model_path), artifact.signature)
     if path.suffix == ".onnx":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Iterator, Mapping
 
 from onnx import GraphProto, ModelProto, NodeProto
@@ -12,6 +13,7 @@ __all__ = [
     "drop_dead",
     "drop_unused",
     "fresh",
+    "in_order",
     "inner_bodies",
     "inner_names",
     "inner_nodes",
@@ -96,28 +98,46 @@ def drop_dead(graph: GraphProto) -> None:
     drop_unused(graph)
 
 
-def sort(graph: GraphProto) -> None:
-    """Put nodes after what they and their bodies read, in place; the order stays where it can.
+def in_order(graph: GraphProto) -> list[NodeProto]:
+    """The nodes, each behind those that it and its bodies read from; else in the order that they have.
 
     Raises:
-        ValueError: the graph has a cycle.
+        ValueError: they go in a circle, or two of them make one tensor.
     """
-    made = {name for node in graph.node for name in node.output}
-    known = {""}
-    waiting = list(graph.node)
-    ordered: list[NodeProto] = []
-    while waiting:
-        later: list[NodeProto] = []
-        for node in waiting:
-            wanted = {name for name in (*node.input, *captured(node)) if name in made}
-            if wanted <= known:
-                ordered.append(node)
-                known.update(node.output)
-            else:
-                later.append(node)
-        if len(later) == len(waiting):
-            raise ValueError(f"the graph has a cycle at {later[0].name or later[0].op_type}")
-        waiting = later
+    maker: dict[str, int] = {}
+    for at, node in enumerate(graph.node):
+        for name in filter(None, node.output):
+            if name in maker:
+                raise ValueError(f"two of its nodes make {name!r}")
+            maker[name] = at
+    before = [{maker[name] for name in {*node.input, *captured(node)} if name in maker} for node in graph.node]
+    after: dict[int, list[int]] = {}
+    for at, needed in enumerate(before):
+        for other in needed:
+            after.setdefault(other, []).append(at)
+    left = [len(needed) for needed in before]
+    ready = [at for at, count in enumerate(left) if not count]  # a heap, as it is sorted
+    order: list[NodeProto] = []
+    while ready:
+        at = heapq.heappop(ready)
+        order.append(graph.node[at])
+        for other in after.get(at, ()):
+            left[other] -= 1
+            if not left[other]:
+                heapq.heappush(ready, other)
+    if len(order) < len(graph.node):
+        stuck = next(node for node, count in zip(graph.node, left, strict=True) if count)
+        raise ValueError(f"its nodes take from each other in a circle, at {stuck.name or stuck.op_type}")
+    return order
+
+
+def sort(graph: GraphProto) -> None:
+    """Put nodes in order, in place.
+
+    Raises:
+        ValueError: as for `in_order`.
+    """
+    ordered = in_order(graph)
     del graph.node[:]
     graph.node.extend(ordered)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.apart import FILL, GAP
+from compress.apart import share_of_scale, without_fills
 from compress.metrics import cosine_similarity
 
 __all__ = ["Difference", "difference", "differences"]
@@ -16,9 +16,6 @@ __all__ = ["Difference", "difference", "differences"]
 Array = np.ndarray[Any, Any]
 
 TOLERANCE = 1e-3
-# A few values may outweigh all others, such as boxes in pixels among probabilities: where some are larger than the
-# median by FAR, what is within NEAR of the median has a scale of its own, as far down as a float32 network resolves.
-FAR, NEAR, RESOLVED = 1e4, 1e2, 1e-2
 NOTHING = 1e-6  # what may be left of an output that should be 0 throughout
 NEGLIGIBLE = 1e-4  # a sample whose values are all this small beside another's is rounding
 TIES = 1e-3  # share of whole numbers that may differ: a class that is chosen by a hair
@@ -31,7 +28,7 @@ class Difference:
     Attributes:
         max_abs_error: the largest absolute difference.
         relative_error: of whole numbers and booleans the share that differs; else the largest difference over the
-            largest value expected, at most so much for values of either scale (see FAR).
+            largest value expected, at most so much for values of either scale (see `share_of_scale`).
         cosine_similarity: the least over the samples, those that are nearly 0 throughout apart; of whole numbers the
             share that is the same.
         allowed: of the relative error, and for the cosine below 1.
@@ -90,22 +87,11 @@ def difference(expected: Array, got: Array, tolerance: float = TOLERANCE) -> Dif
     if not np.isfinite(worst) or not known.any():  # what gives no number on either side proves nothing
         return Difference(np.inf, np.inf, 0.0, tolerance)
     x, y = np.where(known, x, 0.0), np.where(known, y, 0.0)
-    size = np.abs(x)
-    fill = size >= FILL
-    relative = 0.0
-    if fill.any() and GAP * float(size[~fill].max(initial=0)) <= float(size[fill].min()):
-        relative = float((apart[fill] / size[fill]).max())
-        x, y, size, apart = (np.where(fill, 0.0, values) for values in (x, y, size, apart))
-    largest = float(size.max())
-    if largest == 0:
-        left = float(apart.max())
-        return Difference(worst, relative if left <= NOTHING else np.inf, float(left <= NOTHING), tolerance)
-    relative = max(relative, float(apart.max()) / largest)
-    median = float(np.median(size[size > 0]))
-    if largest > FAR * median:
-        near = size <= NEAR * median
-        relative = max(relative, float(apart[near].max()) / max(float(size[near].max()), RESOLVED * largest))
-    return Difference(worst, relative, _cosine(x, y), tolerance)
+    filled = without_fills(x, y)
+    if not filled[0].any():
+        left = float(np.abs(filled[1] - filled[0]).max())
+        return Difference(worst, share_of_scale(x, y) if left <= NOTHING else np.inf, float(left <= NOTHING), tolerance)
+    return Difference(worst, share_of_scale(x, y), _cosine(*filled), tolerance)
 
 
 def _cosine(x: Array, y: Array) -> float:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +23,7 @@ from compress.shortages import shortages
 from compress.stages import Given, Progress, Stage
 from compress.vetting.texts import read_json
 
-__all__ = ["Outcome", "Watcher", "check", "run"]
+__all__ = ["Outcome", "Watcher", "check", "kept_from_before", "run"]
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,9 @@ def run(
         tidy: drop the outputs of earlier runs that this one did not use; not where several runs share the folder.
     """
     work.mkdir(parents=True, exist_ok=True)
-    key = hashlib.sha256(f"{__version__} {source}".encode()).hexdigest()
     kept: set[Path] = set()
     outcomes: list[Outcome] = []
-    for index, stage in enumerate(stages, 1):
-        key = hashlib.sha256(json.dumps([key, stage.name, dict(stage.options)], sort_keys=True).encode()).hexdigest()
-        folder = work / f"{index:02d}-{stage.name}-{key[:12]}"
+    for stage, folder in _folders(stages, work, source):
         kept.add(folder)
         progress = watcher.started(stage.name)
         give_back()
@@ -99,6 +96,19 @@ def run(
         if tidy and folder not in kept:
             shutil.rmtree(folder, ignore_errors=True)
     return outcomes
+
+
+def kept_from_before(stages: Sequence[Stage], work: Path, source: str) -> list[bool]:
+    """Of each stage, whether `run` would take its output from the work folder."""
+    return [(folder / "stage.json").exists() for _, folder in _folders(stages, work, source)]
+
+
+def _folders(stages: Sequence[Stage], work: Path, source: str) -> Iterator[tuple[Stage, Path]]:
+    """Where the output of each is kept: by what went into it, and all that decides what comes out."""
+    key = hashlib.sha256(f"{__version__} {source}".encode()).hexdigest()
+    for index, stage in enumerate(stages, 1):
+        key = hashlib.sha256(json.dumps([key, stage.name, dict(stage.options)], sort_keys=True).encode()).hexdigest()
+        yield stage, work / f"{index:02d}-{stage.name}-{key[:12]}"
 
 
 def _run(stage: Stage, model: Model, folder: Path, progress: Progress) -> Outcome:

@@ -17,7 +17,8 @@ INK = "#999999"
 CLEAR = 6.0  # pixels around a point that stay free
 ALIKE = 9.0  # pixels between points that are drawn as one
 STEPS, TURNS = 14, 16  # how far out a place is looked for, and in how many directions
-ON_LINE, MISTAKABLE = 3.0, 8.0  # in steps: what a place costs that lies on a line, or as near to another point
+# In steps, what a place costs that lies on a line, is as near to another point, or nearer to it or led past it.
+ON_LINE, AS_NEAR, ANOTHERS = 2.0, 4.0, 16.0
 MOST_NAMES = 3
 
 Spot = tuple[float, float]
@@ -120,11 +121,24 @@ def _place(
         if any(box.overlaps(other) for other in taken):
             continue
         own = _far(box, spot)
-        mistakable = any(_far(box, other) < own + CLEAR for other in foreign)
-        cost = step + MISTAKABLE * mistakable + ON_LINE * any(line.intersects_bbox(box) for line in lines)
+        as_near = any(_far(box, other) < own + CLEAR for other in foreign)
+        anothers = any(_far(box, other) < own - 1 or _passes(box, spot, other) for other in foreign)
+        on_line = any(line.intersects_bbox(box) for line in lines)
+        cost = step + AS_NEAR * as_near + ANOTHERS * anothers + ON_LINE * on_line
         if cost < least:
-            best, least = (box, step > 0 or mistakable), cost
+            best, least = (box, step > 0 or as_near), cost
     return best or (Bbox.from_bounds(spot[0] + clear + 1, spot[1] + clear, width, height), False)
+
+
+def _passes(box: Bbox, spot: Spot, other: Spot) -> bool:
+    """Whether a line from the box to its point goes by another point."""
+    start = (min(max(spot[0], box.x0), box.x1), min(max(spot[1], box.y0), box.y1))
+    length = math.dist(start, spot)
+    if length == 0:
+        return False
+    along = sum((o - s) * (e - s) for o, s, e in zip(other, start, spot, strict=True)) / length**2
+    nearest = tuple(s + min(max(along, 0.0), 1.0) * (e - s) for s, e in zip(start, spot, strict=True))
+    return math.dist(nearest, other) < CLEAR
 
 
 def _far(box: Bbox, spot: Spot) -> float:

@@ -142,7 +142,7 @@ def _latency(stages: Sequence[StageReport], latencies_ms: Mapping[str, Sequence[
     for box, row in zip(drawn["boxes"], rows, strict=True):
         box.set_facecolor(_colour(row))
     # In a column of their own: beside a whisker they would be taken for its end.
-    at = {"transform": axes.get_yaxis_transform(), "fontsize": 8, "va": "center"}
+    at: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "fontsize": 8, "va": "center"}
     axes.text(1.01, 0.4, "median, ms", **at)
     for index, row in enumerate(rows, 1):
         axes.text(1.01, index, ms_text(row.measured.latency_p50_ms or 0.0), **at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from types import TracebackType
 from typing import Self
@@ -20,6 +21,7 @@ __all__ = ["Terminal"]
 
 # What goes on beside the stages, and is through when all of it is done.
 MEASURING = ("data", "candidates", "compare", "measure", "memory", "grid", "roofline", "sensitivity")
+COUNTED = re.compile(r"[a-z ]+s\b[a-z ]*")  # a note that names what there is so much of; others are sentences
 LINE_SECONDS = 15.0  # between two lines where there is no bar
 
 
@@ -79,7 +81,7 @@ class Terminal:
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
             if stage in MEASURING and done == total:
                 seconds = time.perf_counter() - begun
-                self._line(stage, counted(total, note), seconds)
+                self._line(stage, counted(total, note) if COUNTED.fullmatch(note) else note, seconds)
 
         return progress
 

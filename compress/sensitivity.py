@@ -188,8 +188,8 @@ def layer_sensitivity(
                 judged = compare("original", {"original": original, "thinned": thinned}, part, metric)
             gone.append(1 - channels.macs({group.root: weakest}) / macs)
             drops.append(metric.drop(whole, judged["thinned"].value))
-            progress(
-                len(found) * len(ratios) + len(drops), total, f"{group.root} −{ratio:.0%}: {drops[-1]:+.2f} points"
-            )
+            done = len(found) * len(ratios) + len(drops)
+            said = f"{group.root} −{ratio:.0%}: {drops[-1]:+.2f} points" if done < total else "layers and ratios tried"
+            progress(done, total, said)
         found.append(GroupSensitivity(group.layers, group.width, tuple(ratios), tuple(drops), tuple(gone)))
     return Sensitivity(metric.name, whole, len(part), tuple(found), channels.left_alone)

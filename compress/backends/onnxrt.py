@@ -14,7 +14,7 @@ from compress.errors import StageError, first_line
 from compress.model import Arrays, OnnxModel
 from compress.onnx_outline import outline
 
-__all__ = ["WRONG_IN_HALF", "OnnxBackend", "is_half", "session"]
+__all__ = ["WRONG_IN_HALF", "OnnxBackend", "is_emulated", "is_half", "session"]
 
 ort.set_default_logger_severity(3)  # its warnings speak of its own graph passes, not of the user's model
 
@@ -68,6 +68,11 @@ def is_half(path: Path, *kinds: int) -> bool:
     return any(kind in wanted for kind in (*casts, *(tensor.data_type for tensor in graph.initializer)))
 
 
+def is_emulated(path: Path) -> bool:
+    """Whether a file has tensors in BF16, for which the CPU has no kernels: its speed here means nothing."""
+    return is_half(path, onnx.TensorProto.BFLOAT16)
+
+
 def _emulation(path: Path, threads: int) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # others may drop the rounding
@@ -78,7 +83,7 @@ class OnnxBackend:
     """ONNX Runtime on the CPU with a fixed number of intra-op threads; BF16, for which it has no kernels, emulated."""
 
     def __init__(self, model: OnnxModel, threads: int) -> None:
-        self._emulated = is_half(model.path, onnx.TensorProto.BFLOAT16)
+        self._emulated = is_emulated(model.path)
         self._session = (_emulation if self._emulated else session)(model.path, threads)
         self._names = [output.name for output in self._session.get_outputs()]
 

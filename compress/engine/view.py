@@ -9,6 +9,7 @@ import onnx
 from onnx import NodeProto, TensorProto
 
 from compress.errors import StageError
+from compress.onnx_scope import in_order
 from compress.stages.place_qdq import PASSING, WEIGHTED
 
 __all__ = ["HALVES", "Layer", "View", "name_of"]
@@ -56,7 +57,12 @@ class View:
         self.kinds |= {t.name: t.data_type for t in graph.initializer}
         self.by_name = {name_of(node): node for node in graph.node}
         self._next: dict[str, bool] = {}
-        for node in reversed(in_order(graph)):  # from the end, so that what follows a tensor is known
+        try:
+            order = in_order(graph)
+        except ValueError as err:
+            mend = "export it again: no runtime takes such a file"
+            raise StageError("can't look at this graph", why=str(err), mend=mend) from err
+        for node in reversed(order):  # from the end, so that what follows a tensor is known
             for name in node.output:
                 self._next[name] = self._quantized_next(name)
 
@@ -130,39 +136,3 @@ class View:
 def name_of(node: NodeProto) -> str:
     """A node's name, or its output's where it has none."""
     return str(node.name or node.output[0])
-
-
-def in_order(graph: onnx.GraphProto) -> list[NodeProto]:
-    """The nodes of a graph, each behind those that it takes from.
-
-    Raises:
-        StageError: they go in a circle, or two of them make one tensor.
-    """
-    maker: dict[str, int] = {}
-    for at, node in enumerate(graph.node):
-        for name in filter(None, node.output):
-            if name in maker:
-                raise _tangled(f"two of its nodes make {name!r}")
-            maker[name] = at
-    before = [{maker[name] for name in node.input if name in maker} for node in graph.node]
-    after: dict[int, list[int]] = {}
-    for at, needed in enumerate(before):
-        for other in needed:
-            after.setdefault(other, []).append(at)
-    ready = [at for at, needed in enumerate(before) if not needed]
-    left = [len(needed) for needed in before]
-    order: list[NodeProto] = []
-    while ready:
-        at = ready.pop()
-        order.append(graph.node[at])
-        for other in after.get(at, ()):
-            left[other] -= 1
-            if not left[other]:
-                ready.append(other)
-    if len(order) < len(graph.node):
-        raise _tangled("its nodes take from each other in a circle")
-    return order
-
-
-def _tangled(why: str) -> StageError:
-    return StageError("can't look at this graph", why=why, mend="export it again: no runtime takes such a file")

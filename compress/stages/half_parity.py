@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from compress.apart import share_of_scale
 from compress.model import Arrays
 
 __all__ = ["LEVELS", "TOLERANCE", "Parity", "error_of", "repaired"]
@@ -35,16 +36,8 @@ class Parity:
 
 
 def error_of(expected: Arrays, got: Arrays) -> float:
-    """The largest difference of any output, as a share of the largest value of that output; infinite for NaN."""
-    worst = 0.0
-    for name, want in expected.items():
-        have, reference = got[name].astype(np.float64), want.astype(np.float64)
-        finite = np.isfinite(reference)  # where float32 overflows, nothing can be asked for
-        if not np.isfinite(have[finite]).all():
-            return np.inf
-        scale = float(np.abs(reference[finite]).max(initial=0))
-        worst = max(worst, float(np.abs(have - reference)[finite].max(initial=0)) / (scale or 1.0))
-    return worst
+    """The largest difference of any output, as a share of its scale (see `share_of_scale`); infinite for NaN."""
+    return max((share_of_scale(want, got[name]) for name, want in expected.items()), default=0.0)
 
 
 def repaired(

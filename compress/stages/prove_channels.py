@@ -25,13 +25,14 @@ from torch.utils._pytree import tree_leaves
 from compress.apart import apart_by_scale
 from compress.artifact import Signature, TensorSpec
 from compress.dataset import Dataset
+from compress.drawn import drawn_inputs, indices_of
 from compress.errors import StageError, first_line
 from compress.inputs import telling
 from compress.measure import torch_macs
-from compress.model import Arrays, call, sample_inputs
+from compress.model import Arrays, sample_inputs
 from compress.stages.cut_layers import Cut, Layers
 
-__all__ = ["Proof", "probes"]
+__all__ = ["Proof"]
 
 BATCH = 2
 # Shares of the largest output. Within the first, single precision agrees; between them, double precision decides, which
@@ -63,7 +64,8 @@ class Proof:
             ),
             signature.outputs,
         )
-        self.inputs = [self._telling(probes(layers.module, signature, seed)) for seed in (0, 1)]
+        indices, sizes = indices_of(layers.module, signature), signature.at(BATCH)
+        self.inputs = [self._telling(drawn_inputs(signature, sizes, indices, seed)) for seed in (0, 1)]
         if samples is not None:
             few = np.random.default_rng(0).choice(len(samples), min(BATCH, len(samples)), replace=False)
             self.inputs.append(samples.take(np.sort(few))[0])
@@ -243,33 +245,6 @@ class Proof:
         finally:
             for tensor, values in before:
                 tensor.data = values
-
-
-def probes(module: nn.Module, signature: Signature, seed: int) -> Arrays:
-    """Random inputs; integers that an embedding reads are drawn over all its rows."""
-    arrays = sample_inputs(signature, BATCH, seed)
-    tensors = {name: torch.as_tensor(array) for name, array in arrays.items() if array.dtype.kind in "iu"}
-    if not tensors:
-        return arrays
-    rows: dict[str, int] = {}
-
-    def note(layer: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
-        for name, tensor in tensors.items():
-            if given and given[0].untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
-                size = int(layer.num_embeddings)  # type: ignore[arg-type]
-                rows[name] = min(rows.get(name, size), size)
-
-    hooks = [layer.register_forward_pre_hook(note) for layer in module.modules() if isinstance(layer, nn.Embedding)]
-    try:
-        with torch.no_grad():
-            call(module, signature.inputs, arrays | tensors)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    random = np.random.default_rng(seed)
-    return arrays | {
-        name: random.integers(0, size, arrays[name].shape).astype(arrays[name].dtype) for name, size in rows.items()
-    }
 
 
 def _redrawn(name: str, tensor: torch.Tensor, random: torch.Generator) -> torch.Tensor:

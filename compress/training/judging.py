@@ -63,11 +63,15 @@ class Judge:
                 if teacher is None and labels is not None and self.metric.name == "mse":
                     name, first = next(iter(got.items()))
                     wanted = {name: labels.numpy().reshape(first.shape)}
-            scores = self.metric.per_sample(got, wanted, None if labels is None else labels.numpy())
+            told = None if labels is None else labels.numpy()
+            scores = self.metric.per_sample(self._judged(got), self._judged(wanted), told)
             total += torch.tensor([float(np.sum(scores)), len(scores)], dtype=torch.float64)
         if self._fabric.world_size > 1:
             total = self._fabric.all_reduce(total, reduce_op="sum")
         return float(total[0] / total[1])
+
+    def _judged(self, outputs: Arrays) -> Arrays:
+        return self.metric.judged(outputs) if self.metric.output in outputs else outputs
 
     def _outputs(self, model: Any, inputs: dict[str, torch.Tensor]) -> Arrays:
         with self._fabric.autocast():

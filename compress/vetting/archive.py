@@ -202,9 +202,10 @@ class Archive:
         here_names, here_extras = local[9:]
         here_name = self._at(at + _LOCAL.size, here_names)
         here_extra = self._at(at + _LOCAL.size + here_names, here_extras)
-        here_size, here_packed, _ = _wide(here_extra, local[8], local[7], 0)
-        behind = flags & 8 and (local[6], here_packed, here_size) == (0, 0, 0)
         same = (local[0], local[2], local[3], here_name) == (b"PK\3\4", flags, method, name)
+        # Where sizes stand behind the data, PyTorch leaves a zip64 field here that no size refers to.
+        behind = flags & 8 and local[6:9] == (0, 0, 0)
+        here_size, here_packed, _ = (0, 0, 0) if behind else _wide(here_extra, local[8], local[7], 0)
         if not same or not (behind or (local[6], here_packed, here_size) == (crc, packed, size)):
             raise ArchiveError(f"the header of {told} contradicts the archive's directory")
         offset = at + _LOCAL.size + here_names + here_extras

@@ -25,6 +25,8 @@ __all__ = ["Contracts"]
 LONG_JSON = 64 * 1024
 # A client whose requests don't fit asks for another look at the model no more often than this.
 AGAIN_S = 1.0
+# A contract holds so long without a look at the metadata, which is itself remembered for longer.
+HOLDS_S = 0.25
 # The JSON of a binary request is the same from a client's one request to the next.
 REMEMBERED, SHORT_JSON = 512, 2048
 LONG_TEXTS = 16 * 1024
@@ -49,6 +51,7 @@ class Contracts:
         self._upstream = upstream
         self._max_elements = max_elements
         self._made: dict[str, tuple[object, Contract]] = {}
+        self._holding: dict[tuple[str, str | None], tuple[float, Contract]] = {}
         self._looked: dict[str, float] = {}
         self._fits: dict[tuple[bytes, int, bool], tuple[Contract, Request, bytes]] = {}
         self._pool: ProcessPoolExecutor | None = None
@@ -60,6 +63,8 @@ class Contracts:
             UnknownModelError: Triton does not serve it, and says so.
             GatewayError: Triton can't be asked.
         """
+        if (holding := self._held(target)) is not None:
+            return holding
         try:
             metadata = await self._upstream.metadata(target.model, target.version)
         except UnknownModelError as err:
@@ -72,7 +77,15 @@ class Contracts:
             if made is not None and made[1] == contract:
                 contract = made[1]  # what was read by it still holds
             made = self._made[target.path] = metadata, contract
+        if len(self._holding) >= REMEMBERED:
+            self._holding.clear()
+        self._holding[target.model, target.version] = time.monotonic() + HOLDS_S, made[1]
         return made[1]
+
+    def _held(self, target: Target) -> Contract | None:
+        """The contract, where it was looked at just now."""
+        found = self._holding.get((target.model, target.version))
+        return found[1] if found is not None and time.monotonic() < found[0] else None
 
     async def fitting(self, target: Target, check: Callable[[Contract], T]) -> T:
         """What `check` gives; one that says UnfitError is asked again with the model as it is now.
@@ -132,6 +145,13 @@ class Contracts:
             seconds: for Triton's parameter `timeout`; None for none.
         """
         size = len(body)
+        if header_length and seconds is None and isinstance(body, bytes):
+            # What nearly every binary request is: the same JSON as before, and as many bytes after it.
+            head = body[:header_length]
+            known = self._fits.get((head, size - header_length, shared_memory))
+            if known is not None and known[0] is self._held(target) and not known[1].texts:
+                text = known[2]
+                return (body, header_length) if text == head else (text + body[header_length:], len(text))
         if header_length == 0 and isinstance(body, bytes):
             head, body = raw_head(body, await self.of(target))
             size, length = len(head) + len(body), len(head)
@@ -230,6 +250,7 @@ class Contracts:
         if len(self._looked) >= REMEMBERED:
             self._looked.clear()
         self._looked[target.path] = now
+        self._holding.pop((target.model, target.version), None)
         self._upstream.forget(target.model, target.version)
         with contextlib.suppress(GatewayError):
             fresh = await self.of(target)

@@ -52,6 +52,12 @@ class Releases:
         self._saved: dict[int, float] = {}
         self._broken = False
         self._started = False
+        upstream.answers_for_name = self._answers_for_name
+
+    def _answers_for_name(self, model: str, version: str) -> bool:
+        """Whether a version that Triton does not serve is one that answers for its model's name."""
+        release = self._by_model.get(model)
+        return release is not None and release.kept == Target(model, version)
 
     def get(self, model: str) -> Release | None:
         """The release of a model that clients ask for; None where Triton's own answer is wanted."""
@@ -217,9 +223,8 @@ class Releases:
     async def _not_loaded(self, target: Target) -> str:
         """Which Triton does not say that a model is ready; "" where all do."""
         path = model_path(target.model, target.version)
-        for node in self._upstream.balancer.nodes:
-            if not node.ready:
-                continue
+        nodes = self._upstream.balancer.nodes
+        for node in [node for node in nodes if node.ready] or nodes:
             try:
                 answer = await node.control.request(b"GET", f"{path}/ready".encode(), timeout_s=PATIENCE_S)
             except ExchangeError as err:

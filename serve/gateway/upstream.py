@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -88,6 +88,7 @@ class Upstream:
 
         self.outages = Outages()
         self._control: list[tuple[bytes, bytes]] = []
+        self.answers_for_name: Callable[[str, str], bool] = lambda *_: False  # releases know
         self._settings = settings
         self._coalescer = Coalescer(self._exchange, joined) if _coalesces(settings) else None
         self._joined: dict[bytes, tuple[float, int, float]] = {}
@@ -183,10 +184,21 @@ class Upstream:
     async def metadata(self, model: str, version: str | None = None) -> ModelMetadata:
         """A model's metadata, at most `CACHE_S` seconds old.
 
+        Of a version that answered for the model's name and is served no longer: of Triton's own choice, which answers
+        in its place.
+
         Raises:
             UnknownModelError: Triton does not serve it.
             GatewayError: Triton can't be asked, or its answer can't be read.
         """
+        try:
+            return await self._metadata(model, version)
+        except UnknownModelError:
+            if version is None or not self.answers_for_name(model, version):
+                raise
+            return await self._metadata(model, None)
+
+    async def _metadata(self, model: str, version: str | None) -> ModelMetadata:
         path = model_path(model, version)
         now = time.monotonic()
         cached = self._known.get(path)

@@ -30,6 +30,8 @@ __all__ = ["Ports", "TritonOptions", "TritonServer"]
 
 WEDGED_S = 2.0
 CONTROL_HEADER = "x-serve-control"
+QUIET_S = 10.0
+"""How long after a model's failure another one's is waited for, so that both are told."""
 
 
 @dataclass(frozen=True)
@@ -283,14 +285,17 @@ class TritonServer:
         """Return when the server and each model say that they are ready, which is after their warm-up."""
         paths = ["/v2/health/ready", *(f"/v2/models/{model.name}/ready" for model in models)]
         deadline = time.monotonic() + self._options.start_timeout_s
+        failed, since = 0, 0.0
         while paths:
+            if (now := len(failed_models(self._said()))) > failed:
+                failed, since = now, time.monotonic()
             if self._get_ok(paths[0]):
                 paths.pop(0)
             elif not self.running:
                 raise self._failed("tritonserver ended before it was ready")
             elif self._given_up.is_set():
                 raise self._failed("the start was given up")
-            elif failed_models(self._said()):  # it would go on loading the others, and end then
+            elif failed and time.monotonic() - since > QUIET_S:  # it would go on loading the others, and end then
                 raise self._failed("a model failed to load")
             elif time.monotonic() > deadline:
                 raise self._failed(f"not ready after {self._options.start_timeout_s:g} s")

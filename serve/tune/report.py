@@ -89,6 +89,8 @@ def verdict(tuned: Tuned) -> str:
 
 
 def _gain(held: Duel) -> str:
+    if not math.isfinite(held.high):
+        return "too uneven a throughput to compare with"
     return f"{held.gain:.2f} times (95%: {held.low:.2f} to {held.high:.2f})"
 
 

@@ -23,6 +23,8 @@ __all__ = ["Final", "Tuned", "apply", "tune"]
 
 KEEP = 3
 """One of so many goes on to the next rung."""
+LEAST_DUEL_S = 1.0
+"""Of each load when the winner meets the present one again."""
 MARGIN = 0.9
 """The final's load is one that keeps so much of the bound once, so that the medians of the rounds keep all of it."""
 
@@ -155,7 +157,8 @@ def _final(
         return confirm(told(candidate, load), stand.subject, load, seconds=seconds, seed=options.seed)
 
     def again(candidate: Candidate, load: int) -> Point:
-        return once(told(candidate, load), stand.subject, load, seconds=seconds, seed=options.seed)
+        long = max(seconds, LEAST_DUEL_S)
+        return once(told(candidate, load), stand.subject, load, seconds=long, seed=options.seed)
 
     loads = set()
     for trial in contenders[:2]:

@@ -195,6 +195,7 @@ def test_a_baseline_that_triton_drops_for_the_candidate_costs_no_request(tmp_pat
             done = rollout(state, "status", "tiny", "--wait")
             assert done.returncode == 1
             assert "pack with --serve-latest 2" in done.stdout
+            time.sleep(6)  # longer than metadata is kept
         assert set(seen) == {200}
 
 

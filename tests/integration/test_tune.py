@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -17,7 +18,8 @@ from serve.tune.final import DUEL_ROUNDS, Duel, Final, duel, final, winner
 from serve.tune.options import TuneOptions
 from serve.tune.report import verdict
 from serve.tune.run import Tuned, _taken, apply, tune
-from serve.tune.trial import Point, Trial, load_subject
+from serve.tune.trial import Point, Stand, Subject, Trial, load_subject
+from tests.gateway_models import fetch
 from tests.serve_models import HOOKS, hook_file, tiny_artifact
 
 pytestmark = pytest.mark.integration
@@ -56,11 +58,40 @@ def run(repository: Path, *words: str) -> int:
 
 
 def test_it_finds_a_better_configuration_and_writes_it_back(
-    repository: Path, capsys: pytest.CaptureFixture[str]
+    repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(repository, "--p99-ms", "1000", "--seconds", "0.5", "--apply") == 0
+    """Each candidate is served by a real Triton and answers; only the stopwatch is given, as machines are busy."""
+    ticks = itertools.count()
+
+    def timed(url: str, subject: Subject, load: int, *, seconds: float, seed: int) -> Point:
+        assert answers(url)
+        messages = {name: parse((stand[-1] / name / "config.pbtxt").read_text()) for name in subject.texts}
+        instances = candidate_of(messages, subject.network).hook_instances
+        per_s = 100.0 * instances * min(load, 8) + next(ticks) % 5
+        return Point(load, per_s, 5.0 * load, 6.0 * load, 7.0 * load, 0)
+
+    stand: list[Path] = []
+    enter = Stand.__enter__
+
+    def entered(self: Stand) -> Stand:
+        found = enter(self)
+        stand.append(self._folder)
+        return found
+
+    monkeypatch.setattr(Stand, "__enter__", entered)
+    for name in ("confirm", "once"):
+        monkeypatch.setattr(f"serve.tune.run.{name}", timed)
+    monkeypatch.setattr("serve.tune.trial.confirm", timed)
+    monkeypatch.setattr(
+        "serve.tune.run.measure",
+        lambda url, subject, candidate, *, seconds, bound_ms, seed: Trial(
+            candidate, seconds, tuple(timed(url, subject, load, seconds=seconds, seed=seed) for load in (4, 8))
+        ),
+    )
+    assert run(repository, "--p99-ms", "1000", "--apply") == 0
     told = capsys.readouterr().out
-    assert "Best within 1000 ms" in told
+    assert "Best within 1000 ms" in told, told
+    assert "both with 8 in flight" in told
     assert "wrote it into" in told
     folder = repository.parent / "tuned"
     found = json.loads((folder / "tiny.json").read_text())
@@ -74,6 +105,11 @@ def test_it_finds_a_better_configuration_and_writes_it_back(
         repository.parent / "tiny", repository=repository, name="tiny", hooks=hooks, options=PackOptions(instances=1)
     )
     assert "tiny_preprocess.instance_group" in again.kept, "what was tuned is kept like an edit by hand"
+
+
+def answers(url: str) -> bool:
+    body = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": ["0,2,1,0"]}]}
+    return fetch(f"{url}/v2/models/tiny/infer", json.dumps(body).encode())[0] == 200
 
 
 def test_what_was_measured_is_not_measured_again(repository: Path) -> None:

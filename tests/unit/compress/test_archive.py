@@ -131,3 +131,15 @@ def test_a_changed_archive_is_refused_or_read_as_python_reads_it(kind: str, data
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError):
         return  # Python refuses versions and dates that mean nothing here
     assert found == theirs
+
+
+def test_an_entry_behind_four_gigabytes_is_read_as_pytorch_writes_it() -> None:
+    """Its local header has sizes of 0, which stand behind the data, and a zip64 field with the entry's place."""
+    crc, size = zlib.crc32(TEXT), len(TEXT)
+    wide = struct.pack("<2HQ", 1, 8, 1 << 33)
+    local = struct.pack("<4s5H3L2H", b"PK\3\4", 0, 0x0808, 0, 0, 0, 0, 0, 0, 1, len(wide)) + b"a" + wide
+    behind = struct.pack("<4s3L", b"PK\7\x08", crc, size, size)
+    central = struct.pack("<4s6H3L5H2L", b"PK\1\2", 0, 0, 0x0808, 0, 0, 0, crc, size, size, 1, 0, 0, 0, 0, 0, 0) + b"a"
+    start = len(local) + size + len(behind)
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, len(central), start, 0)
+    assert contents(local + TEXT + behind + central + end) == {"a": TEXT}

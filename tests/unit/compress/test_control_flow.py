@@ -129,7 +129,7 @@ def test_nodes_are_sorted_by_what_their_bodies_read(tmp_path: Path) -> None:
     names = [node.name for node in graph.node]
     assert names.index("if") > max(names.index("relu"), names.index("greater"))
     graph.node[0].input[0] = "y"
-    with pytest.raises(ValueError, match="cycle"):
+    with pytest.raises(ValueError, match="circle"):
         sort(graph)
 
 

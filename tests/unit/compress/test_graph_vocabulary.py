@@ -16,7 +16,7 @@ from compress.graph_file import GraphError, from_data, to_data
 from compress.graph_words import function_of, methods
 from compress.model import call, sample_inputs
 
-Forward = Callable[[torch.Tensor], Any]
+Forward = Callable[[Any], Any]
 
 
 class Calls(nn.Module):
@@ -119,7 +119,7 @@ FORWARDS: dict[str, Forward] = {
     "numbers of sizes": lambda x: x.sum() / (x.numel() // x.size(0)) * x.shape[1] ** -0.5,
     "stride": lambda x: x.as_strided((x.shape[0], 4), (x.stride(0), 1), x.storage_offset()),
     "functional attention": lambda x: F.multi_head_attention_forward(
-        *[x.flatten(2).permute(2, 0, 1)] * 3, 8, 2, torch.ones(24, 8) / 8, torch.zeros(24), None, None, False, 0.0,
+        x.flatten(2).permute(2, 0, 1), x.flatten(2).permute(2, 0, 1), x.flatten(2).permute(2, 0, 1), 8, 2, torch.ones(24, 8) / 8, torch.zeros(24), None, None, False, 0.0,
         torch.eye(8), torch.zeros(8), training=False,
     )[0],
 }  # fmt: skip
@@ -162,7 +162,7 @@ def test_no_method_makes_or_opens_a_tensor_whose_memory_is_not_plain() -> None:
 
 
 N = {"node": "n"}
-DOUBLING = {
+DOUBLING: dict[str, tuple[str, list[Any], list[Any]]] = {
     "squares": ("_operator.mul", [7, 9], [N, N]),
     "powers": ("_operator.pow", [7, 9], [N, 60]),
     "powers of powers": ("_operator.pow", [7, 9], [2, N]),

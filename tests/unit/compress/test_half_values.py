@@ -99,7 +99,7 @@ def test_positions_are_not_rounded(
     model = exported(network().eval(), TOKENS, tmp_path)
     given = HalfOnnx(precision, places(), target=target).run(model, tmp_path / "next", quiet)  # type: ignore[arg-type]
     assert isinstance(given.model, OnnxModel)
-    assert off_by(model, given.model, places()) < (0.002 if precision == "fp16" else 0.015)
+    assert off_by(model, given.model, places()) < (0.004 if precision == "fp16" else 0.015)
     assert given.details["error"] == pytest.approx(off_by(model, given.model, places()))
     assert any("positions" in reason for reason in given.details["kept_float32"].values())
 
@@ -168,6 +168,14 @@ def test_a_mask_as_large_as_float32_stays_finite(precision: str, tmp_path: Path)
     expected, got = (OnnxBackend(file, 1).infer(fed)["output"] for file in (model, given.model))  # type: ignore[arg-type]
     assert np.isfinite(got).all(), "of the first, too, of which everything is masked"
     assert error_of({"y": expected[1:]}, {"y": got[1:]}) < 0.05
+
+
+def test_scores_beside_boxes_in_pixels_are_compared_by_themselves() -> None:
+    rng = np.random.default_rng(0)
+    boxes, scores = rng.uniform(0, 640, (2, 50, 4)), rng.uniform(0, 1, (2, 50, 1))
+    expected = {"y": np.concatenate([boxes, scores], 2).astype(np.float32)}
+    assert error_of(expected, {"y": np.concatenate([boxes, 0 * scores], 2)}) > 0.1
+    assert error_of(expected, {"y": expected["y"].astype(np.float16)}) < 0.01
 
 
 def test_a_layer_that_rounds_too_much_is_found_by_value_and_named(tmp_path: Path) -> None:

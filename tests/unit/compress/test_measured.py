@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 
 import compress
 from compress import measured
+from compress.artifact import Artifact, sha256_of
 from compress.backends import OnnxBackend, open_model
 from compress.backends import onnxrt_device as device_module
 from compress.backends.onnxrt_device import OnnxDeviceBackend, ProviderOptions
@@ -109,6 +111,19 @@ def test_the_command_writes_a_table_and_json(made: Path, tmp_path: Path, capsys:
     told = json.loads((tmp_path / "m.json").read_text())
     assert told["figures"][0]["runtime"] == "ONNX Runtime"
     assert told["environment"]["cpu"]
+
+
+def test_an_engine_of_somebody_else_is_not_loaded_unless_it_is_trusted(made: Path, tmp_path: Path) -> None:
+    """Its own engine.json may say that code of it runs on the host."""
+    artifact = Artifact.load(made / "artifact")
+    (tmp_path / "model.plan").write_bytes(b"compiled elsewhere")
+    (tmp_path / "engine.json").write_text('{"version_compatible": true}')
+    plan = tmp_path / "model.plan"
+    dataclasses.replace(artifact, folder=tmp_path, model_file=plan.name, format="plan", sha256=sha256_of(plan)).save()
+    with pytest.raises(StageError, match="it may run code"):
+        measure_files([tmp_path], fast())
+    with pytest.raises(ToolkitError, match=r"on the CPU|on a GPU|TensorRT"):  # as far as this machine goes
+        measure_files([tmp_path], fast(trust=True))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

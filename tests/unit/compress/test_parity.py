@@ -32,6 +32,8 @@ RNG = np.random.default_rng(0)
 CLASSES = RNG.dirichlet(np.ones(10_000), 4).astype(np.float32)  # each about 1e-4
 LOGITS = RNG.standard_normal((4, 10)).astype(np.float32)
 BOXES = np.concatenate([RNG.uniform(0, 640, (4, 4, 50)), RNG.uniform(0, 0.1, (4, 80, 50)) ** 2], 1).astype(np.float32)
+USUAL = np.concatenate([RNG.uniform(0, 640, (4, 4, 50)), RNG.uniform(0, 1, (4, 80, 50))], 1).astype(np.float32)
+FACES = np.concatenate([RNG.uniform(0, 640, (4, 50, 4)), RNG.uniform(0, 1, (4, 50, 1))], 2).astype(np.float32)
 MASKED = np.where(np.arange(10) < 4, np.float32(-1e9), LOGITS)
 SAMPLES = LOGITS * np.array([[1], [1], [1e-3], [1]], np.float32)
 
@@ -53,6 +55,8 @@ def without(values: np.ndarray[Any, Any], at: Any) -> np.ndarray[Any, Any]:
         (LOGITS, np.where(LOGITS.max() == LOGITS, np.inf, LOGITS)),
         (LOGITS, LOGITS[:, :9]),
         (BOXES, without(BOXES, np.s_[:, 4:])),
+        (USUAL, without(USUAL, np.s_[:, 4:])),
+        (FACES, without(FACES, np.s_[..., 4])),
         (MASKED, without(MASKED, np.s_[:, 4:])),
         (SAMPLES, without(SAMPLES, 2)),
         (np.zeros_like(LOGITS), LOGITS),
@@ -61,7 +65,8 @@ def without(values: np.ndarray[Any, Any], at: Any) -> np.ndarray[Any, Any]:
     ],
     ids=[
         "a softmax over many classes, gone", "a softmax in another order", "tiny values, gone", "a shift", "NaN",
-        "infinite", "another shape", "probabilities beside boxes in pixels, gone", "scores beside a mask's -1e9, gone",
+        "infinite", "another shape", "probabilities beside boxes in pixels, gone", "larger ones, gone",
+        "one score beside four coordinates, gone", "scores beside a mask's -1e9, gone",
         "one sample of a small scale, gone", "something from nothing", "other classes", "another truth",
     ],
 )  # fmt: skip
@@ -77,6 +82,7 @@ TIES = RNG.integers(0, 20, (4, 100, 100))
     [
         (CLASSES, CLASSES * np.float32(1 + 1e-6)),
         (BOXES, BOXES * np.float32(1 + 1e-6)),
+        (FACES, FACES + np.float32(640 * 2e-6)),
         (MASKED, MASKED + np.float32(1e-6)),
         (np.where(LOGITS > 0, np.nan, LOGITS), np.where(LOGITS > 0, np.nan, LOGITS)),
         (np.where(LOGITS > 0, -np.inf, LOGITS), np.where(LOGITS > 0, -np.inf, LOGITS)),
@@ -85,7 +91,18 @@ TIES = RNG.integers(0, 20, (4, 100, 100))
         (np.float32(2.0).reshape(()), np.float32(2.000001).reshape(())),
         (TIES, np.where(np.arange(100) + 100 * np.arange(100)[:, None] == 77, 3, TIES)),
     ],
-    ids=["classes", "boxes", "masked", "NaN", "infinite", "nothing", "empty", "a number", "four of 40,000 near ties"],
+    ids=[
+        "classes",
+        "boxes",
+        "faces",
+        "masked",
+        "NaN",
+        "infinite",
+        "nothing",
+        "empty",
+        "a number",
+        "four of 40,000 near ties",
+    ],
 )
 def test_rounding_is_no_difference(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> None:
     assert difference(expected, got).fits

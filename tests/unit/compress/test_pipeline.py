@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import nn
 from compress.errors import RecipeError, StageError
 from compress.job import Silent
 from compress.model import Model, OnnxModel, TorchModel
-from compress.pipeline import Outcome, check, run
+from compress.pipeline import Outcome, _take, check, run
 from compress.stages import Given, Progress
 from compress.stages.fold_onnx import FoldOnnx
 from compress.stages.onnx_from_torch import OnnxFromTorch
@@ -130,3 +131,15 @@ def test_kept_onnx_files_are_taken_too(tmp_path: Path) -> None:
     go([OnnxFromTorch(), FoldOnnx()], tmp_path)
     again = go([OnnxFromTorch(), FoldOnnx()], tmp_path)
     assert all(outcome.reused and isinstance(outcome.given.model, OnnxModel) for outcome in again)
+
+
+@pytest.mark.parametrize("model", ["../outside.onnx", "/etc/passwd", 5, None, "model.onnx"], ids=str)
+def test_a_kept_stage_that_is_not_as_it_was_written_is_run_again(tmp_path: Path, model: object) -> None:
+    folder = tmp_path / "01-fold_onnx-0"
+    folder.mkdir()
+    (tmp_path / "outside.onnx").write_bytes(b"no graph")
+    (folder / "model.onnx").write_bytes(b"no graph")
+    signature = {"inputs": ["x:float32[batch,4]"], "outputs": ["y:float32[batch,4]"]}
+    kept = {"did": "", "details": {}, "warnings": [], "seconds": 1, "signature": signature, "model": model}
+    (folder / "stage.json").write_text(json.dumps(kept))
+    assert _take(FoldOnnx(), folder) is None

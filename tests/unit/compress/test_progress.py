@@ -7,7 +7,11 @@ import io
 import pytest
 from rich.console import Console
 
+from compress.pipeline import Outcome
 from compress.progress import Terminal
+from compress.stages import Given
+from compress.stages.fold_onnx import FoldOnnx
+from compress.wording import Note
 
 
 def test_without_a_terminal_long_work_tells_of_itself_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,3 +39,29 @@ def test_what_an_earlier_run_had_done_does_not_count_as_speed(monkeypatch: pytes
             clock[0] = second
             tell(step, total, "")
     assert shown.getvalue().endswith("3:00 min left\n")
+
+
+@pytest.mark.parametrize(
+    ("stage", "total", "note", "told"),
+    [
+        ("memory", 1, "models loaded alone", "memory 1 model loaded alone"),
+        ("compare", 2000, "samples", "compare 2,000 samples"),
+        ("sensitivity", 1, "4 groups can lose channels", "sensitivity 4 groups can lose channels"),
+        ("sensitivity", 1, "1 group can lose channels", "sensitivity 1 group can lose channels"),
+        ("sensitivity", 12, "layers and ratios tried", "sensitivity 12 layers and ratios tried"),
+    ],
+)
+def test_what_is_through_is_counted_once_and_agrees(stage: str, total: int, note: str, told: str) -> None:
+    shown = io.StringIO()
+    with Terminal(Console(file=shown, width=200)) as terminal:
+        terminal.started(stage)(total, total, note)
+    assert told in " ".join(shown.getvalue().split())
+
+
+def test_a_note_is_not_shown_as_a_warning() -> None:
+    shown = io.StringIO()
+    given = Given(object(), "did it", warnings=("Mind.", Note("It is so.")))  # type: ignore[arg-type]
+    with Terminal(Console(file=shown, width=200)) as terminal:
+        terminal.ended(Outcome(FoldOnnx(), given, 1.0, reused=False, size_bytes=None))
+    lines = [" ".join(line.split()) for line in shown.getvalue().splitlines()]
+    assert lines[:2] == ["warning Mind.", "note It is so."]

@@ -109,10 +109,9 @@ def test_the_docs_need_no_other_host() -> None:
             pool = Pool(address)
             page = (await pool.request(b"GET", b"/docs")).body.decode()
             assert not re.findall(r"(?:https?:)?//[a-z]", page)
-            links = [*re.findall(r'(?:src|href)="([^"]+)"', page), "/openapi.json"]
-            assert {"/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js", "/docs/favicon.png", "/ui/docs.js"} <= set(
-                links
-            )
+            links = re.findall(r'(?:src|href)="([^"]+)"', page)
+            assert len(links) == 5
+            assert "/openapi.json" in links
             for link in links:
                 response = await pool.request(b"GET", link.encode())
                 assert response.status == 200

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from compress.artifact import Signature, TensorSpec
 from compress.dataset import Dataset
 from compress.errors import RecipeError
 from compress.model import TorchModel
+from compress.output_kind import OutputForm, OutputKind
 from compress.stages.finetune import Finetune
 from compress.training.average import Average
 from compress.training.judging import Judge
@@ -176,3 +179,20 @@ def test_the_best_epoch_says_by_what_it_was_chosen_and_when_that_is_the_evaluati
         assert bool(notes) == bool(found)
     judged_by = dataclasses.replace(base, validation=dataclasses.replace(base.data, digest="v"), evaluation="v").seen
     assert "chosen by the evaluation data" in judged_by[0]
+
+
+class Both(nn.Module):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"embedding": x.flip(1), "logits": x}
+
+
+def test_epochs_are_judged_by_the_output_that_the_metric_means() -> None:
+    """The second: by the first, none of these labels would be right."""
+    x = np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32)
+    outputs = tuple(TensorSpec(name, "float32", ("batch", 4)) for name in ("embedding", "logits"))
+    signature = Signature((TensorSpec("x", "float32", ("batch", 4)),), outputs)
+    fabric = SimpleNamespace(global_rank=0, world_size=1, device="cpu", autocast=contextlib.nullcontext)
+    data = Dataset("", {"x": x}, x.argmax(1), "0" * 64)
+    judge = Judge(data, signature, fabric, OutputForm(OutputKind.REGRESSION), taught=True)
+    assert (judge.metric.name, judge.metric.output) == ("top1", "logits")
+    assert judge(Both(), None) == 1

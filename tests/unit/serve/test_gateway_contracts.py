@@ -1,0 +1,141 @@
+"""What is remembered of requests: the same verdict without reading them again, for as long as the model is the same."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+import pytest
+
+from serve.gateway import contracts as module
+from serve.gateway.contracts import Contracts
+from serve.gateway.errors import BadRequestError
+from serve.gateway.metadata import ModelMetadata, TensorMetadata
+from serve.rollout.plan import Target
+
+TARGET = Target("m", None)
+
+
+class Told:
+    """An upstream whose model can be changed; counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.columns = 4
+        self.asked = 0
+
+    async def metadata(self, model: str, _version: str | None = None) -> ModelMetadata:
+        self.asked += 1
+        x, y = TensorMetadata("x", "FP32", (-1, self.columns)), TensorMetadata("y", "FP32", (-1, 3))
+        return ModelMetadata(model, ("1",), (x,), (y,), batched=True, max_batch_size=8)
+
+    def forget(self, _model: str, _version: str | None = None) -> None:
+        """Nothing is kept."""
+
+
+class Clock:
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def request(columns: int = 4, rows: int = 1, **parameters: Any) -> tuple[bytes, int]:
+    size = 4 * rows * columns
+    item = {"name": "x", "datatype": "FP32", "shape": [rows, columns], "parameters": {"binary_data_size": size}}
+    item["parameters"] |= parameters  # type: ignore[operator]
+    head = orjson.dumps({"inputs": [item]})
+    return head + bytes(size), len(head)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def contracts(told: Told, clock: Clock) -> Contracts:
+    assert clock.now
+    return Contracts(told, 0)  # type: ignore[arg-type]
+
+
+def fitted(contracts: Contracts, body: bytes, length: int, *, admin: bool = False) -> tuple[bytes, int | None]:
+    found, new = asyncio.run(contracts.fitted(TARGET, body, length, shared_memory=admin, seconds=None))
+    assert isinstance(found, bytes)
+    return found, new
+
+
+def test_the_same_json_is_read_once_and_the_model_looked_at_four_times_a_second(
+    contracts: Contracts, told: Told, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, length = request()
+    assert fitted(contracts, body, length) == (body, length)
+    monkeypatch.setattr(module, "read_request", None)
+    for _ in range(50):
+        clock.now += 0.02
+        assert fitted(contracts, body, length) == (body, length)
+    assert told.asked == 4
+
+
+def test_what_came_in_another_spelling_goes_on_as_it_was_read(contracts: Contracts) -> None:
+    body, length = request()
+    spaced = body[:length].replace(b":", b" : ") + body[length:]
+    for _ in range(3):
+        assert fitted(contracts, spaced, len(spaced) - 16) == (body, length)
+
+
+@pytest.mark.parametrize("change", [lambda body: body[:-1], lambda body: body + b"\0", lambda body: body[:-16]])
+def test_the_same_json_before_other_data_is_another_request(contracts: Contracts, change: Any) -> None:
+    body, length = request()
+    fitted(contracts, body, length)
+    with pytest.raises(BadRequestError):
+        fitted(contracts, change(body), length)
+
+
+def test_a_length_beyond_the_body_is_refused_though_the_rest_is_known(contracts: Contracts) -> None:
+    body, length = request()
+    fitted(contracts, body, length)
+    with pytest.raises(BadRequestError, match="longer than its body"):
+        fitted(contracts, body[:length], length + 16)
+
+
+def test_what_fits_an_administrator_does_not_fit_others(contracts: Contracts) -> None:
+    item = {"name": "x", "datatype": "FP32", "shape": [1, 4]}
+    region = {"shared_memory_region": "r", "shared_memory_byte_size": 16}
+    head = orjson.dumps({"inputs": [item | {"parameters": region}]})
+    fitted(contracts, head, len(head), admin=True)
+    with pytest.raises(BadRequestError) as caught:
+        fitted(contracts, head, len(head))
+    assert "for keys with admin" in caught.value.why
+
+
+def test_what_fitted_the_model_before_it_changed_is_read_again(contracts: Contracts, told: Told, clock: Clock) -> None:
+    body, length = request()
+    fitted(contracts, body, length)
+    told.columns = 5
+    clock.now += module.HOLDS_S
+    with pytest.raises(BadRequestError, match="does not fit"):
+        fitted(contracts, body, length)
+    assert fitted(contracts, *request(5))[1] is not None
+
+
+def test_what_fits_the_model_as_it_is_now_is_not_refused_by_what_was_known(contracts: Contracts, told: Told) -> None:
+    fitted(contracts, *request())
+    told.columns = 5
+    assert fitted(contracts, *request(5))[1] is not None
+
+
+def test_what_is_remembered_is_bounded(contracts: Contracts, told: Told) -> None:
+    for number in range(3 * module.REMEMBERED):
+        fitted(contracts, *request(note=number))
+        asyncio.run(contracts.of(Target(f"m{number}", None)))
+    assert told.asked > 0
+    kept = (contracts._fits, contracts._holding, contracts._made)
+    assert all(len(each) <= module.REMEMBERED for each in kept)
