@@ -24,6 +24,7 @@ __all__ = ["Healer", "told", "used_by"]
 LOOK_S = 1.0
 IN_ORDER_S = 0.3  # Triton clears a process away that it has asked to end
 STEADY_S, FIRST_S, LONGEST_S = 60.0, 0.5, 10.0
+WAITED_S = 0.9
 TOLD = 8
 
 
@@ -143,6 +144,8 @@ class Healer:
 
     def _reported(self, instance: str, began: float) -> None:
         """Triton says that an instance is not healthy."""
+        if time.monotonic() - began < WAITED_S:
+            return  # Triton says so after a second; these are a model's own words, or a client's through them
         if instance in self._models and instance not in self._asked:
             self._asked.add(instance)
             self._start(self._confirm(instance, began))

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from serve.gateway.infer import read_body
 from serve.gateway.loading import Loading
-from serve.gateway.memory import Memory, Share
+from serve.gateway.memory import LastingShare, Memory
 from serve.gateway.routes import as_it_came
 from serve.gateway.settings import Settings
 from serve.gateway.upstream import MODEL_NAME, Upstream
@@ -54,7 +54,7 @@ def admin_router(settings: Settings, upstream: Upstream, memory: Memory, loading
         if not WRITE.fullmatch(path):
             raise HTTPException(405, headers={"allow": "GET"}) if TO_READ.fullmatch(path) else HTTPException(404)
         request.state.identity.check_admin()
-        body = await read_body(request.scope, None, request.receive, settings.max_body_bytes, Share(memory))
+        body = await read_body(request.scope, None, request.receive, settings.max_body_bytes, LastingShare(memory))
         if load := LOAD.fullmatch(path):
             body = await loading.body(load[1], body)
         return as_it_came(await upstream.post_all(f"/v2/{path}", body), upstream.outages if path == INDEX else ())

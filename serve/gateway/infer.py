@@ -33,7 +33,7 @@ from serve.gateway.errors import (
 )
 from serve.gateway.gate import Gate
 from serve.gateway.identity import KEY_HEADERS, Identity
-from serve.gateway.memory import MemoryFullError, Share
+from serve.gateway.memory import SMALL_BYTES, MemoryFullError, Share
 from serve.gateway.protocol import BINARY_HEADER
 from serve.gateway.released import SERVED_BY, Released
 from serve.gateway.settings import Settings
@@ -94,10 +94,13 @@ class InferEndpoint:
             self._gate.incidents.outages.check(model)
             if observed.trace is not None:
                 observed.trace.done("auth")
-            with Share(self._gate.memory, identity.id) as share:
+            share = Share(self._gate.memory, identity.id)
+            try:
                 code = await self._infer(
                     path, model, version, identity, observed, forwarded, read, scope, receive, send, share
                 )
+            finally:
+                share.close()
         except GatewayError as err:
             code = err.status
             if err.closes:
@@ -339,7 +342,7 @@ async def read_body(scope: Scope, content_length: bytes | None, receive: Receive
     """
     if content_length is not None and int(content_length) > limit:
         raise BodyTooLargeError(limit)
-    if content_length is not None:
+    if content_length is not None and int(content_length) > SMALL_BYTES:
         try:
             share.check(int(content_length))
         except MemoryFullError:

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from serve.gateway.errors import OverloadedError
 
-__all__ = ["CONNECTION_BYTES", "Memory", "MemoryFullError", "Share"]
+__all__ = ["CONNECTION_BYTES", "SMALL_BYTES", "LastingShare", "Memory", "MemoryFullError", "Share"]
 
 CONNECTION_BYTES = 16 * 1024
 SMALL_BYTES = 64 * 1024
@@ -100,7 +100,7 @@ class Memory(Collector):
 
 
 class Share:
-    """What one request holds; given back by `close`, or when nobody knows of it any more.
+    """What one request holds; given back by `close`, which must follow.
 
     Args:
         memory: of which it is a share.
@@ -117,12 +117,18 @@ class Share:
 
     def take(self, size: int) -> None:
         """Hold so many bytes more; raises MemoryFullError."""
-        small = self.size + size <= SMALL_BYTES
+        memory = self._memory
+        held = self.size + size
+        small = held <= SMALL_BYTES
+        if small and memory.used + size <= memory.bound:  # as nearly all are
+            memory.used += size
+            self.size = held
+            return
         if self._key and not small:
-            self._memory.take_for(self._key, size)
+            memory.take_for(self._key, size)
             self._of_key += size
-        self._memory.take(size, small=small)
-        self.size += size
+        memory.take(size, small=small)
+        self.size = held
 
     def check(self, size: int) -> None:
         """Whether there is room for so many bytes, now; raises MemoryFullError."""
@@ -140,8 +146,9 @@ class Share:
 
     def close(self) -> None:
         """Give it all back."""
-        self._memory.used -= self.size
-        self.size = 0
+        if self.size:
+            self._memory.used -= self.size
+            self.size = 0
         if self._of_key:
             self._memory.give_for(self._key, self._of_key)
             self._of_key = 0
@@ -151,6 +158,12 @@ class Share:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class LastingShare(Share):
+    """One that is given back when nobody has it any more."""
+
+    __slots__ = ()
 
     def __del__(self) -> None:
         self.close()

@@ -23,7 +23,7 @@ from serve.gateway.errors import (
     UpstreamTimeoutError,
 )
 from serve.gateway.incidents import Incidents
-from serve.gateway.memory import Memory, Share
+from serve.gateway.memory import LastingShare, Memory
 from serve.gateway.metadata import ModelMetadata
 from serve.gateway.outages import ModelDownError, Outages
 from serve.gateway.sequences import sequence_of
@@ -79,7 +79,7 @@ class Upstream:
             on_retry=telemetry.retries.inc,
             on_eject=lambda address, model, kind: telemetry.ejections.labels(str(address), model, kind).inc(),
             discover=settings.discover,
-            hold=None if memory is None else partial(Share, memory),
+            hold=None if memory is None else partial(LastingShare, memory),
         )
 
         def joined(count: int) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from tritonclient.grpc import service_pb2 as messages
+from tritonclient.grpc import service_pb2_grpc
 
 from serve.gateway.keys import add_key
 from serve.repository import PackOptions, pack
@@ -113,7 +117,12 @@ def until(running: Up, what: Callable[[], Any]) -> Any:
 
 
 def test_a_dead_process_heals_and_is_told_meanwhile(tmp_path: Path, repository: Path) -> None:
-    with up(tmp_path, str(repository), *FREE) as running:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    settings = tmp_path / "gateway.toml"
+    settings.write_text(f"grpc_port = {port}\n")
+    with up(tmp_path, str(repository), *FREE, "--gateway", str(settings)) as running:
         url = running.url()
         assert ask(url, "files", asked("abcd"))[0] == 200
         (tmp_path / "slow").touch()  # it is loaded when we say so
@@ -129,6 +138,17 @@ def test_a_dead_process_heals_and_is_told_meanwhile(tmp_path: Path, repository: 
             assert "files_0_0 was ended by SIGKILL" in told["why"]
             assert time.monotonic() - before < 0.9  # Triton would take a second to find out, each time
             assert fetch(f"{url}/v2/models/files/ready")[0] == 503
+            with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+                stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+                for call, message in (
+                    (stub.ModelReady, messages.ModelReadyRequest(name="files")),
+                    (stub.ModelInfer, messages.ModelInferRequest(model_name="files")),
+                ):
+                    with pytest.raises(grpc.RpcError) as caught:
+                        call(message, timeout=20)
+                    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+                    assert "files_0_0 was ended by SIGKILL" in caught.value.details()
+                assert stub.ModelReady(messages.ModelReadyRequest(name="tiny"), timeout=20).ready
             assert fetch(f"{url}/v2/models/tiny/ready")[0] == 200
             assert fetch(f"{url}/readyz")[1]["down"] == ["files"]
             assert 'gateway_model_down_seconds{model="files"}' in page(url)

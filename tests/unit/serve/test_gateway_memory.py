@@ -9,7 +9,7 @@ import pytest
 from serve.gateway.contract import UnfitError
 from serve.gateway.errors import BodyTooLargeError, GatewayError, TooManyElementsError
 from serve.gateway.footprint import MIB, footprint_bytes
-from serve.gateway.memory import CONNECTION_BYTES, SMALL_BYTES, Memory, MemoryFullError, Share
+from serve.gateway.memory import CONNECTION_BYTES, SMALL_BYTES, LastingShare, Memory, MemoryFullError, Share
 from serve.gateway.request import check_json_bytes
 
 
@@ -44,9 +44,9 @@ def test_no_key_has_more_than_half_of_it() -> None:
     for share in shares:
         share.close()
     assert memory.used == 0
-    Share(memory, "a").take(4 * MIB)  # and what nobody knows of any more is given back
+    LastingShare(memory, "a").take(4 * MIB)  # and what nobody knows of any more is given back
     assert memory.used == 0
-    Share(memory, "a").take(4 * MIB)
+    LastingShare(memory, "a").take(4 * MIB)
 
 
 def test_a_refused_take_holds_nothing() -> None:
@@ -59,7 +59,7 @@ def test_a_refused_take_holds_nothing() -> None:
     full.close()
     share.close()
     assert memory.used == 0
-    Share(memory, "a").take(4 * MIB)
+    LastingShare(memory, "a").take(4 * MIB)
 
 
 def test_connections_have_a_quarter() -> None:
