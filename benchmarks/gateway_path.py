@@ -101,8 +101,8 @@ async def measure(settings: Settings, secret: str, repeats: int) -> dict[str, fl
     app = create_app(settings)
     app.state.parts.upstream.balancer.exchange = exchange
     config = uvicorn.Config(
-        app, http=connection_class(10.0, 30.0, asyncio.Event()), lifespan="off", access_log=False, log_config=None,
-        proxy_headers=False, server_header=False, date_header=False,
+        app, http=connection_class(10.0, 30.0, 30.0, app.state.parts.gate.memory, asyncio.Event()), lifespan="off",
+        access_log=False, log_config=None, proxy_headers=False, server_header=False, date_header=False,
     )  # fmt: skip
     config.load()
     transport = Transport()
