@@ -103,8 +103,13 @@ async def measure(settings: Settings, secret: str, repeats: int) -> dict[str, fl
     app.state.parts.upstream.balancer.exchange = exchange
     connections = connection_class(10.0, 30.0, 30.0, Memory(settings.memory_bytes), asyncio.Event())
     config = uvicorn.Config(
+<<<<<<< HEAD
         app, http=connections, lifespan="off", access_log=False, log_config=None,
         proxy_headers=False, server_header=False, date_header=False,
+=======
+        app, http=connection_class(10.0, 30.0, 30.0, app.state.parts.gate.memory, asyncio.Event()), lifespan="off",
+        access_log=False, log_config=None, proxy_headers=False, server_header=False, date_header=False,
+>>>>>>> s-isolate
     )  # fmt: skip
     config.load()
     transport = Transport()
