@@ -25,7 +25,6 @@ from uvicorn.server import ServerState
 from serve.gateway.app import create_app
 from serve.gateway.connections import connection_class
 from serve.gateway.keys import add_key
-from serve.gateway.memory import Memory
 from serve.gateway.server import prepare_memory
 from serve.gateway.settings import Settings
 from serve.http_client import Response
@@ -101,15 +100,10 @@ async def measure(settings: Settings, secret: str, repeats: int) -> dict[str, fl
     """CPU microseconds of each kind of request."""
     app = create_app(settings)
     app.state.parts.upstream.balancer.exchange = exchange
-    connections = connection_class(10.0, 30.0, 30.0, Memory(settings.memory_bytes), asyncio.Event())
+    connections = connection_class(10.0, 30.0, 30.0, app.state.parts.gate.memory, asyncio.Event())
     config = uvicorn.Config(
-<<<<<<< HEAD
         app, http=connections, lifespan="off", access_log=False, log_config=None,
         proxy_headers=False, server_header=False, date_header=False,
-=======
-        app, http=connection_class(10.0, 30.0, 30.0, app.state.parts.gate.memory, asyncio.Event()), lifespan="off",
-        access_log=False, log_config=None, proxy_headers=False, server_header=False, date_header=False,
->>>>>>> s-isolate
     )  # fmt: skip
     config.load()
     transport = Transport()
