@@ -7,6 +7,7 @@ from rich.table import Table
 
 from compress.latency import Ratio
 from compress.measured import Figure, Measurement
+from compress.wording import counted
 
 __all__ = ["measure_table"]
 
@@ -16,9 +17,7 @@ def measure_table(found: Measurement) -> Table:
     on = found.environment.get("gpu", found.environment["cpu"])
     at = "".join(f", {dim} = {told['size']} ({told['source']})" for dim, told in found.sizes.items())
     samples = min((row.compared for row in found.figures), default=0)
-    alike = (
-        f"cosine: the least of {samples} samples of the data" if samples else "cosine: of one batch of random inputs"
-    )
+    alike = f"the least of {counted(samples, 'samples')} of the data" if samples else "of one batch of random inputs"
     table = Table(title=f"On {on}, in turns{at}; cosine: {alike}", title_justify="left")
     for column in ("batch", "model", "runtime", "p50", "p99", "samples/s", "over the first (95%)", "cosine to it"):
         table.add_column(column, justify="left" if column in ("model", "runtime") else "right", no_wrap=True)

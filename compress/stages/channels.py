@@ -80,7 +80,7 @@ class Channels:
         if known is not None and known.groups is not None:
             self.left_alone |= known.left_alone
             self.groups = list(known.groups)
-            progress(1, 1, f"{len(self.groups)} groups can lose channels, as was found before")
+            progress(1, 1, f"{counted(len(self.groups), 'groups')} can lose channels, as was found before")
         else:
             self.groups = self._proven(self._found(progress), progress)
 

@@ -176,7 +176,9 @@ class Archive:
         if disk or first_disk or here != count:
             raise ArchiveError("it is a part of an archive of several")
         if count > MAX_ENTRIES or size > MAX_DIRECTORY:
-            raise ArchiveError(f"it says that it holds {count:,} entries, more than {MAX_ENTRIES:,} are never meant")
+            raise ArchiveError(
+                f"it says that it holds {count:,} of them: more than {MAX_ENTRIES:,} entries are never meant"
+            )
         if start + size != end:
             raise ArchiveError("its directory is not where it says, or something stands before the archive")
         return count, start, size

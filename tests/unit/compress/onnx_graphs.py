@@ -12,9 +12,9 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from compress.artifact import Signature, TensorSpec
 from compress.dataset import Dataset
-from compress.model import OnnxModel, example_inputs
+from compress.model import Arrays, OnnxModel, example_inputs
 
-__all__ = ["branching", "data_for", "looping", "normal", "written"]
+__all__ = ["branching", "data_for", "error_of", "looping", "normal", "written"]
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
@@ -114,3 +114,16 @@ def looping(folder: Path) -> OnnxModel:
     ]
     weights = {"first": normal(32, 48), "step": normal(48, 48), "last": normal(48, 8), "times": np.int64(3)}
     return written(nodes, weights, folder)
+
+
+def error_of(expected: Arrays, got: Arrays) -> float:
+    """The largest difference of any output, as a share of the largest value of that output; infinite for NaN."""
+    worst = 0.0
+    for name, want in expected.items():
+        finite = np.isfinite(want)
+        have, reference = got[name][finite].astype(np.float64), want[finite]
+        if not np.isfinite(have).all():
+            return np.inf
+        scale = float(np.abs(reference).max(initial=0)) or 1.0
+        worst = max(worst, float(np.abs(have - reference).max(initial=0)) / scale)
+    return worst

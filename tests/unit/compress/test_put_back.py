@@ -16,14 +16,13 @@ from compress.dataset import Dataset
 from compress.metrics import METRICS
 from compress.model import OnnxModel
 from compress.stages.calibrate import calibrate
-from compress.stages.half_parity import error_of
 from compress.stages.int8_onnx import finish, plain
 from compress.stages.precision import precisions
 from compress.stages.put_back import Mixed
 from compress.stages.quantize_onnx import QuantizeOnnx, Target, quantize, quantized
 from compress.stages.quantize_within import QuantizeWithin
 from tests.families import family
-from tests.unit.compress.onnx_graphs import branching, data_for, looping
+from tests.unit.compress.onnx_graphs import branching, data_for, error_of, looping
 from tests.unit.compress.test_half_onnx import exported, random_data
 from tests.unit.compress.test_prune_channels import quiet, wrapped
 

@@ -19,12 +19,11 @@ from compress.stages import Stage
 from compress.stages.calibrate import calibrate
 from compress.stages.fold_onnx import FoldOnnx
 from compress.stages.half_onnx import HalfOnnx
-from compress.stages.half_parity import error_of
 from compress.stages.int8_onnx import finish, plain
 from compress.stages.put_back import Mixed
 from compress.stages.quantize_onnx import QuantizeOnnx, quantized
 from compress.stages.smooth_onnx import SmoothOnnx
-from tests.unit.compress.onnx_graphs import data_for, normal, written
+from tests.unit.compress.onnx_graphs import data_for, error_of, normal, written
 from tests.unit.compress.test_prune_channels import quiet
 
 WIDTH = 32
