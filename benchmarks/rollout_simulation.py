@@ -143,7 +143,15 @@ class Tritons:
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
 
-    async def infer(self, path: bytes, _headers: object, body: bytes, _timeout_s: float) -> Response:
+    async def infer(
+        self,
+        path: bytes,
+        _headers: object,
+        body: bytes,
+        _timeout_s: float,
+        *,
+        who: bytes | None = None,  # noqa: ARG002
+    ) -> Response:
         candidate = b"/candidate/" in path
         outcome = self._traffic.outcome(candidate=candidate, poison=body == POISON)
         await asyncio.sleep(outcome.seconds or FAILURE_S)
@@ -167,13 +175,22 @@ async def follow(traffic: Traffic, plan: Plan) -> tuple[str, float]:
             await asyncio.sleep(LOOK_S)
             release.look()
 
+    failed: list[BaseException] = []
+
+    def over(task: asyncio.Task[Response]) -> None:
+        asked.discard(task)
+        if (err := task.exception()) is not None:
+            failed.append(err)
+
     looking = asyncio.create_task(look())
     while release.running and (due := traffic.next()) < LONGEST_S:
         await asyncio.sleep(due - time.monotonic())
         body = POISON if traffic.random.random() < traffic.world.poison else b"{}"
         task = asyncio.create_task(released.infer(release, b"/v2/models/m/infer", client, (), (), body, 30.0))
         asked.add(task)
-        task.add_done_callback(asked.discard)
+        task.add_done_callback(over)
+        if failed:
+            raise failed[0]
     ended = time.monotonic()
     looking.cancel()
     await asyncio.gather(*asked)
