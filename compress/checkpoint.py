@@ -24,6 +24,7 @@ from compress.exported_program import load_exported_program
 from compress.file_kind import FileKind, file_kind
 from compress.folded_norms import fold_norms, folded
 from compress.graph_file import GraphError, to_data
+from compress.hashing import digest_of_code, plainly
 from compress.infer import infer_signature, proven
 from compress.model import TorchModel
 from compress.native_file import is_native, read, write
@@ -136,13 +137,16 @@ def load(
     return loaded
 
 
-def fingerprint(model: TorchModel) -> str:
-    """Hex SHA-256 of what decides a model's answers: graph (or its code, if known), weights, signature and sizes.
+def fingerprint(model: TorchModel, *, signature: bool = True) -> str:
+    """Hex SHA-256 of what decides a model's answers: graph and layers (or their code), weights, signature and sizes.
 
     Which tensors are one and the same is a part of it.
+
+    Args:
+        signature: whether names, shapes and sizes of inputs and outputs are a part of it, too.
     """
     module = model.module
-    digest = hashlib.sha256(f"{_code(model)}\n{model.signature.identity}".encode())
+    digest = hashlib.sha256(f"{_code(model)}\n{model.signature.identity if signature else ''}".encode())
     first: dict[int, str] = {}
     tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
     for name, tensor in tensors:
@@ -159,15 +163,23 @@ def _code(model: TorchModel) -> str:
     if isinstance(module, torch.jit.ScriptModule):
         # Its constants are in the file alone, whose entries carry no times.
         return hashlib.sha256(module.save_to_buffer()).hexdigest()
-    try:
-        return json.dumps(to_data(module, inputs=len(model.signature.inputs))["nodes"]) + f"\n{module!r}"
+    try:  # what a layer was made with need not be in its repr: an attention's heads, what a pool counts
+        return json.dumps(plainly(to_data(module, inputs=len(model.signature.inputs))))
     except GraphError:
         code = str(getattr(module, "code", ""))
         for kind in dict.fromkeys(type(layer) for layer in module.modules()):
             if not kind.__module__.startswith("torch."):
                 with contextlib.suppress(OSError, TypeError):  # no source: built in, or made in a shell
                     code += inspect.getsource(kind)
+                with contextlib.suppress(Exception):  # it was imported once; what it imports may be gone
+                    code += digest_of_code(f"{kind.__module__}:{kind.__qualname__}")
+        for name, layer in module.named_modules():
+            own = {key: value for key, value in vars(layer).items() if key not in _OF_ANY_MODULE}
+            code += f"\n{name} {json.dumps(plainly(own))}"
         return f"{code}\n{module!r}"
+
+
+_OF_ANY_MODULE = vars(nn.Module()).keys()
 
 
 def _specs(inputs: Mapping[str, torch.Tensor] | Sequence[str | TensorSpec] | str) -> tuple[TensorSpec, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,15 +14,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from compress.user_code import user_code
 
-__all__ = ["digest_of_arrays", "digest_of_code", "digest_of_samples", "heard"]
+__all__ = ["digest_of_arrays", "digest_of_code", "digest_of_samples", "heard", "plainly"]
 
 CHUNK = 256
 """Samples in memory at a time."""
 ROWS = 1 << 16
+INSTALLED = frozenset(("site-packages", "dist-packages"))
+OWN = frozenset(Path(folder).resolve() for folder in (sysconfig.get_path("stdlib"), Path(__file__).parent))
 
 Array = np.ndarray[Any, Any]
 Heard = Callable[[int, int], None]
@@ -48,9 +52,9 @@ def digest_of_arrays(arrays: Mapping[str, Any]) -> str:
 
 
 def digest_of_code(source: str) -> str:
-    """Of the file of what a user names as `package.module:name`, and of the files beside it that this one imports.
+    """Of the file of what a user names as `package.module:name`, and of the files that this one imports, wherever.
 
-    What is installed is known by its version elsewhere.
+    What is installed, Python's own library and this package are known by their versions elsewhere.
 
     Raises:
         Exception: whatever the import raises.
@@ -64,17 +68,13 @@ def digest_of_code(source: str) -> str:
 
 
 def _files_of(name: str) -> dict[str, Path]:
-    """Python files by module: of the one that is named, and of what it and these import from the same folder."""
-    first = _file_of(name)
-    if first is None:
-        return {}
-    root = first.parents[name.count(".") + (first.name == "__init__.py")]
+    """Python files by module: of the one that is named, and of what it and these import."""
     found: dict[str, Path] = {}
     waiting = [name]
     while waiting:
         module = waiting.pop()
         path = None if module in found else _file_of(module)
-        if path is not None and root in path.parents and "site-packages" not in path.parts:
+        if path is not None and not INSTALLED.intersection(path.parts) and not OWN.intersection(path.parents):
             found[module] = path
             waiting += _imported(path, module if path.name == "__init__.py" else module.rpartition(".")[0])
     return found
@@ -98,6 +98,38 @@ def _imported(path: Path, package: str) -> Iterator[str]:
             above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
             yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
+
+
+def plainly(value: Any) -> Any:
+    """What JSON can hold of attributes, arguments and graphs: arrays and tensors by their hash, code by its name.
+
+    Tensors that are a module's own parameters or buffers are known by its weights; here they only have a shape.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return [[plainly(key), plainly(held)] for key, held in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [type(value).__name__, *map(plainly, value)]
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(repr, value))
+    if isinstance(value, nn.Parameter):
+        return [str(value.dtype), list(value.shape)]
+    if isinstance(value, torch.Tensor):
+        held = value.detach().cpu().contiguous()
+        return [str(held.dtype), list(held.shape), digest_of_arrays({"": held.reshape(-1).view(torch.uint8).numpy()})]
+    if isinstance(value, np.ndarray):
+        return digest_of_arrays({"": value})
+    if isinstance(value, nn.Module):
+        return repr(value)
+    name = getattr(value, "__qualname__", None)
+    return f"{value.__module__}.{name}" if isinstance(name, str) else str(type(value)) + _without_place(value)
+
+
+def _without_place(value: Any) -> str:
+    """An object's words, unless these say where in memory it lies."""
+    text = repr(value)
+    return "" if " at 0x" in text else text
 
 
 def digest_of_samples(samples: Any, rows: Callable[[Array], Mapping[str, Array]]) -> str:

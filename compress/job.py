@@ -24,6 +24,7 @@ from compress.model import OnnxModel, TorchModel, in_float32
 from compress.options import CompressOptions, ExportOptions, OptimizeOptions, SensitivityOptions, SourceOptions
 from compress.output import check_output, claimed, replacing, write_artifact
 from compress.pipeline import Outcome, Watcher, check, run
+from compress.ranges import check_ranges
 from compress.recipe import chooses, find_data, inputs_of, sources_of, stages_for, with_sizes
 from compress.report import Report
 from compress.search import search
@@ -107,9 +108,11 @@ def prepare(checkpoint: Path, options: ExportOptions, *, chosen: bool = False) -
     Raises:
         ToolkitError: input or options that can't be used.
     """
+    check_ranges(options)
     check_output(options.output)
     model = with_sizes(_load(checkpoint, options), checkpoint, _data(options), options.dims)
-    before = "" if options.sensitivity is None or options.eval is None else Sensitivity.load(options.sensitivity).data
+    before = "" if options.sensitivity is None else _sensitive(options.sensitivity, model)
+    before = "" if options.eval is None else before
     found = evaluation_of(
         options, model, sources_of(options, checkpoint), chooses=chosen or chooses(options), chosen_before=before
     )
@@ -225,6 +228,7 @@ def optimize(
         >>> Artifact.load(Path("best")).format
         'onnx'
     """
+    check_ranges(options)
     checkpoint, watcher = Path(checkpoint), watcher or Silent()
     with claimed(options.output, _work(options), inputs_of(options, checkpoint)), _hashing(watcher):
         return _optimize(checkpoint, options, watcher, tell, recipe)
@@ -308,6 +312,7 @@ def sensitivity(checkpoint: str | Path, options: SensitivityOptions, *, watcher:
         >>> sorted(found.limits(max_drop=100))
         ['0']
     """
+    check_ranges(options)
     checkpoint, watcher = Path(checkpoint), watcher or Silent()
     # Files are added to the folder, it is not replaced: it may be the one that this runs in.
     with claimed(options.output / "sensitivity.json", inputs=inputs_of(options, checkpoint)), _hashing(watcher):
@@ -328,9 +333,21 @@ def _sensitivity(checkpoint: Path, options: SensitivityOptions, watcher: Watcher
         importance=options.importance,
         progress=watcher.started("sensitivity"),
     )
-    found = dataclasses.replace(found, data=data.sha256)
+    found = dataclasses.replace(found, data=data.sha256, model=fingerprint(model, signature=False))
     write_sensitivity(found, options.output, options.max_drop)
     return found
+
+
+def _sensitive(path: Path, model: TorchModel) -> str:
+    """The hash of the data that a sensitivity was judged on; it has to be of this very model."""
+    found = Sensitivity.load(path)
+    if found.model and found.model != fingerprint(model, signature=False):
+        raise RecipeError(
+            f"{path} is of another model",
+            why="its curves were measured with other weights or layers, whatever their names",
+            mend="run `compress sensitivity` on this model, and name its result",
+        )
+    return found.data
 
 
 def _load(checkpoint: Path, options: SourceOptions) -> TorchModel:

@@ -26,6 +26,7 @@ from compress.machine import environment
 from compress.model import Arrays, EngineModel, Model, OnnxModel, TorchModel, in_float32
 from compress.onnx_input import signature_of_onnx, vetted_onnx
 from compress.options import MeasureOptions
+from compress.ranges import check_ranges
 from compress.signature import parse_sizes
 from compress.sizes import sizes_in, typical_inputs
 
@@ -121,6 +122,7 @@ def measure_files(
     Raises:
         ToolkitError: a file can't be read, or can't run there.
     """
+    check_ranges(options, rounds=(1, 1 << 20))
     device = accelerator() if options.device == "cuda" else torch.device("cpu")
     torch.set_num_threads(options.threads)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = options.tf32

@@ -27,6 +27,7 @@ from compress.model import TorchModel, in_float32
 from compress.options import FinetuneOptions
 from compress.output import check_output, claimed, replacing
 from compress.pipeline import Outcome, Watcher, check, run
+from compress.ranges import check_ranges
 from compress.recipe import find_data, inputs_of, training_of, with_sizes
 from compress.stages import Given
 from compress.stages.finetune import Finetune
@@ -95,6 +96,7 @@ def finetune(checkpoint: str | Path, options: FinetuneOptions, *, watcher: Watch
     Raises:
         ToolkitError: input that can't be used, or a training that diverges; what was there before is left as it was.
     """
+    check_ranges(options)
     checkpoint = Path(checkpoint)
     if rank() > 0:  # the first process holds the places for all
         return _finetune(checkpoint, options, watcher)

@@ -63,6 +63,7 @@ class Sensitivity:
         groups: in the network's order.
         left_alone: layers that can't be pruned, with the reason.
         data: hash of the evaluation data, of which a half was judged on; another half is to prove what follows from it.
+        model: hash of the model; "" where an earlier release wrote none.
     """
 
     metric: str
@@ -71,6 +72,7 @@ class Sensitivity:
     groups: tuple[GroupSensitivity, ...]
     left_alone: Mapping[str, str]
     data: str = ""
+    model: str = ""
 
     def limits(self, max_drop: float) -> dict[str, float]:
         """The largest share of its channels that each layer may lose, so that this alone costs no more than that."""
@@ -103,7 +105,7 @@ class Sensitivity:
             if data.pop("schema_version") > SCHEMA_VERSION:
                 raise ValueError("it was written by a newer release")
             found = cls(groups=tuple(_group(group) for group in data.pop("groups")), **data)
-            texts = (found.metric, found.data, *found.left_alone.keys(), *found.left_alone.values())
+            texts = (found.metric, found.data, found.model, *found.left_alone.keys(), *found.left_alone.values())
             if not all(type(text) is str for text in texts) or type(found.samples) is not int:
                 raise ValueError("what should be words or numbers is something else")
             return found

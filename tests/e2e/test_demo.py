@@ -54,6 +54,7 @@ def test_the_artifact_holds_what_it_says(demo: tuple[Path, str]) -> None:
         "artifact.json",
         "report.json",
         "report.html",
+        "recipe.toml",
         "reproduce.sh",
     }
     assert str(artifact.signature.inputs[0]) == "image:float32[batch,1,8,8]"

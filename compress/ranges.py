@@ -1,0 +1,48 @@
+"""Numbers that make no sense are refused before the work, not found in the middle of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from compress.errors import RecipeError
+
+__all__ = ["check_ranges"]
+
+MOST_THREADS = 1024
+RANGES: dict[str, tuple[int, int]] = {
+    "seed": (0, 2**32 - 1),
+    "threads": (1, MOST_THREADS),
+    "thread_counts": (1, MOST_THREADS),
+    "batches": (1, 1 << 20),
+    "workers": (1, MOST_THREADS),
+    "epochs": (0, 1 << 30),
+}
+
+
+def check_ranges(options: Any, **more: tuple[int, int]) -> None:
+    """Look at the numbers of a command's options.
+
+    Args:
+        options: a dataclass.
+        more: least and most of further fields.
+
+    Raises:
+        RecipeError: a number is NaN or infinite, or outside its range.
+    """
+    ranges = RANGES | more
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, float) and not math.isfinite(number):
+                raise _wrong(field.name, number, "it has to be a number")
+            if field.name in ranges and isinstance(number, int):
+                least, most = ranges[field.name]
+                if not least <= number <= most:
+                    raise _wrong(field.name, number, f"it goes from {least} to {most:,}")
+
+
+def _wrong(name: str, number: float, why: str) -> RecipeError:
+    flag = "--" + name.replace("_", "-")
+    return RecipeError(f"{flag} can't be {number}", why=why, mend=f"give another {flag}, or leave it out")
