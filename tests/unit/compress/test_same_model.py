@@ -6,6 +6,7 @@ import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +30,10 @@ def model_of(module: nn.Module, spec: str) -> TorchModel:
     return TorchModel(module, infer_signature(module, (TensorSpec.parse(spec),)))
 
 
+def encoder(**given: Any) -> Callable[[], nn.Module]:
+    return lambda: nn.TransformerEncoderLayer(8, dim_feedforward=16, batch_first=True, **({"nhead": 2} | given))
+
+
 PAIRS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module], str]] = {
     "what a pool counts": (
         lambda: nn.AvgPool2d(3, 2, 1, count_include_pad=True),
@@ -40,17 +45,10 @@ PAIRS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module], str]] =
         lambda: nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False),
         "x:float32[batch,3,8,8]",
     ),
-    **{
-        f"an encoder layer's {name}": (
-            lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
-            lambda given=given: nn.TransformerEncoderLayer(8, **({"nhead": 2} | given), dim_feedforward=16, batch_first=True),
-            "x:float32[batch,5,8]",
-        )
-        for name, given in (
-            ("heads", {"nhead": 4}), ("order", {"norm_first": True}), ("activation", {"activation": "gelu"})
-        )
-    },
-}  # fmt: skip
+    "an encoder layer's heads": (encoder(), encoder(nhead=4), "x:float32[batch,5,8]"),
+    "an encoder layer's order": (encoder(), encoder(norm_first=True), "x:float32[batch,5,8]"),
+    "an encoder layer's activation": (encoder(), encoder(activation="gelu"), "x:float32[batch,5,8]"),
+}
 
 
 @pytest.mark.parametrize("pair", PAIRS)
@@ -70,7 +68,8 @@ class Untraceable(nn.Module):
         self.gain, self.table = gain, table
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x) * self.gain + self.table if x.sum() > 0 else self.layer(x)
+        answer: torch.Tensor = self.layer(x)
+        return answer * self.gain + self.table if x.sum() > 0 else answer
 
 
 def test_plain_attributes_count_where_the_graph_is_not_known() -> None:
