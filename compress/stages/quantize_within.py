@@ -146,12 +146,15 @@ class QuantizeWithin:
         if not self._kept(drop(high)):
             best = min(known.values(), key=lambda found: found.counted)
             floats = judge.drop(OnnxBackend(model, cores()))
+            what, mend = "INT8", "allow more, try another --calibrator or --int8 qat, or prune less"
+            if not self._kept(floats):
+                what, mend = "the model, before INT8,", "allow more, prune less, or recover longer (--epochs)"
             raise BudgetError(
-                f"INT8 can't stay inside {counted(self.max_drop, 'points')}",
+                f"{what} can't stay inside {counted(self.max_drop, 'points')}",
                 why=f"the nearest loses {best.points:+.2f}, the float model before it {floats.points:+.2f}; "
                 f"counted with their intervals {best.counted:+.2f} and {floats.counted:+.2f} "
                 f"({counted(len(judge), 'samples')})",
-                mend="allow more, try another --calibrator or --int8 qat, or prune less",
+                mend=mend,
             )
         while high - low > 1:
             middle = (low + high) // 2

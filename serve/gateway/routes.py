@@ -96,13 +96,13 @@ def protocol_router(upstream: Upstream, draining: Callable[[], bool]) -> APIRout
 
     @router.get("/v2/health/live", summary="Is the model server alive?", responses=HEALTH)
     async def live() -> Response:
-        return as_triton_would(await upstream.live(), reached=await upstream.live())
+        return as_triton_would("live", await upstream.live(), reached=await upstream.live())
 
     @router.get("/v2/health/ready", summary="Is the model server ready?", responses=HEALTH)
     async def ready() -> Response:
         if draining():
             return JSONResponse({"error": "the gateway is stopping"}, 503)
-        return as_triton_would(await upstream.ready(), reached=await upstream.live())
+        return as_triton_would("ready", await upstream.ready(), reached=await upstream.live())
 
     @router.get("/v2/models/stats", summary="Statistics of all models", responses=UPSTREAM)
     async def all_statistics() -> Response:
@@ -167,7 +167,7 @@ def _add_part(router: APIRouter, upstream: Upstream, part: str, summary: str) ->
     )  # fmt: skip
 
 
-def as_triton_would(healthy: bool, *, reached: bool) -> Response:
+def as_triton_would(what: str, healthy: bool, *, reached: bool) -> Response:
     """Triton's answer to a question after its health, by what it said when it was last probed.
 
     Raises:
@@ -175,7 +175,7 @@ def as_triton_would(healthy: bool, *, reached: bool) -> Response:
     """
     if not reached:
         raise UpstreamDownError("the model server can't be reached", why="it did not answer when it was last probed")
-    return Response(status_code=200 if healthy else 400)
+    return JSONResponse({what: healthy}, 200 if healthy else 400)  # with a body, as the protocol has it
 
 
 def as_it_came(answer: UpstreamResponse, down: Iterable[tuple[str, str]] = ()) -> Response:
