@@ -111,8 +111,7 @@ def prepare(checkpoint: Path, options: ExportOptions, *, chosen: bool = False) -
     check_ranges(options)
     check_output(options.output)
     model = with_sizes(_load(checkpoint, options), checkpoint, _data(options), options.dims)
-    before = "" if options.sensitivity is None else _sensitive(options.sensitivity, model)
-    before = "" if options.eval is None else before
+    before = "" if options.sensitivity is None or options.eval is None else Sensitivity.load(options.sensitivity).data
     found = evaluation_of(
         options, model, sources_of(options, checkpoint), chooses=chosen or chooses(options), chosen_before=before
     )
@@ -124,6 +123,8 @@ def prepare(checkpoint: Path, options: ExportOptions, *, chosen: bool = False) -
         )
     judged_by = None if found is None else (found.choice or found.proof, found.metric)
     stages = stages_for(options, model, checkpoint, judged_by)
+    if options.sensitivity is not None:
+        _of_this_model(options.sensitivity, model)
     check(stages, model)
     budget = None if options.max_drop is None else budget_of(options, options.max_drop)
     if budget is not None and found is not None:
@@ -338,16 +339,15 @@ def _sensitivity(checkpoint: Path, options: SensitivityOptions, watcher: Watcher
     return found
 
 
-def _sensitive(path: Path, model: TorchModel) -> str:
-    """The hash of the data that a sensitivity was judged on; it has to be of this very model."""
-    found = Sensitivity.load(path)
-    if found.model and found.model != fingerprint(model, signature=False):
+def _of_this_model(path: Path, model: TorchModel) -> None:
+    """Refuse a sensitivity that was measured on another model."""
+    found = Sensitivity.load(path).model
+    if found and found != fingerprint(model, signature=False):
         raise RecipeError(
             f"{path} is of another model",
             why="its curves were measured with other weights or layers, whatever their names",
             mend="run `compress sensitivity` on this model, and name its result",
         )
-    return found.data
 
 
 def _load(checkpoint: Path, options: SourceOptions) -> TorchModel:

@@ -16,7 +16,6 @@ RANGES: dict[str, tuple[int, int]] = {
     "threads": (1, MOST_THREADS),
     "thread_counts": (1, MOST_THREADS),
     "batches": (1, 1 << 20),
-    "workers": (1, MOST_THREADS),
     "epochs": (0, 1 << 30),
 }
 
