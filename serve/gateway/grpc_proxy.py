@@ -66,6 +66,12 @@ CODES = {
 }
 STATUSES = {code: status for status, code in CODES.items() if status != 413}
 DEAD = re.compile(rb"(?:in ensemble '[^']*', )?Stub process '([\w.+:@=~-]{1,300})' is not healthy\.")
+MOST_STREAMS = 512  # calls of one connection at a time; its client keeps further ones back
+UPSTREAM_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_metadata_size", 64 * 1024),
+)
 Context = Any  # grpc.aio.ServicerContext, whose types are not published
 
 
@@ -79,6 +85,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         telemetry: counts.
         contracts: of the models, which each request is held against.
         loading: what has to hold before a model is loaded.
+        most_connections: of clients at a time.
     """
 
     def __init__(
@@ -89,6 +96,8 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         telemetry: Telemetry,
         contracts: Contracts,
         loading: Loading,
+        *,
+        most_connections: int,
     ) -> None:
         self._settings = settings
         self._loading = loading
@@ -96,11 +105,12 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         self._gate = gate
         self._balancer = balancer
         self._telemetry = telemetry
-        options = _options(settings)
-        self._calls = GrpcChannels(
-            balancer, settings.grpc_upstream, [("grpc.max_receive_message_length", -1), *options[1:]]
+        self._calls = GrpcChannels(balancer, settings.grpc_upstream, UPSTREAM_OPTIONS)
+        self._server = grpc.aio.server(
+            handlers=[self],
+            options=_options(settings, most_connections),
+            maximum_concurrent_rpcs=settings.max_clients,
         )
-        self._server = grpc.aio.server(handlers=[self], options=options, maximum_concurrent_rpcs=settings.max_clients)
 
     async def start(self) -> None:
         """Listen.
@@ -461,10 +471,16 @@ async def _abort(context: Context, code: Any, told: str, metadata: tuple[tuple[s
     raise AssertionError("abort raises")
 
 
-def _options(settings: Settings) -> Sequence[tuple[str, int]]:
+def _options(settings: Settings, most_connections: int) -> Sequence[tuple[str, int]]:
     return (
         ("grpc.max_receive_message_length", settings.max_body_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", int(settings.reuse_port)),
         ("grpc.max_metadata_size", 64 * 1024),
+        ("grpc.max_allowed_incoming_connections", most_connections),
+        ("grpc.max_concurrent_streams", MOST_STREAMS),
+        ("grpc.server_handshake_timeout_ms", int(1000 * settings.head_timeout_s)),
+        ("grpc.max_connection_idle_ms", 1000 * settings.keep_alive_s),
+        ("grpc.keepalive_time_ms", 1000 * settings.keep_alive_s),
+        ("grpc.keepalive_timeout_ms", int(1000 * settings.head_timeout_s)),
     )
