@@ -143,7 +143,10 @@ class Share:
             self._of_key = counted
 
     def resize(self, size: int) -> None:
-        """Hold so many bytes in all, which are there already."""
+        """Hold so many bytes in all, which are there already; a key is never counted for more than these."""
+        if self._of_key > size:
+            self._memory.give_for(self._key, self._of_key - size)
+            self._of_key = size
         self._memory.used += size - self.size
         self.size = size
 
