@@ -28,6 +28,7 @@ from serve.gateway.settings import Settings
 __all__ = ["check_port", "check_settings", "forwarding_signals", "run_gateway", "serve_gateway"]
 
 SPARE_FILES = 512
+TOLD_CLIENTS = 64  # beyond the bound, whose requests are read before they are refused; of the spare files
 GRPC_CONNECTION_BYTES = 64 * 1024  # that gRPC's own part holds for one without a call
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 COLLECTOR = (20_000, 20, 20)
@@ -75,7 +76,7 @@ async def serve_gateway(
     app = create_app(settings, incidents, loading)
     listener = _listen(settings.host, settings.port, reuse_port=settings.reuse_port)
     clients, grpc_clients = _clients(settings)
-    app.state.parts.gate.memory.most_connections = clients
+    app.state.parts.gate.memory.most_connections = clients + TOLD_CLIENTS
     stopping = asyncio.Event()
     server = _Server(
         uvicorn.Config(
