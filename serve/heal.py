@@ -17,6 +17,7 @@ from serve.gateway.outages import Outages
 from serve.gateway.suspects import Suspect, Suspects
 from serve.repository import ModelInfo
 from serve.triton.launch import TritonServer
+from serve.triton.rounds import Rounds
 from serve.triton.stubs import Stub, death_of
 
 __all__ = ["Healer", "told", "used_by"]
@@ -90,9 +91,11 @@ class Healer:
     async def run(self) -> None:
         """Until cancelled."""
         self._outages.seen = self._reported
+        rounds = Rounds("can't look after the models' processes", self._on_event)
         try:
             while True:
-                await self._look()
+                with rounds.one():
+                    await self._look()
                 await asyncio.sleep(LOOK_S)
         finally:
             self._outages.seen = lambda _instance, _began: None

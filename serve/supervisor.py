@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,11 +16,13 @@ from serve.heal import told
 from serve.triton.launch import TritonServer
 from serve.triton.stubs import signal_name
 
-__all__ = ["CLIENT", "SERVER", "START", "Backoff", "cause_of", "supervise"]
+__all__ = ["CLIENT", "SCARCE", "SERVER", "START", "Backoff", "cause_of", "supervise"]
 
 # Triton is asked this often whether it still lives, in seconds.
 WATCH_S = 0.05
-SERVER, START, CLIENT = "server", "start", "client "
+SERVER, START, CLIENT, SCARCE = "server", "start", "client ", "scarce"
+# Clients can use these up: that a start fails for want of them says nothing about the server.
+WANTING = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS))
 
 
 @dataclass
@@ -27,7 +30,7 @@ class Backoff:
     """How long to wait before the next start, and when to give up.
 
     Deaths in a row are counted by their cause. Those that one client's requests are to blame for are never enough:
-    it would end the service for all others.
+    it would end the service for all others. Nor are starts for which the process had no files or memory.
 
     Attributes:
         restarts: how many in a row for one cause; a server that lived for `steady_s` begins a new row. 0 for never.
@@ -46,11 +49,12 @@ class Backoff:
 
         Args:
             lived_s: seconds for which it was ready; 0 where it never was.
-            cause: SERVER, START, or CLIENT with the id of a key.
+            cause: SERVER, START, SCARCE, or CLIENT with the id of a key.
         """
         if lived_s >= self.steady_s:
             self._done.clear()
-        if not self.restarts or (self._done[cause] >= self.restarts and not cause.startswith(CLIENT)):
+        endless = cause == SCARCE or cause.startswith(CLIENT)
+        if not self.restarts or (self._done[cause] >= self.restarts and not endless):
             return None
         self._done[cause] += 1
         return float(min(self.first_s * 2.0 ** min(self._done[cause] - 1, 30), self.longest_s))
@@ -88,9 +92,10 @@ async def supervise(
         on_event(f"Triton has died: it {how}; {told(guilty)}; {_next(wait_s)}")
         while wait_s is not None:
             await asyncio.sleep(wait_s)
-            if await _started(triton, on_event):
+            failed = await _started(triton, on_event)
+            if failed is None:
                 break
-            wait_s = backoff.after(0.0, START)
+            wait_s = backoff.after(0.0, failed)
             on_event(_next(wait_s))
         if wait_s is None:
             return
@@ -102,8 +107,8 @@ def _next(wait_s: float | None) -> str:
     return "that is enough" if wait_s is None else f"it is started again in {wait_s:g} s"
 
 
-async def _started(triton: TritonServer, on_event: Callable[[str], None]) -> bool:
-    """Start it again, if it can be."""
+async def _started(triton: TritonServer, on_event: Callable[[str], None]) -> str | None:
+    """Start it again, if it can be; else the cause that it is counted for."""
     began = time.monotonic()
     starting = asyncio.ensure_future(asyncio.to_thread(triton.restart))
     try:
@@ -112,8 +117,17 @@ async def _started(triton: TritonServer, on_event: Callable[[str], None]) -> boo
         triton.give_up()
         await asyncio.gather(starting, return_exceptions=True)
         raise
-    except ToolkitError as err:
-        on_event(f"Triton did not start: {err.why}")
-        return False
+    except Exception as err:  # whatever it is, the gateway and the other models go on
+        on_event(f"Triton did not start: {err.why if isinstance(err, ToolkitError) else err}")
+        return SCARCE if _scarce(err) else START
     on_event(f"Triton is ready again after {time.monotonic() - began:.1f} s")
-    return True
+    return None
+
+
+def _scarce(err: BaseException | None) -> bool:
+    """Whether an error, or what it came of, is for want of files or memory."""
+    while err is not None:
+        if isinstance(err, OSError) and err.errno in WANTING:
+            return True
+        err = err.__cause__ or err.__context__
+    return False

@@ -15,6 +15,7 @@ from serve.control import load_alone, unload_model
 from serve.repository import read_model
 from serve.served import Served
 from serve.signing import SIGNATURE
+from serve.triton.rounds import Rounds
 
 __all__ = ["Follower", "fingerprints", "follow", "plan"]
 
@@ -88,13 +89,15 @@ async def follow(
         look_s: seconds between two looks.
     """
     last = fingerprints(repository) or {}
+    rounds = Rounds("can't follow the repository", on_event)
     follower = Follower(repository, url, on_event, last, served)
     while True:
         await asyncio.sleep(look_s)
-        now = await asyncio.to_thread(fingerprints, repository)
-        if now is not None and now == last:
-            await asyncio.to_thread(follower.take, now)
-        last = now if now is not None else last
+        with rounds.one():
+            now = await asyncio.to_thread(fingerprints, repository)
+            if now is not None and now == last:
+                await asyncio.to_thread(follower.take, now)
+            last = now if now is not None else last
 
 
 class Follower:

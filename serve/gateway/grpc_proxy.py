@@ -23,7 +23,7 @@ from serve.gateway.balancer import Balancer
 from serve.gateway.contracts import Contracts
 from serve.gateway.deadline import tells
 from serve.gateway.elements import check_shape
-from serve.gateway.errors import BadRequestError, GatewayError, UnauthorizedError
+from serve.gateway.errors import BadRequestError, BodyTooLargeError, GatewayError, UnauthorizedError
 from serve.gateway.gate import Gate
 from serve.gateway.grpc_channels import GrpcChannels
 from serve.gateway.grpc_request import check_message
@@ -36,13 +36,16 @@ from serve.gateway.released import grade_status, sticky_value
 from serve.gateway.settings import Settings
 from serve.gateway.suspects import Flight
 from serve.gateway.telemetry import GRPC_ROUTE, Observed, Telemetry
+from serve.gateway.unanswered import FINAL_ASKED, Unanswered
 from serve.rollout.plan import Target
 
 __all__ = ["GrpcProxy"]
 
 SERVICE = "/inference.GRPCInferenceService/"
 FREE = frozenset(("ServerLive", "ServerReady"))
-ANYBODY = frozenset(("ServerMetadata",))
+EMPTY = FREE | {"ServerMetadata"}  # their messages say nothing: they are not read
+MOST_QUESTION_BYTES = 64 * 1024  # of a message that is no inference and loads nothing
+QUICK_S = 1.0
 LOAD = "RepositoryModelLoad"
 COSTS = {"ModelMetadata": 2, "ModelStatistics": 5, "RepositoryIndex": 5, LOAD: 10, "RepositoryModelUnload": 10}
 OF_MODEL = frozenset(("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"))
@@ -55,6 +58,7 @@ ADMIN = frozenset(
 )  # fmt: skip
 CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
     401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
@@ -64,9 +68,24 @@ CODES = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-STATUSES = {code: status for status, code in CODES.items() if status != 413}
+STATUSES = {code: status for status, code in CODES.items() if status not in (408, 413)}
 DEAD = re.compile(rb"(?:in ensemble '[^']*', )?Stub process '([\w.+:@=~-]{1,300})' is not healthy\.")
+MOST_STREAMS = 512  # calls of one connection at a time; its client keeps further ones back
+UPSTREAM_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_metadata_size", 64 * 1024),
+)
 Context = Any  # grpc.aio.ServicerContext, whose types are not published
+
+
+class SlowMessageError(GatewayError):
+    """A call's message does not come."""
+
+    status = 408
+
+    def __init__(self) -> None:
+        super().__init__("the call's message did not come in time", mend="send it faster, or less of it")
 
 
 class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
@@ -79,6 +98,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         telemetry: counts.
         contracts: of the models, which each request is held against.
         loading: what has to hold before a model is loaded.
+        most_connections: of clients at a time.
     """
 
     def __init__(
@@ -89,6 +109,8 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         telemetry: Telemetry,
         contracts: Contracts,
         loading: Loading,
+        *,
+        most_connections: int,
     ) -> None:
         self._settings = settings
         self._loading = loading
@@ -96,11 +118,13 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         self._gate = gate
         self._balancer = balancer
         self._telemetry = telemetry
-        options = _options(settings)
-        self._calls = GrpcChannels(
-            balancer, settings.grpc_upstream, [("grpc.max_receive_message_length", -1), *options[1:]]
+        self._reading: set[asyncio.Task[Any]] = set()
+        self._calls = GrpcChannels(balancer, settings.grpc_upstream, UPSTREAM_OPTIONS)
+        self._server = grpc.aio.server(
+            handlers=[self],
+            options=_options(settings, most_connections),
+            maximum_concurrent_rpcs=settings.max_clients,
         )
-        self._server = grpc.aio.server(handlers=[self], options=options, maximum_concurrent_rpcs=settings.max_clients)
 
     async def start(self) -> None:
         """Listen.
@@ -140,14 +164,20 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
                 return self._refusing(name, err)
         if name == "ModelStreamInfer":
             return grpc.stream_stream_rpc_method_handler(self._stream)
+        # The handler of a unary call is only called with its whole message, which gRPC then holds uncounted. That of a
+        # stream reads the message itself, or leaves it alone.
         if name == "ModelInfer":
-            return grpc.unary_unary_rpc_method_handler(self._counted)
-        if name in FREE | ANYBODY | OF_MODEL | ADMIN:
 
-            async def answer(body: bytes, context: Context) -> bytes:
-                return await self._plain(name, body, context)
+            async def infer(_: AsyncIterator[bytes], context: Context) -> bytes:
+                return await self._counted(context)
 
-            return grpc.unary_unary_rpc_method_handler(answer)
+            return grpc.stream_unary_rpc_method_handler(infer)
+        if name in EMPTY | OF_MODEL | ADMIN:
+
+            async def answer(_: AsyncIterator[bytes], context: Context) -> bytes:
+                return await self._plain(name, context)
+
+            return grpc.stream_unary_rpc_method_handler(answer)
         return None
 
     def _admitted(self, name: str, metadata: Any) -> None:
@@ -174,7 +204,40 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
 
         return grpc.stream_unary_rpc_method_handler(refuse)
 
-    async def _plain(self, name: str, body: bytes, context: Context) -> bytes:
+    async def _message(self, context: Context, share: Share) -> bytes:
+        """The message of a call that has one.
+
+        What has come of it is gRPC's until all of it has, and can't be counted: a message that takes its time is
+        counted for as long as it may be.
+
+        Raises:
+            GatewayError: there is no room for it, it does not come in time, or there is none.
+        """
+        settings = self._settings
+        reading = asyncio.ensure_future(context.read())
+        self._reading.add(reading)  # not cancelled: gRPC writes into what it holds; the call's end ends it
+        reading.add_done_callback(self._read)
+        quick_s = min(QUICK_S, settings.body_timeout_s)
+        done, _ = await asyncio.wait((reading,), timeout=quick_s)
+        if not done:
+            before = share.size
+            share.take(settings.max_body_bytes)
+            done, _ = await asyncio.wait((reading,), timeout=settings.body_timeout_s - quick_s)
+            if not done:
+                raise SlowMessageError
+            share.resize(before)
+        body = reading.result()
+        if not isinstance(body, bytes):
+            raise BadRequestError("the call has no message")
+        share.take(len(body))
+        return body
+
+    def _read(self, reading: asyncio.Task[Any]) -> None:
+        self._reading.discard(reading)
+        if not reading.cancelled():
+            reading.exception()  # whoever waited for it may have left
+
+    async def _plain(self, name: str, context: Context) -> bytes:
         """Everything but inference."""
         try:
             if name == "ServerReady":
@@ -183,8 +246,12 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
             if name == "ServerLive":
                 live, _ = await self._balancer.health()
                 return _bytes(messages.ServerLiveResponse(live=live))
-            if name not in FREE:
+            body = b""
+            if name not in EMPTY:
                 identity = self._gate.keys.identify(_keys(context.invocation_metadata()))
+                body = await self._message(context, self._share(context, identity))
+                if len(body) > MOST_QUESTION_BYTES and name != LOAD:
+                    raise BodyTooLargeError(MOST_QUESTION_BYTES)
                 if name in ADMIN:
                     identity.check_admin()
                     if name == LOAD:
@@ -217,16 +284,18 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         await self._loading.check(asked.model_name)
         return body
 
-    async def _counted(self, body: bytes, context: Context) -> bytes:
+    async def _counted(self, context: Context) -> bytes:
         """An inference, counted whatever comes of it."""
         parent = dict(context.invocation_metadata() or ()).get("traceparent", "")
         seen = self._telemetry.begin(GRPC_ROUTE, "", context.peer(), parent.encode())
-        seen.received = len(body)
         code = 500
         try:
-            share = self._share(context)
-            share.take(len(body))
-            answer = await self._infer(body, context, seen)
+            identity = self._gate.keys.identify(_keys(context.invocation_metadata()))
+            seen.key = identity.name
+            share = self._share(context, identity)
+            body = await self._message(context, share)
+            seen.received = len(body)
+            answer = await self._infer(identity, body, context, seen)
             share.take(len(answer))
             code, seen.sent = 200, len(answer)
             return answer
@@ -245,9 +314,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         finally:
             self._telemetry.observe(seen, code)
 
-    async def _infer(self, body: bytes, context: Context, seen: Observed) -> bytes:
-        identity = self._gate.keys.identify(_keys(context.invocation_metadata()))
-        seen.key = identity.name
+    async def _infer(self, identity: Identity, body: bytes, context: Context, seen: Observed) -> bytes:
         request = await self._checked(identity, body)
         seen.model = model = request.model_name
         patience = self._patience(context)
@@ -323,20 +390,23 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         keys = self._gate.keys
         try:
             key = None if keys.open else keys.key_of(_keys(context.invocation_metadata()))
-            keys.identify_key(key)
-            share = self._share(context)
+            share = self._share(context, keys.identify_key(key))
         except GatewayError as err:
             await _refuse(context, err)
         failed: list[GatewayError] = []
+        unanswered = Unanswered(share, min(self._settings.max_body_bytes, self._gate.memory.bound // 8))
 
         about: tuple[bytes, bytes | None] = b"", None
 
         async def checked() -> AsyncIterator[bytes]:
             nonlocal about
-            async for body in requests:
+            while True:
+                await unanswered.room()
+                body = await anext(requests, None)
+                if body is None:
+                    return
                 try:
-                    share.resize(0)  # the message before has gone
-                    share.take(len(body))
+                    unanswered.take(len(body))
                     identity = keys.identify_key(key)  # it may have been revoked, or its rights changed
                     identity.take()
                     request = await self._checked(identity, body)  # a stream stays with what Triton serves by itself
@@ -344,7 +414,8 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
                     failed.append(err)
                     return
                 about = _about(request)
-                yield body
+                unanswered.asks(request)
+                yield body + FINAL_ASKED
 
         coming = checked()
         ending: list[Callable[[], object]] = []
@@ -369,8 +440,12 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
                 if first is not None:
                     answers = self._calls.stream(*about, whole(), lambda call: ending.append(call.cancel))
                     async with aclosing(answers):
-                        async for answer in answers:
-                            yield answer
+                        async for came in answers:
+                            answer, last = unanswered.read(came)
+                            if answer is not None:
+                                yield answer
+                            if last:
+                                unanswered.answered()
         except grpc.aio.AioRpcError as err:
             await _abort(context, err.code(), err.details() or "")
         except asyncio.CancelledError:
@@ -399,9 +474,9 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
                 check_shape(tensor.name, tensor.shape, most)
         return request
 
-    def _share(self, context: Context) -> Share:
+    def _share(self, context: Context, identity: Identity) -> Share:
         """Counts what a call holds until it is over."""
-        share = Share(self._gate.memory)
+        share = Share(self._gate.memory, identity.id)
         context.add_done_callback(lambda _: share.close())
         share.take(CONNECTION_BYTES)
         return share
@@ -461,10 +536,16 @@ async def _abort(context: Context, code: Any, told: str, metadata: tuple[tuple[s
     raise AssertionError("abort raises")
 
 
-def _options(settings: Settings) -> Sequence[tuple[str, int]]:
+def _options(settings: Settings, most_connections: int) -> Sequence[tuple[str, int]]:
     return (
         ("grpc.max_receive_message_length", settings.max_body_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", int(settings.reuse_port)),
         ("grpc.max_metadata_size", 64 * 1024),
+        ("grpc.max_allowed_incoming_connections", most_connections),
+        ("grpc.max_concurrent_streams", MOST_STREAMS),
+        ("grpc.server_handshake_timeout_ms", int(1000 * settings.head_timeout_s)),
+        ("grpc.max_connection_idle_ms", 1000 * settings.keep_alive_s),
+        ("grpc.keepalive_time_ms", 1000 * settings.keep_alive_s),
+        ("grpc.keepalive_timeout_ms", int(1000 * settings.head_timeout_s)),
     )

@@ -7,6 +7,7 @@ refused with 503 (RESOURCE_EXHAUSTED over gRPC), and everybody else goes on.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Self
@@ -44,6 +45,7 @@ class Memory(Collector):
     Attributes:
         used: bytes that are held now.
         connections: those of clients, of which a quarter of the bound may be made.
+        most_connections: that there may be, however much room there is.
         refused: how often there was no room.
     """
 
@@ -51,6 +53,7 @@ class Memory(Collector):
         self.bound = bound
         self.used = 0
         self.connections = 0
+        self.most_connections = sys.maxsize
         self.refused = 0
         self._by_key: Counter[str] = Counter()
 
@@ -81,7 +84,7 @@ class Memory(Collector):
 
     def connect(self) -> bool:
         """Whether there is room for one more connection; `disconnect` gives it back."""
-        if (self.connections + 1) * CONNECTION_BYTES > self.bound // 4:
+        if self.connections >= self.most_connections or (self.connections + 1) * CONNECTION_BYTES > self.bound // 4:
             self.refused += 1
             return False
         self.connections += 1
@@ -140,7 +143,10 @@ class Share:
             self._of_key = counted
 
     def resize(self, size: int) -> None:
-        """Hold so many bytes in all, which are there already."""
+        """Hold so many bytes in all, which are there already; a key is never counted for more than these."""
+        if self._of_key > size:
+            self._memory.give_for(self._key, self._of_key - size)
+            self._of_key = size
         self._memory.used += size - self.size
         self.size = size
 

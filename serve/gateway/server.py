@@ -28,9 +28,13 @@ from serve.gateway.settings import Settings
 __all__ = ["check_port", "check_settings", "forwarding_signals", "run_gateway", "serve_gateway"]
 
 SPARE_FILES = 512
+TOLD_CLIENTS = 64  # beyond the bound, whose requests are read before they are refused; of the spare files
+GRPC_CONNECTION_BYTES = 64 * 1024  # that gRPC's own part holds for one without a call
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 COLLECTOR = (20_000, 20, 20)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+logger = logging.getLogger(__name__)
 
 
 def run_gateway(settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
@@ -71,7 +75,8 @@ async def serve_gateway(
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # not a line for each client that sends rubbish
     app = create_app(settings, incidents, loading)
     listener = _listen(settings.host, settings.port, reuse_port=settings.reuse_port)
-    _allow_files(settings.max_clients + SPARE_FILES)
+    clients, grpc_clients = _clients(settings)
+    app.state.parts.gate.memory.most_connections = clients + TOLD_CLIENTS
     stopping = asyncio.Event()
     server = _Server(
         uvicorn.Config(
@@ -93,7 +98,7 @@ async def serve_gateway(
             backlog=2048,
             timeout_graceful_shutdown=settings.drain_timeout_s,
             timeout_keep_alive=settings.keep_alive_s,
-            limit_concurrency=settings.max_clients,
+            limit_concurrency=clients,
             ssl_certfile=settings.tls_certificate,
             ssl_keyfile=settings.tls_key,
         )
@@ -104,7 +109,13 @@ async def serve_gateway(
 
         parts = app.state.parts
         proxy = GrpcProxy(
-            settings, parts.gate, parts.upstream.balancer, parts.telemetry, parts.contracts, parts.loading
+            settings,
+            parts.gate,
+            parts.upstream.balancer,
+            parts.telemetry,
+            parts.contracts,
+            parts.loading,
+            most_connections=grpc_clients,
         )
         try:
             await proxy.start()
@@ -237,12 +248,33 @@ def prepare_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, 128 * 1024 * 1024)
 
 
-def _allow_files(files: int) -> None:
-    """As many open files as connections may need, as far as the system lets us."""
+def _clients(settings: Settings) -> tuple[int, int]:
+    """Connections of clients that there may be, over HTTP and over gRPC; what works beside them keeps files.
+
+    A process without files can't look after its Triton, read its keys or start anything.
+    """
+    reserve = SPARE_FILES + len(settings.upstream) * settings.max_connections
+    asked = settings.max_clients
+    files = _allow_files((2 * asked if settings.grpc_port else asked) + reserve)
+    room = files - min(reserve, files // 2)
+    grpc = min(asked, room // 2) if settings.grpc_port else 0
+    clients = min(asked, room - grpc)
+    if clients < asked or (grpc < asked and settings.grpc_port):
+        logger.warning(
+            "at most %d connections%s at a time, not max_clients %d: the process may have %d files open (ulimit -n)",
+            clients, f", and {grpc} over gRPC" if settings.grpc_port else "", asked, files,
+        )  # fmt: skip
+    return clients, max(1, min(grpc, settings.memory_bytes // 4 // GRPC_CONNECTION_BYTES))
+
+
+def _allow_files(files: int) -> int:
+    """As many open files as connections may need, as far as the system lets us; how many there may be now."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = files if hard == resource.RLIM_INFINITY else min(files, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return files if soft == resource.RLIM_INFINITY else soft
 
 
 async def _first(running: asyncio.Future[None], event: asyncio.Event, *, timeout_s: float | None = None) -> None:

@@ -57,7 +57,11 @@ class Family:
         return self._process.returncode if self._ended.is_set() else None
 
     def members(self) -> list[int]:
-        """The processes of the group that are alive."""
+        """The processes of the group that are alive.
+
+        Raises:
+            OSError: there is no file to look with.
+        """
         return [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _group_of(pid) == self.pid]  # noqa: PTH208
 
     def end(self, timeout_s: float) -> bool:
@@ -73,16 +77,25 @@ class Family:
             self._process.send_signal(signal.SIGTERM)
         graceful = self._ended.wait(timeout_s)
         settled = time.monotonic() + 1.0
-        while (left := self.members()) and graceful and time.monotonic() < settled:
+        while (left := self._left()) and graceful and time.monotonic() < settled:
             time.sleep(0.02)
         deadline = time.monotonic() + 5.0
         graceful = graceful and not left
-        while (left := self.members()) and time.monotonic() < deadline:
+        while (left := self._left()) and time.monotonic() < deadline:
             for pid in left:
                 _kill(pid)
             time.sleep(0.02)
         self._ended.wait(1.0)
         return graceful
+
+    def _left(self) -> list[int]:
+        """What is left of the group; where there is no file to look with, it is ended unseen."""
+        try:
+            return self.members()
+        except OSError:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            return []
 
     def _live(
         self,

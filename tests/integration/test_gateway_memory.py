@@ -102,7 +102,7 @@ class Gateway:
 
 
 @contextlib.contextmanager
-def gateway(triton: TritonServer, **settings: float) -> Iterator[Gateway]:
+def gateway(triton: TritonServer, **settings: float | Path) -> Iterator[Gateway]:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]

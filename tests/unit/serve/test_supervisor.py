@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
+import resource
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
+from typing import Any, ParamSpec
 
 import pytest
 
-from serve.gateway.suspects import Suspect
-from serve.supervisor import SERVER, START, Backoff, cause_of
+from serve.gateway.outages import Outages
+from serve.gateway.server import SPARE_FILES, _clients
+from serve.gateway.settings import Settings
+from serve.gateway.suspects import Suspect, Suspects
+from serve.heal import Healer
+from serve.supervisor import SERVER, START, Backoff, cause_of, supervise
+from serve.triton.processes import Family
+from serve.triton.stubs import Stub, stubs_in
 from serve.up_options import cpus_of
-from serve.watch import fingerprints, plan
+from serve.watch import Fingerprint, fingerprints, follow, plan
+
+P = ParamSpec("P")
 
 
 def test_the_wait_doubles_up_to_a_longest_one_and_then_it_is_enough() -> None:
@@ -78,3 +93,141 @@ def test_nothing_is_seen_while_somebody_writes(tmp_path: Path) -> None:
     finally:
         os.close(folder)
     assert fingerprints(tmp_path) == {}
+
+
+def in_a_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    @wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+@contextmanager
+def without_files() -> Iterator[None]:
+    """Nothing can be opened, as when clients' connections have used up what the process may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if condition():
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError("it did not come about")
+
+
+class Processes:
+    """As much of a Triton as its processes: those of one program."""
+
+    running = True
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self.looks = 0
+
+    def stubs(self) -> list[Stub]:
+        self.looks += 1
+        return stubs_in(self._family.members(), "/models")
+
+    def restart(self) -> None:
+        self._family.members()
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    family = Family(["/bin/sleep", "600"], environ=os.environ, log=tmp_path / "log")
+    yield Processes(family)
+    family.end(10.0)
+
+
+@in_a_loop
+async def test_a_healer_without_files_tells_once_and_goes_on(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve.heal.LOOK_S", 0.01)
+    events: list[str] = []
+    triton: Any = processes
+    healing = asyncio.ensure_future(Healer(triton, dict, Outages(), Suspects(), events.append).run())
+    await until(lambda: processes.looks > 2)
+    with without_files():
+        await until(lambda: processes.looks > 20 or healing.done())
+    looks = processes.looks
+    await until(lambda: processes.looks > looks + 2 or healing.done())
+    assert not healing.done()
+    assert len(events) == 1
+    assert "Too many open files" in events[0]
+    healing.cancel()
+    await asyncio.gather(healing, return_exceptions=True)
+
+
+@in_a_loop
+async def test_a_supervisor_without_files_starts_triton_once_it_has_some(processes: Processes) -> None:
+    events: list[str] = []
+    processes.running = False
+    triton: Any = processes
+    triton.returncode = -9
+    backoff = Backoff(1, first_s=0.01, longest_s=0.05)
+    with without_files():
+        watching = asyncio.ensure_future(supervise(triton, backoff, Outages(), Suspects(), events.append))
+        await until(lambda: len(events) > 9 or watching.done())
+        assert not watching.done()
+        processes.running = True
+    await until(lambda: "ready again" in events[-1])
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+@in_a_loop
+async def test_a_bad_round_of_following_is_not_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Path] = []
+
+    def look(repository: Path) -> dict[str, Fingerprint] | None:
+        looks.append(repository)
+        if 2 < len(looks) < 6:
+            raise ValueError("not to be looked at")
+        return {}
+
+    monkeypatch.setattr("serve.watch.fingerprints", look)
+    events: list[str] = []
+    following = asyncio.ensure_future(follow(tmp_path, "http://127.0.0.1:1", events.append, look_s=0.01))
+    await until(lambda: len(looks) > 9 or following.done())
+    assert not following.done()
+    assert events == ["can't follow the repository: not to be looked at; it is tried again"]
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+
+
+def test_a_family_is_ended_where_there_is_no_file_to_look_with(tmp_path: Path) -> None:
+    command = ["/bin/sh", "-c", "trap '' TERM; sleep 600 & echo started; wait; sleep 600"]
+    family = Family(command, environ=os.environ, log=tmp_path / "log")
+    while "started" not in (tmp_path / "log").read_text():
+        time.sleep(0.05)
+    with without_files():
+        family.end(0.1)
+    deadline = time.monotonic() + 30
+    while family.members() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert family.members() == []
+
+
+def test_connections_leave_files_for_what_works_beside_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = Settings(max_clients=20_000, grpc_port=1, grpc_upstream=("127.0.0.1:2",))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
+    clients, grpc_clients = _clients(asked)
+    assert limits == [(4096, 4096)]
+    assert clients + grpc_clients <= 4096 - SPARE_FILES
+    assert min(clients, grpc_clients) > 1000
+    assert "max_clients 20000" in caplog.text
+    caplog.clear()
+    assert _clients(Settings(max_clients=100)) == (100, 1)
+    assert caplog.text == ""
