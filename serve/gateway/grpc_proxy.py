@@ -34,7 +34,7 @@ from serve.gateway.outages import ModelDownError
 from serve.gateway.release import Grade, Release
 from serve.gateway.released import grade_status, sticky_value
 from serve.gateway.settings import Settings
-from serve.gateway.suspects import Flight
+from serve.gateway.suspects import Flight, StreamFlight
 from serve.gateway.telemetry import GRPC_ROUTE, Observed, Telemetry
 from serve.rollout.plan import Target
 
@@ -253,19 +253,21 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         patience = self._patience(context)
         deadline = time.monotonic() + patience
         places = self._gate.places(model)
-        if not places.try_enter():
-            await places.enter(identity.priority, deadline - time.monotonic())
-        if seen.trace is not None:
-            seen.trace.done("queue")
         seconds: float | None = None
-        answered = False
+        answered = entered = False
         started = time.monotonic()
         suspects = self._gate.incidents.suspects
         flight = Flight(identity.id, model, body)
         try:
-            self._gate.incidents.outages.check(model)
             if suspects.watches(identity.id, model):
                 await suspects.examine(flight, deadline - time.monotonic())
+            if not places.try_enter():
+                await places.enter(identity.priority, deadline - time.monotonic())
+            entered = True
+            if seen.trace is not None:
+                seen.trace.done("queue")
+            started = time.monotonic()
+            self._gate.incidents.outages.check(model)
             suspects.take_off(flight)
             release = self._gate.releases.get(model) if not request.model_version else None
             if release is None:
@@ -286,8 +288,9 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
             raise
         finally:
             suspects.land(flight, answered=answered)
-            places.leave(seconds, len(body))
-            if seen.trace is not None:
+            if entered:
+                places.leave(seconds, len(body))
+            if entered and seen.trace is not None:
                 seen.trace.done("upstream")
 
     async def _released(
@@ -344,9 +347,11 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
                     failed.append(err)
                     return
                 about = _about(request)
+                flights.sent(identity.id, request.model_name)
                 yield body
 
         coming = checked()
+        flights = StreamFlight(self._gate.incidents.suspects)
         ending: list[Callable[[], object]] = []
 
         def end() -> None:
@@ -370,12 +375,15 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
                     answers = self._calls.stream(*about, whole(), lambda call: ending.append(call.cancel))
                     async with aclosing(answers):
                         async for answer in answers:
+                            flights.answered()
                             yield answer
         except grpc.aio.AioRpcError as err:
             await _abort(context, err.code(), err.details() or "")
         except asyncio.CancelledError:
             if not failed:
                 raise
+        finally:
+            flights.end()
         if failed:
             await _refuse(context, failed[0])
 
