@@ -282,7 +282,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
             answered = err.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
             if (dead := DEAD.fullmatch((err.details() or "").encode())) is not None:
                 answered = False
-                self._gate.incidents.outages.seen(dead[1].decode(), started)
+                self._gate.incidents.outages.seen(dead[1].decode(), started, request.model_name)
             if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED and tells(patience, self._settings.timeout_s):
                 seconds = time.monotonic() - started
             raise

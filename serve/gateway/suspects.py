@@ -2,9 +2,9 @@
 refused.
 
 After a death all requests in flight are suspects. A suspect that is answered is cleared. Until then a key's suspects
-for a model are asked one at a time. When the process dies again with one of them in flight and no request of
-another key, that one did it: whoever shares a death with others may be their victim. It is refused from then on, by the fingerprint
-of what it says, for its own key only and for a bounded time.
+for a model are asked one at a time. When the process dies again with one of them in flight and no request of another
+key, that one did it: whoever shares a death with others may be their victim. It is refused from then on, by the
+fingerprint of what it says, for its own key only and for a bounded time.
 """
 
 from __future__ import annotations

