@@ -98,7 +98,7 @@ class Healer:
                     await self._look()
                 await asyncio.sleep(LOOK_S)
         finally:
-            self._outages.seen = lambda _instance, _began: None
+            self._outages.seen = lambda _instance, _began, _model: None
             for pid in list(self._watched):
                 self._leave(pid)
             for task in self._tasks:
@@ -145,8 +145,14 @@ class Healer:
         if (how := death_of(stub.pid)) is not None:
             self._lost(stub.model, f"its process {stub.instance} {how}")
 
-    def _reported(self, instance: str, began: float) -> None:
-        """Triton says that an instance is not healthy."""
+    def _reported(self, instance: str, began: float, asked: str) -> None:
+        """Triton says that an instance is not healthy, to a request for the model `asked`.
+
+        A model may say so in Triton's words, and a client through it: it can mean no more than itself and its steps.
+        """
+        owner = self._models.get(instance, "")
+        if asked not in self._users.get(owner, {owner}):
+            return
         if time.monotonic() - began < WAITED_S:
             return  # Triton says so after a second; these are a model's own words, or a client's through them
         if instance in self._models and instance not in self._asked:
@@ -204,8 +210,11 @@ class Healer:
                     self._healing[model] = 1
                     self._on_event(f"{model} can't be loaded again: {err.why}")
                 await self._look()
-            self._users = self._uses()
             self._outages.end(model)
+            try:
+                self._users = await asyncio.to_thread(self._uses)
+            except ToolkitError as err:  # of another model's folder; what is known of this one still holds
+                self._on_event(f"the models' uses of each other can't be read anew: {err.why}")
             if self._triton.running:
                 self._on_event(f"{model} is served again after {time.monotonic() - began:.1f} s")
         finally:

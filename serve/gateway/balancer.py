@@ -40,8 +40,17 @@ BUDGET_FIRST = 10.0
 MOST_SENT = 2  # servers that a request may have reached: one that ends a server must not end them all
 MOST_SCOPES, MOST_UNKNOWN = 1000, 64
 SMOOTHING = 0.05
-# Triton's words while it stops; it answers 503, or 404 for models that it has unloaded already.
-STOPPING = (b"not ready", b"unavailable", b"stopping", b"exiting", b"shutting down", b"unknown model")
+# Triton's sentences while it stops, and of models that it has unloaded already: whole, for a model may say their words.
+_NAMED = rb"'?[\w.+:@=~/-]{1,300}'?"
+STOPPING = re.compile(
+    rb"(?:in ensemble '[^'\"\\]{0,300}', )?(?:Server (?:is )?not ready|Server exiting|Model (?:version )?not ready|"
+    rb"Server is stopping, scheduler for model has stopped accepting new inference requests|"
+    rb"Request for unknown model ?: (?:" + _NAMED + rb" )?(?:version -?[0-9]+ )?"
+    rb"(?:is not found|is not at ready state|has no available versions)|"
+    + _NAMED
+    + rb" version -?[0-9]+ is not at ready state)\.?"
+)
+MOST_SAID = 2048
 _SCOPE = re.compile(rb"(/v2/models/[^/]+(?:/versions/[^/]+)?)(?:/[a-z]+)?")
 
 logger = logging.getLogger(__name__)
@@ -439,4 +448,11 @@ def _verdict(answer: Response) -> Verdict:
 
 def _is_leaving(answer: Response) -> bool:
     """Whether this is how Triton turns requests away when it stops, or does not have the model."""
-    return answer.status in (400, 404, 503) and any(words in answer.body[:400].lower() for words in STOPPING)
+    return answer.status in (400, 404, 503) and _says_stopping(answer.body)
+
+
+def _says_stopping(body: bytes) -> bool:
+    if len(body) > MOST_SAID:
+        return False
+    error = re.fullmatch(rb'\s*\{"error":\s*"([^"]*)"\}\s*', body)
+    return STOPPING.fullmatch(body.strip() if error is None else error[1]) is not None

@@ -24,6 +24,15 @@ RANKED = frozenset(ITEM_BYTES) - {"BOOL", "FP16", "BF16"}
 MOST_PARAMETERS, MOST_LETTERS, MOST_CLASSES = 64, 4096, 1_000_000
 MOST_ELEMENTS = 2**31  # of the dimensions beside one that is 0: what is empty has no data to be held against
 INT64 = 2**63
+_FLAG, _TEXT, _SIZE = (bool, 0, 0), (str, 0, 0), (int, 0, INT64)
+# Triton's own parameters by kind and range; it fails with a status of its servers' where one is of another.
+RULES: Mapping[str, tuple[type, int, int]] = {
+    "sequence_start": _FLAG, "sequence_end": _FLAG, "binary_data_output": _FLAG, "binary_data": _FLAG,
+    "priority": (int, 0, INT64), "timeout": _SIZE,
+    "shared_memory_region": _TEXT, "shared_memory_offset": _SIZE, "shared_memory_byte_size": _SIZE,
+}  # fmt: skip
+RESERVED, FREE = "triton_", frozenset(("triton_enable_empty_final_response", "triton_final_response"))
+MOST_ID = 128  # letters of a sequence's id
 
 
 class UnfitError(BadRequestError):
@@ -141,8 +150,27 @@ def check_parameters(parameters: Mapping[Any, Any], *, shared_memory: bool) -> N
             raise UnfitError(f"the parameter {_short(name)} is neither a number nor a text")
         if (kind is int and not -INT64 <= value < INT64) or (kind is str and len(value) > MOST_LETTERS):
             raise UnfitError(f"the parameter {_short(name)} is too large")
+        _check_own(name, value)
         if name.startswith("shared_memory") and not shared_memory:
             raise UnfitError("shared memory is for keys with admin")
+
+
+def _check_own(name: str, value: object) -> None:
+    """Whether a parameter that Triton reads itself is what it takes; raises UnfitError."""
+    kind = type(value)
+    if name == "sequence_id":
+        fits = (type(value) is int and 0 <= value < INT64) or (type(value) is str and len(value) <= MOST_ID)
+        if not fits:
+            raise UnfitError(f"sequence_id is a whole number or a text of up to {MOST_ID} letters, not {_short(value)}")
+    elif (rule := RULES.get(name)) is not None:
+        wanted, least, end = rule
+        if kind is not wanted:
+            what = {bool: "true or false", str: "a text", int: "a whole number"}[wanted]
+            raise UnfitError(f"the parameter {name!r} is {what}, not {_short(value)}")
+        if type(value) is int and not least <= value < end:
+            raise UnfitError(f"the parameter {name!r} is from {least} to {end - 1}, not {_short(value)}")
+    elif name.startswith(RESERVED) and name not in FREE:
+        raise UnfitError(f"parameters that begin with {RESERVED} are Triton's own")
 
 
 def check_framing(name: str, raw: bytes | memoryview, count: int) -> None:

@@ -154,7 +154,7 @@ class GrpcChannels:
 
 def _leaving(err: grpc.aio.AioRpcError) -> bool:
     """Whether this is how Triton turns requests away when it stops, or does not have the model."""
-    return any(words in (err.details() or "")[:400].lower().encode() for words in STOPPING)
+    return STOPPING.fullmatch((err.details() or "")[:2048].encode()) is not None
 
 
 def _failed(err: grpc.aio.AioRpcError) -> bool:

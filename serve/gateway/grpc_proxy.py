@@ -34,7 +34,7 @@ from serve.gateway.outages import ModelDownError
 from serve.gateway.release import Grade, Release
 from serve.gateway.released import grade_status, sticky_value
 from serve.gateway.settings import Settings
-from serve.gateway.suspects import Flight
+from serve.gateway.suspects import Flight, StreamFlight
 from serve.gateway.telemetry import GRPC_ROUTE, Observed, Telemetry
 from serve.gateway.unanswered import FINAL_ASKED, Unanswered
 from serve.rollout.plan import Target
@@ -320,19 +320,21 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         patience = self._patience(context)
         deadline = time.monotonic() + patience
         places = self._gate.places(model)
-        if not places.try_enter():
-            await places.enter(identity.priority, deadline - time.monotonic())
-        if seen.trace is not None:
-            seen.trace.done("queue")
         seconds: float | None = None
-        answered = False
+        answered = entered = False
         started = time.monotonic()
         suspects = self._gate.incidents.suspects
         flight = Flight(identity.id, model, body)
         try:
-            self._gate.incidents.outages.check(model)
             if suspects.watches(identity.id, model):
                 await suspects.examine(flight, deadline - time.monotonic())
+            if not places.try_enter():
+                await places.enter(identity.priority, deadline - time.monotonic())
+            entered = True
+            if seen.trace is not None:
+                seen.trace.done("queue")
+            started = time.monotonic()
+            self._gate.incidents.outages.check(model)
             suspects.take_off(flight)
             release = self._gate.releases.get(model) if not request.model_version else None
             if release is None:
@@ -347,14 +349,15 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
             answered = err.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
             if (dead := DEAD.fullmatch((err.details() or "").encode())) is not None:
                 answered = False
-                self._gate.incidents.outages.seen(dead[1].decode(), started)
+                self._gate.incidents.outages.seen(dead[1].decode(), started, request.model_name)
             if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED and tells(patience, self._settings.timeout_s):
                 seconds = time.monotonic() - started
             raise
         finally:
             suspects.land(flight, answered=answered)
-            places.leave(seconds, len(body))
-            if seen.trace is not None:
+            if entered:
+                places.leave(seconds, len(body))
+            if entered and seen.trace is not None:
                 seen.trace.done("upstream")
 
     async def _released(
@@ -415,9 +418,11 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
                     return
                 about = _about(request)
                 unanswered.asks(request)
+                flights.sent(identity.id, request.model_name)
                 yield body + FINAL_ASKED
 
         coming = checked()
+        flights = StreamFlight(self._gate.incidents.suspects)
         ending: list[Callable[[], object]] = []
 
         def end() -> None:
@@ -442,6 +447,8 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
                     async with aclosing(answers):
                         async for came in answers:
                             answer, last = unanswered.read(came)
+                            if last:
+                                flights.answered()
                             if answer is not None:
                                 yield answer
                             if last:
@@ -451,6 +458,8 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         except asyncio.CancelledError:
             if not failed:
                 raise
+        finally:
+            flights.end()
         if failed:
             await _refuse(context, failed[0])
 

@@ -289,21 +289,22 @@ async def ask_model(
         GatewayError: Triton gave no answer.
     """
     places = gate.places(model)
-    if not places.try_enter():
-        await unless_client_leaves(scope, receive, places.enter(identity.priority, deadline - time.monotonic()))
-    if trace is not None:
-        trace.done("queue")
     started = time.monotonic()
     seconds: float | None = None
-    answered = False
+    answered = entered = False
     suspects = gate.incidents.suspects
     flight = Flight(identity.id, model, body)
     given_up = False
     try:
-        gate.incidents.outages.check(model)
-        if suspects.watches(identity.id, model):
+        if suspects.watches(identity.id, model):  # before it holds a place, which others could use
             await unless_client_leaves(scope, receive, suspects.examine(flight, deadline - time.monotonic()))
-            started = time.monotonic()
+        if not places.try_enter():
+            await unless_client_leaves(scope, receive, places.enter(identity.priority, deadline - time.monotonic()))
+        entered = True
+        if trace is not None:
+            trace.done("queue")
+        started = time.monotonic()
+        gate.incidents.outages.check(model)
         suspects.take_off(flight)
         response = await unless_client_leaves(scope, receive, ask())
         answered = True
@@ -319,12 +320,13 @@ async def ask_model(
         raise
     finally:
         suspects.land(flight, answered=answered)
-        if given_up:
-            places.abandon(time.monotonic() - started)
-        else:
-            places.leave(seconds, size)
-        if trace is not None:
-            trace.done("upstream")
+        if entered:
+            if given_up:
+                places.abandon(time.monotonic() - started)
+            else:
+                places.leave(seconds, size)
+            if trace is not None:
+                trace.done("upstream")
 
 
 async def read_body(scope: Scope, content_length: bytes | None, receive: Receive, limit: int, share: Share) -> bytes:

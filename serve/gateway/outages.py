@@ -29,13 +29,13 @@ class Outages(Collector):
 
     Attributes:
         deaths: processes that were lost, by model; "" for the whole model server.
-        seen: is called with the name of an instance that Triton calls unhealthy, and the time on the monotonic clock
-            when the request began that was told so; whoever runs Triton looks after it.
+        seen: is called with the name of an instance that Triton calls unhealthy, the time on the monotonic clock when
+            the request began that was told so, and the model that it asked; whoever runs Triton looks after it.
     """
 
     def __init__(self) -> None:
         self.deaths: Counter[str] = Counter()
-        self.seen: Callable[[str, float], None] = lambda _instance, _began: None
+        self.seen: Callable[[str, float, str], None] = lambda _instance, _began, _model: None
         self._down: dict[str, dict[str, str]] = {}
         self._since: dict[str, float] = {}
 

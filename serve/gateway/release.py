@@ -177,6 +177,10 @@ class Release:
         # Also where the candidate blames the client: it may be the candidate that does not understand.
         second = await self._ask_kept(ask, self.baseline)
         self.fallbacks += 1
+        if first.grade is Grade.FAILED and second.grade in (Grade.CLIENT, Grade.FAILED):
+            # The two are alike in this: it is the request, or what both stand on, and no evidence against the one.
+            self.asked["candidate", first.grade] += 1
+            return second
         unproven = first.grade is Grade.CLIENT and second.grade not in (Grade.CLIENT, Grade.CUT)
         self._note("candidate", first, Grade.FAILED if unproven else first.grade)
         return second

@@ -133,8 +133,9 @@ class Upstream:
             raise _failure(err) from err
         if answer.status == 500 and (dead := DEAD.fullmatch(answer.body[:MOST_TOLD])) is not None:
             instance = dead[1].decode()
-            self.outages.seen(instance, began)
-            raise ModelDownError(path.decode().split("/")[3], f"its process {instance} has died")
+            model = path.decode().split("/")[3]
+            self.outages.seen(instance, began, model)
+            raise ModelDownError(model, f"its process {instance} has died")
         return answer
 
     async def _exchange(

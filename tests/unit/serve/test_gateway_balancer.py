@@ -9,13 +9,14 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 import uvloop
 
-from serve.gateway.balancer import BUDGET_MOST, Balancer
+from serve.gateway.balancer import BUDGET_MOST, Balancer, _is_leaving
 from serve.gateway.keys import add_key
 from serve.gateway.settings import Settings
-from serve.http_client import Address, ExchangeError
+from serve.http_client import Address, ExchangeError, Response
 from tests.serve_http import Received, Respond, Scripted, answer, gateway, scripted_server
 from tests.unit.serve.test_gateway_upstream import INFER, ask, dead, metric
 
@@ -332,3 +333,24 @@ def test_a_gateway_discovers_by_itself() -> None:
                 assert (await ask(address, INFER, b"{}")).status == 200
 
     uvloop.run(main())
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "leaving"),
+    [
+        (503, "Server is not ready", True),
+        (503, "Server is stopping, scheduler for model has stopped accepting new inference requests", True),
+        (400, "Request for unknown model: 'm' is not found", True),
+        (404, "Request for unknown model: 'm' has no available versions", True),
+        (400, "Request for unknown model: 'm' version 1 is not at ready state", True),
+        (503, "in ensemble 'e', Request for unknown model: 'm' version 1 is not at ready state", True),
+        (500, "Server is not ready", False),
+        (400, "the text 'unavailable' is not one of ours", False),
+        (400, "your words: Server is not ready", False),
+        (400, "Request for unknown model: 'm' is not found, said the client", False),
+        (503, "exiting", False),
+    ],
+)
+def test_only_tritons_own_sentences_tell_that_it_stops(status: int, said: str, leaving: bool) -> None:
+    for body in (orjson.dumps({"error": said}), said.encode()):
+        assert _is_leaving(Response(status, [], body, len(body))) is leaving

@@ -143,6 +143,25 @@ def test_what_does_not_fit_is_refused_with_the_reason(request_: Any, tail: int |
     assert len(caught.value.body) < 1000
 
 
+WRONG = [
+    ("priority", "abc"), ("priority", True), ("priority", -1), ("priority", 1.5), ("timeout", "1"), ("timeout", -1),
+    ("timeout", 0.5), ("sequence_start", 1), ("sequence_end", "true"), ("sequence_id", -3), ("sequence_id", True),
+    ("sequence_id", 1.5), ("sequence_id", "x" * 129), ("binary_data_output", "yes"), ("triton_mine", 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_tritons_own_parameters_are_of_its_types(name: str, value: Any) -> None:
+    with pytest.raises(UnfitError) as caught:
+        read({"inputs": [GOOD], "parameters": {name: value}})
+    assert name.partition("_")[0] in (caught.value.why or "")
+    field = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}[type(value)]
+    asked = message(inputs=[tensor(fp32_contents=[1.0] * 4)])
+    setattr(asked.parameters[name], field, value)
+    with pytest.raises(UnfitError):
+        check_message(asked, CONTRACT, shared_memory=False)
+
+
 @pytest.mark.parametrize(
     "head",
     [

@@ -419,3 +419,14 @@ async def test_on_a_full_disk_a_bad_candidate_is_taken_back_and_written_down_lat
         row = await w.until(ended)
         assert row.state == "aborted"
         assert [event.kind for event in w.store.events(row.id)] == ["started", "step", "aborted"]
+
+
+@in_loop
+async def test_a_request_that_fails_with_both_is_no_evidence_against_the_candidate(tmp_path: Path) -> None:
+    async with world(tmp_path, FakeTriton(fails={"m/1", "m/2"})) as w:
+        w.store.start("m", Target("m", "2"), Plan(steps=(99.9,), shadow=0.0, step_s=3600.0))
+        await w.until(lambda row: row.state == "running")
+        for _ in range(150):
+            await w.ask()
+        assert w.triton.asked["m/2"] > 100
+        assert (await w.shown())["state"] == "running"

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import asyncio
 
+import orjson
 import pytest
+from tritonclient.grpc import service_pb2 as messages
 
 from serve.gateway.errors import OverloadedError
 from serve.gateway.outages import ModelDownError, Outages
-from serve.gateway.suspects import REMEMBERED, REMEMBERED_S, Flight, PoisonError, Suspects
+from serve.gateway.suspects import (
+    MOST_WAITING,
+    REMEMBERED,
+    REMEMBERED_S,
+    Flight,
+    PoisonError,
+    StreamFlight,
+    Suspects,
+)
 from serve.http_body import GrowingBody
 from tests.serve_http import in_loop
 
@@ -57,23 +67,123 @@ async def test_who_was_only_there_is_cleared_by_an_answer() -> None:
     await killed(suspects, Flight("a", "m", b"poison"), Flight("b", "m", innocent))
     suspects.land(await flown(suspects, Flight("b", "m", innocent)), answered=True)
     assert not suspects.watches("b", "m")
-    await killed(suspects, Flight("a", "m", b"poison"), Flight("b", "m", innocent))
+    await killed(suspects, Flight("a", "m", b"poison"))
     with pytest.raises(PoisonError):
         await suspects.examine(Flight("a", "m", b"poison"), 1.0)
-    # The suspect was to blame alone.
     assert not suspects.watches("b", "m")
+
+
+def asking(**fields: object) -> bytes:
+    return orjson.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "BYTES", "data": ["die"]}], **fields})
+
+
+@in_loop
+async def test_who_shares_deaths_with_another_key_is_never_convicted() -> None:
+    suspects = Suspects()
+    for number in range(4):
+        poison = await flown(suspects, Flight("a", "m", b"poison %d" % number))
+        victim = await flown(suspects, Flight("b", "m", b"the same each time"))
+        assert len(await suspects.died(["m"])) == 2, "both are told"
+        suspects.land(poison, answered=False)
+        suspects.land(victim, answered=False)
+    suspects.land(await flown(suspects, Flight("b", "m", b"the same each time")), answered=True)
+    assert not suspects.watches("b", "m")
+
+
+@in_loop
+async def test_another_request_of_the_same_key_is_no_cover() -> None:
+    suspects = Suspects()
+    for number in range(2):
+        await killed(suspects, Flight("a", "m", b"poison"), Flight("a", "m", b"cover %d" % number))
+    with pytest.raises(PoisonError):
+        await suspects.examine(Flight("a", "m", b"poison"), 1.0)
+
+
+@in_loop
+async def test_a_connection_that_breaks_before_the_death_is_known_changes_nothing() -> None:
+    suspects = Suspects()
+    for _ in range(2):
+        suspects.land(await flown(suspects, Flight("a", "m", b"poison")), answered=False)
+        await suspects.died(["m"])
+    with pytest.raises(PoisonError):
+        await suspects.examine(Flight("a", "m", b"poison"), 1.0)
+
+
+@in_loop
+async def test_messages_of_a_stream_are_in_flight_until_answered() -> None:
+    suspects = Suspects()
+    stream = StreamFlight(suspects)
+    for _ in range(3):
+        stream.sent("a", "m")
+        await killed(suspects, Flight("b", "m", b"the same each time"))
+        stream.end()
+    await suspects.examine(flight := Flight("b", "m", b"the same each time"), 1.0)
+    suspects.land(flight, answered=True)
+    stream.sent("a", "m")
+    stream.answered()
+    assert await suspects.died(["m"]) == []
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        asking(id="2"),
+        asking(parameters={"timeout": 5, "priority": 1}),
+        asking(parameters={}, other=1),
+        b" " + asking(),
+    ],
+)
+@in_loop
+async def test_an_id_or_what_queues_read_makes_no_other_request(again: bytes) -> None:
+    suspects = Suspects()
+    for _ in range(2):
+        await killed(suspects, Flight("a", "m", asking(id="1")))
+    with pytest.raises(PoisonError):
+        await suspects.examine(Flight("a", "m", again), 1.0)
+    await suspects.examine(Flight("a", "m", asking(parameters={"mine": 1})), 1.0)
+    await suspects.examine(Flight("a", "m", asking() + b"raw"), 1.0)
+
+
+@in_loop
+async def test_over_grpc_an_id_makes_no_other_request() -> None:
+    suspects = Suspects()
+    first, again = (messages.ModelInferRequest(model_name="m", id=id_).SerializeToString() for id_ in ("1", "2"))
+    for _ in range(2):
+        await killed(suspects, Flight("a", "m", first))
+    with pytest.raises(PoisonError):
+        await suspects.examine(Flight("a", "m", again), 1.0)
+
+
+@in_loop
+async def test_only_so_many_wait_and_nobody_else_for_them() -> None:
+    suspects = Suspects()
+    bodies = [b"%d" % number for number in range(MOST_WAITING + 2)]
+    await killed(suspects, *(Flight("a", "m", body) for body in bodies), Flight("b", "m", b"1"), Flight("a", "n", b"1"))
+    first = await flown(suspects, Flight("a", "m", bodies[0]))
+    waiting = [asyncio.ensure_future(suspects.examine(Flight("a", "m", body), 60.0)) for body in bodies[1:-1]]
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError):
+        await suspects.examine(Flight("a", "m", bodies[-1]), 60.0)
+    for other in (Flight("b", "m", b"1"), Flight("a", "n", b"1")):
+        async with asyncio.timeout(10):
+            suspects.land(await flown(suspects, other), answered=True)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    suspects.land(first, answered=True)
+    assert suspects._turns == {}
 
 
 @in_loop
 async def test_suspects_are_asked_one_at_a_time_and_others_beside_them() -> None:
     suspects = Suspects()
-    await killed(suspects, Flight("a", "m", b"1"), Flight("b", "m", b"2"))
+    await killed(suspects, Flight("a", "m", b"1"), Flight("a", "m", b"2"))
     first = await flown(suspects, Flight("a", "m", b"1"))
     with pytest.raises(OverloadedError):
-        await suspects.examine(Flight("b", "m", b"2"), 0.01)
-    other = await flown(suspects, Flight("b", "m", b"3"))
+        await suspects.examine(Flight("a", "m", b"2"), 0.01)
+    other = await flown(suspects, Flight("a", "m", b"3"))
     assert other.suspect is None
-    waiting = asyncio.ensure_future(suspects.examine(Flight("b", "m", b"2"), 5.0))
+    waiting = asyncio.ensure_future(suspects.examine(Flight("a", "m", b"2"), 5.0))
     await asyncio.sleep(0)
     suspects.land(first, answered=True)
     await waiting

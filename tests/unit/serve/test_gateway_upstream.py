@@ -224,7 +224,7 @@ def test_a_client_that_leaves_frees_the_connection_to_triton() -> None:
 
 def test_names_that_clients_make_up_are_no_labels() -> None:
     async def missing(_: Received, writer: asyncio.StreamWriter) -> None:
-        writer.write(answer(b'{"error":"Request for unknown model"}', "404 Not Found"))
+        writer.write(answer(b'{"error":"Request for unknown model: \'m\' is not found"}', "404 Not Found"))
 
     async def main() -> None:
         async with scripted_server(missing) as triton, gateway(Settings(upstream=(triton.url,), port=0)) as address:

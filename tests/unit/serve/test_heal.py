@@ -1,0 +1,101 @@
+"""Whose process is ended for what a model says, and what a broken folder does to healing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from compress.errors import ToolkitError
+from serve import heal
+from serve.gateway.outages import Outages
+from serve.gateway.suspects import Suspects
+from serve.heal import Healer
+from serve.triton.stubs import Stub
+from tests.serve_http import in_loop
+
+USERS = {"net": frozenset(("net", "ensemble")), "other": frozenset(("other",))}
+
+
+class Running:
+    """Stands for a Triton with a process of its own for the model "net"."""
+
+    running, wedged, http_address, grpc_address = True, False, "", ""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.control: dict[str, str] = {}
+
+    def stubs(self) -> list[Stub]:
+        return [Stub(self.pid, "net", "net_0_0")]
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        yield process
+        process.kill()
+
+
+def healer(process: subprocess.Popen[bytes], uses: Any, events: list[str]) -> Healer:
+    triton: Any = Running(process.pid)
+    return Healer(triton, uses, Outages(), Suspects(), events.append)
+
+
+@pytest.mark.parametrize(("asked", "ended"), [("net", True), ("ensemble", True), ("other", False), ("gone", False)])
+@in_loop
+async def test_only_a_model_that_is_made_of_it_can_say_that_it_is_unhealthy(
+    process: subprocess.Popen[bytes], asked: str, ended: bool
+) -> None:
+    events: list[str] = []
+    one = healer(process, lambda: USERS, events)
+    await one._look()
+    one._seen[process.pid] = time.monotonic() - 60
+    one._reported("net_0_0", time.monotonic() - 30, asked)
+    assert bool(one._tasks) is ended
+    for pid in list(one._watched):
+        await asyncio.gather(*one._tasks)
+        if pid in one._watched:
+            one._leave(pid)
+    if ended:
+        assert await asyncio.to_thread(process.wait, 60) == -signal.SIGKILL
+    else:
+        assert process.poll() is None
+        os.kill(process.pid, 0)
+
+
+@in_loop
+async def test_a_broken_folder_does_not_break_the_end_of_healing(
+    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = False
+
+    def uses() -> dict[str, frozenset[str]]:
+        if broken:
+            raise ToolkitError("a folder can't be read", why="it is broken", mend="mend it")
+        return USERS
+
+    async def reload_alone(*_: Any) -> None: ...
+
+    async def served(*_: Any) -> bool:
+        return True
+
+    events: list[str] = []
+    one = healer(process, uses, events)
+    monkeypatch.setattr(heal, "reload_alone", reload_alone)
+    monkeypatch.setattr(one, "_served", served)
+    broken = True
+    one._lost("net", "it died")
+    await asyncio.gather(*one._tasks)
+    assert "it is broken" in events[-2]
+    assert "net is served again" in events[-1]
+    assert one._users == USERS
+    for pid in list(one._watched):
+        one._leave(pid)
