@@ -32,7 +32,7 @@ from compress.model import OnnxModel
 from compress.options import OptimizeOptions, SensitivityOptions
 from compress.output import check_output, claimed, replacing
 from compress.shortages import shortages
-from tests.models import mlp
+from tests.models import build
 
 X = "x:float32[batch,4]"
 
@@ -41,7 +41,7 @@ X = "x:float32[batch,4]"
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """model.pt, eval.npz and an artifact, in one folder."""
     folder = tmp_path_factory.mktemp("made")
-    save(mlp(), folder / "model.pt", inputs=X)
+    save(build("mlp")[0], folder / "model.pt", inputs=X)  # fixed weights: by chance, others answer all alike
     np.savez(folder / "eval.npz", x=np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32))
     compress.export(folder / "model.pt", ExportOptions(output=folder / "artifact"))
     shutil.rmtree(folder / "artifact.work")
