@@ -30,7 +30,7 @@ from serve.gateway.grpc_request import check_message
 from serve.gateway.identity import KEY_HEADERS, Identity
 from serve.gateway.loading import Loading, overridden
 from serve.gateway.memory import CONNECTION_BYTES, MemoryFullError, Share
-from serve.gateway.outages import ModelDownError
+from serve.gateway.outages import DEAD_STUB, ModelDownError
 from serve.gateway.release import Grade, Release
 from serve.gateway.released import grade_status, sticky_value
 from serve.gateway.settings import Settings
@@ -69,7 +69,7 @@ CODES = {
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 STATUSES = {code: status for status, code in CODES.items() if status not in (408, 413)}
-DEAD = re.compile(rb"(?:in ensemble '[^']*', )?Stub process '([\w.+:@=~-]{1,300})' is not healthy\.")
+DEAD = re.compile(rb"(?:in ensemble '[^']*', )?" + DEAD_STUB)
 MOST_STREAMS = 512  # calls of one connection at a time; its client keeps further ones back
 UPSTREAM_OPTIONS = (
     ("grpc.max_receive_message_length", -1),

@@ -11,9 +11,11 @@ from prometheus_client.registry import Collector
 
 from serve.gateway.errors import OverloadedError
 
-__all__ = ["ModelDownError", "Outages"]
+__all__ = ["DEAD_STUB", "ModelDownError", "Outages"]
 
 RETRY_S = 1.0
+# Triton's sentence over both protocols; its group is the instance.
+DEAD_STUB = rb"Stub process '([\w.+:@=~-]{1,300})' is not healthy\."
 
 
 class ModelDownError(OverloadedError):

@@ -25,7 +25,7 @@ from serve.gateway.errors import (
 from serve.gateway.incidents import Incidents
 from serve.gateway.memory import LastingShare, Memory
 from serve.gateway.metadata import ModelMetadata
-from serve.gateway.outages import ModelDownError, Outages
+from serve.gateway.outages import DEAD_STUB, ModelDownError, Outages
 from serve.gateway.sequences import sequence_of
 from serve.gateway.settings import Settings
 from serve.gateway.telemetry import Telemetry
@@ -41,9 +41,7 @@ MODEL_NAME = r"(?!(?:\.{1,2}|stats)(?:/|$))[A-Za-z0-9_.+:@=~-]{1,256}"
 VERSION = r"[0-9]{1,18}"
 
 # What Triton answers where a Python model's process is gone.
-DEAD = re.compile(
-    rb"""\{"error":"(?:in ensemble '[^"\\]*', )?Stub process '([\w.+:@=~-]{1,300})' is not healthy\."\}"""
-)
+DEAD = re.compile(rb"""\{"error":"(?:in ensemble '[^"\\]*', )?""" + DEAD_STUB + rb'"\}')
 MOST_TOLD = 1024
 
 INDEX = "/v2/repository/index"
