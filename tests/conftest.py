@@ -1,8 +1,10 @@
-"""A test's folder gives its marker; torch and the test tools' own noise are kept out of the warnings."""
+"""A test's folder gives its marker; tests on a real clock are tried again; random numbers start alike in each test."""
 
 from __future__ import annotations
 
 import gc
+import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,11 +22,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(HERE).parts[0]
         if folder in ("integration", "e2e", "gpu"):
             item.add_marker(folder)
+        if folder in ("integration", "e2e") or item.get_closest_marker("clock"):
+            item.add_marker(pytest.mark.flaky(reruns=2))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before each file, put what is imported by now out of the collector's sight: walking it took most of some tests."""
+    """Give each test the same random numbers whatever ran before it.
+
+    Before each file, put what is imported by now out of the collector's sight: walking it took most of some tests.
+    """
+    random.seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
     if item.path not in _SEEN:
         _SEEN.add(item.path)
         gc.collect()

@@ -19,6 +19,8 @@ from compress.measure import latency
 from compress.metrics import METRICS
 from compress.model import Arrays
 
+pytestmark = pytest.mark.clock
+
 floats = hnp.arrays(np.float64, (4, 3), elements=st.floats(-1e3, 1e3))
 
 

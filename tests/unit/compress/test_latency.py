@@ -22,6 +22,8 @@ from compress.latency import FEWEST, MOST, latency, median_interval, ratio, take
 from compress.model import Arrays
 from compress.options import ExportOptions
 
+pytestmark = pytest.mark.clock
+
 
 def noisy(ms: float, noise: float, seed: int) -> Callable[[], list[float]]:
     """A model whose blocks take so long, give or take."""

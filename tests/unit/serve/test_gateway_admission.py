@@ -11,6 +11,8 @@ from serve.gateway.admission import Admission, Bounds
 from serve.gateway.errors import OverloadedError
 from tests.serve_http import in_loop
 
+pytestmark = pytest.mark.clock
+
 
 class Server:
     """A model server with so many workers, simulated: a request's answer comes after those before it."""

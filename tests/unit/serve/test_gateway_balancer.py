@@ -20,6 +20,8 @@ from serve.http_client import Address, ExchangeError, Response
 from tests.serve_http import Received, Respond, Scripted, answer, gateway, scripted_server
 from tests.unit.serve.test_gateway_upstream import INFER, ask, dead, metric
 
+pytestmark = pytest.mark.clock
+
 
 async def fine(request: Received, writer: asyncio.StreamWriter) -> None:
     writer.write(answer(b"ok"))

@@ -20,6 +20,8 @@ from serve.gateway.tensors import DATATYPES, Tensor, object_array, to_raw
 from serve.http_client import Pool, Response
 from tests.serve_http import Received, answer, gateway, in_loop, scripted_server
 
+pytestmark = pytest.mark.clock
+
 INFER = b"/v2/models/m/infer"
 
 

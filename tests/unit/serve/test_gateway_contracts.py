@@ -14,6 +14,8 @@ from serve.gateway.errors import BadRequestError
 from serve.gateway.metadata import ModelMetadata, TensorMetadata
 from serve.rollout.plan import Target
 
+pytestmark = pytest.mark.clock
+
 TARGET = Target("m", None)
 
 

@@ -24,6 +24,8 @@ from serve.http_client import Address
 from tests.serve_http import gateway, scripted_server
 from tests.unit.serve.test_gateway_upstream import INFER, ask, echo, error
 
+pytestmark = pytest.mark.clock
+
 
 def run(*words: str) -> int:
     with pytest.raises(SystemExit) as ended:

@@ -23,6 +23,8 @@ from serve.http_client import Address
 from tests.serve_http import Received, answer, gateway, scripted_server
 from tests.unit.serve.test_gateway_upstream import INFER, ask, echo, error
 
+pytestmark = pytest.mark.clock
+
 
 @given(
     rate=st.floats(0.1, 1000),

@@ -24,6 +24,8 @@ from tests.serve_http import answer as answering
 from tests.unit.serve.test_gateway_balancer import between
 from tests.unit.serve.test_gateway_upstream import INFER
 
+pytestmark = pytest.mark.clock
+
 CLIENTS = 16
 
 

@@ -22,6 +22,8 @@ from serve.rollout.plan import Plan, Target
 from serve.rollout.store import Row, Store
 from tests.serve_http import Received, answer, gateway, in_loop, scripted_server
 
+pytestmark = pytest.mark.clock
+
 INFER = "/v2/models/m/infer"
 FAST = Plan(steps=(50.0,), shadow=0.0, step_s=0.0)
 

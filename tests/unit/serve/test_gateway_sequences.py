@@ -24,6 +24,8 @@ from serve.http_client import Address
 from tests.serve_http import Received, answer, gateway, in_loop, scripted_server
 from tests.unit.serve.test_gateway_upstream import INFER, ask
 
+pytestmark = pytest.mark.clock
+
 
 @pytest.mark.parametrize(
     ("body", "sequence"),

@@ -19,6 +19,8 @@ from serve.gateway.settings import Settings
 from serve.http_client import Address, ExchangeError, Pool
 from tests.serve_http import Received, answer, gateway, scripted_server
 
+pytestmark = pytest.mark.clock
+
 INFER = b"/v2/models/m/infer"
 
 

@@ -14,6 +14,8 @@ from serve.gateway.settings import Settings
 from serve.http_client import Address
 from tests.serve_http import answer, gateway, in_loop
 
+pytestmark = pytest.mark.clock
+
 HEAD = b'{"inputs":[]}'
 BODY = HEAD + bytes(index % 251 for index in range(600_000))
 HALF = 300_000

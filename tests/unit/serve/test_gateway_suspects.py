@@ -22,6 +22,8 @@ from serve.gateway.suspects import (
 from serve.http_body import GrowingBody
 from tests.serve_http import in_loop
 
+pytestmark = pytest.mark.clock
+
 
 class Clock:
     now = 0.0

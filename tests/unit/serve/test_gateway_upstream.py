@@ -16,6 +16,8 @@ from serve.gateway.settings import Settings
 from serve.http_client import Address, Pool, Response
 from tests.serve_http import Received, Scripted, answer, gateway, scripted_server
 
+pytestmark = pytest.mark.clock
+
 INFER = b"/v2/models/m/infer"
 
 

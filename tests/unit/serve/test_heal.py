@@ -21,6 +21,8 @@ from serve.heal import Healer
 from serve.triton.stubs import Stub
 from tests.serve_http import in_loop
 
+pytestmark = pytest.mark.clock
+
 USERS = {"net": frozenset(("net", "ensemble")), "other": frozenset(("other",))}
 
 

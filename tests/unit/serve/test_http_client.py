@@ -12,6 +12,8 @@ import uvloop
 from serve.http_client import Address, ExchangeError, Pool, encode_head
 from tests.serve_http import Received, answer, scripted_server
 
+pytestmark = pytest.mark.clock
+
 Run = Callable[[Coroutine[Any, Any, None]], None]
 LOCAL = Address("127.0.0.1", 8000)
 

@@ -34,6 +34,8 @@ from serve.load.target import find_target
 from tests.load_servers import at_once, inferences, model_server, options, served
 from tests.serve_http import Received, answer, scripted_server
 
+pytestmark = pytest.mark.clock
+
 
 def test_latency_is_at_least_the_servers_delay_and_counts_are_the_servers() -> None:
     delay_s = 0.02

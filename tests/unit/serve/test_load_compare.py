@@ -16,6 +16,8 @@ from serve.load.turns import take_turns
 from tests.load_servers import at_once, options, result_of, served
 from tests.serve_http import Received, answer
 
+pytestmark = pytest.mark.clock
+
 
 def run(seed: int, scale: float = 1.0, seconds: int = 12, per_s: int = 200, **changes: Any) -> LoadResult:
     generator = np.random.default_rng(seed)

@@ -21,6 +21,8 @@ from serve.load.target import Endpoint, Target, find_target
 from tests.load_servers import METADATA, at_once, options, served
 from tests.serve_http import Received, answer
 
+pytestmark = pytest.mark.clock
+
 BYTES = json.dumps(
     {"name": "m", "inputs": [{"name": "image", "datatype": "BYTES", "shape": [-1, 1]}],
      "outputs": [{"name": "label", "datatype": "BYTES", "shape": [-1, 1]}]}

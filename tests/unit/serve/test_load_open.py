@@ -13,6 +13,8 @@ from serve.load.run import run_load
 from tests.load_servers import at_once, inferences, options, served
 from tests.serve_http import Received, answer
 
+pytestmark = pytest.mark.clock
+
 
 def test_it_sends_what_the_schedule_says_and_counts_all_of_it() -> None:
     with served(at_once) as server:

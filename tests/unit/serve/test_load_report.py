@@ -24,6 +24,8 @@ from serve.load.server_side import Breakdown, ModelTime, ServerUse
 from serve.load.shown import csv_text, hlog_text, print_comparisons, print_report
 from tests.load_servers import at_once, result_of, served
 
+pytestmark = pytest.mark.clock
+
 TOLD = Breakdown(
     (
         ModelTime("m", 100, 200, 0, 9.0, 0.0, 0.0, 0.0, 0.0),

@@ -16,6 +16,8 @@ from serve.load.slo import Objective, Term, parse_objective
 from tests.load_servers import at_once, options, result_of, served
 from tests.serve_http import Received, answer
 
+pytestmark = pytest.mark.clock
+
 
 @pytest.mark.parametrize(
     ("text", "terms"),

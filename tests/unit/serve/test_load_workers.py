@@ -27,6 +27,8 @@ from serve.load.run import run_load
 from serve.load.worker import listen
 from tests.load_servers import at_once, inferences, options, served
 
+pytestmark = pytest.mark.clock
+
 
 @contextmanager
 def worker(token: str = "secret", *words: str) -> Iterator[str]:

@@ -26,6 +26,8 @@ from serve.triton.stubs import Stub, stubs_in
 from serve.up_options import cpus_of
 from serve.watch import Fingerprint, fingerprints, follow, plan
 
+pytestmark = pytest.mark.clock
+
 P = ParamSpec("P")
 
 
