@@ -8,14 +8,17 @@ from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError
+from onnx.external_data_helper import set_external_data
 
-__all__ = ["outline"]
+__all__ = ["GRAPH", "INITIALIZER", "LARGE", "RAW", "header", "outline", "set_apart"]
 
 # A tensor that is written in more bytes than this has more than 1,024 elements: nobody looks at its values.
 LARGE = 64 * 1024
 # Numbers of fields in onnx.proto3, which are fixed for good.
 GRAPH, INITIALIZER = 7, 5  # of ModelProto, of GraphProto
 VALUES = {4, 5, 6, 7, 9, 10, 11}  # of TensorProto: float_data, …, raw_data, …, uint64_data
+RAW = 9
+ALIGNED = 64  # bytes: as ONNX Runtime's own allocator has it
 FIXED = {1: 8, 5: 4}  # bytes of a field, by its wire type
 VARINT, BYTES = 0, 2
 
@@ -34,6 +37,50 @@ def outline(path: Path) -> onnx.ModelProto:
             raise DecodeError("the file is empty")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return onnx.ModelProto.FromString(b"".join(_model(data)))
+
+
+def set_apart(path: Path, weights: Path) -> onnx.ModelProto:
+    """A model whose large initializers lie in a file beside it, as external data; never more than one is in memory.
+
+    Args:
+        path: of an ONNX file with its weights inside.
+        weights: is written. The model is to be saved in the same folder.
+
+    Raises:
+        OSError: there is no such file, or the other can't be written.
+        DecodeError: it is no ONNX file.
+    """
+    model = outline(path)
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        weights.open("wb") as beside,
+    ):
+        for tensor, (begin, end) in zip(model.graph.initializer, _initializers(data), strict=True):
+            if end - begin <= LARGE:
+                continue
+            values = [(number, at, to) for number, _, at, to in _fields(data, begin, end) if number in VALUES]
+            (number, at, to), *more = values or [(0, None, 0)]
+            if number != RAW or at is None or more:
+                tensor.ParseFromString(data[begin:end])
+                continue
+            offset = beside.tell() + -beside.tell() % ALIGNED
+            beside.seek(offset)
+            with memoryview(data) as view, view[at:to] as values_of_it:
+                beside.write(values_of_it)
+            tensor.raw_data = b""  # the helper wants this field
+            set_external_data(tensor, weights.name, offset, to - at)
+            tensor.ClearField("raw_data")
+    return model
+
+
+def _initializers(data: mmap.mmap) -> Iterator[tuple[int, int]]:
+    """Where the bytes of each initializer of the graph begin and end."""
+    for number, _, inside, end in _fields(data, 0, len(data)):
+        if number == GRAPH and inside is not None:
+            for field, _, begin, stop in _fields(data, inside, end):
+                if field == INITIALIZER and begin is not None:
+                    yield begin, stop
 
 
 def _model(data: mmap.mmap) -> Iterator[bytes]:
@@ -86,9 +133,13 @@ def _varint(data: mmap.mmap, at: int, end: int) -> tuple[int, int]:
 
 
 def _message(number: int, content: bytes) -> Iterator[bytes]:
-    yield _encoded(number << 3 | BYTES)
-    yield _encoded(len(content))
+    yield header(number, len(content))
     yield content
+
+
+def header(number: int, length: int) -> bytes:
+    """What stands before the bytes of a field that is a message, a text or bytes."""
+    return _encoded(number << 3 | BYTES) + _encoded(length)
 
 
 def _encoded(value: int) -> bytes:

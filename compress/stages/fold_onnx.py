@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import onnx
-from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from compress.backends import OnnxBackend
 from compress.errors import StageError
 from compress.inputs import telling
 from compress.memory import give_back
-from compress.model import Model, OnnxModel, sample_inputs
+from compress.model import Arrays, Model, OnnxModel, sample_inputs
 from compress.onnx_outline import outline
 from compress.onnx_scope import inner_nodes, name_nodes
 from compress.parity import differences
 from compress.stages import Given, Progress
+from compress.stages.folding import folded
+from compress.stages.onnx_file import checked, save
 from compress.stages.tied_onnx import share
 from compress.wording import counted
 
@@ -54,20 +52,17 @@ class FoldOnnx:
         path = folder / "model.onnx"
         before = len(outline(model.path).graph.node)
         progress(0, 2, "folding")
-        _fold(model.path, path)
-        folded = onnx.load(path)
-        kept_apart = _unfuse(folded.graph) if self.unfuse else 0
-        name_nodes(folded)
-        shared = share(folded)
-        onnx.save(stripped(folded), path)
-        after = len(folded.graph.node)
-        del folded  # as large as the file, and two sessions are opened next
+        made = folded(model.path)
+        kept_apart = _unfuse(made.graph) if self.unfuse else 0
+        name_nodes(made)
+        shared = share(made)
+        save(stripped(made), path)
+        after = len(made.graph.node)
+        del made  # as large as the file, and sessions are opened next
         give_back()
         given = OnnxModel(path, model.signature, model.ranges)
         progress(1, 2, "comparing")
-        float_model = OnnxBackend(model, threads=1)
-        inputs = telling(sample_inputs(model.signature, 3), lambda given: float_model.infer(given).values())
-        expected = float_model.infer(inputs)
+        inputs, expected = _expected(model)  # a session is as large as the file: one at a time
         for name, apart in differences(expected, OnnxBackend(given, threads=1).infer(inputs)).items():
             if not apart.fits:
                 raise StageError(
@@ -79,6 +74,13 @@ class FoldOnnx:
         progress(2, 2, did)
         nodes = [before, after]
         return Given(given, did=did, details={"nodes": nodes, "unfused": kept_apart, "shared_weights": shared})
+
+
+def _expected(model: OnnxModel) -> tuple[Arrays, Arrays]:
+    """Inputs whose answers tell something, and these answers."""
+    backend = OnnxBackend(model, threads=1)
+    inputs = telling(sample_inputs(model.signature, 3), lambda given: backend.infer(given).values())
+    return inputs, backend.infer(inputs)
 
 
 def _unfuse(graph: onnx.GraphProto) -> int:
@@ -95,24 +97,6 @@ def _unfuse(graph: onnx.GraphProto) -> int:
     return len(found)
 
 
-def _fold(source: Path, target: Path) -> None:
-    logger = logging.getLogger()
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # it logs hints about its own flags
-    source, target = source.resolve(), target.resolve()
-    try:
-        # Where it can't tell every shape, it leaves the model in the folder that it runs in.
-        with tempfile.TemporaryDirectory() as aside, contextlib.chdir(aside):
-            try:
-                quant_pre_process(str(source), str(target))
-            except (
-                Exception
-            ):  # symbolic shape inference fails in many ways; plain ONNX inference is enough for the quantizer
-                quant_pre_process(str(source), str(target), skip_symbolic_shape=True)
-    finally:
-        logger.setLevel(level)
-
-
 def stripped(model: onnx.ModelProto) -> onnx.ModelProto:
     """Drop documentation, exporter metadata and unused opset imports, in place: they can outweigh an INT8 model."""
     graph = model.graph
@@ -127,5 +111,5 @@ def stripped(model: onnx.ModelProto) -> onnx.ModelProto:
     imports = [entry for entry in model.opset_import if entry.domain in used or entry.domain == "ai.onnx"]
     del model.opset_import[:]
     model.opset_import.extend(imports)
-    onnx.checker.check_model(model)
+    checked(model)
     return model

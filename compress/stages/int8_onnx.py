@@ -25,6 +25,7 @@ from onnxruntime.quantization.calibrate import TensorsData
 from compress.memory import give_back
 from compress.onnx_scope import captured, drop_unused, fresh, inner_names, name_nodes, names_in, rename, sort
 from compress.stages.fold_onnx import stripped
+from compress.stages.onnx_file import save
 from compress.stages.tied_onnx import apart, share
 from compress.stages.tied_tables import tables, tie
 from compress.stages.weights_onnx import RECURRENT, both_worth, quantize_weights, rounded
@@ -100,7 +101,7 @@ def finish(model: ModelProto, target: Path, original: ModelProto, *, integers: b
         tie(model, original)
     share(model, integers=integers)
     sort(model.graph)
-    onnx.save(stripped(model), target)
+    save(stripped(model), target)
 
 
 def static_for_cpu(model: ModelProto, ranges: Ranges, exclude: Collection[str], *, reduce_range: bool) -> ModelProto:
@@ -257,7 +258,7 @@ def _through(model: ModelProto, run: Callable[[Path, Path, _Names], None]) -> Mo
     rename(graph, names.plain)
     with tempfile.TemporaryDirectory() as folder, _quiet():
         source, target = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
-        onnx.save(shown, source)
+        save(shown, source)
         del shown, graph, known  # the quantizer has copies of its own, and any part of a model holds all of it
         give_back()
         run(source, target, names)
