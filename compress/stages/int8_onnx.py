@@ -37,6 +37,7 @@ Ranges = Mapping[str, tuple[float, float]]
 DYNAMIC = ("MatMul", "Gemm", "Gather", "Conv")
 # In a graph with attention, static INT8 is for layers with weights alone: a mask of -10,000 that is added to the scores
 # would leave them one step of 8 bits.
+WHOLE = {"quant_type": QuantType.QInt8}  # of a weight with one scale
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 LSTM_INPUTS = 8  # before the scales and zero-points of its 8-bit form
 
@@ -117,6 +118,7 @@ def static_for_cpu(model: ModelProto, ranges: Ranges, exclude: Collection[str], 
     quantize_weights(model, exclude, RECURRENT)
     kinds, weightless = attention(model)
     left = [*exclude, *weightless, *_kept_activations(model), *_odd(model), *(node.name for node in tables(model))]
+    whole = _in_groups(model)
 
     def run(source: Path, target: Path, names: _Names) -> None:
         cache = target.with_name("ranges.json")
@@ -138,9 +140,26 @@ def static_for_cpu(model: ModelProto, ranges: Ranges, exclude: Collection[str], 
             calibrate_method=CalibrationMethod.MinMax,
             op_types_to_quantize=kinds,
             nodes_to_exclude=left,
+            extra_options={"TensorQuantOverrides": {names.plain[name]: [dict(WHOLE)] for name in whole}},
         )
 
     return _through(model, run)
+
+
+def _in_groups(model: ModelProto) -> set[str]:
+    """Weights of transposed convolutions in groups, of which a channel of the output has no axis of its own.
+
+    ONNX Runtime's quantizer gives such a weight a scale for each channel of a group, and fails on the bias, which has
+    one for each channel of all groups.
+    """
+    weights = {tensor.name for tensor in model.graph.initializer}
+    return {
+        node.input[1]
+        for node in model.graph.node
+        if node.op_type == "ConvTranspose"
+        and node.input[1] in weights
+        and any(attribute.name == "group" and attribute.i > 1 for attribute in node.attribute)
+    }
 
 
 def dynamic(model: ModelProto, exclude: Collection[str], *, reduce_range: bool) -> ModelProto:

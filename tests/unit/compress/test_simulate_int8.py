@@ -100,6 +100,7 @@ NETWORKS: dict[str, tuple[Any, str]] = {
     "tokens": (Tokens, "x:float32[batch,6,8]"),
     "lookups": (Lookups, "x:float32[batch,5,8]"),
     "transformer": (lambda: family("vit")[0], "image:float32[batch,3,16,16]"),
+    "groups": (lambda: nn.Sequential(nn.ConvTranspose2d(4, 6, 2, 2, groups=2), nn.ReLU(), nn.Conv2d(6, 2, 3)), "x:float32[batch,4,5,5]"),
     "mlp": (lambda: nn.Sequential(nn.Linear(8, 16), nn.Sigmoid(), nn.Linear(16, 4), nn.Softmax(1)), "x:float32[batch,8]"),
 }  # fmt: skip
 
