@@ -19,7 +19,7 @@ from serve.gateway.upstream import Upstream
 from serve.http_body import GrowingBody
 from serve.rollout.plan import Target
 
-__all__ = ["Contracts"]
+__all__ = ["JSON_AT_HAND", "Contracts"]
 
 # JSON of this size takes about a millisecond; and it holds Python's lock meanwhile, so that a thread would not do.
 LONG_JSON = 64 * 1024

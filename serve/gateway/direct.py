@@ -14,7 +14,7 @@ import time
 from typing import Protocol
 
 from serve.gateway.admission import Admission
-from serve.gateway.contracts import Contracts
+from serve.gateway.contracts import JSON_AT_HAND, Contracts
 from serve.gateway.deadline import TIMEOUT_HEADER
 from serve.gateway.errors import GatewayError, UpstreamTimeoutError
 from serve.gateway.gate import Gate
@@ -136,6 +136,8 @@ class Direct:
         if length is None or (header_length is None and BINARY_HEADER in read):
             return None
         if not 0 < (length if header_length is None else header_length) <= length <= SMALL_BYTES:
+            return None
+        if header_length is None and self._validate and length > JSON_AT_HAND:
             return None
         target = Target(match[1].decode(), match[2].decode() if match[2] is not None else None)
         digest = digest_of(key) if key else None
