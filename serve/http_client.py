@@ -12,10 +12,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from serve.http_body import GrowingBody
-from serve.http_connection import Connection
+from serve.http_connection import Connection, Done
 from serve.http_message import Address, ExchangeError, Held, Kind, Response, encode_head
 
 __all__ = ["Address", "Connection", "ExchangeError", "Kind", "Pool", "Response", "encode_head"]
+
+LOOK_S = 0.1  # how often deadlines of requests are looked after that have no timer of their own
 
 
 class Pool:
@@ -54,6 +56,7 @@ class Pool:
         self._waiters: deque[asyncio.Future[Connection | None]] = deque()
         self._open = 0
         self._closed = False
+        self._look: asyncio.TimerHandle | None = None
         self.resent = 0
 
     async def request(
@@ -89,19 +92,59 @@ class Pool:
         """Like `request`, with a head that was encoded before."""
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)  # the clock of event loops
         connection: Connection | None = self._idle.pop() if self._idle else await self._acquire(deadline)
+        if connection is None or not connection.usable:  # an idle one may have been closed meanwhile
+            return await self._fresh(head, body, deadline)
+        self._busy.add(connection)
         try:
-            if connection is None or not connection.usable:  # an idle one may have been closed meanwhile
-                connection = await self._connect(deadline)
-            elif connection.used:
-                self._busy.add(connection)
-                try:
-                    return await connection.exchange(head, body, deadline)
-                except ExchangeError as err:
-                    if not (err.unanswered and repeatable):
-                        raise
-                    self.resent += 1
-                self._busy.discard(connection)
-                connection = await self._connect(deadline)
+            answer = await connection.exchange(head, body, deadline)
+        except ExchangeError as err:
+            if connection.used and err.unanswered and repeatable:
+                return await self.again(connection, head, body, deadline)
+            self.give(connection)
+            raise
+        except BaseException:
+            self.give(connection)
+            raise
+        self.give(connection)
+        return answer
+
+    def take(self) -> Connection | None:
+        """A connection at hand, which `give` or `again` must give back; None where one would have to be waited for."""
+        if not self._idle or not self._idle[-1].usable:
+            return None
+        connection = self._idle.pop()
+        self._busy.add(connection)
+        return connection
+
+    def send(self, connection: Connection, head: bytes, body: bytes, deadline: float, done: Done) -> None:
+        """`Connection.send`, with the deadline looked after: coarsely, and without a timer for each request."""
+        if self._look is None:
+            self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_after)
+        connection.send(head, body, deadline, done)
+
+    def _look_after(self) -> None:
+        now = time.monotonic()
+        for connection in [each for each in self._busy if each.deadline <= now]:
+            connection.expire()
+        self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_after) if self._busy else None
+
+    def give(self, connection: Connection) -> None:
+        """Give a connection back that was taken."""
+        self._busy.discard(connection)
+        self._release(connection)
+
+    async def again(self, lost: Connection, head: bytes, body: bytes | GrowingBody, deadline: float) -> Response:
+        """Send a request once more, on a fresh connection in the place of one that was closed with no response."""
+        self.resent += 1
+        self._busy.discard(lost)
+        lost.close()
+        return await self._fresh(head, body, deadline)
+
+    async def _fresh(self, head: bytes, body: bytes | GrowingBody, deadline: float) -> Response:
+        """Over a connection of its own, for a slot that is held, and is given back."""
+        connection: Connection | None = None
+        try:
+            connection = await self._connect(deadline)
             self._busy.add(connection)
             return await connection.exchange(head, body, deadline)
         finally:

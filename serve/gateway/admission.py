@@ -105,6 +105,11 @@ class Admission:
         return sum(self._live)
 
     @property
+    def free(self) -> bool:
+        """Whether a place is free, and nobody waits for it."""
+        return self.in_flight < int(self.limit) and not (self._waiting and self.waiting)
+
+    @property
     def target_s(self) -> float:
         """What an answer may take, of requests such as were answered last; infinite until some were."""
         return self._target if self.bounds.target_s is None else self.bounds.target_s
@@ -122,7 +127,7 @@ class Admission:
 
     def try_enter(self) -> bool:
         """Take a place if one is free and nobody waits; each must be given back with `leave`."""
-        if self.in_flight < int(self.limit) and not self.waiting:
+        if self.free:
             self._take()
             return True
         return False
@@ -134,7 +139,7 @@ class Admission:
             priority: 1 is served first.
             patience_s: how long the client would wait for a place at most, in seconds.
         """
-        if self.in_flight < int(self.limit) and not self.waiting:
+        if self.free:
             return
         ahead = sum(self._live[: priority + 1])
         expected = (ahead + 1) * self._latency / self.limit

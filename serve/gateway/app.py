@@ -18,6 +18,7 @@ from serve import __version__
 from serve.gateway.access_log import AccessLog
 from serve.gateway.admin import admin_router
 from serve.gateway.contracts import Contracts
+from serve.gateway.direct import Direct
 from serve.gateway.docs import add_docs
 from serve.gateway.errors import GatewayError, Refusal
 from serve.gateway.footprint import reader_bytes
@@ -76,7 +77,7 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
     if somebody does.
 
     `app.state.draining` (False) says that it is about to stop: set it to True, and readiness turns false.
-    `app.state.parts` are its `Parts`.
+    `app.state.parts` are its `Parts`, and `app.state.direct` the short way of its infer requests, if there is one.
     """
     access = AccessLog(settings.access_log) if settings.access_log is not None else None
     tracing = Tracing(settings.otlp_endpoint, settings.trace_ratio) if settings.otlp_endpoint else None
@@ -105,6 +106,8 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
         await upstream.balancer.look_up()
         tasks.append(asyncio.create_task(upstream.balancer.watch(settings.health_interval_s)))
         yield
+        if app.state.direct is not None:
+            app.state.direct.close()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -125,6 +128,8 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
         openapi_url=None,
     )
     app.state.draining = False
+    short = tracing is None and upstream.sole is not None and (settings.validate or not settings.max_elements)
+    app.state.direct = Direct(settings, gate, contracts, upstream, telemetry) if short else None
     app.state.parts = Parts(gate, upstream, telemetry, contracts, loading)
 
     def draining() -> bool:

@@ -195,6 +195,15 @@ class Balancer:
         self._sequences: Sequences[Node] = Sequences()
         self._probed = asyncio.Event()
 
+    @property
+    def sole(self) -> Node | None:
+        """The server where there is one only, and will be."""
+        return self._only
+
+    def failed(self, err: ExchangeError) -> None:
+        """An exchange that was not made here has failed."""
+        self._on_error(err.kind)
+
     def _outliers(self, what: str) -> Outliers[Node]:
         def ejected(node: Node, kind: str) -> None:
             self._on_eject(node.address, what, kind)

@@ -5,18 +5,23 @@ It waits for the rest of a request for so long only. An endpoint that holds its 
 told at once when its client leaves (LEAVING), without a task that waits for it. And it gets a body in one piece (BODY):
 by ASGI's messages, each 64 KiB of it would be copied twice and stop the socket; or while it still comes (GROWING).
 What it holds is counted, and an answer waits for its reader for so long only.
+
+A request that may go the short way (`direct`) is held back until it is whole, and gets no task, scope or cycle. A
+connection's requests mostly begin with the same head: the parser is asked once what it says.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from serve.gateway.direct import Asked, Direct
 from serve.gateway.errors import BodyTooLargeError, ClientGoneError, GatewayError
 from serve.gateway.memory import Memory, MemoryFullError, Share
 from serve.gateway.protocol import SEQUENCE
@@ -33,11 +38,24 @@ RESPOND, LEAVING, BODY, GROWING = "serve.respond", "serve.leaving", "serve.body"
 DROP = "serve.drop"
 MAX_HEAD_BYTES = 64 * 1024
 EAGER_BYTES = 32 * 1024  # a client that has sent so much at once will send the rest soon
+KNOWN_HEAD_BYTES = 2048
 JOINED_BYTES = 16 * 1024  # below this, one write of a copy costs less than two writes
 
 
+class Leaver(Protocol):
+    """Who is told that a client leaves."""
+
+    def left(self) -> None:
+        """Its connection is closed."""
+
+
 def connection_class(
-    head_timeout_s: float, body_timeout_s: float, write_timeout_s: float, memory: Memory, stopping: asyncio.Event
+    head_timeout_s: float,
+    body_timeout_s: float,
+    write_timeout_s: float,
+    memory: Memory,
+    stopping: asyncio.Event,
+    direct: Direct | None = None,
 ) -> type[HttpToolsProtocol]:
     """The class of a gateway's connections.
 
@@ -47,6 +65,7 @@ def connection_class(
         write_timeout_s: for reading an answer, in seconds, besides a second for each SLOWEST_BYTES of it.
         memory: holds connections, and answers that wait for their readers.
         stopping: once it is set, each answer is its connection's last: clients come back to whoever listens then.
+        direct: the short way, if there is one.
     """
 
     class Connection(HttpToolsProtocol):
@@ -59,9 +78,17 @@ def connection_class(
         _writer: asyncio.TimerHandle | None = None  # runs while an answer waits for its reader
         _waiting: Share | None = None
         _counted = False
+        _asked: Asked | None = None  # by the request that is held back, or went directly
+        _held: bytes | None = None  # what has come of its body
+        _known: _Known | None = None  # one such as the next will most likely be
+        _call: Leaver | None = None  # on the short way
+        _idle_from = 0.0
+        address = ""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            self.address = self.client[0] if self.client else ""
+            self._short = _Short()
             self._counted = memory.connect()
             if not self._counted:
                 transport.write(FULL)
@@ -78,6 +105,9 @@ def connection_class(
             super().connection_lost(exc)
             if self._leaving is not None:
                 self._leaving()
+            if self._call is not None:
+                self._call.left()
+                self._call = None
             if self._body is not None:
                 self._body.lost()
 
@@ -106,8 +136,20 @@ def connection_class(
         def data_received(self, data: bytes) -> None:
             if not self._counted:
                 return
+            known = self._known
+            if known is not None and len(data) == known.bytes and not self._part and data.startswith(known.head):
+                if self._timed:
+                    self._time("")
+                if self._may_go_directly() and self._goes_directly(known.asked, data[len(known.head) :]):
+                    return
+            between = not self._part
             self._head_bytes += len(data)
+            self._asked = None
             super().data_received(data)
+            if self._held is not None:
+                self._go_the_long_way()
+            elif self._asked is not None and between:
+                self._remember(data, self._asked)
             # Line breaks before a request begin none, and stop uvicorn's own timer: they have no more time than a head.
             idle = self.cycle is None or self.cycle.response_complete
             part = self._part or ("head" if idle else "")
@@ -119,10 +161,35 @@ def connection_class(
         def on_message_begin(self) -> None:
             self._part = "head"
             self._head_bytes = 0
-            super().on_message_begin()
+            self.url, self.headers, self.expect_100_continue = b"", [], False
 
         def on_headers_complete(self) -> None:
             self._part = "body"
+            if direct is not None and self._may_go_directly() and self._is_plain():
+                self._asked = direct.read(self.url, self.headers)
+                if self._asked is not None:
+                    self._held = b""
+                    return
+            self._begin_cycle()
+
+        def _is_plain(self) -> bool:
+            """Whether the head asks for nothing special of the connection."""
+            parser = self.parser
+            return (
+                parser.get_method() == b"POST"
+                and parser.get_http_version() == "1.1"
+                and parser.should_keep_alive()
+                and not parser.should_upgrade()
+                and not self.expect_100_continue
+                and not any(name == b"transfer-encoding" for name, _ in self.headers)
+            )
+
+        def _begin_cycle(self) -> None:
+            """As uvicorn does: a scope, and a task."""
+            url, headers, expects = self.url, self.headers, self.expect_100_continue
+            super().on_message_begin()
+            self.url, self.headers, self.expect_100_continue = url, headers, expects
+            self.scope["headers"] = headers
             super().on_headers_complete()
             if stopping.is_set():
                 self.cycle.keep_alive = False
@@ -138,12 +205,103 @@ def connection_class(
             }
             self.scope["extensions"] = extensions
 
+        def _may_go_directly(self) -> bool:
+            """Whether the connection has nothing else to do, and the server takes requests."""
+            return not (
+                (self.cycle is not None and not self.cycle.response_complete)
+                or stopping.is_set()
+                or self.flow.write_paused
+                or (self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency)
+                or self.transport.is_closing()
+            )
+
+        def _goes_directly(self, asked: Asked, body: bytes) -> bool:
+            """Whether a whole request is on the short way now."""
+            if direct is None or not direct.begin(self, asked, body):
+                return False
+            self._short.begin()
+            self.cycle = self._short  # type: ignore[assignment]  # all of it that uvicorn asks for
+            return True
+
+        def _go_the_long_way(self) -> None:
+            """With what has been held back."""
+            body, self._held, self._asked = self._held, None, None
+            if self.parser is None or self.transport.is_closing():
+                return
+            self._begin_cycle()
+            if body:
+                self.on_body(body)
+
+        def _remember(self, data: bytes, asked: Asked) -> None:
+            """These bytes were one request: such as begin with its head, and are as long, need not be parsed."""
+            end = data.find(b"\r\n\r\n", 0, KNOWN_HEAD_BYTES) + 4
+            head = data[:end]
+            # The parser ends a head, too, at the first empty line where no line ends in another way.
+            breaks = head.count(b"\r\n")
+            if end > 4 and len(data) - end == asked.length and head.count(b"\r") == head.count(b"\n") == breaks:
+                self._known = _Known(head, len(data), asked)
+
+        def when_leaving(self, call: Leaver | None) -> None:
+            self._call = call
+
+        def answer(self, status: int, head: bytes, body: bytes, *, last: bool) -> None:
+            """Answer the request on the short way; see `Client`."""
+            short, transport = self._short, self.transport
+            short.response_started = short.response_complete = True
+            self.server_state.total_requests += 1
+            if transport.is_closing():
+                return
+            last = last or not short.keep_alive
+            self._write_answer(status, head, body, last=last)
+            if last:
+                transport.close()
+                return
+            self.flow.resume_reading()
+            if self.pipeline:
+                self._start_asgi_task(*self.pipeline.pop())
+                return
+            self._idle_from = time.monotonic()
+            if self.timeout_keep_alive_task is None:
+                self._watch_idle(self.timeout_keep_alive)
+
+        def _watch_idle(self, seconds: float) -> None:
+            self.timeout_keep_alive_task = self.loop.call_later(seconds, self._idle_over)
+
+        def _idle_over(self) -> None:
+            """One timer for all the pauses between requests: each is looked at when it could be over."""
+            self.timeout_keep_alive_task = None
+            if self._part or self.transport.is_closing() or not self.cycle.response_complete:
+                return
+            left = self._idle_from + self.timeout_keep_alive - time.monotonic()
+            if left > 0:
+                self._watch_idle(left)
+            else:
+                self.timeout_keep_alive_handler()
+
+        def _write_answer(self, status: int, head: bytes, body: bytes, *, last: bool) -> None:
+            close = b"connection: close\r\n" if last else b""
+            length = b"content-length: %d\r\n\r\n" % len(body)
+            if len(body) < JOINED_BYTES:
+                self.transport.write(b"".join((STATUS_LINE[status], head, close, length, body)))
+            else:
+                self.transport.write(b"".join((STATUS_LINE[status], head, close, length)))
+                self.transport.write(body)
+
         def on_body(self, body: bytes) -> None:
+            if self._held is not None:
+                self._held += body
+                return
             if self._body is None or not self._body.took(body):
                 super().on_body(body)
 
         def on_message_complete(self) -> None:
             self._part = ""
+            if self._held is not None and self._asked is not None:
+                body, self._held = self._held, None
+                if self._goes_directly(self._asked, body):
+                    return
+                self._held = body
+                self._go_the_long_way()
             if self._body is not None:
                 self._body.complete()
             super().on_message_complete()
@@ -159,13 +317,7 @@ def connection_class(
             if cycle.response_started or self.flow.write_paused:
                 return False
             if not cycle.disconnected:
-                close = b"" if cycle.keep_alive else b"connection: close\r\n"
-                length = b"content-length: %d\r\n\r\n" % len(body)
-                if len(body) < JOINED_BYTES:
-                    self.transport.write(b"".join((STATUS_LINE[status], head, close, length, body)))
-                else:
-                    self.transport.write(b"".join((STATUS_LINE[status], head, close, length)))
-                    self.transport.write(body)
+                self._write_answer(status, head, body, last=not cycle.keep_alive)
             cycle.response_started = cycle.response_complete = True
             cycle.message_event.set()
             cycle.scope["extensions"].clear()  # they hold the cycle, and the cycle them
@@ -198,6 +350,32 @@ def connection_class(
             self.transport.close()
 
     return Connection
+
+
+class _Known(NamedTuple):
+    """A head that was parsed, the bytes of a request that begins with it, and what it says."""
+
+    head: bytes
+    bytes: int
+    asked: Asked
+
+
+class _Nobody:
+    """For uvicorn, which wakes whoever waits for more of a request."""
+
+    def set(self) -> None:
+        """There is nobody."""
+
+
+class _Short:
+    """What uvicorn asks of the cycle of a request, for those on the short way."""
+
+    __slots__ = ("disconnected", "keep_alive", "response_complete", "response_started")
+    message_event = _Nobody()
+
+    def begin(self) -> None:
+        self.disconnected = self.response_complete = self.response_started = False
+        self.keep_alive = True
 
 
 class _Body:

@@ -19,7 +19,7 @@ from serve.gateway.upstream import Upstream
 from serve.http_body import GrowingBody
 from serve.rollout.plan import Target
 
-__all__ = ["Contracts"]
+__all__ = ["JSON_AT_HAND", "Contracts"]
 
 # JSON of this size takes about a millisecond; and it holds Python's lock meanwhile, so that a thread would not do.
 LONG_JSON = 64 * 1024
@@ -30,6 +30,7 @@ HOLDS_S = 0.25
 # The JSON of a binary request is the same from a client's one request to the next.
 REMEMBERED, SHORT_JSON = 512, 2048
 LONG_TEXTS = 16 * 1024
+JSON_AT_HAND = 16 * 1024
 
 PR_SET_PDEATHSIG = 1
 
@@ -146,12 +147,9 @@ class Contracts:
         """
         size = len(body)
         if header_length and seconds is None and isinstance(body, bytes):
-            # What nearly every binary request is: the same JSON as before, and as many bytes after it.
-            head = body[:header_length]
-            known = self._fits.get((head, size - header_length, shared_memory))
-            if known is not None and known[0] is self._held(target) and not known[1].texts:
-                text = known[2]
-                return (body, header_length) if text == head else (text + body[header_length:], len(text))
+            found = self.at_hand(target, body, header_length, shared_memory=shared_memory)
+            if found is not None:
+                return found
         if header_length == 0 and isinstance(body, bytes):
             head, body = raw_head(body, await self.of(target))
             size, length = len(head) + len(body), len(head)
@@ -177,6 +175,28 @@ class Contracts:
         if request.texts:
             await _unless_long(request.check_texts, after)
         return b"".join((text, after)), new
+
+    def at_hand(
+        self, target: Target, body: bytes, header_length: int | None, *, shared_memory: bool
+    ) -> tuple[bytes, int | None] | None:
+        """The same for what nearly every request is: the JSON of one before, and as many bytes after it, or short JSON.
+
+        None for any other, for what does not fit, and where the contract has to be looked at again.
+        """
+        if header_length is None:
+            contract = self._held(target)
+            if contract is None or len(body) > JSON_AT_HAND:
+                return None
+            try:
+                return read_request(body, None, contract, shared_memory=shared_memory).json(), None
+            except GatewayError:
+                return None
+        head = body[:header_length]
+        known = self._fits.get((head, len(body) - header_length, shared_memory))
+        if known is None or known[0] is not self._held(target) or known[1].texts:
+            return None
+        text = known[2]
+        return (body, header_length) if text == head else (text + body[header_length:], len(text))
 
     def close(self) -> None:
         """End the process that reads long JSON."""

@@ -59,6 +59,10 @@ class Identity:
         if len(self._allowed) < REMEMBERED:
             self._allowed.add(model)
 
+    def may(self, model: str) -> bool:
+        """Whether `check_model` has let it pass before, or would let any pass."""
+        return self._models is None or model in self._allowed
+
     def sees(self, model: str) -> bool:
         """Whether the model is one of those that it may ask."""
         return self._models is None or self._models.fullmatch(model) is not None
@@ -82,6 +86,10 @@ class Identity:
                 mend="wait as long as Retry-After says",
                 retry_after_s=wait,
             )
+
+    def try_take(self) -> bool:
+        """Count a request; False, and nothing counted, where `take` would raise."""
+        return self.bucket is None or not self.bucket.take(time.monotonic())
 
     def take(self) -> None:
         """Count a request; raises RateLimitedError."""
@@ -169,6 +177,15 @@ class KeyRing:
             raise UnauthorizedError("the key is not known", mend="it may have been revoked: ask for a new one")
         if identity.expires is not None and time.time() >= identity.expires:
             raise UnauthorizedError("the key has expired", mend="ask for a new one")
+        return identity
+
+    def find(self, digest: bytes | None) -> Identity | None:
+        """Whose key has this digest, None for no key; None where `identify_key` would raise."""
+        if self._path is None:
+            return ANONYMOUS
+        identity = None if digest is None else self._by_digest.get(digest)
+        if identity is None or (identity.expires is not None and time.time() >= identity.expires):
+            return None
         return identity
 
     @contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -32,18 +31,17 @@ from serve.gateway.errors import (
     UpstreamTimeoutError,
 )
 from serve.gateway.gate import Gate
-from serve.gateway.identity import KEY_HEADERS, Identity
+from serve.gateway.identity import Identity
+from serve.gateway.infer_head import JSON, PATH, RETURNED, SAFE, answer_lines, split_headers
 from serve.gateway.memory import SMALL_BYTES, MemoryFullError, Share
 from serve.gateway.protocol import BINARY_HEADER
-from serve.gateway.released import SERVED_BY, Released
+from serve.gateway.released import Released
 from serve.gateway.settings import Settings
 from serve.gateway.suspects import Flight
 from serve.gateway.telemetry import INFER_ROUTE, Observed, Telemetry
 from serve.gateway.tracing import Trace
-from serve.gateway.upstream import MODEL_NAME, VERSION
 from serve.http_body import GrowingBody
 from serve.http_client import Response
-from serve.http_message import header_line
 from serve.rollout.plan import Target
 
 __all__ = ["InferEndpoint", "ask_model", "read_body", "unless_client_leaves"]
@@ -51,13 +49,6 @@ __all__ = ["InferEndpoint", "ask_model", "read_body", "unless_client_leaves"]
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-_PATH = re.compile(rf"/v2/models/({MODEL_NAME})(?:/versions/({VERSION}))?/infer".encode())
-_FORWARDED = frozenset((b"content-type", b"accept-encoding", b"traceparent", b"tracestate", BINARY_HEADER))
-_READ = frozenset((b"content-length", b"content-encoding", TIMEOUT_HEADER, BINARY_HEADER, *KEY_HEADERS))
-_RETURNED = frozenset((b"content-type", b"content-encoding", BINARY_HEADER, SERVED_BY))
-_SAFE = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
-_JSON = (b"content-type", b"application/json")
-_SAFE_LINES = b"".join(header_line(*header) for header in _SAFE)
 CLIENT_LEFT = 499
 GROWING_BYTES = 128 * 1024
 
@@ -76,7 +67,7 @@ class InferEndpoint:
 
     async def answered(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Answer the request if it is one for this endpoint."""
-        if scope["method"] != "POST" or (match := _PATH.fullmatch(scope["raw_path"])) is None:
+        if scope["method"] != "POST" or (match := PATH.fullmatch(scope["raw_path"])) is None:
             return False
         code = 500
         path, model = match[0], match[1].decode()
@@ -86,7 +77,7 @@ class InferEndpoint:
             INFER_ROUTE, model, client[0] if client else "", _parent(scope) if self._telemetry.tracing else None
         )
         try:
-            forwarded, read = _split(scope["headers"])
+            forwarded, read = split_headers(scope["headers"])
             identity = self._gate.keys.identify(read)
             observed.key = identity.name
             identity.take()  # what it may not ask is counted, too
@@ -106,7 +97,7 @@ class InferEndpoint:
             if err.closes:
                 await Refusal(err)(scope, receive, send)
             else:  # cheap, because under overload this is what most requests come to
-                await _answer(scope, send, code, [_JSON], err.headers, err.body)
+                await _answer(scope, send, code, [JSON], err.headers, err.body)
         except ClientGoneError:
             code = CLIENT_LEFT
         except Exception as err:
@@ -189,7 +180,7 @@ class InferEndpoint:
                 raise
             whole = await body.wait()
             response = await send_it(partial(ask, whole), body=whole, trace=trace)
-        returned = [header for header in response.headers if header[0] in _RETURNED]
+        returned = [header for header in response.headers if header[0] in RETURNED]
         observed.sent = len(response.body)
         await _answer(scope, send, response.status, returned, identity.limits(), response.body)
         return response.status
@@ -226,39 +217,15 @@ async def _answer(
         own: headers of the gateway's making.
     """
     respond = scope.get("extensions", {}).get(RESPOND)
-    if respond is not None:
-        lines = [header_line(name, value) for name, value in headers]
-        lines += [b"%b: %b\r\n" % header for header in own]  # seldom the same twice: nothing to remember
-        lines.append(_SAFE_LINES)
-        if respond(status, b"".join(lines), body):
-            return
-    headers = [*headers, *own, *_SAFE, (b"content-length", b"%d" % len(body))]
+    if respond is not None and respond(status, answer_lines(headers, own), body):
+        return
+    headers = [*headers, *own, *SAFE, (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
 def _parent(scope: Scope) -> bytes | None:
     return next((value for name, value in scope["headers"] if name == b"traceparent"), None)
-
-
-def _split(headers: list[tuple[bytes, bytes]]) -> tuple[list[tuple[bytes, bytes]], dict[bytes, bytes]]:
-    """The headers that go on to Triton, and those that are read here.
-
-    Raises:
-        BadRequestError: one of the latter comes twice with different values.
-    """
-    forwarded: list[tuple[bytes, bytes]] = []
-    read: dict[bytes, bytes] = {}
-    for header in headers:
-        name, value = header
-        if name in _READ:
-            if read.setdefault(name, value) != value:
-                raise BadRequestError(f"the header {name.decode()} comes twice, with different values")
-            if name == BINARY_HEADER:
-                forwarded.append(header)
-        elif name in _FORWARDED:
-            forwarded.append(header)
-    return forwarded, read
 
 
 async def ask_model(

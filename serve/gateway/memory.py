@@ -69,6 +69,17 @@ class Memory(Collector):
             raise MemoryFullError(self.bound)
         self.used += size
 
+    def try_small(self, size: int) -> bool:
+        """Hold so many bytes of a short request, if there is room; to be given back by `give_small`."""
+        if self.used + size > self.bound:
+            return False
+        self.used += size
+        return True
+
+    def give_small(self, size: int) -> None:
+        """As above."""
+        self.used -= size
+
     def take_for(self, key: str, size: int) -> None:
         """Count it for a key, of long requests; no key may have more than half of the bound. Raises MemoryFullError."""
         if self._by_key[key] + size > self.bound // 2:

@@ -87,6 +87,7 @@ async def serve_gateway(
                 settings.write_timeout_s,
                 app.state.parts.gate.memory,
                 stopping,
+                app.state.direct,
             ),
             ws="none",
             lifespan="on",

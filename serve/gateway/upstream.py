@@ -25,6 +25,7 @@ from serve.gateway.errors import (
 from serve.gateway.incidents import Incidents
 from serve.gateway.memory import LastingShare, Memory
 from serve.gateway.metadata import ModelMetadata
+from serve.gateway.node import Node
 from serve.gateway.outages import DEAD_STUB, ModelDownError, Outages
 from serve.gateway.sequences import sequence_of
 from serve.gateway.settings import Settings
@@ -33,7 +34,7 @@ from serve.gateway.tensors import ProtocolError
 from serve.http_body import GrowingBody
 from serve.http_client import Address, ExchangeError, Response
 
-__all__ = ["MODEL_NAME", "VERSION", "Upstream", "model_path", "triton_error"]
+__all__ = ["MODEL_NAME", "VERSION", "Upstream", "failure_of", "model_path", "triton_error"]
 
 # Triton does not decode its paths, so no other name can be served over HTTP. "." and ".." stay out, and so does
 # "stats": /v2/models/stats gives every model's statistics.
@@ -93,6 +94,11 @@ class Upstream:
         self._known: dict[str, tuple[float, ModelMetadata]] = {}
         self._unknown: dict[str, tuple[float, UnknownModelError]] = {}
 
+    @property
+    def sole(self) -> Node | None:
+        """The one Triton that takes each request by itself; None where there is a choice, or requests are joined."""
+        return None if self._coalescer is not None else self.balancer.sole
+
     def follow(self, incidents: Incidents) -> None:
         """Take what is known of models that are down, and of who may list them, from there."""
         self.outages = incidents.outages
@@ -103,7 +109,7 @@ class Upstream:
         try:
             return await self.balancer.exchange(b"GET", path.encode("ascii"), timeout_s=timeout_s)
         except ExchangeError as err:
-            raise _failure(err) from err
+            raise failure_of(err) from err
 
     async def infer(
         self,
@@ -128,13 +134,22 @@ class Upstream:
             else:
                 answer = await self._exchange(path, headers, body, timeout_s)
         except ExchangeError as err:
-            raise _failure(err) from err
+            raise failure_of(err) from err
+        self.check_alive(answer, path, began)
+        return answer
+
+    def check_alive(self, answer: Response, path: bytes, began: float) -> None:
+        """Raises ModelDownError where Triton answers that the model's process is gone.
+
+        Args:
+            path: that was asked.
+            began: when, on the monotonic clock.
+        """
         if answer.status == 500 and (dead := DEAD.fullmatch(answer.body[:MOST_TOLD])) is not None:
             instance = dead[1].decode()
             model = path.decode().split("/")[3]
             self.outages.seen(instance, began, model)
             raise ModelDownError(model, f"its process {instance} has died")
-        return answer
 
     async def _exchange(
         self, path: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes | GrowingBody, timeout_s: float
@@ -169,7 +184,7 @@ class Upstream:
             try:
                 answers.append(await node.control.request(b"POST", path.encode("ascii"), headers, body))
             except ExchangeError as err:
-                raise _failure(err) from err
+                raise failure_of(err) from err
         return next((answer for answer in answers if answer.status != 200), answers[-1])
 
     async def ready(self) -> bool:
@@ -274,7 +289,8 @@ def _coalesces(settings: Settings) -> bool:
     return bool(settings.coalesce_s) or any(own.coalesce_s for own in settings.models.values())
 
 
-def _failure(err: ExchangeError) -> GatewayError:
+def failure_of(err: ExchangeError) -> GatewayError:
+    """What a failed exchange means to the client."""
     if err.kind == "stalled":
         return SlowBodyError("the request's body did not come in time", why=str(err))
     if err.kind == "timeout":

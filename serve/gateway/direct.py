@@ -1,0 +1,347 @@
+"""The short way of an infer request, by callbacks: from a client's connection to Triton's and back, and no task.
+
+It is for the requests that have nothing to wait for: short, whole, like one that was held against the model's contract
+a moment ago, with a place and a connection to Triton that are free. Each check of the long way (`infer`) is made here,
+in the same order and by the same objects; where one would refuse, or would have to wait, nothing has been counted or
+taken yet, and the request goes the long way, which says so in its own words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Protocol
+
+from serve.gateway.admission import Admission
+from serve.gateway.contracts import JSON_AT_HAND, Contracts
+from serve.gateway.deadline import TIMEOUT_HEADER
+from serve.gateway.errors import GatewayError, UpstreamTimeoutError
+from serve.gateway.gate import Gate
+from serve.gateway.identity import Identity
+from serve.gateway.infer_head import JSON, PATH, RETURNED, answer_lines, split_headers
+from serve.gateway.keys import digest_of
+from serve.gateway.memory import SMALL_BYTES
+from serve.gateway.protocol import BINARY_HEADER, SEQUENCE
+from serve.gateway.settings import Settings
+from serve.gateway.suspects import Flight
+from serve.gateway.telemetry import INFER_ROUTE, Telemetry
+from serve.gateway.upstream import Upstream, failure_of
+from serve.http_client import Connection, ExchangeError, Pool, Response
+from serve.http_message import encode_head
+from serve.rollout.plan import Target
+
+__all__ = ["Asked", "Client", "Direct"]
+
+CLIENT_LEFT = 499
+ESCAPE = b"\\u"  # may hide a name
+
+logger = logging.getLogger(__name__)
+Header = tuple[bytes, bytes]
+
+
+class Client(Protocol):
+    """A client's connection."""
+
+    address: str
+
+    def answer(self, status: int, head: bytes, body: bytes, *, last: bool) -> None:
+        """Send an answer; `last` closes the connection after it."""
+
+    def when_leaving(self, call: _Call | None) -> None:
+        """Have `left` called when the client leaves; None for nothing more."""
+
+
+class Asked:
+    """What the head of a request says, worked out once for all requests that begin with the same bytes.
+
+    Attributes:
+        length: of the body.
+        header_length: bytes of its JSON in the binary form; None where it is all JSON.
+        digest: of the key; None where it carries none.
+    """
+
+    __slots__ = ("_head", "_head_of", "digest", "forwarded", "header_length", "length", "path", "target")
+
+    def __init__(
+        self,
+        path: bytes,
+        target: Target,
+        digest: bytes | None,
+        forwarded: list[Header],
+        length: int,
+        header_length: int | None,
+    ) -> None:
+        self.path = path
+        self.target = target
+        self.digest = digest
+        self.forwarded = forwarded
+        self.length = length
+        self.header_length = header_length
+        self._head = b""
+        self._head_of: tuple[int, int | None, Pool] | None = None
+
+    def head_for(self, pool: Pool, length: int, header_length: int | None) -> bytes:
+        """The head that goes to Triton, for a body that may have been written anew; raises ValueError."""
+        of = length, header_length, pool
+        if self._head_of != of:
+            headers = self.forwarded
+            if header_length != self.header_length:
+                headers = [header for header in headers if header[0] != BINARY_HEADER]
+                headers.append((BINARY_HEADER, b"%d" % (header_length or 0)))
+            self._head = encode_head(b"POST", self.path, pool.address, headers, length)
+            self._head_of = of
+        return self._head
+
+
+class Direct:
+    """The short way of one gateway.
+
+    Args:
+        settings: of the gateway; it must not trace.
+        gate, contracts, upstream, telemetry: those of the long way.
+    """
+
+    def __init__(
+        self, settings: Settings, gate: Gate, contracts: Contracts, upstream: Upstream, telemetry: Telemetry
+    ) -> None:
+        self.gate = gate
+        self.upstream = upstream
+        self.telemetry = telemetry
+        self._contracts = contracts
+        self._validate = settings.validate
+        self._timeout_s = settings.timeout_s
+        self.calls: set[_Call] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def read(self, path: bytes, headers: list[Header]) -> Asked | None:
+        """What a POST request asks for; None for one that goes the long way.
+
+        Args:
+            path: as it came, with what follows it.
+            headers: their names in lower case.
+        """
+        match = PATH.fullmatch(path)
+        if match is None:
+            return None
+        try:
+            forwarded, read = split_headers(headers)
+            key = self.gate.keys.key_of(read)
+        except GatewayError:
+            return None
+        if TIMEOUT_HEADER in read or b"content-encoding" in read:
+            return None
+        length = _number(read.get(b"content-length"))
+        header_length = _number(read.get(BINARY_HEADER))
+        if length is None or (header_length is None and BINARY_HEADER in read):
+            return None
+        if not 0 < (length if header_length is None else header_length) <= length <= SMALL_BYTES:
+            return None
+        if header_length is None and self._validate and length > JSON_AT_HAND:
+            return None
+        target = Target(match[1].decode(), match[2].decode() if match[2] is not None else None)
+        digest = digest_of(key) if key else None
+        return Asked(path, target, digest, forwarded, length, header_length)
+
+    def begin(self, client: Client, asked: Asked, body: bytes) -> bool:
+        """Send a request on its way; False, and nothing done, for one that goes the long way."""
+        gate, target = self.gate, asked.target
+        model = target.model
+        identity = gate.keys.find(asked.digest)
+        if identity is None or not identity.may(model) or model in gate.incidents.outages:
+            return False
+        if target.version is None and gate.releases.get(model) is not None:
+            return False
+        if gate.incidents.suspects.watches(identity.id, model):
+            return False
+        head, length = body[: asked.header_length], asked.header_length
+        if SEQUENCE in head or ESCAPE in head:
+            return False
+        sent = body
+        if self._validate:
+            fitted = self._contracts.at_hand(target, body, length, shared_memory=identity.admin)
+            if fitted is None:
+                return False
+            sent, length = fitted
+        node = self.upstream.sole
+        places = gate.places(model)
+        if node is None or not places.free:
+            return False
+        try:
+            head = asked.head_for(node.pool, len(sent), length)
+        except ValueError:
+            return False
+        connection = node.pool.take()
+        if connection is None:
+            return False
+        if not gate.memory.try_small(len(body)):
+            node.pool.give(connection)
+            return False
+        if not identity.try_take():
+            gate.memory.give_small(len(body))
+            node.pool.give(connection)
+            return False
+        places.try_enter()
+        call = _Call(self, client, asked, identity, places, node.pool, connection, len(body))
+        call.send(head, sent)
+        return True
+
+    def close(self) -> None:
+        """End what is under way still."""
+        for call in list(self.calls):
+            call.end_early()
+
+    def spawn(self, call: _Call) -> asyncio.Task[None]:
+        """Go on with a request in a task."""
+        task = asyncio.get_running_loop().create_task(call.again())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def refusal(self, error: Exception) -> GatewayError:
+        """What a failure means to the client."""
+        if isinstance(error, ExchangeError):
+            self.upstream.balancer.failed(error)
+            return failure_of(error)
+        if isinstance(error, GatewayError):
+            return error
+        logger.error("an infer request failed inside the gateway", exc_info=error)
+        return GatewayError("the gateway failed", why=type(error).__name__)
+
+    def deadline(self, now: float) -> float:
+        return now + self._timeout_s
+
+
+def _number(value: bytes | None) -> int | None:
+    return int(value) if value is not None and value.isdigit() and len(value) < 8 else None
+
+
+class _Call:
+    """A request on the short way, from `send` on until `_end` or `left`."""
+
+    __slots__ = (
+        "_again", "_asked", "_asking", "_body", "_client", "_connection", "_deadline", "_direct", "_flight", "_gone",
+        "_head", "_identity", "_observed", "_places", "_pool", "_size", "_started",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        direct: Direct,
+        client: Client,
+        asked: Asked,
+        identity: Identity,
+        places: Admission,
+        pool: Pool,
+        connection: Connection,
+        size: int,
+    ) -> None:
+        self._direct = direct
+        self._client = client
+        self._asked = asked
+        self._identity = identity
+        self._places = places
+        self._pool = pool
+        self._connection = connection
+        self._size = size
+        self._asking = self._gone = False
+        self._again: asyncio.Task[None] | None = None
+        self._observed = direct.telemetry.begin(INFER_ROUTE, asked.target.model, client.address)
+        self._observed.key = identity.name
+        self._observed.received = size
+
+    def send(self, head: bytes, body: bytes) -> None:
+        direct = self._direct
+        self._head, self._body = head, body
+        self._flight = Flight(self._identity.id, self._asked.target.model, body)
+        direct.calls.add(self)
+        direct.gate.incidents.suspects.take_off(self._flight)
+        self._started = time.monotonic()
+        self._deadline = direct.deadline(self._started)
+        self._client.when_leaving(self)
+        self._pool.send(self._connection, head, body, self._deadline, self._done)
+
+    def left(self) -> None:
+        """The client has closed its connection."""
+        if self._again is not None:
+            self._gone = True
+            if self._asking:  # a task that is cancelled before it begins does nothing, not even give back what it has
+                self._again.cancel()
+            return
+        self._connection.cancel()
+        self._pool.give(self._connection)
+        self._give_up()
+
+    def end_early(self) -> None:
+        """The gateway ends."""
+        if self._again is None:
+            self._connection.cancel()
+            self._pool.give(self._connection)
+        else:
+            self._again.cancel()
+        self._end(None, GatewayError("the gateway ends", status=503))
+
+    async def again(self) -> None:
+        """Ask once more, where Triton closed the connection before it answered."""
+        if self._gone:
+            self._pool.give(self._connection)
+            self._give_up()
+            return
+        self._asking = True
+        answer, error = None, None
+        try:
+            answer = await self._pool.again(self._connection, self._head, self._body, self._deadline)
+        except asyncio.CancelledError:
+            if self._gone:
+                self._give_up()
+            raise
+        except Exception as err:
+            error = err
+        self._end(answer, error)
+
+    def _done(self, answer: Response | None, error: Exception | None) -> None:
+        if isinstance(error, ExchangeError) and error.unanswered:
+            self._again = self._direct.spawn(self)
+            return
+        self._pool.give(self._connection)
+        self._end(answer, error)
+
+    def _end(self, answer: Response | None, error: Exception | None) -> None:
+        self._client.when_leaving(None)
+        direct, model = self._direct, self._asked.target.model
+        took = time.monotonic() - self._started
+        seconds: float | None = None
+        head = body = b""
+        refusal: GatewayError | None = None
+        try:
+            if answer is None:
+                raise error or AssertionError
+            direct.upstream.check_alive(answer, self._asked.path, self._started)
+            if answer.status == 200:
+                seconds = took
+                direct.gate.known(model)
+            returned = [header for header in answer.headers if header[0] in RETURNED]
+            code, body = answer.status, answer.body
+            head = answer_lines(returned, self._identity.limits())
+            self._observed.sent = len(body)
+        except Exception as err:
+            refusal = direct.refusal(err)
+            if isinstance(refusal, UpstreamTimeoutError):
+                seconds = took
+            code, body = refusal.status, refusal.body
+            head = answer_lines([JSON], refusal.headers)
+        self._let_go(answered=refusal is None)
+        self._places.leave(seconds, self._size)
+        self._client.answer(code, head, body, last=refusal is not None and refusal.closes)
+        direct.telemetry.observe(self._observed, code)
+
+    def _give_up(self) -> None:
+        """Nobody is left to answer."""
+        self._let_go(answered=False)
+        self._places.abandon(time.monotonic() - self._started)
+        self._direct.telemetry.observe(self._observed, CLIENT_LEFT)
+
+    def _let_go(self, *, answered: bool) -> None:
+        gate = self._direct.gate
+        self._direct.calls.discard(self)
+        gate.incidents.suspects.land(self._flight, answered=answered)
+        gate.memory.give_small(self._size)

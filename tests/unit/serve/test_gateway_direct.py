@@ -1,0 +1,365 @@
+"""The short way of infer requests: the same answers, counts and bounds as the long one, whatever bytes come."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import orjson
+import pytest
+
+from serve.gateway import direct as short
+from serve.gateway.keys import add_key, revoke_key
+from serve.gateway.settings import Settings
+from serve.http_client import Address, ExchangeError, Pool
+from tests.serve_http import Received, answer, gateway, in_loop, scripted_server
+from tests.unit.serve.test_gateway_upstream import metric
+
+pytestmark = pytest.mark.clock
+
+P = ParamSpec("P")
+RAW = bytes(range(16))
+TENSOR = {"name": "x", "datatype": "FP32", "shape": [1, 4], "parameters": {"binary_data_size": len(RAW)}}
+JSON = orjson.dumps({"inputs": [TENSOR]})
+BODY = JSON + RAW
+
+
+def request(body: bytes = BODY, *lines: str) -> bytes:
+    head = ["POST /v2/models/m/infer HTTP/1.1", "host: x", f"inference-header-content-length: {len(JSON)}", *lines]
+    return "\r\n".join([*head, f"content-length: {len(body)}", "", ""]).encode() + body
+
+
+async def triton(asked: Received, writer: asyncio.StreamWriter) -> None:
+    """Says what it was sent."""
+    if asked.target.endswith("/config"):
+        writer.write(answer(b'{"max_batch_size": 8, "input": []}'))
+    elif asked.method == "GET":
+        tensors = [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]
+        writer.write(answer(orjson.dumps({"name": "m", "versions": ["1"], "inputs": tensors, "outputs": tensors})))
+    else:
+        writer.write(answer(asked.body, "200 OK", "Content-Type: a/b", "Server: secret"))
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each request that might have gone the short way did so."""
+    found: list[bool] = []
+    begin = short.Direct.begin
+
+    def noted(self: short.Direct, *arguments: Any) -> bool:
+        found.append(begin(self, *arguments))
+        return found[-1]
+
+    monkeypatch.setattr(short.Direct, "begin", noted)
+    return found
+
+
+class Client:
+    """A connection that is given bytes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def to(cls, address: Address) -> Client:
+        client = cls(*await asyncio.open_connection(address.host, address.port))
+        OPEN.append(client)
+        return client
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def answer(self) -> tuple[int, dict[str, str], bytes]:
+        async with asyncio.timeout(30):
+            first, *lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
+            headers = dict(line.split(": ", 1) for line in lines)
+            return int(first.split()[1]), headers, await self.reader.readexactly(int(headers["content-length"]))
+
+    async def ask(self, data: bytes) -> tuple[int, dict[str, str], bytes]:
+        self.send(data)
+        return await self.answer()
+
+    async def closed(self) -> None:
+        async with asyncio.timeout(30):
+            assert await self.reader.read() == b""
+
+    async def warm(self, data: bytes | None = None) -> None:
+        """Have the gateway learn the model, and open a connection to Triton."""
+        for _ in range(3):
+            assert (await self.ask(data or request()))[0] == 200
+
+
+OPEN: list[Client] = []
+
+
+def with_clients(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """A test in a loop of its own, whose clients are closed at its end."""
+
+    @functools.wraps(test)
+    async def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            await test(*args, **kwargs)
+        finally:
+            for client in OPEN:
+                client.writer.close()
+            OPEN.clear()
+            await asyncio.sleep(0.01)
+
+    return in_loop(run)
+
+
+async def until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            found = holds()
+            if found if isinstance(found, bool) else await found:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def is_metric(address: Address, value: float, name: str, **labels: str) -> bool:
+    return await metric(address, name, **labels) == value
+
+
+@pytest.mark.parametrize("validate", [True, False])
+@pytest.mark.parametrize("form", ["binary", "json"])
+@with_clients
+async def test_both_ways_answer_alike(tmp_path: Path, taken: list[bool], form: str, validate: bool) -> None:
+    log = tmp_path / "log"
+    body = BODY if form == "binary" else orjson.dumps({"inputs": [{**TENSOR, "parameters": {}, "data": [1, 2, 3, 4]}]})
+    data = request(body) if form == "binary" else request(body).replace(b"inference-header-", b"x-")
+    async with scripted_server(triton) as server:
+        settings = Settings(upstream=(server.url,), port=0, access_log=log)
+        async with gateway(settings, validate=validate) as address:
+            client = await Client.to(address)
+            answers = [await client.ask(data) for _ in range(20)]
+            assert answers == answers[:1] * 20
+            assert answers[0][1] == {
+                "content-type": "a/b", "x-content-type-options": "nosniff", "cache-control": "no-store",
+                "content-length": str(len(answers[0][2])),
+            }  # fmt: skip
+            assert taken[0] is False
+            assert taken.count(True) >= 10
+            assert await metric(address, "gateway_requests_total", model="m", code="200") == 20
+            assert await metric(address, "gateway_request_duration_seconds_count", model="m") == 20
+            assert await metric(address, "gateway_model_in_flight") == 0
+            assert await metric(address, "gateway_requests_in_flight") == 1  # this question
+        sent = {received.body for received in server.requests if received.method == "POST"}
+        assert sent == {answers[0][2]}
+    lines = [orjson.loads(line) for line in log.read_bytes().splitlines()]
+    lines = [{**line, "time": 0, "ms": 0} for line in lines if line["model"] == "m"]
+    assert lines == lines[:1] * 20
+    assert lines[0]["bytes_in"] == len(body)
+
+
+@with_clients
+async def test_a_request_in_any_pieces(taken: list[bool]) -> None:
+    data = request()
+    async with scripted_server(triton) as server, gateway(Settings(upstream=(server.url,), port=0)) as address:
+        client = await Client.to(address)
+        await client.warm()
+        for at in range(1, len(data), 7):
+            client.send(data[:at])
+            await asyncio.sleep(0.002)
+            assert (await client.ask(data[at:]))[2] == BODY
+            assert (await client.ask(data))[2] == BODY
+    assert taken.count(True) > len(data) // 7
+
+
+@pytest.mark.parametrize("other", [b"Z" * len(RAW), b"", b"1", b"\r\n\r\n", b"POST / HTTP/1.1\r\n\r\n"])
+@with_clients
+async def test_a_known_head_means_what_it_meant(other: bytes) -> None:
+    """Other bodies, several requests at once, and others between them: each is answered by its own, in order."""
+
+    async def late(asked: Received, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.02 if asked.body == BODY else 0)
+        await triton(asked, writer)
+
+    second = request(JSON + other)
+    async with scripted_server(late) as server, gateway(Settings(upstream=(server.url,), port=0)) as address:
+        client = await Client.to(address)
+        await client.warm()
+        client.send(request() + second + request())
+        assert [(await client.answer())[2] for _ in range(3)] == [BODY, JSON + other, BODY]
+        for body in (BODY, JSON + other, BODY, BODY):
+            assert (await client.ask(request(body)))[2] == body
+        client.send(b"\r\n" + request() + b"\r\n" + second)
+        assert [(await client.answer())[2] for _ in range(2)] == [BODY, JSON + other]
+        client.send(request())
+        await asyncio.sleep(0.01)
+        client.send(second)
+        assert [(await client.answer())[2] for _ in range(2)] == [BODY, JSON + other]
+        # Bytes that the parser does not take are not taken because they are as long as what came before.
+        status, _, _ = await client.ask(b"X" * len(request()))
+        assert status == 400
+
+
+@with_clients
+async def test_a_key_that_is_revoked_and_a_rate_that_is_used_up(tmp_path: Path, taken: list[bool]) -> None:
+    keys = tmp_path / "keys.json"
+    secret, _ = add_key(keys, "mine", rate=0.001, burst=8)
+    data = request(BODY, f"x-api-key: {secret}")
+    async with (
+        scripted_server(triton) as server,
+        gateway(Settings(upstream=(server.url,), port=0, keys=keys), validate=True) as address,
+    ):
+        client = await Client.to(address)
+        answers = [await client.ask(data) for _ in range(10)]
+        assert [status for status, _, _ in answers] == [200] * 8 + [429] * 2
+        left = [headers["ratelimit"].split(";")[1] for _, headers, _ in answers]
+        assert left == [f"r={number}" for number in (7, 6, 5, 4, 3, 2, 1, 0, 0, 0)]
+        assert True in taken
+        assert (await client.ask(request()))[0] == 401
+        revoke_key(keys, "mine")
+
+        async def refused() -> bool:
+            return (await client.ask(data))[0] == 401
+
+        await until(refused)
+
+
+@with_clients
+async def test_a_client_that_leaves(taken: list[bool]) -> None:
+    hang = False
+
+    async def slow(asked: Received, writer: asyncio.StreamWriter) -> None:
+        if hang:
+            await asyncio.sleep(60)
+        await triton(asked, writer)
+
+    async with scripted_server(slow) as server, gateway(Settings(upstream=(server.url,), port=0)) as address:
+        client = await Client.to(address)
+        await client.warm()
+        hang = True
+        before = len(server.requests)
+        client.send(request())
+        await until(lambda: len(server.requests) > before)
+        assert taken[-1] is True
+        client.writer.close()
+        async with asyncio.timeout(30):
+            await server.lost.wait()
+        await until(lambda: is_metric(address, 1, "gateway_requests_total", code="499"))
+        # The place is given back when the answer would have come.
+        await until(lambda: is_metric(address, 0, "gateway_model_in_flight"))
+
+
+@pytest.mark.parametrize(("losses", "status"), [(1, 200), (2, 502)])
+@with_clients
+async def test_a_connection_that_triton_closes_unanswered(losses: int, status: int) -> None:
+    left = 0
+
+    async def closing(asked: Received, writer: asyncio.StreamWriter) -> None:
+        nonlocal left
+        if left:
+            left -= 1
+            writer.close()
+            return
+        await triton(asked, writer)
+
+    async with scripted_server(closing) as server, gateway(Settings(upstream=(server.url,), port=0)) as address:
+        client = await Client.to(address)
+        await client.warm()
+        before, left = len(server.requests), losses
+        assert (await client.ask(request()))[0] == status
+        assert len(server.requests) - before == 2  # asked twice, and no more
+        assert (await client.ask(request()))[0] == 200
+        assert await metric(address, "gateway_model_in_flight") == 0
+
+
+@with_clients
+async def test_an_answer_that_does_not_come(taken: list[bool]) -> None:
+    hang = False
+
+    async def slow(asked: Received, writer: asyncio.StreamWriter) -> None:
+        if hang:
+            await asyncio.sleep(60)
+        await triton(asked, writer)
+
+    async with scripted_server(slow) as server:
+        settings = Settings(upstream=(server.url,), port=0, timeout_s=1.0)
+        async with gateway(settings) as address:
+            client = await Client.to(address)
+            await client.warm()
+            hang = True
+            assert (await client.ask(request()))[0] == 504
+            assert taken[-1] is True
+            assert await metric(address, "gateway_upstream_errors_total", kind="timeout") == 1
+            hang = False
+            assert (await client.ask(request()))[0] == 200
+
+
+@with_clients
+async def test_the_last_answer_of_a_gateway_that_stops(taken: list[bool]) -> None:
+    go = asyncio.Event()
+    go.set()
+
+    async def held(asked: Received, writer: asyncio.StreamWriter) -> None:
+        await go.wait()
+        await triton(asked, writer)
+
+    async with scripted_server(held) as server:
+        async with gateway(Settings(upstream=(server.url,), port=0)) as address:
+            client, idle = await Client.to(address), await Client.to(address)
+            await client.warm()
+            await idle.warm()
+            go.clear()
+            before = len(server.requests)
+            client.send(request())
+            await until(lambda: len(server.requests) > before)
+            assert taken[-1] is True
+            asyncio.get_running_loop().call_later(0.5, go.set)
+        status, headers, body = await client.answer()
+        assert (status, body, headers["connection"]) == (200, BODY, "close")
+        await client.closed()
+        await idle.closed()
+
+
+@with_clients
+async def test_an_idle_connection_is_closed_and_a_busy_one_is_not(taken: list[bool]) -> None:
+    async with (
+        scripted_server(triton) as server,
+        gateway(Settings(upstream=(server.url,), port=0, keep_alive_s=1)) as address,
+    ):
+        client, begun = await Client.to(address), time.monotonic()
+        await client.warm()
+        while time.monotonic() - begun < 2.5:
+            assert (await client.ask(request()))[0] == 200
+            await asyncio.sleep(0.05)
+        assert taken.count(True) > 5
+        await client.closed()
+
+
+@with_clients
+async def test_a_known_answer_is_no_other() -> None:
+    """Answers whose heads came before, in pieces, too long, too short, and with something behind them."""
+    whole = answer(b"hello")
+    scripts = [
+        [whole], [whole], [whole[:10], whole[10:]], [whole], [answer(b"other")], [whole[:-2], b"lo"],
+        [whole.replace(b"hello", b"")], [whole + b"x"], [whole],
+    ]  # fmt: skip
+    bodies = [b"hello"] * 4 + [b"other", b"hello", None, b"hello", b"hello"]
+    turn = iter(scripts)
+
+    async def scripted(_: Received, writer: asyncio.StreamWriter) -> None:
+        for part in next(turn):
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+    async with scripted_server(scripted) as server:
+        pool = Pool(server.address, max_connections=1, timeout_s=1.0)
+        for body in bodies:
+            if body is None:
+                with pytest.raises(ExchangeError, match="in time"):
+                    await pool.request(b"GET", b"/")
+                continue
+            response = await pool.request(b"GET", b"/")
+            assert response.body == body
+            assert response.headers == [(b"content-length", b"5")]
+        assert server.connections == 3  # one more after the time-out, and after the byte too many
+        await pool.close()
