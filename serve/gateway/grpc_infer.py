@@ -58,9 +58,9 @@ class Inference:
             body = await self._incoming.message(context, share)
             seen.received = len(body)
             answer = await self._infer(identity, body, context, seen)
-            share.take(len(answer))
+            share.take(2 * len(answer))  # gRPC has a copy of its own until it is read
             code, seen.sent = 200, len(answer)
-            return answer
+            return self._incoming.answering(context, answer)
         except GatewayError as err:
             code = err.status
             await refuse(context, err)

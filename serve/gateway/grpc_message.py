@@ -13,6 +13,7 @@ from serve.gateway.contracts import Contracts
 from serve.gateway.elements import check_shape
 from serve.gateway.errors import BadRequestError, GatewayError
 from serve.gateway.gate import Gate
+from serve.gateway.grpc_clients import Clients, address_of, client_of
 from serve.gateway.grpc_request import check_message
 from serve.gateway.grpc_status import Context
 from serve.gateway.identity import Identity
@@ -20,9 +21,11 @@ from serve.gateway.memory import CONNECTION_BYTES, Share
 from serve.gateway.settings import Settings
 from serve.rollout.plan import Target
 
-__all__ = ["Incoming", "about", "parsed"]
+__all__ = ["Incoming", "SlowMessageError", "about", "parsed"]
 
-QUICK_S = 1.0
+FIRST_S = 0.02
+DELIVERED_BYTES = 64 * 1024 * 1024  # that a connection may bring in a second, as far as it is counted
+SLOWEST_BYTES = 256 * 1024  # that a client has to read in a second
 
 
 class SlowMessageError(GatewayError):
@@ -41,20 +44,46 @@ class Incoming:
         settings: of the gateway.
         gate: has the memory that is counted.
         contracts: of the models, which each request is held against.
+        clients: whose connections and calls are bounded.
     """
 
-    def __init__(self, settings: Settings, gate: Gate, contracts: Contracts) -> None:
+    def __init__(self, settings: Settings, gate: Gate, contracts: Contracts, clients: Clients) -> None:
+        self._clients = clients
         self._settings = settings
         self._gate = gate
         self._contracts = contracts
         self._reading: set[asyncio.Task[Any]] = set()
 
     def share(self, context: Context, identity: Identity) -> Share:
-        """Counts what a call holds until it is over."""
-        share = Share(self._gate.memory, identity.id)
-        context.add_done_callback(lambda _: share.close())
+        """Counts what a call holds until it is over; raises GatewayError where its client has too many calls.
+
+        Whoever has no key is known by the address.
+        """
+        caller = identity.id or f"@{address_of(client_of(context.peer()))}"
+        self._clients.enter(caller)
+        share = Share(self._gate.memory, caller)
+
+        def over(_: object) -> None:
+            share.close()
+            self._clients.leave(caller)
+
+        context.add_done_callback(over)
         share.take(CONNECTION_BYTES)
         return share
+
+    def writing(self, context: Context, size: int) -> asyncio.TimerHandle:
+        """Give the client its time to read an answer; to be cancelled once it has.
+
+        A call can't be ended while its answer waits (the library has no such thing): its connection is.
+        """
+        seconds = self._settings.write_timeout_s + size / SLOWEST_BYTES
+        return asyncio.get_running_loop().call_later(seconds, self._clients.give_up, context.peer())
+
+    def answering(self, context: Context, answer: bytes) -> bytes:
+        """The one answer of a call, which its client has its time to read."""
+        timer = self.writing(context, len(answer))
+        context.add_done_callback(lambda _: timer.cancel())
+        return answer
 
     def patience(self, context: Context) -> float:
         """Seconds that a call may take."""
@@ -64,30 +93,38 @@ class Incoming:
     async def message(self, context: Context, share: Share) -> bytes:
         """The message of a call that has one.
 
-        What has come of it is gRPC's until all of it has, and can't be counted: a message that takes its time is
-        counted for as long as it may be.
+        What has come of it is gRPC's until all of it has, and can't be seen: a message that is on its way is counted
+        for as much as its time lets it be.
 
         Raises:
             GatewayError: there is no room for it, it does not come in time, or there is none.
         """
-        settings = self._settings
-        reading = asyncio.ensure_future(context.read())
-        self._reading.add(reading)  # not cancelled: gRPC writes into what it holds; the call's end ends it
-        reading.add_done_callback(self._read)
-        quick_s = min(QUICK_S, settings.body_timeout_s)
-        done, _ = await asyncio.wait((reading,), timeout=quick_s)
-        if not done:
-            before = share.size
-            share.take(settings.max_body_bytes)
-            done, _ = await asyncio.wait((reading,), timeout=settings.body_timeout_s - quick_s)
-            if not done:
+        reading = self.kept(asyncio.ensure_future(context.read()))
+        before, waited, step = share.size, 0.0, min(FIRST_S, self._settings.body_timeout_s)
+        done, _ = await asyncio.wait((reading,), timeout=step)
+        while not done:
+            waited += step
+            if waited >= self._settings.body_timeout_s:
                 raise SlowMessageError
-            share.resize(before)
+            step = min(waited, self._settings.body_timeout_s - waited)
+            most = min(self._settings.max_body_bytes, int(DELIVERED_BYTES * (waited + step)))
+            share.take(max(0, before + most - share.size))
+            done, _ = await asyncio.wait((reading,), timeout=step)
+        share.resize(before)
         body = reading.result()
         if not isinstance(body, bytes):
             raise BadRequestError("the call has no message")
         share.take(len(body))
         return body
+
+    def kept(self, reading: asyncio.Task[Any]) -> asyncio.Task[Any]:
+        """A task that reads, kept to its end though nobody waits for it any more.
+
+        It is not cancelled: gRPC writes into what it holds; the call's end ends it.
+        """
+        self._reading.add(reading)
+        reading.add_done_callback(self._read)
+        return reading
 
     def _read(self, reading: asyncio.Task[Any]) -> None:
         self._reading.discard(reading)

@@ -6,6 +6,7 @@ Over gRPC Triton hears of deadlines and of clients that left: it drops what stil
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from serve.gateway.contracts import Contracts
 from serve.gateway.errors import GatewayError
 from serve.gateway.gate import Gate
 from serve.gateway.grpc_channels import SERVICE, GrpcChannels
+from serve.gateway.grpc_clients import Clients
 from serve.gateway.grpc_infer import Inference
 from serve.gateway.grpc_message import Incoming
 from serve.gateway.grpc_questions import ADMIN, COSTS, EMPTY, FREE, OF_MODEL, Questions
@@ -64,7 +66,10 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         self._gate = gate
         self._telemetry = telemetry
         self._calls = GrpcChannels(balancer, settings.grpc_upstream, UPSTREAM_OPTIONS)
-        incoming = Incoming(settings, gate, contracts)
+        # Of all that there may be, so much that what is left serves the others.
+        self._clients = Clients(max(1, most_connections // 2), max(1, settings.max_clients // 4))
+        self._watching: asyncio.Task[None] | None = None
+        incoming = Incoming(settings, gate, contracts, self._clients)
         self._inference = Inference(settings, gate, self._calls, incoming, telemetry)
         self._streams = Streams(settings, gate, self._calls, incoming)
         self._questions = Questions(gate, balancer, self._calls, incoming, loading)
@@ -90,6 +95,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
             else:
                 self._server.add_insecure_port(address)
             await self._server.start()
+            self._watching = asyncio.create_task(self._clients.watch(settings.grpc_port))
         except RuntimeError as err:
             raise ServerError(
                 f"the gateway can't listen on {address} for gRPC", why=str(err), mend="choose another --grpc-port"
@@ -98,6 +104,8 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
     async def stop(self, grace_s: float) -> None:
         """Take no new calls, and give those under way so many seconds."""
         await self._server.stop(grace_s)
+        if self._watching is not None:
+            self._watching.cancel()
         await self._calls.close()
 
     def service(self, details: Any) -> Any:

@@ -83,7 +83,7 @@ class Questions:
             answer = b""
             for node in nodes:
                 answer = await self._calls.ask(name, body, b"", timeout_s=self._incoming.patience(context), node=node)
-            return answer
+            return self._incoming.answering(context, answer)
         except GatewayError as err:
             await refuse(context, err)
         except grpc.aio.AioRpcError as err:

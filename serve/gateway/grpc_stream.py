@@ -14,7 +14,7 @@ import grpc
 from serve.gateway.errors import GatewayError, UnauthorizedError
 from serve.gateway.gate import Gate
 from serve.gateway.grpc_channels import GrpcChannels
-from serve.gateway.grpc_message import Incoming, about
+from serve.gateway.grpc_message import Incoming, SlowMessageError, about
 from serve.gateway.grpc_status import Context, abort, keys_of, refuse
 from serve.gateway.settings import Settings
 from serve.gateway.suspects import StreamFlight
@@ -83,9 +83,11 @@ class Streams:
 
         try:
             with keys.held(key, end):
-                opening = asyncio.ensure_future(anext(coming, None))  # it says which server has its sequence
+                opening = self._incoming.kept(asyncio.ensure_future(anext(coming, None)))
                 ending.append(opening.cancel)
-                first = await opening
+                if not (await asyncio.wait((opening,), timeout=self._settings.body_timeout_s))[0]:
+                    raise SlowMessageError
+                first = opening.result()  # it says which server has its sequence
 
                 async def whole() -> AsyncIterator[bytes]:
                     if first is not None:
@@ -101,9 +103,15 @@ class Streams:
                             if last:
                                 flights.answered()
                             if answer is not None:
-                                yield answer
+                                writing = self._incoming.writing(context, len(answer))
+                                try:
+                                    yield answer
+                                finally:
+                                    writing.cancel()
                             if last:
                                 unanswered.answered()
+        except SlowMessageError as err:
+            failed.append(err)
         except grpc.aio.AioRpcError as err:
             await abort(context, err.code(), err.details() or "")
         except asyncio.CancelledError:
