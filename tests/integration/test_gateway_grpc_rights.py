@@ -15,7 +15,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as messages
 
-from serve.gateway import grpc_proxy, identity
+from serve.gateway import grpc_questions, identity
 from serve.gateway.keys import add_key, revoke_key
 from serve.gateway.settings import Settings
 from tests.gateway_models import served_models
@@ -257,8 +257,8 @@ def test_a_stream_needs_a_key(served: Served) -> None:
 
 
 def test_the_gateway_knows_the_calls_of_the_table() -> None:
-    assert {name for name, needs in CALLS.items() if needs == FREE} == grpc_proxy.FREE
-    assert {name for name, needs in CALLS.items() if needs == "admin"} == grpc_proxy.ADMIN
+    assert {name for name, needs in CALLS.items() if needs == FREE} == grpc_questions.FREE
+    assert {name for name, needs in CALLS.items() if needs == "admin"} == grpc_questions.ADMIN
 
 
 def until(what: Callable[[], bool]) -> None:

@@ -1,0 +1,152 @@
+"""ModelInfer over gRPC: one request, one answer, with the limits, admission and releases of the HTTP side."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import grpc
+
+from serve.gateway.deadline import tells
+from serve.gateway.errors import GatewayError
+from serve.gateway.gate import Gate
+from serve.gateway.grpc_channels import GrpcChannels
+from serve.gateway.grpc_message import Incoming, about
+from serve.gateway.grpc_status import DEAD, STATUSES, Context, abort, keys_of, refuse
+from serve.gateway.identity import Identity
+from serve.gateway.outages import ModelDownError
+from serve.gateway.release import Grade, Release
+from serve.gateway.released import grade_status, sticky_value
+from serve.gateway.settings import Settings
+from serve.gateway.suspects import Flight
+from serve.gateway.telemetry import GRPC_ROUTE, Observed, Telemetry
+from serve.rollout.plan import Target
+
+__all__ = ["Inference"]
+
+
+class Inference:
+    """Answers it.
+
+    Args:
+        settings: of the gateway.
+        gate: as for HTTP.
+        calls: to Triton.
+        incoming: reads messages.
+        telemetry: counts.
+    """
+
+    def __init__(
+        self, settings: Settings, gate: Gate, calls: GrpcChannels, incoming: Incoming, telemetry: Telemetry
+    ) -> None:
+        self._settings = settings
+        self._gate = gate
+        self._calls = calls
+        self._incoming = incoming
+        self._telemetry = telemetry
+
+    async def answer(self, context: Context) -> bytes:
+        """An inference, counted whatever comes of it."""
+        parent = dict(context.invocation_metadata() or ()).get("traceparent", "")
+        seen = self._telemetry.begin(GRPC_ROUTE, "", context.peer(), parent.encode())
+        code = 500
+        try:
+            identity = self._gate.keys.identify(keys_of(context.invocation_metadata()))
+            seen.key = identity.name
+            share = self._incoming.share(context, identity)
+            body = await self._incoming.message(context, share)
+            seen.received = len(body)
+            answer = await self._infer(identity, body, context, seen)
+            share.take(2 * len(answer))  # gRPC has a copy of its own until it is read
+            code, seen.sent = 200, len(answer)
+            return self._incoming.answering(context, answer)
+        except GatewayError as err:
+            code = err.status
+            await refuse(context, err)
+        except grpc.aio.AioRpcError as err:
+            if (dead := DEAD.fullmatch((err.details() or "").encode())) is not None:
+                code = 503
+                await refuse(context, ModelDownError(seen.model or "", f"its process {dead[1].decode()} has died"))
+            code = STATUSES.get(err.code(), 500)
+            await abort(context, err.code(), err.details() or "")
+        except asyncio.CancelledError:
+            code = 499
+            raise
+        finally:
+            self._telemetry.observe(seen, code)
+
+    async def _infer(self, identity: Identity, body: bytes, context: Context, seen: Observed) -> bytes:
+        request = await self._incoming.request(identity, body)
+        seen.model = model = request.model_name
+        patience = self._incoming.patience(context)
+        deadline = time.monotonic() + patience
+        places = self._gate.places(model)
+        seconds: float | None = None
+        answered = entered = False
+        started = time.monotonic()
+        suspects = self._gate.incidents.suspects
+        flight = Flight(identity.id, model, body)
+        try:
+            if suspects.watches(identity.id, model):
+                await suspects.examine(flight, deadline - time.monotonic())
+            if not places.try_enter():
+                await places.enter(identity.priority, deadline - time.monotonic())
+            entered = True
+            if seen.trace is not None:
+                seen.trace.done("queue")
+            started = time.monotonic()
+            self._gate.incidents.outages.check(model)
+            suspects.take_off(flight)
+            release = self._gate.releases.get(model) if not request.model_version else None
+            if release is None:
+                answer = await self._calls.infer(body, *about(request), deadline)
+            else:
+                answer = await self._released(release, identity, request, context, patience, deadline)
+            seconds = time.monotonic() - started
+            answered = True
+            self._gate.known(model)
+            return answer
+        except grpc.aio.AioRpcError as err:
+            answered = err.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+            if (dead := DEAD.fullmatch((err.details() or "").encode())) is not None:
+                answered = False
+                self._gate.incidents.outages.seen(dead[1].decode(), started, request.model_name)
+            if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED and tells(patience, self._settings.timeout_s):
+                seconds = time.monotonic() - started
+            raise
+        finally:
+            suspects.land(flight, answered=answered)
+            if entered:
+                places.leave(seconds, len(body))
+            if entered and seen.trace is not None:
+                seen.trace.done("upstream")
+
+    async def _released(
+        self,
+        release: Release,
+        identity: Identity,
+        request: Any,
+        context: Context,
+        patience: float,
+        deadline: float,
+    ) -> bytes:
+        """Ask one of the two models under release."""
+
+        async def ask(target: Target) -> tuple[Grade, bytes | grpc.aio.AioRpcError]:
+            request.model_name, request.model_version = target.model, target.version or ""
+            try:
+                return Grade.GOOD, await self._calls.infer(request.SerializeToString(), *about(request), deadline)
+            except grpc.aio.AioRpcError as err:
+                if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    return Grade.LATE if tells(patience, self._settings.timeout_s) else Grade.CUT, err
+                told = (err.details() or "").encode()
+                return grade_status(STATUSES.get(err.code(), 500), told), err
+
+        came = [(name.encode(), str(value).encode()) for name, value in context.invocation_metadata() or ()]
+        movable = "sequence_id" not in request.parameters
+        answered = await release.ask(sticky_value(release, identity, came), ask, movable=movable)
+        if isinstance(answered.answer, grpc.aio.AioRpcError):
+            raise answered.answer
+        answer: bytes = answered.answer
+        return answer

@@ -1,0 +1,183 @@
+"""Clients that take no answers, hold calls or hold connections over gRPC: each is bounded, and the others go on."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as messages
+from tritonclient.grpc import service_pb2_grpc
+
+from serve.gateway.footprint import MIB
+from serve.gateway.keys import add_key
+from serve.triton.launch import TritonServer
+from tests.gateway_models import served_models
+from tests.integration.test_gateway_grpc_bounds import MANY_CONFIG, MANY_MODEL, many, silence
+from tests.integration.test_gateway_memory import ECHO_CONFIG, ECHO_MODEL, Gateway, gateway
+
+pytestmark = pytest.mark.integration
+SERVICE = "/inference.GRPCInferenceService/"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, SETTINGS, PING, ACK, END_STREAM, END_HEADERS = 0, 1, 4, 6, 1, 1, 4
+TIMEOUT_S = 120
+
+
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    folder = tmp_path_factory.mktemp("clients")
+    for name, config, model in (("many", MANY_CONFIG, MANY_MODEL), ("echo", ECHO_CONFIG, ECHO_MODEL)):
+        version = folder / "repository" / name / "1"
+        version.mkdir(parents=True)
+        (version.parent / "config.pbtxt").write_text(config)
+        (version / "model.py").write_text(model)
+    with served_models(folder) as server:
+        yield server
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+
+
+def literal(name: str, value: str) -> bytes:
+    """A header in HPACK, neither compressed nor remembered; both are shorter than 127 letters."""
+    return b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+
+
+class Http2:
+    """A connection that answers pings, and never opens its window further than the 64 KiB that it begins with."""
+
+    def __init__(self, served: Gateway, source: str = "127.0.0.1") -> None:
+        host, _, port = served.grpc_address.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), TIMEOUT_S, (source, 0))
+        self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0))
+        self.data = b""
+
+    def ask(self, name: str, message: bytes | None, stream: int = 1) -> None:
+        """Send a call, with one message, and end its side; or leave it open without any."""
+        fields = {
+            ":method": "POST", ":scheme": "http", ":path": SERVICE + name, ":authority": "gateway", "te": "trailers",
+            "content-type": "application/grpc",
+        }  # fmt: skip
+        head = b"".join(literal(*field) for field in fields.items())
+        self.socket.sendall(frame(HEADERS, END_HEADERS, stream, head))
+        if message is not None:
+            body = b"\0" + len(message).to_bytes(4, "big") + message
+            self.socket.sendall(frame(DATA, END_STREAM, stream, body))
+
+    def read(self, enough: int = 1 << 40) -> bool:
+        """Read until so many bytes of data came; whether the connection ended before."""
+        while len(self.data) < enough:
+            try:
+                head = self._exactly(9)
+                payload = self._exactly(int.from_bytes(head[:3], "big"))
+                if head[3] == DATA:
+                    self.data += payload
+                elif head[3] in (SETTINGS, PING) and not head[4] & ACK:
+                    self.socket.sendall(frame(head[3], ACK, 0, payload if head[3] == PING else b""))
+            except ConnectionError:
+                return True
+        return False
+
+    def _exactly(self, size: int) -> bytes:
+        found = b""
+        while len(found) < size:
+            part = self.socket.recv(size - len(found))
+            if not part:
+                raise ConnectionError
+            found += part
+        return found
+
+
+def echo(size: int) -> Any:
+    return messages.ModelInferRequest(
+        model_name="echo", inputs=[{"name": "size", "datatype": "INT64", "shape": (1,)}],
+        raw_input_contents=[struct.pack("<q", size)],
+    )  # fmt: skip
+
+
+def until_free(served: Gateway) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while served.metric("gateway_memory_bytes") > MIB:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(("name", "message"), [("ModelInfer", echo(2 * MIB)), ("ModelStreamInfer", many(10_000))])
+def test_an_answer_waits_for_its_reader_for_so_long_only(triton: TritonServer, name: str, message: Any) -> None:
+    with gateway(triton, write_timeout_s=1) as served, grpc.insecure_channel(served.grpc_address) as channel:
+        slow = Http2(served)
+        slow.ask(name, message.SerializeToString())
+        with contextlib.closing(slow.socket):
+            assert slow.read()
+        assert 0 < len(slow.data) <= 65535
+        until_free(served)
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert len(stub.ModelInfer(echo(MIB), timeout=TIMEOUT_S).raw_output_contents[0]) == MIB
+
+
+def test_a_stream_that_asks_nothing_ends(triton: TritonServer) -> None:
+    with gateway(triton, body_timeout_s=2) as served, grpc.insecure_channel(served.grpc_address) as channel:
+        with silence() as nothing, pytest.raises(grpc.RpcError) as told:
+            list(channel.stream_stream(f"{SERVICE}ModelStreamInfer")(nothing, timeout=TIMEOUT_S))
+        assert told.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "did not come in time" in told.value.details()
+        until_free(served)
+
+
+def test_one_address_has_half_of_the_connections(triton: TritonServer) -> None:
+    live = b"\0\0\0\0\2\x08\x01"
+    with gateway(triton, max_clients=40) as served, contextlib.ExitStack() as stack:
+        for _ in range(60):
+            with contextlib.suppress(OSError):
+                stack.enter_context(contextlib.closing(Http2(served).socket))
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            other = Http2(served, "127.0.0.2")
+            with contextlib.closing(other.socket), contextlib.suppress(OSError):
+                other.ask("ServerLive", b"")
+                if not other.read(len(live)):
+                    assert other.data == live
+                    return
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def test_one_key_has_a_quarter_of_the_calls(triton: TritonServer, tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    keys = {name: (("x-api-key", add_key(path, name)[0]),) for name in ("a", "b")}
+    end = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        end.wait()
+        yield from ()
+
+    with gateway(triton, max_clients=40, keys=path) as served, grpc.insecure_channel(served.grpc_address) as channel:
+        stream = channel.stream_stream(f"{SERVICE}ModelStreamInfer")
+        calls = [stream(nothing(), metadata=keys["a"], timeout=TIMEOUT_S) for _ in range(12)]
+        deadline = time.monotonic() + TIMEOUT_S
+        while sum(call.is_active() for call in calls) > 10:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        refused = [call for call in calls if not call.is_active()]
+        assert {call.code() for call in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert {"too many calls" in call.details() for call in refused} == {True}
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert stub.ModelInfer(echo(4), metadata=keys["b"], timeout=TIMEOUT_S).model_name == "echo"
+        for call in calls:
+            call.cancel()
+        end.set()
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:  # the calls that ended have given their places back
+            with contextlib.suppress(grpc.RpcError):
+                assert stub.ModelInfer(echo(4), metadata=keys["a"], timeout=TIMEOUT_S).model_name == "echo"
+                return
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
