@@ -101,6 +101,7 @@ async def supervise(
             return
         ready = time.monotonic()
         outages.clear()
+        suspects.began(None)
 
 
 def _next(wait_s: float | None) -> str:

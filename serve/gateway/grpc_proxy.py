@@ -373,8 +373,12 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
 
         async def ask(target: Target) -> tuple[Grade, bytes | grpc.aio.AioRpcError]:
             request.model_name, request.model_version = target.model, target.version or ""
+            body = request.SerializeToString()
             try:
-                return Grade.GOOD, await self._calls.infer(request.SerializeToString(), *_about(request), deadline)
+                if target.model == release.model:
+                    return Grade.GOOD, await self._calls.infer(body, *_about(request), deadline)
+                with self._gate.incidents.suspects.beside(identity.id, target.model, body):
+                    return Grade.GOOD, await self._calls.infer(body, *_about(request), deadline)
             except grpc.aio.AioRpcError as err:
                 if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                     return Grade.LATE if tells(patience, self._settings.timeout_s) else Grade.CUT, err
@@ -413,12 +417,12 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
                     identity = keys.identify_key(key)  # it may have been revoked, or its rights changed
                     identity.take()
                     request = await self._checked(identity, body)  # a stream stays with what Triton serves by itself
+                    await flights.sent(identity.id, request.model_name, self._settings.timeout_s)
                 except GatewayError as err:
                     failed.append(err)
                     return
                 about = _about(request)
                 unanswered.asks(request)
-                flights.sent(identity.id, request.model_name)
                 yield body + FINAL_ASKED
 
         coming = checked()
