@@ -211,6 +211,7 @@ class Healer:
                     self._on_event(f"{model} can't be loaded again: {err.why}")
                 await self._look()
             self._outages.end(model)
+            self._suspects.began(self._users.get(model, frozenset({model})))
             try:
                 self._users = await asyncio.to_thread(self._uses)
             except ToolkitError as err:  # of another model's folder; what is known of this one still holds

@@ -20,7 +20,7 @@ __all__ = ["CLIENT", "SCARCE", "SERVER", "START", "Backoff", "cause_of", "superv
 
 # Triton is asked this often whether it still lives, in seconds.
 WATCH_S = 0.05
-SERVER, START, CLIENT, SCARCE = "server", "start", "client ", "scarce"
+SERVER, START, CLIENT, SCARCE = "server", "start", "client", "scarce"
 # Clients can use these up: that a start fails for want of them says nothing about the server.
 WANTING = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS))
 
@@ -29,8 +29,8 @@ WANTING = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, err
 class Backoff:
     """How long to wait before the next start, and when to give up.
 
-    Deaths in a row are counted by their cause. Those that one client's requests are to blame for are never enough:
-    it would end the service for all others. Nor are starts for which the process had no files or memory.
+    Deaths in a row are counted by their cause. Those with clients' requests in flight are never enough: one client
+    would end the service for all others. Nor are starts for which the process had no files or memory.
 
     Attributes:
         restarts: how many in a row for one cause; a server that lived for `steady_s` begins a new row. 0 for never.
@@ -49,11 +49,11 @@ class Backoff:
 
         Args:
             lived_s: seconds for which it was ready; 0 where it never was.
-            cause: SERVER, START, SCARCE, or CLIENT with the id of a key.
+            cause: SERVER, START, SCARCE or CLIENT.
         """
         if lived_s >= self.steady_s:
             self._done.clear()
-        endless = cause == SCARCE or cause.startswith(CLIENT)
+        endless = cause in (SCARCE, CLIENT)
         if not self.restarts or (self._done[cause] >= self.restarts and not endless):
             return None
         self._done[cause] += 1
@@ -61,9 +61,12 @@ class Backoff:
 
 
 def cause_of(suspects: Sequence[Suspect]) -> str:
-    """Whom a death is counted for: the one client that was in flight, else the server itself."""
-    keys = {suspect.key for suspect in suspects}
-    return f"{CLIENT}{keys.pop()}" if len(keys) == 1 else SERVER
+    """What a death is counted for: clients, where any request was in flight; else the server itself.
+
+    A hostile client has neighbours in flight whenever it likes, so that a death which several share says no more about
+    the server than one of a single client.
+    """
+    return CLIENT if suspects else SERVER
 
 
 async def supervise(
@@ -101,6 +104,7 @@ async def supervise(
             return
         ready = time.monotonic()
         outages.clear()
+        suspects.began(None)
 
 
 def _next(wait_s: float | None) -> str:

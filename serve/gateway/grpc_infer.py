@@ -135,8 +135,12 @@ class Inference:
 
         async def ask(target: Target) -> tuple[Grade, bytes | grpc.aio.AioRpcError]:
             request.model_name, request.model_version = target.model, target.version or ""
+            body = request.SerializeToString()
             try:
-                return Grade.GOOD, await self._calls.infer(request.SerializeToString(), *about(request), deadline)
+                if target.model == release.model:
+                    return Grade.GOOD, await self._calls.infer(body, *about(request), deadline)
+                with self._gate.incidents.suspects.beside(identity.id, target.model, body):
+                    return Grade.GOOD, await self._calls.infer(body, *about(request), deadline)
             except grpc.aio.AioRpcError as err:
                 if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                     return Grade.LATE if tells(patience, self._settings.timeout_s) else Grade.CUT, err

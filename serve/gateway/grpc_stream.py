@@ -64,12 +64,12 @@ class Streams:
                     identity.take()
                     # A stream stays with what Triton serves by itself.
                     request = await self._incoming.request(identity, body)
+                    await flights.sent(identity.id, request.model_name, self._settings.timeout_s)
                 except GatewayError as err:
                     failed.append(err)
                     return
                 scope = about(request)
                 unanswered.asks(request)
-                flights.sent(identity.id, request.model_name)
                 yield body + FINAL_ASKED
 
         coming = checked()

@@ -75,15 +75,21 @@ class Released:
         deadline = time.monotonic() + timeout_s
 
         async def ask(target: Target) -> tuple[Grade, Response | GatewayError]:
-            return await self._ask(target, headers, body, deadline - time.monotonic(), who.id.encode())
+            left = deadline - time.monotonic()
+            if target.model == release.model:
+                return await self._ask(target, headers, body, left, who.id.encode())
+            with suspects.beside(who.id, target.model, body):
+                return await self._ask(target, headers, body, left, who.id.encode())
 
-        place = _Place(release, self._gate.places(release.candidate.model), len(body))
+        suspects = self._gate.incidents.suspects
+        watched = suspects.watches(who.id, release.model) or suspects.watches(who.id, release.candidate.model)
+        place = _Place(release, self._gate.places(release.candidate.model), len(body), watched=watched)
         movable = release.weight >= 1 or SEQUENCE not in body
         try:
             sticky = sticky_value(release, who, came)
             answered = await release.ask(sticky, ask, movable=movable, reserve=place.take)
             if answered.paired and answered.by == release.baseline:
-                self._copy(release, place, headers, body, answered, timeout_s)
+                self._copy(release, who.id, place, headers, body, answered, timeout_s)
         finally:
             place.leave()  # does nothing where the copy has it
         answer = answered.answer
@@ -114,6 +120,7 @@ class Released:
     def _copy(
         self,
         release: Release,
+        who: str,
         place: _Place,
         headers: Headers,
         body: bytes,
@@ -123,13 +130,14 @@ class Released:
         answer = answered.answer
         if isinstance(answer, Response):  # its headers are the client's from here on
             answered = replace(answered, answer=replace(answer, headers=list(answer.headers)))
-        task = asyncio.create_task(self._copied(release, place.passed_on(), headers, body, answered, timeout_s))
+        task = asyncio.create_task(self._copied(release, who, place.passed_on(), headers, body, answered, timeout_s))
         self._copies.add(task)
         task.add_done_callback(self._copies.discard)
 
     async def _copied(
         self,
         release: Release,
+        who: str,
         place: _Place,
         headers: Headers,
         body: bytes,
@@ -140,7 +148,8 @@ class Released:
         try:
             headers = [header for header in headers if header[0] not in (b"accept-encoding", b"traceparent")]
             started = time.monotonic()
-            grade, copy = await self._ask(release.candidate, headers, body, timeout_s)
+            with self._gate.incidents.suspects.beside(who, release.candidate.model, body):
+                grade, copy = await self._ask(release.candidate, headers, body, timeout_s)
             seconds = time.monotonic() - started
         finally:
             place.leave()
@@ -164,18 +173,22 @@ class Released:
 
 
 class _Place:
-    """Of a copy, among the candidate's requests: taken before the answer is known that it is compared with."""
+    """Of a copy, among the candidate's requests: taken before the answer is known that it is compared with.
 
-    def __init__(self, release: Release, places: Admission, size: int) -> None:
+    None is taken for what may have ended a process, or while it is being found out what did.
+    """
+
+    def __init__(self, release: Release, places: Admission, size: int, *, watched: bool = False) -> None:
         self._release = release
         self._places = places
         self._size = size
+        self._watched = watched
         self._taken = False
 
     def take(self) -> bool:
         """Decide whether the request is copied."""
         release = self._release
-        if not release.wants_copy(self._size):
+        if self._watched or not release.wants_copy(self._size):
             return False
         if not self._places.try_enter():
             release.dropped += 1

@@ -1,10 +1,13 @@
 """Which request ended a model's process: those that were with it are suspected, and the one that does it twice is
 refused.
 
-After a death all requests in flight are suspects. A suspect that is answered is cleared. Until then a key's suspects
-for a model are asked one at a time. When the process dies again with one of them in flight and no request of another
-key, that one did it: whoever shares a death with others may be their victim. It is refused from then on, by the
-fingerprint of what it says, for its own key only and for a bounded time.
+After a death all requests in flight are suspects. A suspect that is answered is cleared. When the process dies with one
+of them in flight and no request of another key, that one did it: whoever shares a death with others may be their
+victim. It is refused from then on, by the fingerprint of what it says, for its own key only and for a bounded time.
+
+For it to be found beside others' traffic, keys take turns (`serve.gateway.turns`): for a while after a death that
+several shared, and for each suspect that comes later. A key whose requests, never the same, end the process again and
+again with nobody else's in flight is refused for a while.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ import hashlib
 import json
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,14 +27,20 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from serve.gateway.errors import BadInputError, OverloadedError
+from serve.gateway.turns import LONGEST_OVERRUN_S, OVERRUN_S, Turns
 from serve.http_body import GrowingBody
 
-__all__ = ["Flight", "PoisonError", "StreamFlight", "Suspect", "Suspects"]
+__all__ = ["BarredError", "Flight", "PoisonError", "StreamFlight", "Suspect", "Suspects"]
 
 REMEMBERED_S, REMEMBERED = 600.0, 1024
 LOST_S, LOST_BYTES = 2.0, 64 * 1024 * 1024  # a dead server's connections break a moment before its death is known
 LONG_BYTES = 256 * 1024
 MOST_WAITING = 16  # suspects of one key for one model
+MOST_OF_KEY = 64  # suspects of one key
+PROBATION_S = 10.0  # that keys take turns after a death
+DEATHS_OF_KEY = 4  # in a row, of one key alone: it is then refused for a while
+BARRED_S, LONGEST_BARRED_S = 15.0, 600.0
+MOST_GHOSTS = 4096
 _OF_QUEUES = frozenset(("timeout", "priority", "binary_data_output"))  # no model sees these
 _OF_INPUT = frozenset(("binary_data_size", "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"))
 
@@ -44,6 +53,18 @@ class PoisonError(BadInputError):
             f"the model {model!r} is not asked this again",
             why="this very request has ended the model's process twice",
             mend="send another one; the server's log names this one by its fingerprint, for whoever mends the model",
+        )
+
+
+class BarredError(OverloadedError):
+    """A key whose requests end the model's process again and again."""
+
+    def __init__(self, model: str, seconds: float) -> None:
+        super().__init__(
+            f"the model {model!r} is not asked for this key for now",
+            why="its process has ended several times with nobody else's requests in flight",
+            mend="try again when Retry-After says, with other requests",
+            retry_after_s=seconds,
         )
 
 
@@ -75,13 +96,34 @@ class Flight:
         body: that it sends; b"" where it is not to be told from others.
     """
 
-    __slots__ = ("body", "key", "model", "suspect")
+    __slots__ = ("body", "first", "guest", "key", "model", "owner", "suspect", "turn")
 
     def __init__(self, key: str, model: str, body: bytes | GrowingBody) -> None:
         self.key = key
         self.model = model
         self.body = body
         self.suspect: Suspect | None = None
+        self.owner = key
+        self.first = self.turn = self.guest = False
+
+
+@dataclass
+class _Death:
+    """What is known of a suspect: how often it was there, when at last, and what died."""
+
+    count: int
+    when: float
+    models: frozenset[str] | None
+
+
+@dataclass
+class _Record:
+    """How often a key alone ended these models (None for the model server), and until when it is refused."""
+
+    models: frozenset[str] | None
+    count: int
+    when: float
+    until: float
 
 
 @dataclass
@@ -103,9 +145,15 @@ class StreamFlight:
         self._suspects = suspects
         self._flying: list[Flight] = []
 
-    def sent(self, key: str, model: str) -> None:
-        """A message goes to the model server."""
+    async def sent(self, key: str, model: str, patience_s: float) -> None:
+        """A message goes to the model server, once it is its key's turn.
+
+        Raises:
+            OverloadedError: it did not come in time.
+        """
         flight = Flight(key, model, b"")
+        if self._suspects.watches(key, model):
+            await self._suspects.examine(flight, patience_s)
         self._flying.append(flight)
         self._suspects.take_off(flight)
 
@@ -132,18 +180,27 @@ class Suspects(Collector):
         self._clock = clock
         self._flying: dict[int, Flight] = {}
         self._lost: dict[int, Flight] = {}
-        self._deaths: OrderedDict[Suspect, tuple[int, float]] = OrderedDict()
+        self._ghosts: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._deaths: OrderedDict[Suspect, _Death] = OrderedDict()
         self._watched: set[tuple[str, str]] = set()
-        self._turns: dict[tuple[str, str], _Turn] = {}
+        self._alone: dict[str, list[_Record]] = {}
+        self._barred: set[str] = set()
+        self._waiting: dict[tuple[str, str], _Turn] = {}
+        self._turns = Turns(self._strangers, clock)
 
     def watches(self, key: str, model: str) -> bool:
         """Whether this key's requests for the model are to be told apart; they then have to be read whole."""
-        return bool(self._watched) and (key, model) in self._watched
+        return (
+            (bool(self._watched) and (key, model) in self._watched)
+            or (self._turns.taken and self._turns.covers(model))
+            or (bool(self._barred) and key in self._barred)
+        )
 
     async def examine(self, flight: Flight, patience_s: float) -> None:
         """To be awaited where `watches` says so, before a place is taken; `land` must follow.
 
-        A suspect waits until it is the only one of its key for the model.
+        A suspect waits until it is the only one of its key for the model, and whoever asks what has died of late until
+        no other key does.
 
         Args:
             flight: the request.
@@ -151,15 +208,38 @@ class Suspects(Collector):
 
         Raises:
             PoisonError: it is known to end the model's process.
+            BarredError: its key is.
             OverloadedError: its turn did not come in time, or too many wait for theirs.
         """
-        self._forget(self._clock())
+        began = self._clock()
+        self._forget(began)
+        self._check_key(flight)
+        if (flight.key, flight.model) in self._watched:
+            await self._suspected(flight, patience_s)
+        try:
+            if flight.suspect is not None:
+                if not flight.key:  # whose it is nobody knows: each suspect takes turns by itself
+                    flight.owner = flight.suspect.fingerprint
+                if (known := self._deaths.get(flight.suspect)) is not None:
+                    flight.guest = self._turns.invite(known.models)
+            left = max(0.0, patience_s - (self._clock() - began))
+            flight.turn = await self._turns.take(flight.owner, flight.model, left)
+            self._check_key(flight)
+            if flight.suspect is not None:
+                self._check(flight.suspect)  # while it waited, one like it may have been found out
+        except BaseException:
+            self._release(flight)
+            flight.suspect = None
+            raise
+
+    async def _suspected(self, flight: Flight, patience_s: float) -> None:
+        """Where it is a suspect: wait until it is the only one of its key for the model."""
         suspect = await asyncio.to_thread(_named, flight) if len(flight.body) > LONG_BYTES else _named(flight)
         self._check(suspect)
         if suspect not in self._deaths:
             return
         whose = flight.key, flight.model
-        turn = self._turns.setdefault(whose, _Turn())
+        turn = self._waiting.setdefault(whose, _Turn())
         if turn.there > MOST_WAITING:
             raise _one_at_a_time(flight.model)
         turn.there += 1
@@ -172,16 +252,23 @@ class Suspects(Collector):
                 raise _one_at_a_time(flight.model) from None
             raise
         flight.suspect = suspect
-        try:
-            self._check(suspect)  # while it waited, one like it may have been found out
-        except PoisonError:
-            self._release(flight)
-            flight.suspect = None
-            raise
+        flight.first = True
 
     def take_off(self, flight: Flight) -> None:
         """The request goes to the model server; `land` must follow."""
         self._flying[id(flight)] = flight
+
+    @contextmanager
+    def beside(self, key: str, model: str, body: bytes) -> Iterator[None]:
+        """A request, on its way, is asked of another model, too, or in its place."""
+        flight = Flight(key, model, body)
+        self.take_off(flight)
+        answered = False
+        try:
+            yield
+            answered = True
+        finally:
+            self.land(flight, answered=answered)
 
     def land(self, flight: Flight, *, answered: bool) -> None:
         """The request is over.
@@ -191,39 +278,65 @@ class Suspects(Collector):
             answered: whether the model's process has answered it, with whatever; not where the client left.
         """
         there = self._flying.pop(id(flight), None) is not None
-        if there and not answered and sum(len(other.body) for other in self._lost.values()) < LOST_BYTES:
-            self._lost[id(flight)] = flight
-            asyncio.get_running_loop().call_later(LOST_S, self._lost.pop, id(flight), None)
-        if flight.suspect is not None:
-            suspect = flight.suspect
-            self._release(flight)
-            if answered and self._deaths.get(suspect, (2, 0.0))[0] < 2:
-                del self._deaths[suspect]
-                self._watched = {(each.key, each.model) for each in self._deaths}
+        if there and not answered:
+            if sum(len(other.body) for other in self._lost.values()) < LOST_BYTES:
+                self._lost[id(flight)] = flight
+                asyncio.get_running_loop().call_later(LOST_S, self._haunt, id(flight))
+            else:
+                self._haunt(id(flight), flight)
+        self._release(flight)
+        if answered and flight.suspect is not None:
+            known = self._deaths.get(flight.suspect)
+            if known is not None and known.count < 2:
+                del self._deaths[flight.suspect]
+                self._watch()
+        if there:
+            self._turns.moved()
 
     async def died(self, models: Collection[str] | None) -> list[Suspect]:
         """The requests that may have ended the process of these models; None for the whole model server's."""
-        flights = [
-            flight
-            for flight in (*self._lost.values(), *self._flying.values())
-            if models is None or flight.model in models
-        ]
+        scope = None if models is None else frozenset(models)
+        flights = [flight for flight in (*self._lost.values(), *self._flying.values()) if _within(flight.model, scope)]
         for flight in flights:  # each is blamed for one death, however long its connection hangs
             self._flying.pop(id(flight), None)
             self._lost.pop(id(flight), None)
-        keys = {flight.key for flight in flights}
-        alone = len(flights) == 1 or (len(keys) == 1 and "" not in keys)
+        ghosts = self._lay(scope)
+        keys = {flight.key for flight in flights} | {ghost.key for ghost in ghosts}
+        alone = len(keys) == 1 and ("" not in keys or len(flights) + len(ghosts) == 1)
         examined = {flight.suspect for flight in flights if flight.suspect is not None} if alone else set()
         blamed = [flight for flight in flights if flight.suspect is not None] if examined else flights
-        found = await asyncio.to_thread(lambda: list(dict.fromkeys(map(_named, blamed)))[:REMEMBERED])
+        if keys and not alone:
+            if self._turns.taken:  # those before it did not end in time
+                self._turns.overrun_s = min(2.0 * self._turns.overrun_s, LONGEST_OVERRUN_S)
+            self._turns.suspend(scope)
+        elif alone:
+            self._turns.overrun_s = OVERRUN_S
+            self._count_key(next(iter(keys)), scope)
+        long = sum(len(flight.body) for flight in blamed) > LONG_BYTES
+        found = await asyncio.to_thread(_all_named, blamed) if long else _all_named(blamed)
         now = self._clock()
+        of_key = Counter(suspect.key for suspect in self._deaths)
         for suspect in found:
+            known = self._deaths.pop(suspect, None)
             if suspect.fingerprint:
-                count, _ = self._deaths.pop(suspect, (0, now))
-                self._deaths[suspect] = count + 1 if suspect in examined else max(count, 1), now
-                self._watched.add((suspect.key, suspect.model))
+                count = 0 if known is None else known.count
+                self._deaths[suspect] = _Death(count + 1 if suspect in examined else max(count, 1), now, scope)
+                of_key[suspect.key] += known is None
+                if suspect.key and of_key[suspect.key] > MOST_OF_KEY:
+                    oldest = next(each for each in self._deaths if each.key == suspect.key)
+                    del self._deaths[oldest]
+                    of_key[suspect.key] -= 1
+        self._watch()
         self._forget(now)
-        return found
+        return found + ghosts
+
+    def began(self, models: Collection[str] | None) -> None:
+        """These models (None for all) are served by new processes; what was with the old ones is over."""
+        scope = None if models is None else frozenset(models)
+        for lost in [each for each, flight in self._lost.items() if _within(flight.model, scope)]:
+            del self._lost[lost]
+        self._lay(scope)
+        self._turns.resume(PROBATION_S)
 
     def collect(self) -> Iterator[Metric]:
         """Prometheus metrics."""
@@ -234,29 +347,92 @@ class Suspects(Collector):
             refused.add_metric([model], count)
         yield refused
 
+    def _strangers(self, owner: str, models: frozenset[str] | None) -> bool:
+        flying = self._flying.values()
+        return any(not flight.turn and flight.owner != owner and _within(flight.model, models) for flight in flying)
+
+    def _haunt(self, which: int, flight: Flight | None = None) -> None:
+        """Nobody waits for a request any more; the model may be at work on it for long."""
+        flight = flight or self._lost.pop(which, None)
+        if flight is not None:
+            self._ghosts[flight.key, flight.model] = self._clock()
+            self._ghosts.move_to_end((flight.key, flight.model))
+            if len(self._ghosts) > MOST_GHOSTS:
+                self._ghosts.popitem(last=False)
+
+    def _lay(self, models: frozenset[str] | None) -> list[Suspect]:
+        """Requests that nobody waits for any more and that may have been at work; they are now over."""
+        oldest = self._clock() - REMEMBERED_S
+        there = [ghost for ghost in self._ghosts if _within(ghost[1], models)]
+        return [Suspect(*ghost, "") for ghost in there if self._ghosts.pop(ghost) >= oldest]
+
+    def _count_key(self, key: str, models: frozenset[str] | None) -> None:
+        """It ended these models, with nobody else there."""
+        if not key:
+            return
+        now = self._clock()
+        records = self._alone.setdefault(key, [])
+        record = next((each for each in records if each.models == models), None)
+        if record is None:
+            record = _Record(models, 0, now, 0.0)
+            records.append(record)
+        record.count += 1
+        record.when = now
+        if record.count >= DEATHS_OF_KEY:
+            self._barred.add(key)
+            record.until = now + min(BARRED_S * 2.0 ** min(record.count - DEATHS_OF_KEY, 16), LONGEST_BARRED_S)
+
+    def _check_key(self, flight: Flight) -> None:
+        for record in self._alone.get(flight.key, ()):
+            if _within(flight.model, record.models) and (left := record.until - self._clock()) > 0:
+                self.refused[flight.model] += 1
+                raise BarredError(flight.model, left)
+
     def _release(self, flight: Flight) -> None:
-        whose = flight.key, flight.model
-        self._turns[whose].lock.release()
-        self._leave(whose)
+        """Whoever waits for it may go on; more than once does no harm."""
+        if flight.first:
+            flight.first = False
+            whose = flight.key, flight.model
+            self._waiting[whose].lock.release()
+            self._leave(whose)
+        if flight.turn:
+            flight.turn = False
+            self._turns.leave(flight.owner)
+        if flight.guest:
+            flight.guest = False
+            self._turns.excuse()
 
     def _leave(self, whose: tuple[str, str]) -> None:
-        turn = self._turns[whose]
+        turn = self._waiting[whose]
         turn.there -= 1
         if not turn.there:
-            del self._turns[whose]
+            del self._waiting[whose]
 
     def _check(self, suspect: Suspect) -> None:
-        if self._deaths.get(suspect, (0, 0.0))[0] >= 2:
+        known = self._deaths.get(suspect)
+        if known is not None and known.count >= 2:
             self.refused[suspect.model] += 1
             raise PoisonError(suspect.model)
 
+    def _watch(self) -> None:
+        self._watched = {(each.key, each.model) for each in self._deaths}
+
     def _forget(self, now: float) -> None:
-        old = [suspect for suspect, (_, when) in self._deaths.items() if now - when > REMEMBERED_S]
+        old = [suspect for suspect, death in self._deaths.items() if now - death.when > REMEMBERED_S]
         old += list(self._deaths)[: max(0, len(self._deaths) - REMEMBERED)]
         for suspect in old:
             self._deaths.pop(suspect, None)
         if old:
-            self._watched = {(each.key, each.model) for each in self._deaths}
+            self._watch()
+        for key, records in list(self._alone.items()):
+            self._alone[key] = [each for each in records if now - max(each.when, each.until) <= REMEMBERED_S]
+            if not self._alone[key]:
+                del self._alone[key]
+                self._barred.discard(key)
+
+
+def _within(model: str, models: frozenset[str] | None) -> bool:
+    return models is None or model in models
 
 
 def _one_at_a_time(model: str) -> OverloadedError:
@@ -265,6 +441,10 @@ def _one_at_a_time(model: str) -> OverloadedError:
         why="such a request was in flight when the model's process ended",
         mend="try again when Retry-After says",
     )
+
+
+def _all_named(flights: Iterable[Flight]) -> list[Suspect]:
+    return list(dict.fromkeys(map(_named, flights)))[:REMEMBERED]
 
 
 def _named(flight: Flight) -> Suspect:

@@ -85,13 +85,13 @@ def ask(url: str, model: str, body: bytes, **headers: str) -> tuple[int, Any, st
 
 
 @contextlib.contextmanager
-def asking(url: str, model: str, body: bytes, statuses: list[int]) -> Iterator[None]:
+def asking(url: str, model: str, body: bytes, statuses: list[int], **headers: str) -> Iterator[None]:
     """Ask again and again beside what else happens."""
     stop = threading.Event()
 
     def go_on() -> None:
         while not stop.is_set():
-            statuses.append(ask(url, model, body)[0])
+            statuses.append(ask(url, model, body, **headers)[0])
 
     thread = threading.Thread(target=go_on)
     thread.start()
@@ -219,6 +219,38 @@ def test_a_request_that_kills_twice_is_refused_for_its_key(tmp_path: Path, repos
         # What another key sends is not that key's fault, until it has been seen twice from it.
         assert ask(url, "files", asked("die secret"), **good)[0] == 503
         until(running, served)
+
+
+def test_a_poison_request_is_found_among_the_traffic_of_other_keys(tmp_path: Path, repository: Path) -> None:
+    keys = tmp_path / "keys.json"
+    goods = [{"X-API-Key": add_key(keys, name)[0]} for name in ("one", "two")]
+    bad = {"X-API-Key": add_key(keys, "bad")[0]}
+    settings = tmp_path / "gateway.toml"
+    settings.write_text(f'keys = "{keys}"\n')
+    with up(tmp_path, str(repository), *FREE, "--gateway", str(settings), "--restarts", "1") as running:
+        url = running.url()
+        answers: list[int] = []
+        others: list[int] = []
+        with contextlib.ExitStack() as stack:
+            for good in goods:  # one of the two is nearly always with the model
+                for _ in range(2):
+                    stack.enter_context(asking(url, "files", asked("sleep"), answers, **good))
+            stack.enter_context(asking(url, "tiny", TINY, others, **goods[0]))
+            until(running, lambda: 200 in answers)
+            statuses: list[int] = []
+
+            def refused() -> bool:
+                statuses.append(ask(url, "files", asked("die"), **bad)[0])
+                return statuses[-1] == 422
+
+            until(running, refused)
+            before = answers.count(200)
+            until(running, lambda: answers.count(200) > before + 5)
+        assert set(statuses) <= {422, 503}
+        assert set(answers) <= {200, 503}, "nobody else is refused"
+        assert set(others) == {200}
+        assert running.said.count("was ended by SIGSEGV") <= 4
+        assert ask(url, "files", asked("sleep"), **goods[0])[0] == 200
 
 
 def test_a_triton_that_dies_names_the_signal_and_who_was_there(tmp_path: Path, repository: Path) -> None:

@@ -20,7 +20,7 @@ from serve.gateway.server import SPARE_FILES, _clients
 from serve.gateway.settings import Settings
 from serve.gateway.suspects import Suspect, Suspects
 from serve.heal import Healer
-from serve.supervisor import SERVER, START, Backoff, cause_of, supervise
+from serve.supervisor import CLIENT, SERVER, START, Backoff, cause_of, supervise
 from serve.triton.processes import Family
 from serve.triton.stubs import Stub, stubs_in
 from serve.up_options import cpus_of
@@ -52,12 +52,16 @@ def test_deaths_are_counted_by_their_cause() -> None:
     assert [backoff.after(1.0, SERVER), backoff.after(0.0, START)] == [None, None]
 
 
-def test_one_client_never_ends_it() -> None:
-    one, other = Suspect("a", "m", "1"), Suspect("b", "m", "2")
-    assert cause_of([]) == cause_of([one, other]) == SERVER
-    cause = cause_of([one, Suspect("a", "m", "3")])
+@pytest.mark.parametrize("flying", [["a"], ["a", "a"], ["a", "b"], [""], ["", "a"]])
+def test_clients_never_end_it_alone_or_together(flying: list[str]) -> None:
+    cause = cause_of([Suspect(key, "m", str(number)) for number, key in enumerate(flying)])
+    assert cause == CLIENT
     backoff = Backoff(1)
-    assert [backoff.after(1.0, cause) for _ in range(50)][-1] == 30.0
+    waits = [backoff.after(1.0, cause) for _ in range(50)]
+    assert waits[:3] == [0.5, 1.0, 2.0]
+    assert waits[-1] == 30.0
+    assert backoff.after(1.0, cause_of([])) == 0.5, "their deaths are not the server's"
+    assert backoff.after(1.0, cause_of([])) is None
     assert Backoff(0).after(1.0, cause) is None
 
 
