@@ -23,6 +23,7 @@ from onnxruntime.quantization import (
 from onnxruntime.quantization.calibrate import TensorsData
 
 from compress.memory import give_back
+from compress.onnx_outline import set_apart
 from compress.onnx_scope import captured, drop_unused, fresh, inner_names, name_nodes, names_in, rename, sort
 from compress.stages.fold_onnx import stripped
 from compress.stages.onnx_file import save
@@ -276,9 +277,11 @@ def _through(model: ModelProto, run: Callable[[Path, Path, _Names], None]) -> Mo
     names = _Names(graph)
     rename(graph, names.plain)
     with tempfile.TemporaryDirectory() as folder, _quiet():
-        source, target = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
-        save(shown, source)
+        whole, source, target = (Path(folder) / name for name in ("whole.onnx", "float.onnx", "int8.onnx"))
+        save(shown, whole)
         del shown, graph, known  # the quantizer has copies of its own, and any part of a model holds all of it
+        onnx.save(set_apart(whole, Path(folder) / "float.weights"), source)  # it infers shapes without the weights
+        whole.unlink()
         give_back()
         run(source, target, names)
         quantized = onnx.load(target)

@@ -23,9 +23,11 @@ from compress.drawn import drawn_inputs, indices_of
 from compress.errors import StageError
 from compress.infer import elsewhere, proven, runs_at
 from compress.inputs import telling
+from compress.memory import give_back
 from compress.model import Arrays, Model, OnnxModel, TorchModel, example_inputs
 from compress.parity import differences
 from compress.stages import Given, Progress
+from compress.stages.onnx_file import save
 
 __all__ = ["OnnxFromTorch", "exported"]
 
@@ -35,6 +37,7 @@ IR_VERSION = 10
 BATCHES = (1, 2, 5)
 MOVED_BATCH = 2  # where what else varies has another size than the representative one
 SAMPLES = 8  # of the data
+BESIDE = ".data"  # what the exporter puts behind the name of the file with the weights
 
 
 @dataclass(frozen=True)
@@ -177,8 +180,8 @@ def _export(model: TorchModel, sizes: Mapping[str, int], path: Path) -> torch.on
                     model.module, args, path, dynamo=False, opset_version=OPSET, dynamic_axes=axes, **names
                 )
                 return None
-            return torch.onnx.export(
-                model.module, args, path, dynamo=True, opset_version=OPSET, external_data=False,
+            return torch.onnx.export(  # weights beside the file: inside, it would hold them some four times
+                model.module, args, path, dynamo=True, opset_version=OPSET, external_data=True,
                 dynamic_shapes=shapes, verbose=False, **names,
             )  # fmt: skip
     except Exception as err:  # the exporter wraps anything that the user's forward may do
@@ -240,6 +243,8 @@ def _quiet() -> Iterator[None]:
 
 
 def _check_file(path: Path, signature: Signature) -> None:
+    """Check what the exporter wrote, and write it anew: its weights inside, inputs and outputs by their names."""
+    give_back()
     model = onnx.load(path)
     model.ir_version = IR_VERSION
     opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
@@ -267,7 +272,8 @@ def _check_file(path: Path, signature: Signature) -> None:
                         mend="give them one name, if they are the same (`--input`, `inputs=` in compress.save)",
                     )
                 have.dim_param = want
-    onnx.save(model, path)
+    save(model, path)
+    path.with_name(path.name + BESIDE).unlink(missing_ok=True)
 
 
 def _parity(
