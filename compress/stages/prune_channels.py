@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -155,6 +156,7 @@ class PruneChannels:
         while True:  # until what is removed is proven; each time around there is a group less
             reached, removed, rounded = self._best(prepared, progress)
             if abs(reached - self.fraction) > TOLERANCE:
+                self._refuse_rounding(prepared, reached, progress)
                 raise StageError(
                     f"can't remove {self.fraction:.0%} of the MACs" if reached > 0 else "nothing was pruned",
                     why=f"the nearest that keeps the outputs' shapes is {reached:.1%}; {_listed(channels.left_alone)}",
@@ -188,6 +190,19 @@ class PruneChannels:
                 "left_alone": dict(channels.left_alone),
             },
             warnings=tuple(warnings),
+        )
+
+    def _refuse_rounding(self, prepared: Prepared, reached: float, progress: Progress) -> None:
+        """Say so where it is the rounding of channel counts that keeps the fraction from being reached."""
+        if self.round_to is None or self.round_to == 1:
+            return
+        free, _, rounded = dataclasses.replace(self, round_to=None)._best(prepared, progress)
+        if abs(free - self.fraction) > TOLERANCE:
+            return
+        raise StageError(
+            f"can't remove {self.fraction:.0%} of the MACs with --round-to {self.round_to}",
+            why=f"channel counts that are multiples of {self.round_to} come no nearer than {reached:.1%}",
+            mend=f"give --round-to {rounded}, which reaches {free:.1%}, or leave it out",
         )
 
     def _best(self, prepared: Prepared, progress: Progress) -> tuple[float, dict[str, list[int]], int]:
