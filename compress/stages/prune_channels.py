@@ -136,7 +136,7 @@ class PruneChannels:
             kept.write(channels.known)
         before = channels.macs({})
         if not channels.groups or before == 0:
-            raise _nothing(channels)
+            raise _nothing(channels, model)
         return Prepared(
             model, channels, importance_of(channels, self.importance, self.seed, self.data, progress), before
         )
@@ -165,7 +165,7 @@ class PruneChannels:
             if not prove or not channels.leave(removed, progress):
                 break
             if not channels.groups:
-                raise _nothing(channels)
+                raise _nothing(channels, model)
         pruned = channels.pruned(removed)
         same_outputs(pruned, model.signature)
         lost = 1 - torch_params(pruned) / torch_params(model.module)
@@ -257,7 +257,15 @@ def _width(layer: Any) -> int:
     return int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels)
 
 
-def _nothing(channels: Channels) -> StageError:
+def _nothing(channels: Channels, model: TorchModel) -> StageError:
+    outputs = model.signature.outputs
+    if not any(spec.dtype.startswith("float") for spec in outputs):
+        told = ", ".join(map(str, outputs))
+        return StageError(
+            "nothing was pruned",
+            why=f"the model gives whole numbers alone ({told}), from which it can't be told what a channel changes",
+            mend="give the model that ends in the scores, and choose the largest behind it; or leave --prune out",
+        )
     return StageError(
         "nothing was pruned",
         why=f"no layer could lose a channel; {_listed(channels.left_alone)}",
