@@ -11,7 +11,7 @@ import numpy as np
 from compress.label_metrics import constant_f1
 from compress.model import Arrays
 
-__all__ = ["Chance", "OfPlaces", "OfSets", "OfShuffled"]
+__all__ = ["Chance", "OfNumbers", "OfPlaces", "OfSets", "OfShuffled"]
 
 Array = np.ndarray[Any, Any]
 SHUFFLES = 20  # of which none may do as well as the labels themselves: one in 21 by chance
@@ -48,6 +48,22 @@ class OfSets:
         """See `Chance`."""
         rate = constant_f1(np.concatenate(self._there)) if self._there else 0.0
         return _doubt(low, told, rate)
+
+
+class OfNumbers:
+    """Numbers, judged by r2: the mean label has 0."""
+
+    def add(self, outputs: Arrays, labels: Array | None) -> None:
+        """Take a batch."""
+
+    def doubt(self, low: float | None, told: str) -> str | None:
+        """See `Chance`."""
+        if low is None or low > 0:
+            return None
+        return (
+            f"The original is no better than chance on the evaluation data: {told}, and whoever always gives the mean "
+            "label has 0."
+        )
 
 
 class OfPlaces:

@@ -12,7 +12,7 @@ from compress.dataset import Dataset
 from compress.errors import RecipeError
 from compress.wording import Note
 
-__all__ = ["with_class_ids"]
+__all__ = ["read_labels", "with_class_ids"]
 
 BATCH = 256
 
@@ -31,7 +31,7 @@ def with_class_ids(data: Dataset) -> tuple[Dataset, tuple[str, ...]]:
     """
     if data.labels is None:
         return data, ()
-    labels = _read(data)
+    labels = read_labels(data)
     if labels.dtype.kind not in "biuf":
         raise RecipeError(
             f"can't judge by the labels in {data.source}",
@@ -45,7 +45,8 @@ def with_class_ids(data: Dataset) -> tuple[Dataset, tuple[str, ...]]:
     return dataclasses.replace(data, labels=ids), (words,) if words else ()
 
 
-def _read(data: Dataset) -> np.ndarray[Any, Any]:
+def read_labels(data: Dataset) -> np.ndarray[Any, Any]:
+    """All labels [n, …] of data that has some; of a torch Dataset by making its samples once."""
     if not isinstance(data.labels, Fetched):
         return np.asarray(data.labels[:])  # type: ignore[index]
     return np.concatenate([np.asarray(labels) for _, labels in data.batches(BATCH)])

@@ -17,6 +17,7 @@ from compress.shortages import cant_write
 
 __all__ = ["command_line", "locked", "write_files"]
 
+LOCK = ".lock"  # in a folder that is held
 _HELD: set[int] = set()  # descriptors of locks
 
 
@@ -95,7 +96,7 @@ def locked(place: Path, *, inside: bool = False) -> Iterator[None]:
     Raises:
         ResourceError: another process holds it (which one is told), or the file can't be made.
     """
-    path = place / ".lock" if inside else place.with_name(place.name + ".lock")
+    path = place / LOCK if inside else place.with_name(place.name + ".lock")
     descriptor = _taken(path, place)
     _HELD.add(descriptor)
     try:

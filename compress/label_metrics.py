@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["IntersectionOverUnion", "constant_f1", "f1_of", "pixel_accuracy_of"]
+__all__ = ["IntersectionOverUnion", "constant_f1", "f1_of", "pixel_accuracy_of", "r2_of", "spread_of"]
 
 Array = np.ndarray[Any, Any]
 Scorer = Callable[[dict[str, Array], dict[str, Array], Array | None], Array]
@@ -74,6 +74,41 @@ def _places(values: Array, labels: Array, axis: int) -> tuple[Array, Array]:
     logits = np.moveaxis(values, axis, -1)
     prefers = ~np.isnan(logits).any(-1) & (logits != logits[..., :1]).any(-1)
     return (logits.argmax(-1) == labels) & prefers, there
+
+
+def spread_of(labels: Array) -> Array | None:
+    """The variance of numbers [n, …] over the samples; None where they are all the same.
+
+    Returns:
+        float64 [k] for k numbers to a sample, NaN for one that never changes; of a map or a sequence, [1] over all of
+        its places.
+    """
+    values = np.asarray(labels, np.float64)
+    values = values.reshape(len(values), -1) if values.ndim <= 2 else values.reshape(-1, 1)
+    found = np.where(np.ptp(values, axis=0) > 0, values.var(axis=0), np.nan)
+    return found if np.isfinite(found).any() else None
+
+
+def r2_of(spread: Array) -> Scorer:
+    """Each sample's part [n] of the coefficient of determination, which is their mean: 1 - squared error / variance.
+
+    Of several numbers it is the mean over them, as scikit-learn's `r2_score` gives it, without those that never change.
+
+    Args:
+        spread: of the labels, see `spread_of`.
+    """
+    told = np.isfinite(spread)
+
+    def per_sample(outputs: dict[str, Array], _expected: dict[str, Array], labels: Array | None) -> Array:
+        values = next(iter(outputs.values())).astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            wanted = np.asarray(labels, np.float64).reshape(len(values), -1)
+            squares = np.square(values.reshape(len(values), -1) - wanted)
+            shares = squares[:, told] / spread[told] if len(spread) > 1 else squares / spread
+            scores = 1 - shares.mean(1)
+        return np.asarray(np.where(np.isnan(scores), -np.inf, scores))
+
+    return per_sample
 
 
 class IntersectionOverUnion:

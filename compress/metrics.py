@@ -12,16 +12,17 @@ from typing import Any, Self
 import numpy as np
 
 from compress.apart import without_fills
-from compress.artifact import Signature
-from compress.chance import Chance, OfPlaces, OfSets, OfShuffled
+from compress.artifact import Signature, TensorSpec
+from compress.chance import Chance, OfNumbers, OfPlaces, OfSets, OfShuffled
+from compress.class_labels import read_labels
 from compress.dataset import Dataset
 from compress.errors import RecipeError
 from compress.hashing import digest_of_code
 from compress.intervals import Bounds
-from compress.label_metrics import IntersectionOverUnion, f1_of, pixel_accuracy_of
+from compress.label_metrics import IntersectionOverUnion, f1_of, pixel_accuracy_of, r2_of, spread_of
 from compress.model import Arrays
 from compress.output_choice import Kind, kind_of, the_output
-from compress.output_kind import Ending, OutputKind, by_labels
+from compress.output_kind import Ending, OutputForm, OutputKind, by_labels
 from compress.users_metric import Accumulator, users_metric
 
 __all__ = ["METRICS", "Metric", "cosine_similarity", "find_metric", "without_nan"]
@@ -29,6 +30,10 @@ __all__ = ["METRICS", "Metric", "cosine_similarity", "find_metric", "without_nan
 Array = np.ndarray[Any, Any]
 BATCH = 64
 SETS, PLACES = ("binary_accuracy", "f1"), ("pixel_accuracy", "miou")
+BY_LABELS = (*SETS, *PLACES, "r2")
+_KIND_OF = {
+    **dict.fromkeys(SETS, OutputKind.SIGMOID), **dict.fromkeys(PLACES, OutputKind.DENSE), "r2": OutputKind.REGRESSION,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,8 +41,8 @@ class Metric:
     """A task metric; one of `per_sample`, `over_all` and `accumulated` is given.
 
     Attributes:
-        name: "top1", "top5", "binary_accuracy", "f1", "pixel_accuracy", "miou", "agreement", "cosine", "mse", or
-            `package.module:name`.
+        name: "top1", "top5", "binary_accuracy", "f1", "pixel_accuracy", "miou", "r2", "agreement", "cosine", "mse",
+            or `package.module:name`.
         per_sample: scores [n] from a batch's outputs, the original model's outputs, and the labels (or None).
         over_all: from all outputs and all labels at once: scores [n], or one figure [] where the metric is no mean of
             scores (mAP).
@@ -183,6 +188,7 @@ METRICS = {
             "pixel_accuracy", pixel_accuracy_of(1), needs_labels=True, bounds=(0.0, 1.0), chance=lambda: OfPlaces(1)
         ),
         Metric("miou", accumulated=lambda: IntersectionOverUnion(1), needs_labels=True, chance=lambda: OfPlaces(1)),
+        Metric("r2", r2_of(np.ones(1)), needs_labels=True, chance=OfNumbers),
         Metric("agreement", _agreement, compares=True, bounds=(0.0, 1.0)),
         Metric("cosine", _cosine, compares=True, bounds=(-1.0, 1.0)),
         Metric("mse", _mse, higher_is_better=False, compares=True, scale=1.0),
@@ -203,8 +209,9 @@ def find_metric(
     """The metric of that name, or the one that fits what the output is.
 
     Labels that are class ids for each place of a map or of a sequence are judged by pixel_accuracy, labels of 0 and 1,
-    each by itself, by f1 (of one alone: binary_accuracy). Class scores are judged by top1 with labels and by agreement
-    without, answers that are integers by agreement, single values by mse, all else by cosine.
+    each by itself, by f1 (of one alone: binary_accuracy), other numbers in the output's shape by r2.
+    Class scores are judged by top1 with labels and by agreement without, answers that are integers by agreement, single
+    values by mse, all else by cosine.
 
     Args:
         name: one of METRICS; `package.module:name` of a function (outputs, labels) → scores [n] or one float, or of a
@@ -225,7 +232,7 @@ def find_metric(
         raise RecipeError(f"there is no metric {name!r}", why=why, mend="name one of these, or package.module:function")
     if name is not None and name not in METRICS:
         return _users(name, signature, output, sample, ask=ask)
-    if name is None or name in SETS or name in PLACES:
+    if name is None or name in BY_LABELS:
         fitting = _of_labels(name, data, signature, output, sample, endings or {})
         if fitting is not None:
             return fitting
@@ -272,33 +279,55 @@ def _of_labels(
     sample: Arrays | None,
     endings: Mapping[str, Ending | None],
 ) -> Metric | None:
-    """The metric by labels that are sets, or class ids for each place; None without such, of no or several outputs."""
-    found = []
+    """The metric by labels that are sets, numbers, or class ids for each place; None where not one output fits."""
+    forms = []
     for spec in signature.outputs if data.labels is not None else ():
         if output in (None, spec.name) and spec.dtype.startswith("float"):
             form = by_labels(data.labels, spec, endings.get(spec.name))
-            if form is not None and form.kind in (OutputKind.SIGMOID, OutputKind.DENSE):
-                found.append((spec, form))
-    kinds = {form.kind for _, form in found}
-    wanted = OutputKind.DENSE if name in PLACES else OutputKind.SIGMOID
-    if len(found) == 1 and (name is None or kinds == {wanted}):
+            forms += [] if form is None else [(spec, form)]
+    wanted = _KIND_OF.get(name or "")
+    found = [(spec, form) for spec, form in forms if form.kind in (_KIND_OF.values() if wanted is None else [wanted])]
+    if name is None and any(form.kind is OutputKind.SOFTMAX for _, form in forms):
+        return None  # class ids of one output, which would be numbers of another
+    if len(found) == 1:
         spec, form = found[0]
         if form.kind is OutputKind.DENSE:
             return _of_places(name or "pixel_accuracy", form.axis, spec.name)
-        if name is None:
-            name = "binary_accuracy" if math.prod(data.labels.shape[1:]) == 1 else "f1"  # type: ignore[union-attr]
-        values = None if sample is None else sample.get(spec.name)
-        shares = form.ending == "sigmoid" or (values is not None and bool(((values >= 0) & (values <= 1)).all()))
-        scorer = f1_of(0.5 if shares else 0.0)
-        return dataclasses.replace(METRICS[name], per_sample=scorer, output=spec.name)
+        if form.kind is OutputKind.REGRESSION:
+            numbers = None if name is None and form.ending == "normalize" else _of_numbers(data, spec.name)
+            if numbers is not None or name is None:
+                return numbers
+        else:
+            return _of_sets(name, data, spec, form, sample)
     if name is None:
         return None
-    needed = "class ids for each place of an output" if name in PLACES else "0 or 1 for each value of an output"
+    needed = {
+        OutputKind.DENSE: "class ids for each place of an output",
+        OutputKind.REGRESSION: "numbers in an output's shape that are not all the same",
+    }.get(wanted, "0 or 1 for each value of an output")  # type: ignore[arg-type]
     raise RecipeError(
         f"can't judge by {name}",
         why=f"it needs labels that are {needed}" + (", and several outputs fit" if len(found) > 1 else ""),
         mend="add such an array `label` to the evaluation data, name an output with --judge, or take --metric cosine",
     )
+
+
+def _of_sets(name: str | None, data: Dataset, spec: TensorSpec, form: OutputForm, sample: Arrays | None) -> Metric:
+    if name is None:
+        name = "binary_accuracy" if math.prod(data.labels.shape[1:]) == 1 else "f1"  # type: ignore[union-attr]
+    values = None if sample is None else sample.get(spec.name)
+    shares = form.ending == "sigmoid" or (values is not None and bool(((values >= 0) & (values <= 1)).all()))
+    scorer = f1_of(0.5 if shares else 0.0)
+    return dataclasses.replace(METRICS[name], per_sample=scorer, output=spec.name)
+
+
+def _of_numbers(data: Dataset, output: str) -> Metric | None:
+    labels = read_labels(data)
+    spread = spread_of(labels) if np.isfinite(labels).all() else None
+    if spread is None:
+        return None
+    told = ",".join(f"{value:.9g}" for value in spread[:8])  # other labels give other scores
+    return dataclasses.replace(METRICS["r2"], per_sample=r2_of(spread), output=output, code=told)
 
 
 def _of_places(name: str, axis: int, output: str) -> Metric:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from compress import __version__
 from compress.artifact import Artifact, sha256_of
-from compress.errors import ArtifactError
-from compress.files import locked, make_folder, remove_empty
+from compress.errors import ArtifactError, ResourceError
+from compress.files import LOCK, locked, make_folder, remove_empty
 from compress.latency import Latency
 from compress.model import EngineModel, OnnxModel
 from compress.report import Report
@@ -50,7 +50,16 @@ def claimed(output: Path, work: Path | None = None, inputs: Sequence[Path] = ())
         if work is not None:  # its own folder may be all that can be written
             stack.callback(remove_empty, _reachable(_real(work) / "stage"))
             stack.enter_context(locked(_real(work), inside=True))
-        yield
+        try:
+            yield
+        except Exception as err:
+            if work is None or (_real(work) / LOCK).exists():
+                raise
+            raise ResourceError(
+                f"{work} is gone",
+                why="something has removed it, and what this run kept in it, while the run was on",
+                mend="give the same command again, with --work where nothing cleans up",
+            ) from err
 
 
 def _real(path: Path) -> Path:

@@ -18,7 +18,7 @@ from torch import fx, nn
 from compress.artifact import TensorSpec
 from compress.model import TorchModel
 
-__all__ = ["Ending", "OutputForm", "OutputKind", "by_labels", "ending_of", "form_of", "kind_of"]
+__all__ = ["Ending", "OutputForm", "OutputKind", "by_labels", "class_axis", "ending_of", "form_of", "kind_of"]
 
 Ending = Literal["softmax", "log_softmax", "sigmoid", "normalize"]
 
@@ -88,13 +88,22 @@ def form_of(model: TorchModel, name: str, labels: Any | None = None) -> OutputFo
     dims = len(spec.shape)
     if ending in ("softmax", "log_softmax"):
         kind = OutputKind.SOFTMAX if dims == 2 else OutputKind.DENSE
-        return OutputForm(kind, 1 if dims != 3 else -1, ending, f"the network ends in {ending}")
+        return OutputForm(kind, class_axis(spec.shape), ending, f"the network ends in {ending}")
     if ending is not None:
         kind = OutputKind.SIGMOID if ending == "sigmoid" else OutputKind.EMBEDDING
         return OutputForm(kind, 1, ending, f"the network ends in {ending}")
     if dims == 2 and spec.shape[1] != 1:
         return OutputForm(OutputKind.SOFTMAX, 1, None, "its shape is that of a logit for each class")
     return OutputForm(OutputKind.REGRESSION, 1, None, "nothing says that it is more than numbers")
+
+
+def class_axis(shape: tuple[int | str, ...]) -> int:
+    """Where the classes most likely are, of an output without labels that tell: last in a sequence, else second.
+
+    Args:
+        shape: of the output; a size that varies counts no classes.
+    """
+    return -1 if len(shape) == 3 and (isinstance(shape[2], int) or not isinstance(shape[1], int)) else 1
 
 
 def by_labels(labels: Any, spec: TensorSpec, ending: Ending | None) -> OutputForm | None:
@@ -119,11 +128,20 @@ def by_labels(labels: Any, spec: TensorSpec, ending: Ending | None) -> OutputFor
     if not np.isin(values, (0, 1)).all():
         if whole and ending == "sigmoid":
             return None
+        if ending != "sigmoid" and _shares(values):
+            return OutputForm(OutputKind.SOFTMAX, 1, ending, "the labels are shares of classes")
         return OutputForm(OutputKind.REGRESSION, 1, ending, "the labels are numbers in its shape")
     one = values.ndim == 2 and values.shape[1] > 1 and bool((values.sum(1) == 1).all())
     if one and ending != "sigmoid":
         return OutputForm(OutputKind.SOFTMAX, 1, ending, "the labels are one-hot")
     return OutputForm(OutputKind.SIGMOID, 1, ending, "the labels are 0 or 1, each by itself")
+
+
+def _shares(values: np.ndarray[Any, Any]) -> bool:
+    """Whether each row is a distribution over classes."""
+    if values.ndim != 2 or values.shape[1] < 2 or values.dtype.kind != "f":
+        return False
+    return bool((values >= 0).all() and np.allclose(values.sum(1), 1.0, atol=1e-3))
 
 
 def _fits(want: tuple[int | str, ...], have: tuple[int, ...]) -> bool:

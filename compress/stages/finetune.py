@@ -18,7 +18,7 @@ from compress.artifact import Signature
 from compress.dataset import Dataset
 from compress.errors import RecipeError
 from compress.model import Model, TorchModel
-from compress.output_kind import OutputForm, OutputKind, form_of
+from compress.output_kind import OutputForm, OutputKind, class_axis, form_of
 from compress.stages import Given, Progress
 from compress.training.augment import augmentation, code_of, refuse_augmentation
 from compress.training.labels import refuse_labels
@@ -179,7 +179,9 @@ class Finetune:
             kind = OutputKind(self.training.loss)
             if kind is OutputKind.DENSE and len(shapes[0]) < 3:
                 kind = OutputKind.SOFTMAX
-            first = dataclasses.replace(first, kind=kind, because="it was asked for")
+            told = first.kind in (OutputKind.SOFTMAX, OutputKind.DENSE)
+            axis = first.axis if told else class_axis(shapes[0])
+            first = dataclasses.replace(first, kind=kind, axis=axis, because="it was asked for")
         rest = [form_of(model, name) for name in names[1:]]
         # Beside other outputs nothing says that numbers in a row are classes.
         plain = OutputForm(OutputKind.REGRESSION, because="nothing says that it is more than numbers")

@@ -102,8 +102,8 @@ class HalfOnnx:
             )
         if self.precision == "bf16":
             warnings.append(
-                "BF16 was emulated in FP32, as ONNX Runtime has no kernels for it on the CPU: what is said of its "
-                "accuracy holds, its speed was not measured."
+                "ONNX Runtime has no kernels for BF16 on a CPU, and can't open the file there: it is for GPUs. Here "
+                "BF16 was emulated in FP32: what is said of its accuracy holds, its speed was not measured."
             )
         halves, floats = _precision(path)
         progress(1, 1, f"{counted(halves, 'nodes')} in {self.precision.upper()}, {floats} in FP32")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -135,7 +136,7 @@ class PruneChannels:
             kept.write(channels.known)
         before = channels.macs({})
         if not channels.groups or before == 0:
-            raise _nothing(channels)
+            raise _nothing(channels, model)
         return Prepared(
             model, channels, importance_of(channels, self.importance, self.seed, self.data, progress), before
         )
@@ -155,6 +156,7 @@ class PruneChannels:
         while True:  # until what is removed is proven; each time around there is a group less
             reached, removed, rounded = self._best(prepared, progress)
             if abs(reached - self.fraction) > TOLERANCE:
+                self._refuse_rounding(prepared, reached, progress)
                 raise StageError(
                     f"can't remove {self.fraction:.0%} of the MACs" if reached > 0 else "nothing was pruned",
                     why=f"the nearest that keeps the outputs' shapes is {reached:.1%}; {_listed(channels.left_alone)}",
@@ -163,7 +165,7 @@ class PruneChannels:
             if not prove or not channels.leave(removed, progress):
                 break
             if not channels.groups:
-                raise _nothing(channels)
+                raise _nothing(channels, model)
         pruned = channels.pruned(removed)
         same_outputs(pruned, model.signature)
         lost = 1 - torch_params(pruned) / torch_params(model.module)
@@ -188,6 +190,19 @@ class PruneChannels:
                 "left_alone": dict(channels.left_alone),
             },
             warnings=tuple(warnings),
+        )
+
+    def _refuse_rounding(self, prepared: Prepared, reached: float, progress: Progress) -> None:
+        """Say so where it is the rounding of channel counts that keeps the fraction from being reached."""
+        if self.round_to is None or self.round_to == 1:
+            return
+        free, _, rounded = dataclasses.replace(self, round_to=None)._best(prepared, progress)
+        if abs(free - self.fraction) > TOLERANCE:
+            return
+        raise StageError(
+            f"can't remove {self.fraction:.0%} of the MACs with --round-to {self.round_to}",
+            why=f"channel counts that are multiples of {self.round_to} come no nearer than {reached:.1%}",
+            mend=f"give --round-to {rounded}, which reaches {free:.1%}, or leave it out",
         )
 
     def _best(self, prepared: Prepared, progress: Progress) -> tuple[float, dict[str, list[int]], int]:
@@ -242,7 +257,15 @@ def _width(layer: Any) -> int:
     return int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels)
 
 
-def _nothing(channels: Channels) -> StageError:
+def _nothing(channels: Channels, model: TorchModel) -> StageError:
+    outputs = model.signature.outputs
+    if not any(spec.dtype.startswith("float") for spec in outputs):
+        told = ", ".join(map(str, outputs))
+        return StageError(
+            "nothing was pruned",
+            why=f"the model gives whole numbers alone ({told}), from which it can't be told what a channel changes",
+            mend="give the model that ends in the scores, and choose the largest behind it; or leave --prune out",
+        )
     return StageError(
         "nothing was pruned",
         why=f"no layer could lose a channel; {_listed(channels.left_alone)}",

@@ -41,7 +41,7 @@ class Simulation:
         module: gives a dict of outputs.
         activations: by name of the exported graph's tensor.
         layers: how many of those with weights are in INT8.
-        missing: what is rounded in the exported file, and not here.
+        missing: what is rounded in the exported file, and not here, with the layer that it is in.
     """
 
     module: fx.GraphModule
@@ -112,7 +112,25 @@ def simulate(
     module.delete_all_unused_submodules()
     module.recompile()
     layers = sum(edge is not None and plan.operator in LAYERS for plan, edge in constants if plan.given is None)
-    return Simulation(module, activations, layers, tuple(missing))
+    return Simulation(module, activations, layers, tuple(_located(program, floats, name) for name in missing))
+
+
+def _located(program: torch.export.ExportedProgram, floats: FloatGraph, told: str) -> str:
+    """A tensor of the file, with the layer that it is computed in, or the nearest one that is named."""
+    stacks = {node.name: node.meta.get("nn_module_stack") for node in program.graph.nodes}
+    ahead, seen = [told.rsplit(" ", 1)[-1]], set[str]()
+    while ahead:
+        name = ahead.pop(0)
+        if name in seen:
+            continue
+        if stack := stacks.get(name):
+            layer = str(list(stack.values())[-1][0])
+            return f"{told} (in {layer})" if layer else told
+        seen.add(name)
+        after = [str(taker.output[0]) for taker in floats.takers.get(name, ())]
+        before = [str(given) for given in floats.makers[name].input] if name in floats.makers else []
+        ahead += [other for other in (*after, *before) if other not in seen and other in floats.makers]
+    return told
 
 
 def _round_constants(

@@ -213,3 +213,83 @@ def test_a_network_that_finds_edges_is_exported_and_judged_by_its_pixels(tmp_pat
     judge = Judge(open_model(loaded, threads=1), given, metric)
     assert not judge.doubts
     assert judge.original == 1
+
+
+# --- numbers
+
+
+class Line(nn.Module):
+    """A line, and shares of two classes."""
+
+    def __init__(self, slope: float = 2.0, shift: float = 0.0) -> None:
+        super().__init__()
+        self.slope, self.shift = slope, shift
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, 2] → [n, 2]."""
+        return self.slope * x + self.shift
+
+
+def line(**fields: float) -> TorchModel:
+    return model(Line(**fields), "x:float32[batch,2]")
+
+
+def numbers(count: int = 200) -> Dataset:
+    x = np.random.default_rng(1).standard_normal((count, 2))
+    return data(x, (2 * x + 0.1 * np.random.default_rng(2).standard_normal(x.shape)).astype(np.float32))
+
+
+def test_numbers_are_judged_by_their_labels_as_scikit_learn_does() -> None:
+    told = numbers()
+    _, metric, notes = judged(told, None, None, line())
+    assert (metric.name, metric.output, notes) == ("r2", "output", ())
+    judge = Judge(Numpy(2.0), told, metric)
+    given, wanted = 2 * told.inputs["x"], np.asarray(told.labels)
+    shares = 1 - np.square(given - wanted).sum(0) / np.square(wanted - wanted.mean(0)).sum(0)
+    assert judge.original == pytest.approx(shares.mean(), rel=1e-6)
+    assert not judge.doubts
+    lost = judge.drop(Numpy(1.5))
+    assert lost.points > 5
+    assert lost.low is not None
+    assert lost.low < lost.points
+
+
+def test_an_original_that_is_as_good_as_the_mean_label_means_nothing() -> None:
+    told = numbers()
+    _, metric, _ = judged(told, None, None, line())
+    assert "always gives the mean label" in Judge(Numpy(-0.01), told, metric).doubts[0]
+
+
+def test_labels_that_never_change_are_not_judged_by() -> None:
+    told = data(RNG.standard_normal((20, 2)), np.full((20, 2), 7.5, np.float32))
+    assert judged(told, None, None, line())[1].name != "r2"
+    with pytest.raises(RecipeError, match="not all the same"):
+        judged(told, "r2", None, line())
+
+
+def test_shares_of_classes_are_not_numbers_to_hit() -> None:
+    shares = np.random.default_rng(3).dirichlet((1, 1), 30).astype(np.float32)
+    assert judged(data(RNG.standard_normal((30, 2)), shares), None, None, line())[1].name == "agreement"
+
+
+def test_class_ids_of_one_output_are_not_numbers_of_another() -> None:
+    both = Signature(
+        (TensorSpec.parse("x:float32[batch,2]"),),
+        (TensorSpec.parse("value:float32[batch,1]"), TensorSpec.parse("logits:float32[batch,2]")),
+    )
+    for ids in (np.arange(20) % 2, np.arange(20) % 3):
+        found = find_metric(None, data(RNG.standard_normal((20, 2)), ids), both)
+        assert (found.name, found.output) == ("top1", "logits")
+
+
+class Numpy:
+    """A line as a backend."""
+
+    runtime, emulated = "numpy", False
+
+    def __init__(self, slope: float) -> None:
+        self._slope = slope
+
+    def infer(self, inputs: Arrays) -> Arrays:
+        """Outputs by name."""
+        return {"output": (self._slope * inputs["x"]).astype(np.float32)}

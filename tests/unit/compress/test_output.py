@@ -27,11 +27,13 @@ from compress.cli import main
 from compress.errors import ArtifactError, CheckpointError, ResourceError
 from compress.files import locked, write_files
 from compress.footprint import footprint
-from compress.job import optimize, sensitivity
+from compress.job import Silent, export, optimize, sensitivity
 from compress.model import OnnxModel
 from compress.options import OptimizeOptions, SensitivityOptions
 from compress.output import check_output, claimed, replacing
+from compress.pipeline import Outcome
 from compress.shortages import shortages
+from compress.stages import Progress
 from tests.models import build
 
 X = "x:float32[batch,4]"
@@ -337,6 +339,25 @@ def test_ctrl_c_at_any_time_is_one_line_and_leaves_no_half(here: Path, begun: st
     assert "Traceback" not in err
     assert run.returncode == 0 or err.splitlines()[-1].startswith("interrupted")
     assert run.returncode == 0 or Artifact.load(here / "artifact").sha256 == before
+    assert halves(here) == []
+
+
+@pytest.mark.parametrize("begun", ["at the end of a stage", "when one starts"])
+def test_a_work_folder_that_vanishes_is_named(here: Path, begun: str) -> None:
+    class Removing(Silent):
+        def started(self, stage: str) -> Progress:
+            if begun == "when one starts" and stage == "quantize_onnx":
+                shutil.rmtree(here / "artifact.work")
+            return super().started(stage)
+
+        def ended(self, outcome: Outcome) -> None:
+            if begun != "when one starts":
+                shutil.rmtree(here / "artifact.work")
+
+    before = Artifact.load(here / "artifact").sha256
+    with pytest.raises(ResourceError, match="work is gone"):
+        export(here / "model.pt", ExportOptions(output=Path("artifact"), int8="dynamic"), watcher=Removing())
+    assert Artifact.load(here / "artifact").sha256 == before
     assert halves(here) == []
 
 

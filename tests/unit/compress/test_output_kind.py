@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from compress.artifact import Signature, TensorSpec
 from compress.model import TorchModel
-from compress.output_kind import OutputKind, ending_of, form_of, kind_of
+from compress.output_kind import OutputForm, OutputKind, by_labels, class_axis, ending_of, form_of, kind_of
 
 N = 12
 IDS, MAP = np.arange(N) % 4, np.zeros((N, 5, 5), np.int64)
@@ -101,3 +101,26 @@ def test_an_output_is_what_its_labels_its_ending_or_its_shape_say(
     assert form.because
     if kind == "dense":
         assert shape[form.axis] == 4
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [
+        (("batch", 5), 1),
+        (("batch", 5, 8, 8), 1),
+        (("batch", "seq", 5), -1),
+        (("batch", 7, 5), -1),
+        (("batch", 5, "length"), 1),
+    ],
+)
+def test_without_labels_the_shape_says_where_the_classes_are(shape: tuple[int | str, ...], axis: int) -> None:
+    assert class_axis(shape) == axis
+
+
+def test_labels_that_are_shares_of_classes_teach_classes() -> None:
+    spec = TensorSpec("y", "float32", ("batch", 3))
+    shares = np.random.default_rng(0).dirichlet((1, 1, 1), 20).astype(np.float32)
+    assert by_labels(shares, spec, None) == OutputForm(OutputKind.SOFTMAX, because="the labels are shares of classes")
+    twice = by_labels(2 * shares, spec, None)
+    assert twice is not None
+    assert twice.kind is OutputKind.REGRESSION

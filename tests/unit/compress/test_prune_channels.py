@@ -190,3 +190,28 @@ def test_gradients_come_with_labels_or_without(name: str, tmp_path: Path) -> Non
 def test_taylor_without_data_is_refused() -> None:
     with pytest.raises(RecipeError, match="by taylor"):
         PruneChannels(0.5, "taylor").check(loaded("mlp"))
+
+
+def test_a_network_that_gives_class_ids_alone_is_told_so(tmp_path: Path) -> None:
+    class Ids(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.head = nn.Linear(8, 64), nn.Linear(64, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scores: torch.Tensor = self.head(torch.relu(self.inner(x)))
+            return scores.argmax(1)
+
+    with pytest.raises(StageError, match="whole numbers alone") as caught:
+        PruneChannels(0.3).run(wrapped(Ids(), "x:float32[batch,8]"), tmp_path, quiet)
+    assert "ends in the scores" in caught.value.mend
+
+
+def test_a_rounding_that_no_layer_has_the_channels_for_is_told_as_that(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match="--round-to 512") as caught:
+        PruneChannels(0.4, round_to=512).run(loaded("residual"), tmp_path, quiet)
+    assert "--round-to" in caught.value.mend
+    given = PruneChannels(0.4, round_to=int(caught.value.mend.split()[2].rstrip(","))).run(
+        loaded("residual"), tmp_path, quiet
+    )
+    assert given.details["macs_removed"] == pytest.approx(0.4, abs=0.05)

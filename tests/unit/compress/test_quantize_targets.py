@@ -49,7 +49,7 @@ def test_a_family_in_static_int8_answers_nearly_the_same(name: str, target: str,
 def test_a_transposed_convolution_in_groups_is_quantized_with_its_bias(target: str, tmp_path: Path) -> None:
     """Its weight has no axis of all output channels, which its bias has."""
     module = nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), nn.ReLU(), nn.ConvTranspose2d(8, 6, 2, 2, groups=2))
-    model = exported(module.eval(), ["image:float32[batch,3,6,6]"], tmp_path)
+    model = exported(module.eval(), ("image:float32[batch,3,6,6]",), tmp_path)
     data = random_data(model, 32)
     given = QuantizeOnnx("static", data, target=target).run(model, tmp_path / "next", quiet)  # type: ignore[arg-type]
     assert isinstance(given.model, OnnxModel)

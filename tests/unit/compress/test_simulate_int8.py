@@ -315,3 +315,18 @@ def test_the_stage_is_keyed_by_how_the_export_will_be_quantized(case: Case) -> N
     asked = [QuantizeOnnx("static", case.data, reduce_range=reduced) for reduced in (False, True)]
     stages = [TrainQuantized(training(case.model, 8), quantize=each) for each in asked]
     assert stages[0].options != stages[1].options
+
+
+def test_what_is_not_simulated_is_named_with_its_layer(tmp_path: Path) -> None:
+    """The file has padding, parts and a normalization written out, which the program has not."""
+    inner = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, padding_mode="reflect"), nn.GroupNorm(2, 8), nn.ELU())
+    model = wrapped(nn.Sequential(inner, nn.Conv2d(8, 4, 3)).eval(), "image:float32[batch,3,6,6]")
+    program = exported(model, tmp_path / "float.onnx")
+    (tmp_path / "folded").mkdir()
+    folded = FoldOnnx().run(OnnxModel(tmp_path / "float.onnx", model.signature), tmp_path / "folded", quiet).model
+    assert isinstance(folded, OnnxModel)
+    image = np.random.default_rng(0).standard_normal((16, 3, 6, 6)).astype(np.float32)
+    data = Dataset("", {"image": image}, None, "0" * 64)
+    made, _, _ = Case(model, program, folded, data).simulation(QuantizeOnnx("static", data), tmp_path, 0.0)
+    assert made.missing
+    assert all(name.endswith(("(in 0.0)", "(in 0.1)", "(in 0.2)", "(in 1)")) for name in made.missing)
