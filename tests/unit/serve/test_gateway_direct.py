@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -197,6 +199,58 @@ async def test_a_known_head_means_what_it_meant(other: bytes) -> None:
         # Bytes that the parser does not take are not taken because they are as long as what came before.
         status, _, _ = await client.ask(b"X" * len(request()))
         assert status == 400
+
+
+PIECES = (
+    request(), request(), request(), request(JSON + b"Z" * len(RAW)), request(JSON), request(BODY * 3),
+    request(BODY, "x-id: 1"), request()[:40], request()[40:], request()[:-1], request()[-1:], request() + request(),
+    b"\r\n", b"\n", b"\r\n\r\n", request().replace(b"\r\n", b"\n"), request().replace(b"host: x", b"host: x\r\n y: z"),
+    request()[: -len(BODY)], BODY, RAW, request().replace(b"content-length", b"Content-Length"), b"GET /healthz HTTP/1.1\r\n\r\n",
+    request().replace(b"1.1", b"1.0"), request(BODY, "connection: close"), request(BODY, "transfer-encoding: chunked"),
+    request(BODY, "expect: 100-continue"), b"X" * len(request()), request().replace(b"/m/", b"/%6d/"),
+    request(BODY, f"content-length: {len(BODY)}"), request(BODY, "content-length: 1"), request().replace(b"/infer", b"/infer?a=b"),
+)  # fmt: skip
+
+
+async def spoken(address: Address, pieces: Sequence[bytes]) -> bytes:
+    """All that the gateway says to these pieces, sent one after the other."""
+    client = await Client.to(address)
+    await client.warm()
+    said: list[bytes] = []
+
+    async def listen() -> None:
+        with contextlib.suppress(ConnectionError):  # closed on what it has not read
+            while part := await client.reader.read(65536):
+                said.append(part)
+
+    listening = asyncio.ensure_future(listen())
+    for piece in pieces:
+        if not listening.done():
+            client.send(piece)
+        await asyncio.wait((listening,), timeout=0.05)
+    async with asyncio.timeout(30):
+        await listening
+    return b"".join(said)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@with_clients
+async def test_whatever_comes_both_ways_say_the_same(
+    monkeypatch: pytest.MonkeyPatch, taken: list[bool], seed: int
+) -> None:
+    chosen = random.Random(seed)
+    cases = [chosen.choices(PIECES, k=chosen.randint(1, 5)) for _ in range(60)]
+    async with scripted_server(triton) as server:
+        settings = Settings(upstream=(server.url,), port=0, head_timeout_s=1.0, body_timeout_s=1.0, keep_alive_s=1)
+        async with gateway(settings) as address:
+            told = await asyncio.gather(*(spoken(address, case) for case in cases))
+        assert taken.count(True) > len(cases)
+        monkeypatch.setattr(short.Direct, "read", lambda *_: None)
+        async with gateway(settings) as address:
+            long = await asyncio.gather(*(spoken(address, case) for case in cases))
+    assert len(set(long)) > 10
+    for case, said, other in zip(cases, told, long, strict=True):
+        assert said == other, case
 
 
 @with_clients
