@@ -374,6 +374,30 @@ async def test_the_last_answer_of_a_gateway_that_stops(taken: list[bool]) -> Non
 
 
 @with_clients
+async def test_a_gateway_that_stops_does_not_wait_for_ever(taken: list[bool], tmp_path: Path) -> None:
+    hang = False
+
+    async def slow(asked: Received, writer: asyncio.StreamWriter) -> None:
+        if hang:
+            await asyncio.sleep(60)
+        await triton(asked, writer)
+
+    async with scripted_server(slow) as server:
+        settings = Settings(upstream=(server.url,), port=0, drain_timeout_s=1, access_log=tmp_path / "log")
+        async with gateway(settings) as address:
+            client = await Client.to(address)
+            await client.warm()
+            hang = True
+            before = len(server.requests)
+            client.send(request())
+            await until(lambda: len(server.requests) > before)
+            assert taken[-1] is True
+        assert (await client.answer())[0] == 503
+        await client.closed()
+    assert orjson.loads((tmp_path / "log").read_bytes().splitlines()[-1])["status"] == 503
+
+
+@with_clients
 async def test_an_idle_connection_is_closed_and_a_busy_one_is_not(taken: list[bool]) -> None:
     async with (
         scripted_server(triton) as server,
