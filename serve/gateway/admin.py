@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from serve.gateway.infer import read_body
+from serve.gateway.bodies import read_body
 from serve.gateway.loading import Loading
 from serve.gateway.memory import LastingShare, Memory
 from serve.gateway.routes import as_it_came

@@ -26,31 +26,19 @@ from contextlib import suppress
 from serve.gateway.deadline import tells
 from serve.gateway.node import PROBE_TIMEOUT_S, Node
 from serve.gateway.outliers import Outliers, State, Verdict
+from serve.gateway.scopes import Budget, Scope
 from serve.gateway.sequences import UNKNOWN, Sequences
+from serve.gateway.verdicts import STOPPING, is_leaving, verdict_of
 from serve.http_body import GrowingBody
 from serve.http_client import Address, ExchangeError, Response
 from serve.http_message import Held
 
-__all__ = ["Attempt", "Balancer", "Node", "scope_of"]
+__all__ = ["MOST_SENT", "STOPPING", "Attempt", "Balancer", "Node", "scope_of"]
 
 HEALTHY_PANIC_PERCENT = 50
-BUDGET_SHARE = 0.2
-BUDGET_MOST = 50.0
-BUDGET_FIRST = 10.0
 MOST_SENT = 2  # servers that a request may have reached: one that ends a server must not end them all
 MOST_SCOPES, MOST_UNKNOWN = 1000, 64
 SMOOTHING = 0.05
-# Triton's sentences while it stops, and of models that it has unloaded already: whole, for a model may say their words.
-_NAMED = rb"'?[\w.+:@=~/-]{1,300}'?"
-STOPPING = re.compile(
-    rb"(?:in ensemble '[^'\"\\]{0,300}', )?(?:Server (?:is )?not ready|Server exiting|Model (?:version )?not ready|"
-    rb"Server is stopping, scheduler for model has stopped accepting new inference requests|"
-    rb"Request for unknown model ?: (?:" + _NAMED + rb" )?(?:version -?[0-9]+ )?"
-    rb"(?:is not found|is not at ready state|has no available versions)|"
-    + _NAMED
-    + rb" version -?[0-9]+ is not at ready state)\.?"
-)
-MOST_SAID = 2048
 _SCOPE = re.compile(rb"(/v2/models/[^/]+(?:/versions/[^/]+)?)(?:/[a-z]+)?")
 
 logger = logging.getLogger(__name__)
@@ -62,46 +50,6 @@ def scope_of(target: bytes) -> bytes:
         return target[:-6]
     match = _SCOPE.fullmatch(target)
     return match[1] if match is not None else b""
-
-
-class Budget:
-    """Tries that are left."""
-
-    __slots__ = ("left",)
-
-    def __init__(self) -> None:
-        self.left = BUDGET_FIRST
-
-    def earn(self) -> None:
-        """A request has come."""
-        self.left = min(BUDGET_MOST, self.left + BUDGET_SHARE)
-
-    def spend(self) -> bool:
-        """Take one try; False when none is left."""
-        if self.left < 1.0:
-            return False
-        self.left -= 1.0
-        return True
-
-
-class Scope:
-    """What one model's requests may do, and have shown.
-
-    Attributes:
-        outliers: which servers fail for it.
-        budget: its own, or the one of all names that no server has answered for yet.
-        seconds: that good answers take, smoothed; 0 before the first.
-        known: whether a server has answered for it.
-    """
-
-    __slots__ = ("budget", "known", "name", "outliers", "seconds")
-
-    def __init__(self, name: bytes, outliers: Outliers[Node], budget: Budget) -> None:
-        self.name = name
-        self.outliers = outliers
-        self.budget = budget
-        self.seconds = 0.0
-        self.known = False
 
 
 class Attempt:
@@ -290,10 +238,10 @@ class Balancer:
             else:
                 if answer.status == 200 and method == b"POST":
                     self.known(scope)
-                elsewhere = _is_leaving(answer) or (attempt.trial and answer.status >= 500)
+                elsewhere = is_leaving(answer) or (attempt.trial and answer.status >= 500)
                 if not (elsewhere and may and sent < MOST_SENT and scope.budget.spend()):
                     return answer
-                sent += answer.status >= 500 and not _is_leaving(answer)
+                sent += answer.status >= 500 and not is_leaving(answer)
             self._on_retry()
 
     def retried(self) -> None:
@@ -425,8 +373,8 @@ class Balancer:
                 method, target, headers, body, timeout_s=timeout_s, repeatable=repeatable
             )
             server = Verdict.GOOD
-            if method == b"POST" and attempt.scope.name and (attempt.scope.known or not _is_leaving(answer)):
-                model = _verdict(answer)
+            if method == b"POST" and attempt.scope.name and (attempt.scope.known or not is_leaving(answer)):
+                model = verdict_of(answer)
             return answer
         except ExchangeError as err:
             self._on_error(err.kind)
@@ -446,22 +394,3 @@ class Balancer:
             self._servers.joined(node, time.monotonic())
         if node.silent and any(other.ready and other is not node for other in self.nodes):
             node.pool.abort()  # what waits for it is better asked of another
-
-
-def _verdict(answer: Response) -> Verdict:
-    """What an answer says of the model at this server."""
-    if _is_leaving(answer) or answer.status in (502, 503, 504):
-        return Verdict.GATEWAY_FAILURE
-    return Verdict.SERVER_ERROR if answer.status >= 500 else Verdict.GOOD
-
-
-def _is_leaving(answer: Response) -> bool:
-    """Whether this is how Triton turns requests away when it stops, or does not have the model."""
-    return answer.status in (400, 404, 503) and _says_stopping(answer.body)
-
-
-def _says_stopping(body: bytes) -> bool:
-    if len(body) > MOST_SAID:
-        return False
-    error = re.fullmatch(rb'\s*\{"error":\s*"([^"]*)"\}\s*', body)
-    return STOPPING.fullmatch(body.strip() if error is None else error[1]) is not None

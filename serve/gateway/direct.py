@@ -1,9 +1,9 @@
 """The short way of an infer request, by callbacks: from a client's connection to Triton's and back, and no task.
 
 It is for the requests that have nothing to wait for: short, whole, like one that was held against the model's contract
-a moment ago, with a place and a connection to Triton that are free. Each check of the long way (`infer`) is made here,
-in the same order and by the same objects; where one would refuse, or would have to wait, nothing has been counted or
-taken yet, and the request goes the long way, which says so in its own words.
+a moment ago, with a place and a connection to Triton that are free. Each check of the long way (`infer`) is made here
+by the same objects; where one would refuse, or would have to wait, nothing has been counted or taken yet, and the
+request goes the long way, which says so in its own words.
 """
 
 from __future__ import annotations
@@ -14,26 +14,23 @@ import time
 from typing import Protocol
 
 from serve.gateway.admission import Admission
+from serve.gateway.asked import Asked
+from serve.gateway.asking import CLIENT_LEFT
 from serve.gateway.contracts import JSON_AT_HAND, Contracts
-from serve.gateway.deadline import TIMEOUT_HEADER
 from serve.gateway.errors import GatewayError, UpstreamTimeoutError
 from serve.gateway.gate import Gate
 from serve.gateway.identity import Identity
-from serve.gateway.infer_head import JSON, PATH, RETURNED, answer_lines, split_headers
-from serve.gateway.keys import digest_of
+from serve.gateway.infer_head import JSON, RETURNED, answer_lines
 from serve.gateway.memory import SMALL_BYTES
-from serve.gateway.protocol import BINARY_HEADER, SEQUENCE
+from serve.gateway.protocol import SEQUENCE
 from serve.gateway.settings import Settings
 from serve.gateway.suspects import Flight
 from serve.gateway.telemetry import INFER_ROUTE, Telemetry
 from serve.gateway.upstream import Upstream, failure_of
 from serve.http_client import Connection, ExchangeError, Pool, Response
-from serve.http_message import encode_head
-from serve.rollout.plan import Target
 
-__all__ = ["Asked", "Client", "Direct"]
+__all__ = ["Client", "Direct"]
 
-CLIENT_LEFT = 499
 ESCAPE = b"\\u"  # may hide a name
 
 logger = logging.getLogger(__name__)
@@ -50,48 +47,6 @@ class Client(Protocol):
 
     def when_leaving(self, call: _Call | None) -> None:
         """Have `left` called when the client leaves; None for nothing more."""
-
-
-class Asked:
-    """What the head of a request says, worked out once for all requests that begin with the same bytes.
-
-    Attributes:
-        length: of the body.
-        header_length: bytes of its JSON in the binary form; None where it is all JSON.
-        digest: of the key; None where it carries none.
-    """
-
-    __slots__ = ("_head", "_head_of", "digest", "forwarded", "header_length", "length", "path", "target")
-
-    def __init__(
-        self,
-        path: bytes,
-        target: Target,
-        digest: bytes | None,
-        forwarded: list[Header],
-        length: int,
-        header_length: int | None,
-    ) -> None:
-        self.path = path
-        self.target = target
-        self.digest = digest
-        self.forwarded = forwarded
-        self.length = length
-        self.header_length = header_length
-        self._head = b""
-        self._head_of: tuple[int, int | None, Pool] | None = None
-
-    def head_for(self, pool: Pool, length: int, header_length: int | None) -> bytes:
-        """The head that goes to Triton, for a body that may have been written anew; raises ValueError."""
-        of = length, header_length, pool
-        if self._head_of != of:
-            headers = self.forwarded
-            if header_length != self.header_length:
-                headers = [header for header in headers if header[0] != BINARY_HEADER]
-                headers.append((BINARY_HEADER, b"%d" % (header_length or 0)))
-            self._head = encode_head(b"POST", self.path, pool.address, headers, length)
-            self._head_of = of
-        return self._head
 
 
 class Direct:
@@ -121,27 +76,7 @@ class Direct:
             path: as it came, with what follows it.
             headers: their names in lower case.
         """
-        match = PATH.fullmatch(path)
-        if match is None:
-            return None
-        try:
-            forwarded, read = split_headers(headers)
-            key = self.gate.keys.key_of(read)
-        except GatewayError:
-            return None
-        if TIMEOUT_HEADER in read or b"content-encoding" in read:
-            return None
-        length = _number(read.get(b"content-length"))
-        header_length = _number(read.get(BINARY_HEADER))
-        if length is None or (header_length is None and BINARY_HEADER in read):
-            return None
-        if not 0 < (length if header_length is None else header_length) <= length <= SMALL_BYTES:
-            return None
-        if header_length is None and self._validate and length > JSON_AT_HAND:
-            return None
-        target = Target(match[1].decode(), match[2].decode() if match[2] is not None else None)
-        digest = digest_of(key) if key else None
-        return Asked(path, target, digest, forwarded, length, header_length)
+        return Asked.read(path, headers, self.gate.keys, JSON_AT_HAND if self._validate else SMALL_BYTES)
 
     def begin(self, client: Client, asked: Asked, body: bytes) -> bool:
         """Send a request on its way; False, and nothing done, for one that goes the long way."""
@@ -210,10 +145,6 @@ class Direct:
 
     def deadline(self, now: float) -> float:
         return now + self._timeout_s
-
-
-def _number(value: bytes | None) -> int | None:
-    return int(value) if value is not None and value.isdigit() and len(value) < 8 else None
 
 
 class _Call:

@@ -14,6 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Message as ASGIMessage
 
+from serve.gateway.asking import CLIENT_LEFT, ask_model
+from serve.gateway.bodies import read_body
 from serve.gateway.contracts import LONG_JSON, Contracts
 from serve.gateway.deadline import TIMEOUT_HEADER, patience_s
 from serve.gateway.encoding import unpack
@@ -26,7 +28,6 @@ from serve.gateway.errors import (
 )
 from serve.gateway.gate import Gate
 from serve.gateway.identity import Identity
-from serve.gateway.infer import CLIENT_LEFT, ask_model, read_body
 from serve.gateway.memory import Share
 from serve.gateway.metadata import ModelMetadata
 from serve.gateway.plain import from_file

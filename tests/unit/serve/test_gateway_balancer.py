@@ -13,9 +13,11 @@ import orjson
 import pytest
 import uvloop
 
-from serve.gateway.balancer import BUDGET_MOST, Balancer, _is_leaving
+from serve.gateway.balancer import Balancer
 from serve.gateway.keys import add_key
+from serve.gateway.scopes import BUDGET_MOST
 from serve.gateway.settings import Settings
+from serve.gateway.verdicts import is_leaving
 from serve.http_client import Address, ExchangeError, Response
 from tests.serve_http import Received, Respond, Scripted, answer, gateway, scripted_server
 from tests.unit.serve.test_gateway_upstream import INFER, ask, dead, metric
@@ -355,4 +357,4 @@ def test_a_gateway_discovers_by_itself() -> None:
 )
 def test_only_tritons_own_sentences_tell_that_it_stops(status: int, said: str, leaving: bool) -> None:
     for body in (orjson.dumps({"error": said}), said.encode()):
-        assert _is_leaving(Response(status, [], body, len(body))) is leaving
+        assert is_leaving(Response(status, [], body, len(body))) is leaving

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -199,6 +201,58 @@ async def test_a_known_head_means_what_it_meant(other: bytes) -> None:
         assert status == 400
 
 
+PIECES = (
+    request(), request(), request(), request(JSON + b"Z" * len(RAW)), request(JSON), request(BODY * 3),
+    request(BODY, "x-id: 1"), request()[:40], request()[40:], request()[:-1], request()[-1:], request() + request(),
+    b"\r\n", b"\n", b"\r\n\r\n", request().replace(b"\r\n", b"\n"), request().replace(b"host: x", b"host: x\r\n y: z"),
+    request()[: -len(BODY)], BODY, RAW, request().replace(b"content-length", b"Content-Length"), b"GET /healthz HTTP/1.1\r\n\r\n",
+    request().replace(b"1.1", b"1.0"), request(BODY, "connection: close"), request(BODY, "transfer-encoding: chunked"),
+    request(BODY, "expect: 100-continue"), b"X" * len(request()), request().replace(b"/m/", b"/%6d/"),
+    request(BODY, f"content-length: {len(BODY)}"), request(BODY, "content-length: 1"), request().replace(b"/infer", b"/infer?a=b"),
+)  # fmt: skip
+
+
+async def spoken(address: Address, pieces: Sequence[bytes]) -> bytes:
+    """All that the gateway says to these pieces, sent one after the other."""
+    client = await Client.to(address)
+    await client.warm()
+    said: list[bytes] = []
+
+    async def listen() -> None:
+        with contextlib.suppress(ConnectionError):  # closed on what it has not read
+            while part := await client.reader.read(65536):
+                said.append(part)
+
+    listening = asyncio.ensure_future(listen())
+    for piece in pieces:
+        if not listening.done():
+            client.send(piece)
+        await asyncio.wait((listening,), timeout=0.05)
+    async with asyncio.timeout(30):
+        await listening
+    return b"".join(said)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@with_clients
+async def test_whatever_comes_both_ways_say_the_same(
+    monkeypatch: pytest.MonkeyPatch, taken: list[bool], seed: int
+) -> None:
+    chosen = random.Random(seed)
+    cases = [chosen.choices(PIECES, k=chosen.randint(1, 5)) for _ in range(60)]
+    async with scripted_server(triton) as server:
+        settings = Settings(upstream=(server.url,), port=0, head_timeout_s=1.0, body_timeout_s=1.0, keep_alive_s=1)
+        async with gateway(settings) as address:
+            told = await asyncio.gather(*(spoken(address, case) for case in cases))
+        assert taken.count(True) > len(cases)
+        monkeypatch.setattr(short.Direct, "read", lambda *_: None)
+        async with gateway(settings) as address:
+            long = await asyncio.gather(*(spoken(address, case) for case in cases))
+    assert len(set(long)) > 10
+    for case, said, other in zip(cases, told, long, strict=True):
+        assert said == other, case
+
+
 @with_clients
 async def test_a_key_that_is_revoked_and_a_rate_that_is_used_up(tmp_path: Path, taken: list[bool]) -> None:
     keys = tmp_path / "keys.json"
@@ -317,6 +371,30 @@ async def test_the_last_answer_of_a_gateway_that_stops(taken: list[bool]) -> Non
         assert (status, body, headers["connection"]) == (200, BODY, "close")
         await client.closed()
         await idle.closed()
+
+
+@with_clients
+async def test_a_gateway_that_stops_does_not_wait_for_ever(taken: list[bool], tmp_path: Path) -> None:
+    hang = False
+
+    async def slow(asked: Received, writer: asyncio.StreamWriter) -> None:
+        if hang:
+            await asyncio.sleep(60)
+        await triton(asked, writer)
+
+    async with scripted_server(slow) as server:
+        settings = Settings(upstream=(server.url,), port=0, drain_timeout_s=1, access_log=tmp_path / "log")
+        async with gateway(settings) as address:
+            client = await Client.to(address)
+            await client.warm()
+            hang = True
+            before = len(server.requests)
+            client.send(request())
+            await until(lambda: len(server.requests) > before)
+            assert taken[-1] is True
+        assert (await client.answer())[0] == 503
+        await client.closed()
+    assert orjson.loads((tmp_path / "log").read_bytes().splitlines()[-1])["status"] == 503
 
 
 @with_clients
