@@ -33,6 +33,7 @@ from serve.gateway.memory import CONNECTION_BYTES, MemoryFullError, Share
 from serve.gateway.outages import DEAD_STUB, ModelDownError
 from serve.gateway.release import Grade, Release
 from serve.gateway.released import grade_status, sticky_value
+from serve.gateway.sequences import ends_sequence
 from serve.gateway.settings import Settings
 from serve.gateway.suspects import Flight, StreamFlight
 from serve.gateway.telemetry import GRPC_ROUTE, Observed, Telemetry
@@ -335,6 +336,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
                 seen.trace.done("queue")
             started = time.monotonic()
             self._gate.incidents.outages.check(model)
+            self._claim(identity, request)
             suspects.take_off(flight)
             release = self._gate.releases.get(model) if not request.model_version else None
             if release is None:
@@ -417,6 +419,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
                     identity = keys.identify_key(key)  # it may have been revoked, or its rights changed
                     identity.take()
                     request = await self._checked(identity, body)  # a stream stays with what Triton serves by itself
+                    self._claim(identity, request)
                     await flights.sent(identity.id, request.model_name, self._settings.timeout_s)
                 except GatewayError as err:
                     failed.append(err)
@@ -466,6 +469,12 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
             flights.end()
         if failed:
             await _refuse(context, failed[0])
+
+    def _claim(self, identity: Identity, request: Any) -> None:
+        """Raises TakenSequenceError where the request is of a sequence that another key began."""
+        if request.parameters and (sequence := _about(request)[1]) is not None:
+            ends = ends_sequence(request.parameters)
+            self._gate.incidents.claim(identity.id, request.model_name, sequence, ends=ends)
 
     async def _checked(self, identity: Identity, body: bytes) -> Any:
         """An infer request, after the key's checks.
