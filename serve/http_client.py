@@ -100,8 +100,12 @@ class Pool:
                     if not (err.unanswered and repeatable):
                         raise
                     self.resent += 1
+                    lost = err
                 self._busy.discard(connection)
-                connection = await self._connect(deadline)
+                try:
+                    connection = await self._connect(deadline)
+                except ExchangeError as err:  # no idle connection that was closed: the server died with the request
+                    raise lost from err
             self._busy.add(connection)
             return await connection.exchange(head, body, deadline)
         finally:
