@@ -18,11 +18,11 @@ from serve.gateway.suspects import Suspect, Suspects
 from serve.repository import ModelInfo
 from serve.triton.launch import TritonServer
 from serve.triton.rounds import Rounds
-from serve.triton.stubs import Stub, death_of
+from serve.triton.stubs import Stub, death_of, is_stopped
 
 __all__ = ["Healer", "told", "used_by"]
 
-LOOK_S = 1.0
+LOOK_S, PROBE_S = 1.0, 0.2
 IN_ORDER_S = 0.3  # Triton clears a process away that it has asked to end
 STEADY_S, FIRST_S, LONGEST_S = 60.0, 0.5, 10.0
 WAITED_S = 0.9
@@ -81,6 +81,7 @@ class Healer:
         self._check = check
         self._watched: dict[int, int] = {}
         self._seen: dict[int, float] = {}  # since when a process is watched
+        self._stopped: dict[int, float] = {}  # when a process was last seen to stand still
         self._models: dict[str, str] = {}  # by instance
         self._healing: dict[str, int] = {}  # how many died since the last load was begun
         self._row: Counter[str] = Counter()
@@ -96,7 +97,9 @@ class Healer:
             while True:
                 with rounds.one():
                     await self._look()
-                await asyncio.sleep(LOOK_S)
+                for _ in range(round(LOOK_S / PROBE_S) or 1):
+                    self._probe()
+                    await asyncio.sleep(min(LOOK_S, PROBE_S))
         finally:
             self._outages.seen = lambda _instance, _began, _model: None
             for pid in list(self._watched):
@@ -120,8 +123,16 @@ class Healer:
             alive.setdefault(stub.instance, []).append(stub.pid)
         return alive
 
+    def _probe(self) -> None:
+        """See which processes stand still: one that kept Triton waiting may go on before Triton says so."""
+        now = time.monotonic()
+        for pid in self._watched:
+            if is_stopped(pid):
+                self._stopped[pid] = now
+
     def _leave(self, pid: int) -> None:
         file = self._watched.pop(pid)
+        self._stopped.pop(pid, None)
         del self._seen[pid]
         asyncio.get_running_loop().remove_reader(file)
         os.close(file)
@@ -161,7 +172,8 @@ class Healer:
 
     async def _confirm(self, instance: str, began: float) -> None:
         """A process that lives, but kept Triton waiting, is out of step with it for good: it gives the answers of
-        requests that were given up to others, and Triton then aborts.
+        requests that were given up to others, and Triton then aborts. So it is ended, once it is proven: the words
+        alone may be a client's, through a model that says what it was told.
         """
         try:
             alive = await self._look()
@@ -169,8 +181,11 @@ class Healer:
                 return
             if instance not in alive:
                 self._lost(self._models[instance], f"its process {instance} is gone")
+            self._probe()
             # A request that began before this process did was told of the one before it.
             for pid in [each for each in alive.get(instance, ()) if self._seen.get(each, began) < began]:
+                if self._stopped.get(pid, -1.0) < began:
+                    continue
                 self._on_event(f"{self._models[instance]}: its process {instance} did not answer Triton; it is ended")
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

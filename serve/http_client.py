@@ -99,7 +99,7 @@ class Pool:
             answer = await connection.exchange(head, body, deadline)
         except ExchangeError as err:
             if connection.used and err.unanswered and repeatable:
-                return await self.again(connection, head, body, deadline)
+                return await self.again(connection, err, head, body, deadline)
             self.give(connection)
             raise
         except BaseException:
@@ -133,18 +133,30 @@ class Pool:
         self._busy.discard(connection)
         self._release(connection)
 
-    async def again(self, lost: Connection, head: bytes, body: bytes | GrowingBody, deadline: float) -> Response:
-        """Send a request once more, on a fresh connection in the place of one that was closed with no response."""
-        self.resent += 1
-        self._busy.discard(lost)
-        lost.close()
-        return await self._fresh(head, body, deadline)
+    async def again(
+        self, connection: Connection, lost: ExchangeError, head: bytes, body: bytes | GrowingBody, deadline: float
+    ) -> Response:
+        """Send a request once more, on a fresh connection in the place of one that was closed with no response.
 
-    async def _fresh(self, head: bytes, body: bytes | GrowingBody, deadline: float) -> Response:
+        Raises:
+            ExchangeError: `lost` where there is nothing to connect to any more: the server died with the request, and
+                it was no idle connection that had been closed.
+        """
+        self.resent += 1
+        self._busy.discard(connection)
+        connection.close()
+        return await self._fresh(head, body, deadline, lost)
+
+    async def _fresh(
+        self, head: bytes, body: bytes | GrowingBody, deadline: float, lost: ExchangeError | None = None
+    ) -> Response:
         """Over a connection of its own, for a slot that is held, and is given back."""
         connection: Connection | None = None
         try:
-            connection = await self._connect(deadline)
+            try:
+                connection = await self._connect(deadline)
+            except ExchangeError as err:
+                raise err if lost is None else lost from err
             self._busy.add(connection)
             return await connection.exchange(head, body, deadline)
         finally:

@@ -22,6 +22,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from hashlib import blake2b
 
 from serve.gateway.deadline import tells
 from serve.gateway.node import PROBE_TIMEOUT_S, Node
@@ -37,6 +38,7 @@ __all__ = ["MOST_SENT", "STOPPING", "Attempt", "Balancer", "Node", "scope_of"]
 
 HEALTHY_PANIC_PERCENT = 50
 MOST_SENT = 2  # servers that a request may have reached: one that ends a server must not end them all
+LOST_S, MOST_LOST, LOST_BYTES = 600.0, 1024, 256 * 1024  # requests whose connection was lost, by their hash
 MOST_SCOPES, MOST_UNKNOWN = 1000, 64
 SMOOTHING = 0.05
 _SCOPE = re.compile(rb"(/v2/models/[^/]+(?:/versions/[^/]+)?)(?:/[a-z]+)?")
@@ -141,6 +143,7 @@ class Balancer:
         self._unknown: OrderedDict[bytes, Scope] = OrderedDict()
         self._unknown_budget = Budget()
         self._sequences: Sequences[Node] = Sequences()
+        self._lost: OrderedDict[bytes, float] = OrderedDict()
         self._probed = asyncio.Event()
 
     @property
@@ -233,6 +236,7 @@ class Balancer:
                 if err.kind == "refused" and sequence is not None:
                     self._sequences.forget(scope.name + sequence)
                 again = may and sent < MOST_SENT and err.kind not in ("timeout", "stalled", "too_large")
+                again = again and not (err.unanswered and self._lost_before(scope, body))
                 if not again or time.monotonic() >= deadline or not scope.budget.spend():
                     raise
             else:
@@ -243,6 +247,19 @@ class Balancer:
                     return answer
                 sent += answer.status >= 500 and not is_leaving(answer)
             self._on_retry()
+
+    def _lost_before(self, scope: Scope, body: bytes | GrowingBody) -> bool:
+        """Whether a connection was lost with this very request before: it may be what ends servers."""
+        said = body if isinstance(body, bytes) else body.so_far() if body.whole else b""
+        if not said:
+            return False
+        what = blake2b(b"%b %d " % (scope.name, len(said)) + said[:LOST_BYTES], digest_size=12).digest()
+        now = time.monotonic()
+        before = self._lost.pop(what, None)
+        self._lost[what] = now
+        if len(self._lost) > MOST_LOST:
+            self._lost.popitem(last=False)
+        return before is not None and now - before < LOST_S
 
     def retried(self) -> None:
         """A request is asked of another server."""

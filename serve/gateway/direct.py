@@ -126,9 +126,9 @@ class Direct:
         for call in list(self.calls):
             call.end_early()
 
-    def spawn(self, call: _Call) -> asyncio.Task[None]:
+    def spawn(self, call: _Call, lost: ExchangeError) -> asyncio.Task[None]:
         """Go on with a request in a task."""
-        task = asyncio.get_running_loop().create_task(call.again())
+        task = asyncio.get_running_loop().create_task(call.again(lost))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -211,7 +211,7 @@ class _Call:
             self._again.cancel()
         self._end(None, GatewayError("the gateway ends", status=503))
 
-    async def again(self) -> None:
+    async def again(self, lost: ExchangeError) -> None:
         """Ask once more, where Triton closed the connection before it answered."""
         if self._gone:
             self._pool.give(self._connection)
@@ -220,7 +220,7 @@ class _Call:
         self._asking = True
         answer, error = None, None
         try:
-            answer = await self._pool.again(self._connection, self._head, self._body, self._deadline)
+            answer = await self._pool.again(self._connection, lost, self._head, self._body, self._deadline)
         except asyncio.CancelledError:
             if self._gone:
                 self._give_up()
@@ -231,7 +231,7 @@ class _Call:
 
     def _done(self, answer: Response | None, error: Exception | None) -> None:
         if isinstance(error, ExchangeError) and error.unanswered:
-            self._again = self._direct.spawn(self)
+            self._again = self._direct.spawn(self, error)
             return
         self._pool.give(self._connection)
         self._end(answer, error)

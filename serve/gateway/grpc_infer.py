@@ -97,6 +97,7 @@ class Inference:
                 seen.trace.done("queue")
             started = time.monotonic()
             self._gate.incidents.outages.check(model)
+            self._incoming.claim(identity, request)
             suspects.take_off(flight)
             release = self._gate.releases.get(model) if not request.model_version else None
             if release is None:

@@ -18,6 +18,7 @@ from serve.gateway.grpc_request import check_message
 from serve.gateway.grpc_status import Context
 from serve.gateway.identity import Identity
 from serve.gateway.memory import CONNECTION_BYTES, Share
+from serve.gateway.sequences import ends_sequence
 from serve.gateway.settings import Settings
 from serve.rollout.plan import Target
 
@@ -150,6 +151,12 @@ class Incoming:
             for tensor in request.inputs:
                 check_shape(tensor.name, tensor.shape, most)
         return request
+
+    def claim(self, identity: Identity, request: Any) -> None:
+        """Raises TakenSequenceError where the request is of a sequence that another key began."""
+        if request.parameters and (sequence := about(request)[1]) is not None:
+            ends = ends_sequence(request.parameters)
+            self._gate.incidents.claim(identity.id, request.model_name, sequence, ends=ends)
 
 
 def parsed(kind: Callable[[], Any], body: bytes) -> Any:

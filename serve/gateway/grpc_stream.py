@@ -64,6 +64,7 @@ class Streams:
                     identity.take()
                     # A stream stays with what Triton serves by itself.
                     request = await self._incoming.request(identity, body)
+                    self._incoming.claim(identity, request)
                     await flights.sent(identity.id, request.model_name, self._settings.timeout_s)
                 except GatewayError as err:
                     failed.append(err)

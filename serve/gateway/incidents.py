@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from serve.gateway.outages import Outages
+from serve.gateway.sequences import Owners
 from serve.gateway.suspects import Suspects
 
 __all__ = ["Incidents"]
@@ -13,7 +14,7 @@ __all__ = ["Incidents"]
 
 @dataclass(frozen=True)
 class Incidents:
-    """Models that are down, and requests that may have done it.
+    """Models that are down, requests that may have done it, and whose sequences the models remember.
 
     Attributes:
         control: HTTP headers that the Triton asks for before it lists its repository.
@@ -22,3 +23,9 @@ class Incidents:
     outages: Outages = field(default_factory=Outages)
     suspects: Suspects = field(default_factory=Suspects)
     control: Mapping[str, str] = field(default_factory=dict)
+    owners: Owners = field(default_factory=Owners)
+
+    def claim(self, key: str, model: str, sequence: bytes, *, ends: bool) -> None:
+        """A request of a sequence is about to be sent; raises TakenSequenceError where another key began it."""
+        deaths = self.outages.deaths
+        self.owners.claim(key, model, sequence, ends=ends, life=(deaths[model], deaths[""]))

@@ -60,7 +60,7 @@ class Answered(Generic[T]):
     @property
     def outcome(self) -> Outcome:
         good = self.grade is Grade.GOOD
-        return Outcome(not good, self.seconds if good else None)
+        return Outcome(self.grade not in (Grade.GOOD, Grade.CLIENT), self.seconds if good else None)
 
 
 Ask = Callable[[Target], Awaitable[tuple[Grade, T]]]
@@ -158,8 +158,7 @@ class Release:
         answered = replace(await self._ask_kept(ask, self.baseline), paired=paired)
         if answered.grade is Grade.CLIENT and movable and not paired and self.plan.fallback and 0 < self.weight < 1:
             second = await _timed(ask, self.candidate)
-            unproven = second.grade not in (Grade.CLIENT, Grade.CUT)
-            self._note("baseline", answered, Grade.FAILED if unproven else Grade.CLIENT)
+            self._note("baseline", answered, _judged(answered.grade, second.grade), told=second.grade is Grade.FAILED)
         else:
             self._note("baseline", answered)
         return answered
@@ -177,12 +176,11 @@ class Release:
         # Also where the candidate blames the client: it may be the candidate that does not understand.
         second = await self._ask_kept(ask, self.baseline)
         self.fallbacks += 1
-        if first.grade is Grade.FAILED and second.grade in (Grade.CLIENT, Grade.FAILED):
+        if first.grade is second.grade is Grade.FAILED:
             # The two are alike in this: it is the request, or what both stand on, and no evidence against the one.
             self.asked["candidate", first.grade] += 1
             return second
-        unproven = first.grade is Grade.CLIENT and second.grade not in (Grade.CLIENT, Grade.CUT)
-        self._note("candidate", first, Grade.FAILED if unproven else first.grade)
+        self._note("candidate", first, _judged(first.grade, second.grade), told=second.grade is Grade.FAILED)
         return second
 
     async def _ask_kept(self, ask: Ask[T], kept: Target) -> Answered[T]:
@@ -195,13 +193,16 @@ class Release:
             self.lost = True
         return await _timed(ask, Target(self.model))
 
-    def _note(self, variant: Variant, answered: Answered[T], grade: Grade | None = None) -> None:
-        """Take an answer as evidence, with another grade than its own if need be."""
+    def _note(self, variant: Variant, answered: Answered[T], grade: Grade | None = None, *, told: bool = False) -> None:
+        """Take an answer as evidence, with another grade than its own if need be.
+
+        Blame of the client says nothing, but where it is `told` that the other model fails at the same request.
+        """
         if grade is not None:
             answered = replace(answered, grade=grade)
         self.asked[variant, answered.grade] += 1
         course = self.course
-        says_nothing = answered.grade in (Grade.CLIENT, Grade.CUT)
+        says_nothing = answered.grade is Grade.CUT or (answered.grade is Grade.CLIENT and not told)
         if course is None or course.state != "running" or says_nothing or not course.weight:
             return
         if variant == "baseline":
@@ -224,7 +225,11 @@ class Release:
         if Grade.CUT in grades or grades == (Grade.CLIENT, Grade.CLIENT):
             return
         if self.course is not None and self.running:
-            self.course.analysis.copied(candidate.outcome, baseline.outcome)
+            first, second = (
+                replace(each, grade=_judged(each.grade, other)).outcome
+                for each, other in ((candidate, baseline.grade), (baseline, candidate.grade))
+            )
+            self.course.analysis.copied(first, second)
             self.look()
 
     def compared(self, found: Agreement) -> None:
@@ -242,6 +247,15 @@ class Release:
             self.dropped += 1
             return False
         return True
+
+
+def _judged(grade: Grade, other: Grade) -> Grade:
+    """What an answer is worth beside the other model's to the same request.
+
+    Blame of the client is a failure where the other answered well. Where the other failed, it was right: to say 400 of
+    bad input is better than to say 500.
+    """
+    return Grade.FAILED if grade is Grade.CLIENT and other is Grade.GOOD else grade
 
 
 async def _timed(ask: Ask[T], target: Target) -> Answered[T]:

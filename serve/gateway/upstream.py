@@ -26,8 +26,8 @@ from serve.gateway.incidents import Incidents
 from serve.gateway.memory import LastingShare, Memory
 from serve.gateway.metadata import ModelMetadata
 from serve.gateway.node import Node
-from serve.gateway.outages import DEAD_STUB, ModelDownError, Outages
-from serve.gateway.sequences import sequence_of
+from serve.gateway.outages import DEAD_STUB, ModelDownError
+from serve.gateway.sequences import named_sequence, sequence_of
 from serve.gateway.settings import Settings
 from serve.gateway.telemetry import Telemetry
 from serve.gateway.tensors import ProtocolError
@@ -85,7 +85,8 @@ class Upstream:
             telemetry.joined.inc(count)
             telemetry.batches.inc()
 
-        self.outages = Outages()
+        self._incidents = Incidents()
+        self.outages = self._incidents.outages
         self._control: list[tuple[bytes, bytes]] = []
         self.answers_for_name: Callable[[str, str], bool] = lambda *_: False  # releases know
         self._settings = settings
@@ -102,6 +103,7 @@ class Upstream:
     def follow(self, incidents: Incidents) -> None:
         """Take what is known of models that are down, and of who may list them, from there."""
         self.outages = incidents.outages
+        self._incidents = incidents
         self._control = [(name.encode(), value.encode()) for name, value in incidents.control.items()]
 
     async def get(self, path: str, *, timeout_s: float | None = None) -> Response:
@@ -128,7 +130,13 @@ class Upstream:
         began = time.monotonic()
         try:
             coalescer = self._coalescer
-            if coalescer is not None and who is not None and isinstance(body, bytes) and coalescer.takes(headers):
+            sequence = sequence_of(headers, body)
+            if sequence is not None:
+                if who and (named := named_sequence(headers, body)) is not None:
+                    model = path.decode().split("/")[3]
+                    self._incidents.claim(who.decode(), model, named[0], ends=named[1])
+                answer = await self._exchange(path, headers, body, timeout_s, sequence)
+            elif coalescer is not None and who is not None and isinstance(body, bytes) and coalescer.takes(headers):
                 who = b"" if self._settings.coalesce_keys else who
                 answer = await self._coalesced(coalescer, path, headers, body, timeout_s, who)
             else:
@@ -152,11 +160,14 @@ class Upstream:
             raise ModelDownError(model, f"its process {instance} has died")
 
     async def _exchange(
-        self, path: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes | GrowingBody, timeout_s: float
+        self,
+        path: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        body: bytes | GrowingBody,
+        timeout_s: float,
+        sequence: bytes | None = None,
     ) -> Response:
-        return await self.balancer.exchange(
-            b"POST", path, headers, body, timeout_s=timeout_s, sequence=sequence_of(headers, body)
-        )
+        return await self.balancer.exchange(b"POST", path, headers, body, timeout_s=timeout_s, sequence=sequence)
 
     async def _coalesced(
         self,

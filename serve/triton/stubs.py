@@ -12,7 +12,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Stub", "death_of", "signal_name", "stubs_in"]
+__all__ = ["Stub", "death_of", "is_stopped", "signal_name", "stubs_in"]
 
 PROGRAM = b"triton_python_backend_stub"
 INSTANCE = re.compile(r"[\w.+:@=~-]{1,300}")
@@ -53,6 +53,14 @@ def stubs_in(pids: list[int], repository: str) -> list[Stub]:
         if path.startswith(f"{repository}/") and INSTANCE.fullmatch(instance):
             found.append(Stub(pid, path[len(repository) + 1 :].partition("/")[0], instance))
     return found
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process stands still (SIGSTOP, a debugger), by what the kernel says."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
 
 
 def death_of(pid: int) -> str | None:

@@ -104,6 +104,41 @@ def test_what_one_server_loses_is_asked_of_another(lost: Respond) -> None:
     between([lost, fine], check)
 
 
+def test_a_request_that_ends_servers_ends_two_at_most_and_one_more_each_time_it_comes_again() -> None:
+    async def main() -> None:
+        ended: list[int] = []
+
+        async def begin(number: int) -> asyncio.Server:
+            async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                writers.append(writer)
+                while b"die" not in await reader.readuntil(b"}"):
+                    writer.write(answer(b"ok"))
+                ended.append(number)
+                server.close()
+                for each in writers:
+                    each.transport.abort()
+
+            writers: list[asyncio.StreamWriter] = []
+            server = await asyncio.start_server(serve, "127.0.0.1", 0)
+            return server
+
+        servers = [await begin(number) for number in range(5)]
+        addresses = [Address("127.0.0.1", server.sockets[0].getsockname()[1]) for server in servers]
+        balancer = Balancer(addresses, max_connections=4, timeout_s=20.0)
+        for _ in range(10):  # each has a connection that is kept
+            assert (await balancer.exchange(b"POST", INFER, body=b"{}")).body == b"ok"
+        for most in (2, 3, 4):
+            with pytest.raises(ExchangeError):
+                await balancer.exchange(b"POST", INFER, body=b"{die}")
+            assert len(ended) <= most
+        assert (await balancer.exchange(b"POST", INFER, body=b"{}")).body == b"ok"
+        await balancer.close()
+        for server in servers:
+            server.close()
+
+    uvloop.run(main())
+
+
 @pytest.mark.parametrize("verdict", [full])
 def test_a_refusal_that_is_meant_goes_to_the_client(verdict: Respond) -> None:
     async def check(balancer: Balancer, servers: list[Scripted]) -> None:

@@ -257,6 +257,25 @@ async def test_a_baseline_that_alone_blames_the_client_is_what_failed(tmp_path: 
         assert (seen["candidate"], seen["baseline"]) == (0.0, 1.0)
 
 
+@pytest.mark.parametrize("plan", [
+    Plan(steps=(), shadow=100.0, step_s=3600.0), Plan(steps=(50.0,), shadow=0.0, step_s=3600.0),
+    Plan(steps=(50.0,), shadow=50.0, step_s=3600.0),
+], ids=["copies", "shares", "both"])  # fmt: skip
+@in_loop
+async def test_a_candidate_that_fails_where_the_baseline_blames_the_client_is_taken_back(
+    tmp_path: Path, plan: Plan
+) -> None:
+    async with world(tmp_path, FakeTriton(refuses={"m/1"}, fails={"m/2"})) as w:
+        w.store.start("m", Target("m", "2"), plan)
+        await w.until(lambda row: row.state == "running")
+
+        deadline = time.monotonic() + 60
+        while (await w.shown())["state"] == "running":
+            assert time.monotonic() < deadline, await w.shown()
+            assert (await w.ask()).status == 400
+        assert (await w.shown())["state"] == "aborted"
+
+
 @in_loop
 async def test_who_is_asked_second_is_not_judged_by_it(tmp_path: Path) -> None:
     async with world(tmp_path, FakeTriton(fails={"m/1", "m/2"})) as w:

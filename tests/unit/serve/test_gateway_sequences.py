@@ -14,11 +14,22 @@ import orjson
 import pytest
 
 from serve.gateway.balancer import Balancer
+from serve.gateway.errors import BadRequestError
 from serve.gateway.grpc_channels import SERVICE, GrpcChannels
+from serve.gateway.keys import add_key
 from serve.gateway.node import Node
 from serve.gateway.outliers import Verdict
 from serve.gateway.protocol import BINARY_HEADER
-from serve.gateway.sequences import UNKNOWN, Sequences, sequence_of
+from serve.gateway.sequences import (
+    IDLE_S,
+    MOST_OF_KEY,
+    UNKNOWN,
+    Owners,
+    Sequences,
+    TakenSequenceError,
+    named_sequence,
+    sequence_of,
+)
 from serve.gateway.settings import Settings
 from serve.http_client import Address
 from tests.serve_http import Received, answer, gateway, in_loop, scripted_server
@@ -119,6 +130,78 @@ def test_gateways_agree_and_what_began_elsewhere_stays_there() -> None:
     began = mine.host(b"new", hosts, str, ["b"])
     assert [mine.host(b"new", hosts, str, hosts) for _ in range(3)] == [began] * 3 == ["b"] * 3
     assert mine.host(b"new", ["a", "c"], str, ["a", "c"]) in ("a", "c")  # b is gone for good
+
+
+@in_loop
+async def test_another_keys_sequence_is_refused_until_it_ends(tmp_path: Path) -> None:
+    async def respond(received: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(b"{}"))
+
+    keys = tmp_path / "keys.json"
+    alice, bob = ((b"x-api-key", add_key(keys, name)[0].encode()) for name in ("alice", "bob"))
+    last = {"sequence_id": 7, "sequence_end": True}
+    sneaked = (
+        request(7),
+        request("7"),
+        b'{"parameters":{"sequenc\\u0065_id":7},"inputs":[]}',
+        b'{"parameters":{"sequence_id": 007},"inputs":[]}',
+        b'{"parameters":{"sequence_id":1,"sequence_id":7},"inputs":[]}',
+        b'{"parameters":{"sequence_id":7},"parameters":{"sequence_id":1},"inputs":[]}',
+        orjson.dumps({"inputs": [], "parameters": last}),
+    )
+    async with scripted_server(respond) as server:
+        settings = Settings(upstream=(server.url,), port=0, state=tmp_path / "none.db", keys=keys)
+        async with gateway(settings) as address:
+            assert (await ask(address, INFER, request(7), bob)).status == 200
+            for path in (INFER, INFER.replace(b"/infer", b"/versions/1/infer")):
+                for body in sneaked:
+                    found = await ask(address, path, body, alice)
+                    assert found.status in (400, 409), body
+            assert orjson.loads(found.body)["why"].startswith("another key has begun")
+            assert len(server.requests) == 1
+            assert (await ask(address, INFER, request(8), alice)).status == 200
+            assert (await ask(address, INFER, b'{"inputs":[]}', alice)).status == 200
+            assert (await ask(address, INFER, orjson.dumps({"inputs": [], "parameters": last}), bob)).status == 200
+            assert (await ask(address, INFER, request(7), alice)).status == 200
+            assert (await ask(address, INFER, request(7), bob)).status == 409
+
+
+def test_a_sequence_is_free_when_it_is_idle_or_its_process_died() -> None:
+    now = 0.0
+    owners = Owners(lambda: now)
+    owners.claim("a", "m", b"1", ends=False, life=0)
+    owners.claim("b", "n", b"1", ends=False, life=0)
+    now = IDLE_S - 1
+    with pytest.raises(TakenSequenceError):
+        owners.claim("b", "m", b"1", ends=False, life=0)
+    owners.claim("a", "m", b"1", ends=False, life=0)
+    now += 2
+    with pytest.raises(TakenSequenceError):
+        owners.claim("b", "m", b"1", ends=True, life=0)
+    owners.claim("b", "m", b"1", ends=False, life=1)
+    with pytest.raises(TakenSequenceError):
+        owners.claim("a", "m", b"1", ends=False, life=1)
+    now += IDLE_S
+    owners.claim("a", "m", b"1", ends=True, life=1)
+    owners.claim("", "m", b"1", ends=False)
+    owners.claim("b", "m", b"1", ends=True)
+
+
+def test_one_key_has_room_for_so_many_and_none_of_anothers() -> None:
+    owners = Owners()
+    owners.claim("b", "m", b"mine", ends=False)
+    for number in range(2 * MOST_OF_KEY):
+        owners.claim("a", "m", b"%d" % number, ends=False)
+    assert len(owners._of) == MOST_OF_KEY + 1
+    with pytest.raises(TakenSequenceError):
+        owners.claim("a", "m", b"mine", ends=False)
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"parameters":{"sequence_id":[7]}}', b'{"parameters":[1]}',
+                                  b'{"parameters":{"sequence_id":7,"sequence_end":1}}'])  # fmt: skip
+def test_what_can_not_be_read_is_of_nobodys_sequence(body: bytes) -> None:
+    with pytest.raises(BadRequestError):
+        named_sequence((), body)
 
 
 class Echo(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc.aio's types are not published

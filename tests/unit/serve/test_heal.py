@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from serve import heal
 from serve.gateway.outages import Outages
 from serve.gateway.suspects import Suspects
 from serve.heal import Healer
-from serve.triton.stubs import Stub
+from serve.triton.stubs import Stub, is_stopped
 from tests.serve_http import in_loop
 
 pytestmark = pytest.mark.clock
@@ -46,9 +46,45 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(6000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come about")
+
+
 def healer(process: subprocess.Popen[bytes], uses: Any, events: list[str]) -> Healer:
     triton: Any = Running(process.pid)
     return Healer(triton, uses, Outages(), Suspects(), events.append)
+
+
+@in_loop
+async def test_a_process_that_does_not_stand_still_is_not_ended_for_what_is_said(
+    process: subprocess.Popen[bytes],
+) -> None:
+    one = healer(process, lambda: USERS, [])
+    await one._look()
+    one._seen[process.pid] = time.monotonic() - 60
+    one._stopped[process.pid] = time.monotonic() - 40  # before the request that is told so
+    one._reported("net_0_0", time.monotonic() - 30, "net")
+    await asyncio.gather(*one._tasks)
+    assert process.poll() is None
+    one._leave(process.pid)
+
+
+@in_loop
+async def test_one_that_goes_on_after_it_stood_still_is_ended(process: subprocess.Popen[bytes]) -> None:
+    one = healer(process, lambda: USERS, [])
+    await one._look()
+    one._seen[process.pid] = time.monotonic() - 60
+    process.send_signal(signal.SIGSTOP)
+    await until(lambda: is_stopped(process.pid))
+    one._probe()
+    process.send_signal(signal.SIGCONT)
+    one._reported("net_0_0", time.monotonic() - 30, "net")
+    await until(lambda: process.pid not in one._watched)
+    assert await asyncio.to_thread(process.wait, 60) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(("asked", "ended"), [("net", True), ("ensemble", True), ("other", False), ("gone", False)])
@@ -57,6 +93,8 @@ async def test_only_a_model_that_is_made_of_it_can_say_that_it_is_unhealthy(
     process: subprocess.Popen[bytes], asked: str, ended: bool
 ) -> None:
     events: list[str] = []
+    process.send_signal(signal.SIGSTOP)
+    await until(lambda: is_stopped(process.pid))
     one = healer(process, lambda: USERS, events)
     await one._look()
     one._seen[process.pid] = time.monotonic() - 60
