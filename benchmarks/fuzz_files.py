@@ -61,7 +61,7 @@ def main() -> None:
                 counts["cases"] += 1
                 counts[line["outcome"]] += 1
                 counts["canaries"] += line["canary"]
-                by_kind[f"{kind} {line['outcome']}"] += 1
+                by_kind[f"{kind} {line.get('ended', line['outcome'])}"] += 1
                 peak = max(peak, line["peak"])
                 if line["outcome"] == "crashes" or line["canary"]:
                     crashes.append(line)
@@ -83,7 +83,7 @@ def part(kind: str, start: int, folder: Path) -> None:
     """Some cases, a line of JSON for each."""
     import torch
 
-    from tests.hostile.fuzz import changed, opened
+    from tests.hostile.fuzz import changed, ended
 
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_AS, (LIMIT, LIMIT))
@@ -92,7 +92,8 @@ def part(kind: str, start: int, folder: Path) -> None:
         path.write_bytes(changed(kind, Random(case), canary))  # noqa: S311  cases, not secrets
         line: dict[str, Any] = {"kind": kind, "case": case}
         try:
-            line["outcome"] = opened(path)
+            line["ended"] = ended(path)
+            line["outcome"] = "loaded" if line["ended"] == "loaded" else "refused"
         except Exception as err:  # what is looked for
             where = traceback.extract_tb(err.__traceback__)[-1]
             line |= {

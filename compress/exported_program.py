@@ -27,6 +27,7 @@ from compress.errors import CheckpointError, ToolkitError, first_line
 from compress.infer import infer_signature
 from compress.model import TorchModel
 from compress.vetting.archive import Archive, ArchiveError, Entry
+from compress.vetting.guards import guard_module
 from compress.vetting.program import clean_payloads, clean_program
 from compress.wording import counted
 
@@ -66,6 +67,8 @@ def load_exported_program(path: Path, *, trust: bool, sizes: Mapping[str, int] |
     try:
         program = _as_torch_reads_it(path) if trust else _as_understood(path)
         module = program.module(check_guards=False)
+        if not trust:
+            guard_module(module)
     except ToolkitError:
         raise
     except RecursionError as err:

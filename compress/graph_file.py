@@ -28,6 +28,10 @@ from compress.vetting.growth import Growth, GrowthError
 __all__ = ["GraphError", "from_data", "to_data"]
 
 _NODES = 50_000
+_TYPES = {
+    f"torch.{kind}Tensor"
+    for kind in ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
+}
 _KEYS = {"name", "op", "target", "args", "kwargs"}
 
 
@@ -208,6 +212,10 @@ def _add(graph: fx.Graph, node: Any, name: str, root: nn.Module, decoder: Decode
             if given not in methods() or not args or not isinstance(args[0], fx.Node):
                 raise GraphError(f"{given!r} is not a method of tensors")
             target = given
+            if given == "type" and not _names_no_memory(args, kwargs):
+                raise GraphError("a type that it asks for is none of plain tensors")
+            if given == "repeat_interleave":
+                op, target = "call_function", function_of("torch.repeat_interleave")
         case "call_module":
             if _at(root, given) is None:
                 raise GraphError(f"{ascii(given)[:100]} is not a layer of it")
@@ -220,6 +228,17 @@ def _add(graph: fx.Graph, node: Any, name: str, root: nn.Module, decoder: Decode
             raise GraphError(f"{ascii(op)[:100]} is no kind of node")
     made = decoder.made[node["name"]] = graph.create_node(op, target, args, kwargs, name=name)
     return made
+
+
+def _names_no_memory(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether what `Tensor.type` is asked for is a dtype: a text names sparse tensors, too."""
+    given = (*args[1:], *(value for key, value in kwargs.items() if key != "non_blocking"))
+    return all(
+        (isinstance(value, torch.dtype | bool))
+        or (type(value) is str and value in _TYPES)
+        or (isinstance(value, fx.Node) and (value.target == "type" or value.args[1:] == ("dtype",)))
+        for value in given
+    )
 
 
 def _at(root: nn.Module, path: str, *, tensor: bool = False) -> Any:

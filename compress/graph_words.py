@@ -47,7 +47,8 @@ def _functions() -> dict[str, Callable[..., Any]]:
 
 @functools.cache
 def _names() -> dict[Callable[..., Any], str]:
-    return {function: name for name, function in _functions().items()} | {getattr: "builtins.getattr"}
+    own = {getattr(function, "__wrapped__", function): name for name, function in functions().items()}
+    return own | {function: name for name, function in _functions().items()} | {getattr: "builtins.getattr"}
 
 
 def name_of(function: Callable[..., Any]) -> str:

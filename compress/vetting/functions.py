@@ -18,6 +18,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
+from compress.vetting.guards import guarded
 from compress.vetting.operators import function_of_tensors
 
 __all__ = ["functions", "methods"]
@@ -59,6 +60,11 @@ _IN_PYTHON = {
         "log2 modf nextafter pow prod radians remainder sin sinh sqrt tan tanh trunc ulp"
     ),
 }
+# What layers and torch.nn.functional call with arguments that they have checked.
+_UNCHECKED = (
+    "cudnn_batch_norm embedding_bag gru gru_cell lstm lstm_cell native_channel_shuffle native_dropout "
+    "native_group_norm native_layer_norm native_norm rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell"
+)
 _METHODS = (
     "bfloat16 bool byte cdouble cfloat char cpu cuda dim dim_order double element_size fill_diagonal_ float get_device "
     "half int is_contiguous is_same_size is_signed long ndimension nelement new_tensor numel put put_ requires_grad_ "
@@ -75,7 +81,10 @@ def functions() -> dict[str, Callable[..., object]]:
         if space in _SPACES:
             named += [name for name in dir(space) if _listed(space, name)]
         module = "_operator" if space is operator else space.__name__  # what torch.fx finds it under
-        table |= {f"{module}.{name}": getattr(space, name) for name in named if hasattr(space, name)}
+        if space is torch:
+            named = [name for name in named if name not in _UNCHECKED.split()]
+        known = {f"{module}.{name}": getattr(space, name) for name in named if hasattr(space, name)}
+        table |= {name: guarded(name, function) for name, function in known.items()}
     return table
 
 

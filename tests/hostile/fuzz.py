@@ -30,11 +30,12 @@ from compress.engine.lint import lint_tensorrt
 from compress.errors import ToolkitError
 from compress.model import OnnxModel
 from compress.onnx_input import signature_of_onnx
+from compress.vetting.functions import functions, methods
 from tests.hostile.exported_programs import _plain as program_entries
 from tests.hostile.onnx_files import model as onnx_model
 from tests.hostile.pickles import calling, expression, node
 
-__all__ = ["KINDS", "changed", "opened"]
+__all__ = ["KINDS", "changed", "ended", "opened"]
 
 KINDS = (".pt2", ".pt", ".onnx", ".npz", ".npy")
 ONE = Signature((TensorSpec("x", "float32", ("batch", 4)),), ())
@@ -48,6 +49,11 @@ def opened(path: Path) -> Outcome:
     Raises:
         Exception: a crash: anything but the toolkit's own errors.
     """
+    return "loaded" if ended(path) == "loaded" else "refused"
+
+
+def ended(path: Path) -> str:
+    """Open a file: "loaded", or where it was refused: by its "reader", the checks of its "graph", or its "run"."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -60,13 +66,17 @@ def opened(path: Path) -> Outcome:
                 data = Dataset.open(str(path), ONE)
                 for batch, _ in data.batches(64):
                     assert batch["x"].shape[1:] == (4,)
-    except ToolkitError:
-        return "refused"
+    except ToolkitError as err:
+        if "does not run" in err.why or "its graph gives" in err.why or "memory" in err.what:
+            return "run"
+        return "graph" if "malformed" in err.why or "signature" in err.what else "reader"
     return "loaded"
 
 
 def changed(kind: str, random: Random, canary: Path) -> bytes:
     """A file of a kind with one to four changes; code in it would write the canary."""
+    if kind == ".pt" and random.random() < 0.6:  # whole, so that its graph is what is tried
+        return _calls(random)
     if kind == ".pt2" and random.random() < 0.7:
         whole = _archive(_with_json(dict(program_entries()), random, canary), random)
     elif kind == ".pt" and random.random() < 0.7:
@@ -110,6 +120,46 @@ def _native() -> dict[str, Any]:
     calling({"list": [1, 2.0, None, {"slice": [0, 1, None]}]}, alpha={"torch": "float32"})(graph)
     signature = {"inputs": ["x:float32[batch,4]"], "outputs": ["output:float32[batch,4]"]}
     return {"format": "compress.model", "version": 1, "signature": signature, "graph": graph}
+
+
+def _calls(random: Random) -> bytes:
+    """A native file that is as it should be, but for what a few nodes of it call."""
+    nodes, known = [node("x", "placeholder", "x"), node("y", "call_module", "0", {"node": "x"})], ["x", "y"]
+    layer: torch.nn.Module = random.choice((torch.nn.Linear(4, 4), torch.nn.Identity(), torch.nn.Softmax(1)))
+    for number in range(random.randint(1, 4)):
+        name = f"z{number}"
+        if random.random() < 0.5:
+            given = [_argument(random, known) for _ in range(random.randint(0, 3))]
+            nodes.append(node(name, "call_method", random.choice(sorted(methods())), {"node": known[-1]}, *given))
+        else:
+            given = [_argument(random, known) for _ in range(random.randint(1, 5))]
+            nodes.append(node(name, "call_function", random.choice(sorted(functions())), *given))
+        if random.random() < 0.1:
+            nodes[-1]["kwargs"]["dict"].append([random.choice(("dim", "out", "size", "p")), _argument(random, known)])
+        if random.random() < 0.5:
+            known.append(name)
+    nodes.append(node("output", "output", "output", {"node": random.choice((known[-1], "y"))}))
+    parts = {"modules": {"0": layer}, "parameters": {}, "buffers": {}}
+    signature = {"inputs": ["x:float32[batch,4]"], "outputs": ["output:float32[batch,4]"]}
+    out = io.BytesIO()
+    whole = {"format": "compress.model", "version": 1, "signature": signature, "graph": {"nodes": nodes, **parts}}
+    torch.save(whole, out)
+    return out.getvalue()
+
+
+def _argument(random: Random, known: list[str]) -> Any:
+    """Of a node: mostly one that many functions take."""
+    sizes = (0, 1, -1, 2, 3, 4, -5, 1 << 33, (1 << 63) - 1)
+    makers: tuple[Callable[[], Any], ...] = (
+        lambda: {"node": random.choice(known)}, lambda: {"node": random.choice(known)}, lambda: random.choice(sizes),
+        lambda: {"list": [random.choice(sizes) for _ in range(random.randint(0, 4))]},
+        lambda: random.choice((0.0, 0.5, 1.0, -1.0, 1e300, float("nan"))), lambda: random.choice((None, True, False)),
+        lambda: {"list": [{"node": random.choice(known)} for _ in range(random.randint(0, 3))]},
+        lambda: {"torch": random.choice(("float32", "int64", "bool", "float16", "complex64"))},
+        lambda: random.choice(("sum", "mean", "reflect", "ij,jk->ik", "torch.sparse.FloatTensor")),
+        lambda: {"slice": [random.choice((None, *sizes)) for _ in range(3)]},
+    )  # fmt: skip
+    return random.choice(makers)()
 
 
 def _zipped(content: dict[str, bytes], kind: int = zipfile.ZIP_STORED) -> bytes:

@@ -250,6 +250,58 @@ def native_number_that_squares_itself(path: Path, canary: Path) -> None:
     native(path, change)
 
 
+def ending_with(*nodes: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
+    """Further nodes behind the layer, whose last one is named r and given out."""
+
+    def change(graph: dict[str, Any]) -> None:
+        graph["nodes"][2:2] = nodes
+        graph["nodes"][-1]["args"] = {"tuple": [{"node": "r"}]}
+
+    return change
+
+
+def _kernel(name: str, *nodes: dict[str, Any]) -> None:
+    """An attack on a kernel of torch that believes its arguments."""
+
+    def written(path: Path, canary: Path) -> None:
+        del canary
+        native(path, ending_with(*nodes))
+
+    written.__name__ = name
+    attack(".pt", "model")(written)
+
+
+_kernel(
+    "native_repeats_that_overflow",
+    node("l", "call_method", "long", {"node": "y"}),
+    node("f", "call_method", "fill_", {"node": "l"}, 1 << 62),
+    node("e", "call_method", "expand", {"node": "f"}, 2, 4),
+    node("g", "call_method", "flatten", {"node": "e"}),
+    node("r", "call_function", "torch.repeat_interleave", {"node": "g"}),
+)
+_kernel(
+    "native_repeats_that_overflow_by_a_method",
+    node("l", "call_method", "new_ones", {"node": "y"}, {"tuple": [4]}, dtype={"torch": "int64"}),
+    node("f", "call_method", "fill_", {"node": "l"}, 1 << 62),
+    node("r", "call_method", "repeat_interleave", {"node": "y"}, {"node": "f"}, 1),
+)
+_kernel(
+    "native_attention_beyond_its_values",
+    node("q", "call_method", "new_ones", {"node": "y"}, {"tuple": [8, 16, 64, 32]}),
+    node("v", "call_method", "new_ones", {"node": "y"}, {"tuple": [8, 16, 3, 32]}),
+    node(
+        "r", "call_function", "torch.nn.functional.scaled_dot_product_attention",
+        {"node": "q"}, {"node": "q"}, {"node": "v"},
+    ),
+)  # fmt: skip
+_kernel(
+    "native_norm_without_statistics",
+    node("n", "call_function", "torch.native_batch_norm", {"node": "y"}, *[None] * 4, False, 0.1, 1e-5),
+    node("r", "call_function", "_operator.getitem", {"node": "n"}, 0),
+)
+_kernel("native_sparse_tensor_by_its_type", node("r", "call_method", "type", {"node": "y"}, "torch.sparse.FloatTensor"))
+
+
 @attack(".pt", "model")
 def native_inputs_of_many_gigabytes(path: Path, canary: Path) -> None:
     """Each is as large as one may be."""

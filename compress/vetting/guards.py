@@ -1,0 +1,161 @@
+"""Operators of torch that read beyond a tensor, or end the process, where their arguments contradict each other.
+
+Their public forms check them, a file need not call these; or nothing does. What a graph of a file calls is, in place
+of such an operator, a function that looks at the sizes first. While a graph is traced (tensors without memory, proxies)
+nothing is looked at: what is traced was run before.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+__all__ = ["guard_module", "guarded"]
+
+_MOST = 1 << 40
+_GIVEN = Mapping[str, Any]
+
+
+def _attention(given: _GIVEN) -> bool:
+    """Queries [..., L, E], keys [..., S, E] and values [..., S, V]."""
+    query, key, value = given["query"], given["key"], given["value"]
+    return bool(min(query.dim(), key.dim(), value.dim()) >= 2 and key.shape[-2] == value.shape[-2])
+
+
+def _flash(given: _GIVEN) -> bool:
+    """The kernel itself broadcasts nothing, and divides by sizes."""
+    tensors = [given[name] for name in ("query", "key", "value")]
+    same = len({(x.shape[:2], x.shape[-1], x.dtype) for x in tensors}) == 1
+    return all(x.dim() == 4 and x.numel() for x in tensors) and same and tensors[1].shape == tensors[2].shape
+
+
+def _batch_norm(given: _GIVEN) -> bool:
+    x = given["input"]
+    sizes = {given[name].shape for name in ("weight", "bias", "running_mean", "running_var") if _real(given.get(name))}
+    return x.dim() >= 2 and sizes <= {x.shape[1:2]} and (given.get("training", False) or _real(given["running_mean"]))
+
+
+def _statistics(given: _GIVEN) -> bool:
+    """Without running ones, only those of the batch are left."""
+    return bool(given["training"]) and _batch_norm({**given, "running_mean": None})
+
+
+def _weight_norm(given: _GIVEN) -> bool:
+    v, g, dim = given["v"], given["g"], given.get("dim", 0)
+    norms = 1 if dim == -1 else v.shape[dim] if 0 <= dim < v.dim() else -1  # -1: one for all of it
+    return bool(v.numel() and g.numel() == norms and g.dtype == v.dtype)
+
+
+def _bag(given: _GIVEN) -> bool:
+    return bool(given["weight"].dim() == 2 and given["indices"].dim() == given["offsets"].dim() == 1)
+
+
+def _repeats(given: _GIVEN) -> bool:
+    repeats: Any = given.get("repeats")
+    return (
+        not _real(repeats) or not repeats.numel() or (int(repeats.min()) >= 0 and float(repeats.double().sum()) < _MOST)
+    )
+
+
+_CHECKS: dict[str, Callable[[_GIVEN], bool]] = {
+    "scaled_dot_product_attention": _attention,
+    "_scaled_dot_product_attention_math": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu": _flash,
+    "_native_batch_norm_legit": _batch_norm,
+    "_native_batch_norm_legit.no_stats": _statistics,
+    "_native_batch_norm_legit_no_training": _batch_norm,
+    "_weight_norm": _weight_norm,
+    "_weight_norm_interface": _weight_norm,
+    "embedding_bag": _bag,
+    "_embedding_bag": _bag,
+    "repeat_interleave": _repeats,
+}
+
+
+def guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of torch by its full name, or what looks at its arguments first."""
+    return _FUNCTIONS.get(name, function)
+
+
+def guard_module(module: nn.Module) -> None:
+    """Put what looks at its arguments in place of each such operator, in a program's graphs."""
+    for part in module.modules():
+        if not isinstance(part, fx.GraphModule):
+            continue
+        for node in part.graph.nodes:
+            if isinstance(node.target, torch._ops.OpOverload):
+                node.target = _of_operator(node.target)
+        part.recompile()
+
+
+@functools.cache
+def _of_operator(operator: torch._ops.OpOverload) -> Callable[..., Any]:
+    packet = operator._schema.name.removeprefix("aten::")
+    check = _CHECKS.get(f"{packet}.{operator._overloadname}", _CHECKS.get(packet))
+    if check is None or operator.namespace != "aten":
+        return operator
+    arguments = operator._schema.arguments
+    defaults = {each.name: each.default_value for each in arguments if each.has_default_value()}
+
+    def given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _GIVEN:
+        return {**defaults, **{each.name: value for each, value in zip(arguments, args, strict=False)}, **kwargs}
+
+    return _checked(operator, f"torch.ops.aten.{packet}", check, given)
+
+
+def _checked(
+    function: Callable[..., Any],
+    name: str,
+    check: Callable[[_GIVEN], bool],
+    given: Callable[[tuple[Any, ...], dict[str, Any]], _GIVEN],
+) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        values = given(args, kwargs)
+        tensors = [value for value in values.values() if isinstance(value, torch.Tensor | fx.Proxy)]
+        if all(map(_real, tensors)) and not torch.compiler.is_compiling() and not torch._C._is_tracing():
+            try:
+                fits = check(values)
+            except (AttributeError, KeyError, TypeError):  # what is to be a tensor is none
+                fits = False
+            if not fits:
+                raise ValueError(f"{name} is called with tensors whose sizes do not fit")
+        return function(*args, **kwargs)
+
+    # torch.fx writes the name of what says that it is torch's own into the source, and would find that.
+    run.__name__, run.__module__ = name.rpartition(".")[2], __name__
+    return run
+
+
+def _real(value: Any) -> bool:
+    return type(value) in (torch.Tensor, nn.Parameter)
+
+
+def _given_attention(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _GIVEN:
+    return {**dict(zip(("query", "key", "value"), args, strict=False)), **kwargs}
+
+
+def _given_repeats(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _GIVEN:
+    """One argument alone is the repeats."""
+    names = ("input", "repeats") if len(args) > 1 or {"input", "self"} & kwargs.keys() else ("repeats",)
+    if len(args) == 1 and "repeats" in kwargs:
+        names = ("input",)
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+# Under the names that they say they have: processes that train together find them by these.
+scaled_dot_product_attention = _checked(
+    torch.nn.functional.scaled_dot_product_attention,
+    "torch.nn.functional.scaled_dot_product_attention",
+    _attention,
+    _given_attention,
+)
+repeat_interleave = _checked(torch.repeat_interleave, "torch.repeat_interleave", _repeats, _given_repeats)
+_FUNCTIONS = {
+    "torch.nn.functional.scaled_dot_product_attention": scaled_dot_product_attention,
+    "torch.repeat_interleave": repeat_interleave,
+}

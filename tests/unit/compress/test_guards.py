@@ -1,0 +1,156 @@
+"""What a graph of a file calls can't read beyond its tensors, nor end the process, and still does its work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from compress.checkpoint import load, save
+from compress.errors import CheckpointError, ToolkitError
+from compress.vetting.functions import functions, methods
+from compress.vetting.guards import guard_module
+from compress.vetting.operators import allowed
+from tests.hostile.pickles import ending_with, native, node
+
+aten = torch.ops.aten
+
+
+class Calls(nn.Module):
+    def __init__(self, then: Callable[..., Any]) -> None:
+        super().__init__()
+        self.then = then
+        self.register_buffer("mean", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.then(x, self.mean)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "aten._reshape_alias.default", "aten._stack.default", "aten._fft_r2c.default", "aten._pdist_forward.default",
+        "aten._batch_norm_with_update.default", "aten._native_multi_head_attention.default",
+        "aten.native_batch_norm.default", "aten.lstm.data", "aten.gru.data",
+        # TorchScript's own, of numbers and lists: a remainder by 0, a list without end, no tensor where one is wanted
+        "aten.remainder.int", "aten.mul.right_", "aten.to.prim_Device", "aten.to.prim_dtype",
+    ],
+)  # fmt: skip
+def test_operators_that_believe_their_arguments_are_not_called(target: str) -> None:
+    namespace, name, overload = target.split(".")
+    assert overload in getattr(getattr(torch.ops, namespace), name).overloads()  # else it would be refused for that
+    assert not allowed(f"torch.ops.{target}")
+
+
+@pytest.mark.parametrize(
+    ("operator", "arguments"),
+    [
+        (aten._native_batch_norm_legit_no_training.default, (None, None, "mean", "mean", 0.1, 1e-5)),
+        (aten._native_batch_norm_legit.no_stats, (None, None, False, 0.1, 1e-5)),
+        (aten._weight_norm.default, ("mean", 0)),
+        (aten._weight_norm_interface.default, ("mean", 0)),
+        (aten.embedding_bag.default, ("indices", "indices")),
+        (aten.scaled_dot_product_attention.default, ("x", "short")),
+        (aten._scaled_dot_product_flash_attention_for_cpu.default, ("short", "x")),
+        (aten.repeat_interleave.self_Tensor, ("huge",)),
+    ],
+    ids=str,
+)
+def test_a_program_whose_arguments_contradict_each_other_is_refused(operator: Any, arguments: tuple[Any, ...]) -> None:
+    x = torch.ones(2, 3, 4, 5)
+    named = {
+        "mean": torch.zeros(1), "x": x, "short": x[:, :, :1], "huge": torch.full((4,), 1 << 62),
+        "indices": torch.zeros(1, 0, dtype=torch.int64),
+    }  # fmt: skip
+    if operator is aten.embedding_bag.default:
+        x = torch.ones(1, 0)
+    root, graph = nn.Module(), torch.fx.Graph()
+    for name, tensor in named.items():
+        root.register_buffer(name, tensor)
+    given = graph.placeholder("x")
+    rest = [graph.get_attr(value) if value in named else value for value in arguments]
+    graph.output(graph.call_function(operator, (given, *rest)))
+    module = torch.fx.GraphModule(root, graph)
+    guard_module(module)
+    with pytest.raises(ValueError, match="sizes do not fit"):
+        module(x)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch, saving what was decomposed
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda x, _: F.scaled_dot_product_attention(x, x[:, :, :1], x[:, :, :1]),
+        lambda x, _: torch.repeat_interleave(x, 2, 1),
+        lambda x, _: x.repeat_interleave(torch.tensor([1, 2, 3]), dim=1),
+        lambda x, m: F.batch_norm(x, m.expand(3), m.expand(3) + 1),
+    ],
+)
+def test_what_fits_is_calculated_as_before(tmp_path: Path, then: Callable[..., Any]) -> None:
+    x = torch.randn(2, 3, 4, 5)
+    module = Calls(then).eval()
+    want = module(x)
+    program = torch.export.export(module, (x,)).run_decompositions()
+    torch.export.save(program, tmp_path / "model.pt2")
+    torch.testing.assert_close(load(tmp_path / "model.pt2").module(x), want)
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda x: F.scaled_dot_product_attention(x, x[:, :1], x[:, :1]),
+        lambda x: torch.repeat_interleave(x, 2, 1),
+        lambda x: x.repeat_interleave(2, dim=1),
+        lambda x: x.type("torch.DoubleTensor"),
+        lambda x: x.long().type(x.dtype),
+        lambda x: x.long().type(torch.float64),
+    ],
+)
+def test_functions_that_are_guarded_are_saved_and_load_twice(tmp_path: Path, then: Callable[..., Any]) -> None:
+    class Forward(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return then(x)
+
+    save(Forward(), tmp_path / "a.pt", inputs="x:float32[batch,3,4]")
+    first = load(tmp_path / "a.pt").module
+    save(first, tmp_path / "b.pt", inputs="x:float32[batch,3,4]")
+    x = torch.randn(2, 3, 4)
+    for module in (first, load(tmp_path / "b.pt").module):
+        torch.testing.assert_close(module(x), then(x))
+
+
+@pytest.mark.parametrize(
+    "kind", ["torch.sparse.FloatTensor", "torch.cuda.FloatTensor", "torch.QUInt8Tensor", "torch.sparse.x"]
+)
+def test_a_type_is_one_of_plain_tensors(tmp_path: Path, kind: str) -> None:
+    native(tmp_path / "a.pt", ending_with(node("r", "call_method", "type", {"node": "y"}, kind)))
+    with pytest.raises(CheckpointError, match="none of plain tensors"):
+        load(tmp_path / "a.pt")
+
+
+def test_repeats_that_overflow_are_refused(tmp_path: Path) -> None:
+    fill = [
+        node("l", "call_method", "new_ones", {"node": "y"}, {"tuple": [4]}, dtype={"torch": "int64"}),
+        node("f", "call_method", "fill_", {"node": "l"}, 1 << 62),
+    ]
+    for last in (
+        node("r", "call_function", "torch.repeat_interleave", {"node": "f"}),
+        node("r", "call_function", "torch.repeat_interleave", repeats={"node": "f"}),
+        node("r", "call_function", "torch.repeat_interleave", {"node": "y"}, {"node": "f"}, 1),
+        node("r", "call_method", "repeat_interleave", {"node": "y"}, repeats={"node": "f"}, dim=1),
+    ):
+        native(tmp_path / "a.pt", ending_with(*fill, last))
+        with pytest.raises(ToolkitError, match="sizes do not fit"):
+            load(tmp_path / "a.pt")
+
+
+def test_what_checks_nothing_has_no_name() -> None:
+    for name in ("native_batch_norm", "lstm", "gru", "embedding_bag", "native_group_norm"):
+        assert f"torch.{name}" not in functions()
+    assert "torch.nn.functional.embedding_bag" in functions()
+    assert "repeat_interleave" in methods()
