@@ -156,7 +156,9 @@ class Pool:
             try:
                 connection = await self._connect(deadline)
             except ExchangeError as err:
-                raise err if lost is None else lost from err
+                if lost is not None:
+                    raise lost from err
+                raise
             self._busy.add(connection)
             return await connection.exchange(head, body, deadline)
         finally:

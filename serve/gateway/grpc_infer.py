@@ -13,7 +13,7 @@ from serve.gateway.errors import GatewayError
 from serve.gateway.gate import Gate
 from serve.gateway.grpc_channels import GrpcChannels
 from serve.gateway.grpc_message import Incoming, about
-from serve.gateway.grpc_status import DEAD, STATUSES, Context, abort, keys_of, refuse
+from serve.gateway.grpc_status import DEAD, STATUSES, Context, EndedCallError, keys_of, refuse
 from serve.gateway.identity import Identity
 from serve.gateway.outages import ModelDownError
 from serve.gateway.release import Grade, Release
@@ -63,13 +63,13 @@ class Inference:
             return self._incoming.answering(context, answer)
         except GatewayError as err:
             code = err.status
-            await refuse(context, err)
+            refuse(err)
         except grpc.aio.AioRpcError as err:
             if (dead := DEAD.fullmatch((err.details() or "").encode())) is not None:
                 code = 503
-                await refuse(context, ModelDownError(seen.model or "", f"its process {dead[1].decode()} has died"))
+                refuse(ModelDownError(seen.model or "", f"its process {dead[1].decode()} has died"))
             code = STATUSES.get(err.code(), 500)
-            await abort(context, err.code(), err.details() or "")
+            raise EndedCallError(err.code(), err.details() or "") from None
         except asyncio.CancelledError:
             code = 499
             raise

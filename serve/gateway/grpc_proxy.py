@@ -7,7 +7,8 @@ Over gRPC Triton hears of deadlines and of clients that left: it drops what stil
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import grpc
@@ -20,9 +21,9 @@ from serve.gateway.gate import Gate
 from serve.gateway.grpc_channels import SERVICE, GrpcChannels
 from serve.gateway.grpc_clients import Clients
 from serve.gateway.grpc_infer import Inference
-from serve.gateway.grpc_message import Incoming
+from serve.gateway.grpc_message import UNPACKED_HERE, Incoming
 from serve.gateway.grpc_questions import ADMIN, COSTS, EMPTY, FREE, OF_MODEL, Questions
-from serve.gateway.grpc_status import Context, keys_of, refuse
+from serve.gateway.grpc_status import Context, keys_of, refuse, streaming, unary
 from serve.gateway.grpc_stream import Streams
 from serve.gateway.loading import Loading
 from serve.gateway.settings import Settings
@@ -119,21 +120,11 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
             except GatewayError as err:
                 return self._refusing(name, err)
         if name == "ModelStreamInfer":
-            return grpc.stream_stream_rpc_method_handler(self._streams.answer)
-        # The handler of a unary call is only called with its whole message, which gRPC then holds uncounted. That of a
-        # stream reads the message itself, or leaves it alone.
+            return streaming(self._streams.answer)
         if name == "ModelInfer":
-
-            async def infer(_: AsyncIterator[bytes], context: Context) -> bytes:
-                return await self._inference.answer(context)
-
-            return grpc.stream_unary_rpc_method_handler(infer)
+            return unary(self._inference.answer)
         if name in EMPTY | OF_MODEL | ADMIN:
-
-            async def answer(_: AsyncIterator[bytes], context: Context) -> bytes:
-                return await self._questions.answer(name, context)
-
-            return grpc.stream_unary_rpc_method_handler(answer)
+            return unary(partial(self._questions.answer, name))
         return None
 
     def _admitted(self, name: str, metadata: Any) -> None:
@@ -153,16 +144,17 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
     def _refusing(self, name: str, err: GatewayError) -> Any:
         """A handler that refuses a call without reading its message, as only that of a stream can."""
 
-        async def refused(_: AsyncIterator[bytes], context: Context) -> bytes:
+        async def refused(context: Context) -> bytes:
             if name == "ModelInfer":
                 self._telemetry.observe(self._telemetry.begin(GRPC_ROUTE, "", context.peer(), None), err.status)
-            await refuse(context, err)
+            refuse(err)
 
-        return grpc.stream_unary_rpc_method_handler(refused)
+        return unary(refused)
 
 
 def _options(settings: Settings, most_connections: int) -> Sequence[tuple[str, int]]:
     return (
+        *UNPACKED_HERE,
         ("grpc.max_receive_message_length", settings.max_body_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", int(settings.reuse_port)),

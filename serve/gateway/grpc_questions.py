@@ -12,7 +12,7 @@ from serve.gateway.errors import BodyTooLargeError, GatewayError
 from serve.gateway.gate import Gate
 from serve.gateway.grpc_channels import GrpcChannels
 from serve.gateway.grpc_message import Incoming, parsed
-from serve.gateway.grpc_status import Context, abort, keys_of, refuse
+from serve.gateway.grpc_status import Context, EndedCallError, keys_of, refuse
 from serve.gateway.loading import Loading, overridden
 
 __all__ = ["ADMIN", "COSTS", "EMPTY", "FREE", "OF_MODEL", "Questions"]
@@ -85,9 +85,9 @@ class Questions:
                 answer = await self._calls.ask(name, body, b"", timeout_s=self._incoming.patience(context), node=node)
             return self._incoming.answering(context, answer)
         except GatewayError as err:
-            await refuse(context, err)
+            refuse(err)
         except grpc.aio.AioRpcError as err:
-            await abort(context, err.code(), err.details() or "")
+            raise EndedCallError(err.code(), err.details() or "") from None
 
     async def _load(self, body: bytes) -> bytes:
         """The message that goes on to Triton, once the repository is checked."""

@@ -6,7 +6,7 @@ A sequence may not be torn apart: all of a stream goes to one server.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 
 import grpc
@@ -15,7 +15,7 @@ from serve.gateway.errors import GatewayError, UnauthorizedError
 from serve.gateway.gate import Gate
 from serve.gateway.grpc_channels import GrpcChannels
 from serve.gateway.grpc_message import Incoming, SlowMessageError, about
-from serve.gateway.grpc_status import Context, abort, keys_of, refuse
+from serve.gateway.grpc_status import Context, EndedCallError, bare, keys_of, refuse
 from serve.gateway.settings import Settings
 from serve.gateway.suspects import StreamFlight
 from serve.gateway.unanswered import FINAL_ASKED, Unanswered
@@ -39,13 +39,13 @@ class Streams:
         self._calls = calls
         self._incoming = incoming
 
-    async def answer(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+    async def answer(self, context: Context) -> AsyncGenerator[bytes, None]:
         keys = self._gate.keys
         try:
             key = None if keys.open else keys.key_of(keys_of(context.invocation_metadata()))
             share = self._incoming.share(context, keys.identify_key(key))
         except GatewayError as err:
-            await refuse(context, err)
+            refuse(err)
         failed: list[GatewayError] = []
         unanswered = Unanswered(share, min(self._settings.max_body_bytes, self._gate.memory.bound // 8))
 
@@ -55,10 +55,13 @@ class Streams:
             nonlocal scope
             while True:
                 await unanswered.room()
-                body = await anext(requests, None)
-                if body is None:
+                body = await context.read()
+                if not isinstance(body, bytes):
                     return
                 try:
+                    held = share.size
+                    body = await self._incoming.plain(body, share)
+                    share.resize(held)
                     unanswered.take(len(body))
                     identity = keys.identify_key(key)  # it may have been revoked, or its rights changed
                     identity.take()
@@ -67,7 +70,7 @@ class Streams:
                     self._incoming.claim(identity, request)
                     await flights.sent(identity.id, request.model_name, self._settings.timeout_s)
                 except GatewayError as err:
-                    failed.append(err)
+                    failed.append(bare(err))
                     return
                 scope = about(request)
                 unanswered.asks(request)
@@ -112,13 +115,13 @@ class Streams:
                             if last:
                                 unanswered.answered()
         except SlowMessageError as err:
-            failed.append(err)
+            failed.append(bare(err))
         except grpc.aio.AioRpcError as err:
-            await abort(context, err.code(), err.details() or "")
+            raise EndedCallError(err.code(), err.details() or "") from None
         except asyncio.CancelledError:
             if not failed:
                 raise
         finally:
             flights.end()
         if failed:
-            await refuse(context, failed[0])
+            refuse(failed[0])

@@ -16,12 +16,12 @@ import pytest
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc import service_pb2_grpc
 
-from serve.gateway.footprint import MIB
+from serve.gateway.footprint import MIB, footprint_bytes
 from serve.gateway.keys import add_key
 from serve.triton.launch import TritonServer
 from tests.gateway_models import served_models
 from tests.integration.test_gateway_grpc_bounds import MANY_CONFIG, MANY_MODEL, many, silence
-from tests.integration.test_gateway_memory import ECHO_CONFIG, ECHO_MODEL, Gateway, gateway
+from tests.integration.test_gateway_memory import BODY, BOUND, ECHO_CONFIG, ECHO_MODEL, Gateway, gateway
 
 pytestmark = pytest.mark.integration
 SERVICE = "/inference.GRPCInferenceService/"
@@ -181,3 +181,54 @@ def test_one_key_has_a_quarter_of_the_calls(triton: TritonServer, tmp_path: Path
                 return
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+@pytest.mark.parametrize("name", ["ModelInfer", "ModelStreamInfer", "ModelMetadata"])
+def test_what_is_packed_is_unpacked_within_the_bound(triton: TritonServer, name: str) -> None:
+    """Hundred messages of some kilobytes, each of which unpacks to nearly what a message may be."""
+    long = messages.ModelInferRequest(model_name="echo", raw_input_contents=[bytes(BODY - 4096)]).SerializeToString()
+    with gateway(triton) as served:
+        with contextlib.ExitStack() as stack:
+            channels = [stack.enter_context(grpc.insecure_channel(served.grpc_address)) for _ in range(10)]
+            calls = []
+            for channel in channels:
+                ask = channel.stream_stream(SERVICE + name)
+                packed = {"timeout": TIMEOUT_S, "compression": grpc.Compression.Gzip}
+                calls += [ask(iter([long]), **packed) for _ in range(10)]
+            codes = {call.code() for call in calls}
+        refused = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
+        assert codes <= refused
+        assert served.peak() < footprint_bytes(BOUND, BODY)
+        until_free(served)
+
+
+@pytest.mark.parametrize("name", ["ModelInfer", "ModelStreamInfer", "ModelMetadata"])
+def test_what_was_refused_is_not_held(triton: TritonServer, name: str) -> None:
+    """One long message after the other, each refused, to more than the bound in all."""
+    long = messages.ModelInferRequest(model_name="echo", raw_input_contents=[bytes(BODY - 4096)]).SerializeToString()
+    with gateway(triton) as served, grpc.insecure_channel(served.grpc_address) as channel:
+        ask = channel.stream_stream(SERVICE + name)
+        for _ in range(60):
+            assert ask(iter([long]), timeout=TIMEOUT_S).code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert served.peak() < footprint_bytes(BOUND, BODY)
+
+
+def test_what_is_packed_too_well_or_badly_is_refused(triton: TritonServer) -> None:
+    short = echo(4)
+    short.raw_input_contents.append(bytes(BODY))
+    with gateway(triton) as served, grpc.insecure_channel(served.grpc_address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        gzip = {"timeout": TIMEOUT_S, "compression": grpc.Compression.Gzip}
+        assert stub.ModelInfer(echo(4), **gzip).raw_output_contents == [bytes(4)]
+        found = [answer.infer_response.model_name for answer in stub.ModelStreamInfer(iter([many(3)]), **gzip)]
+        assert set(found) == {"many"}
+        with pytest.raises(grpc.RpcError, match="too large") as told:
+            stub.ModelInfer(short, **gzip)
+        assert told.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        ask = channel.unary_unary(f"{SERVICE}ModelInfer")
+        with pytest.raises(grpc.RpcError, match="can't be unpacked") as told:
+            ask(b"\x1f\x8b" + bytes(64), timeout=TIMEOUT_S)
+        assert told.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(grpc.RpcError) as told:
+            stub.ModelInfer(echo(4), timeout=TIMEOUT_S, compression=grpc.Compression.Deflate)
+        assert told.value.code() is grpc.StatusCode.UNIMPLEMENTED
