@@ -215,14 +215,14 @@ async def open_raw(address: Address, first: bytes) -> AsyncIterator[bytes]:
         writer.close()
 
 
-async def answers(address: Address, texts: list[bytes]) -> str:
+async def answers(address: Address, texts: list[bytes], patience_s: float = 10) -> str:
     """The status lines that raw requests get, counted."""
     counted: Counter[str] = Counter()
 
     async def one(text: bytes) -> None:
         came = b""
         with contextlib.suppress(ConnectionError, TimeoutError):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(patience_s):
                 async for part in open_raw(address, text):
                     came += part
                     if b"\r\n" in came:
@@ -307,6 +307,34 @@ async def rubbish(address: Address) -> str:
     return await answers(address, kinds * 50)
 
 
+async def misfits(address: Address) -> str:
+    """What does not fit the model: shapes of terabytes, or that overflow; nested lists; sizes and lengths that lie."""
+
+    def infer(header: bytes, data: bytes = b"") -> bytes:
+        body = header + data
+        lengths = b"content-length: %d" % len(body), b"inference-header-content-length: %d" % len(header)
+        return head(*lengths) + body
+
+    def shaped(shape: list[int], datatype: str = "FP32", **parameters: int) -> bytes:
+        tensor = {"name": "x", "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": 256}}
+        return json.dumps({"inputs": [tensor], "parameters": parameters}).encode()
+
+    kinds = [
+        infer(shaped([1099511627776, 64]), bytes(256)),
+        infer(shaped([4294967296, 4294967296]), bytes(256)),
+        infer(shaped([1] * 40_000), bytes(256)),
+        infer(shaped([1, 64], "BYTES"), b"\xff\xff\xff\xff" + bytes(252)),
+        infer(shaped([1, 64]), bytes(252)),
+        infer(b'{"inputs": ' + b"[" * 50_000 + b"]" * 50_000 + b"}"),
+    ]
+    return await answers(address, kinds * 50)
+
+
+async def breaks(address: Address) -> str:
+    """Two hundred clients that send nothing but line breaks."""
+    return await answers(address, [b"\r\n", b"\n", b"\r\n\r\n", b"\n" * 1000] * 50, 60)
+
+
 async def hurry(address: Address) -> str:
     """Five thousand requests with a deadline of a millisecond."""
     counted: Counter[str] = Counter()
@@ -345,6 +373,8 @@ CLIENTS: dict[str, Fault] = {
     "2,000 clients hang up": leave,
     "bodies of 10 GB": huge,
     "rubbish": rubbish,
+    "what does not fit the model": misfits,
+    "200 clients send line breaks only": breaks,
 }
 
 
