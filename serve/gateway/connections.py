@@ -262,10 +262,11 @@ def connection_class(
                 self._watch_idle(self.timeout_keep_alive)
 
         def _watch_idle(self, seconds: float) -> None:
-            self.timeout_keep_alive_task = self.loop.call_later(seconds, self._idle_over)
+            self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
-        def _idle_over(self) -> None:
-            """One timer for all the pauses between requests: each is looked at when it could be over."""
+        def timeout_keep_alive_handler(self) -> None:
+            """One timer for all the pauses between requests, whichever way those go: each is looked at when it could
+            be over. A request on the short way does not stop it, uvicorn's own included."""
             self.timeout_keep_alive_task = None
             if self._part or self.transport.is_closing() or not self.cycle.response_complete:
                 return
@@ -273,7 +274,7 @@ def connection_class(
             if left > 0:
                 self._watch_idle(left)
             else:
-                self.timeout_keep_alive_handler()
+                super().timeout_keep_alive_handler()
 
         def _write_answer(self, status: int, head: bytes, body: bytes, *, last: bool) -> None:
             close = b"connection: close\r\n" if last else b""

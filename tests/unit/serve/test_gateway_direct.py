@@ -413,6 +413,26 @@ async def test_an_idle_connection_is_closed_and_a_busy_one_is_not(taken: list[bo
 
 
 @with_clients
+async def test_a_pause_after_the_long_way_ends_no_request_on_the_short_one(taken: list[bool]) -> None:
+    async def slow(asked: Received, writer: asyncio.StreamWriter) -> None:
+        if asked.body.endswith(b"slow"):
+            await asyncio.sleep(2.5)
+        await triton(asked, writer)
+
+    async with (
+        scripted_server(slow) as server,
+        gateway(Settings(upstream=(server.url,), port=0, keep_alive_s=1)) as address,
+    ):
+        client = await Client.to(address)
+        await client.warm()
+        assert (await client.ask(b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n"))[0] == 200
+        taken.clear()
+        assert (await client.ask(request(JSON + b"123456789012slow")))[0] == 200
+        assert taken == [True]
+        await client.closed()
+
+
+@with_clients
 async def test_a_known_answer_is_no_other() -> None:
     """Answers whose heads came before, in pieces, too long, too short, and with something behind them."""
     whole = answer(b"hello")
