@@ -1,4 +1,4 @@
-"""Clients' connections: uvicorn's protocol, with five things added.
+"""Clients' connections: uvicorn's protocol, with some things added.
 
 It waits for the rest of a request for so long only. An endpoint that holds its whole answer can give it in one piece
 (RESPOND): ASGI's two messages are checked and written one by one, which costs an eighth of the inference path. It is
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -69,6 +70,7 @@ def connection_class(
         _timer: asyncio.TimerHandle | None = None
         _timed = ""  # what the timer is for: "head", "body" or nothing
         _part = ""  # the part of a request that is being read
+        _offers = False  # the head that was read asks for another protocol
         _head_bytes = 0
         _leaving: Callable[[], None] | None = None
         _body: Body | None = None
@@ -142,7 +144,7 @@ def connection_class(
             between = not self._part
             self._head_bytes += len(data)
             self._asked = None
-            super().data_received(data)
+            self._parse(data)
             if self._held is not None:
                 self._go_the_long_way()
             elif self._asked is not None and between:
@@ -155,6 +157,31 @@ def connection_class(
             if self._part == "head" and self._head_bytes > MAX_HEAD_BYTES:
                 self.send_400_response("The request's head is too long.")
 
+        def _parse(self, data: bytes) -> None:
+            self._unset_keepalive_if_required()
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+            except httptools.HttpParserUpgrade as err:
+                self._parse_without_offer(data[err.args[0] :])
+
+        def _parse_without_offer(self, rest: bytes) -> None:
+            """A request that offers another protocol (Upgrade) is one like others, as none is taken up (RFC 9110, 7.8).
+
+            The parser leaves its body out, and would take that for the next request: it is asked anew, without the
+            offer.
+            """
+            method, self._offers = self.parser.get_method(), False
+            if method == b"CONNECT":
+                self.send_400_response("There is nothing to connect to.")
+                return
+            lines = [b"%b %b HTTP/%b" % (method, self.url, self.parser.get_http_version().encode())]
+            lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+            self._parse(b"\r\n".join((*lines, b"", rest)))
+
         def on_message_begin(self) -> None:
             self._part = "head"
             self._head_bytes = 0
@@ -162,6 +189,9 @@ def connection_class(
 
         def on_headers_complete(self) -> None:
             self._part = "body"
+            if self.parser.should_upgrade():
+                self._offers = True
+                return
             if direct is not None and self._may_go_directly() and self._is_plain():
                 self._asked = direct.read(self.url, self.headers)
                 if self._asked is not None:
@@ -176,7 +206,6 @@ def connection_class(
                 parser.get_method() == b"POST"
                 and parser.get_http_version() == "1.1"
                 and parser.should_keep_alive()
-                and not parser.should_upgrade()
                 and not self.expect_100_continue
                 and not any(name == b"transfer-encoding" for name, _ in self.headers)
             )
@@ -293,6 +322,8 @@ def connection_class(
                 super().on_body(body)
 
         def on_message_complete(self) -> None:
+            if self._offers:
+                return  # it is parsed anew
             self._part = ""
             if self._held is not None and self._asked is not None:
                 body, self._held = self._held, None

@@ -432,6 +432,37 @@ async def test_a_pause_after_the_long_way_ends_no_request_on_the_short_one(taken
         await client.closed()
 
 
+@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize("path", ["/v2/models/m/infer", "/predict/m"])
+@with_clients
+async def test_an_offer_of_another_protocol_changes_nothing(warm: bool, path: str) -> None:
+    """Its body is no request, whatever it looks like; Java's client offers HTTP/2 so."""
+    offer = "connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQBAAAAAAIAAAAA"
+    secret = JSON + b"hidden  hidden  "
+    hidden = request(secret)
+    looks = request(hidden, *offer).replace(b"/v2/models/m/infer", path.encode(), 1)
+    asked = request(BODY, *offer)
+    async with scripted_server(triton) as server, gateway(Settings(upstream=(server.url,), port=0)) as address:
+        client = await Client.to(address)
+        if warm:
+            await client.warm()
+        for split in (len(asked), len(asked) - len(BODY), len(asked) - 3, 20):
+            client.send(asked[:split])
+            await asyncio.sleep(0.05)
+            client.send(asked[split:] + request())
+            for _ in range(2):
+                status, _, body = await client.answer()
+                assert (status, body) == (200, BODY)
+        client.send(looks[: -len(hidden)])
+        await asyncio.sleep(0.05)
+        client.send(hidden)
+        assert (await client.answer())[2] != secret
+        assert (await client.ask(request()))[2] == BODY
+        assert not any(received.body == secret for received in server.requests)
+        client.send(b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n" + request())
+        assert (await client.reader.readuntil(b"\r\n")).split()[1] == b"400"
+
+
 @with_clients
 async def test_a_known_answer_is_no_other() -> None:
     """Answers whose heads came before, in pieces, too long, too short, and with something behind them."""
