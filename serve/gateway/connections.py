@@ -75,6 +75,7 @@ def connection_class(
         _leaving: Callable[[], None] | None = None
         _body: Body | None = None
         _writer: asyncio.TimerHandle | None = None  # runs while an answer waits for its reader
+        _ending: asyncio.TimerHandle | None = None  # runs while the last answer of a closed connection does
         _waiting: Share | None = None
         _counted = False
         _asked: Asked | None = None  # by the request that is held back, or went directly
@@ -98,6 +99,8 @@ def connection_class(
         def connection_lost(self, exc: Exception | None) -> None:
             self._time("")
             self._read_it()
+            if self._ending is not None:
+                self._ending.cancel()
             if self._counted:
                 self._counted = False
                 memory.disconnect()
@@ -121,6 +124,7 @@ def connection_class(
 
         def resume_writing(self) -> None:
             self._read_it()
+            self._end_in_time()
             super().resume_writing()
 
         def _read_it(self) -> None:
@@ -130,6 +134,27 @@ def connection_class(
             if self._writer is not None:
                 self._writer.cancel()
                 self._writer = None
+
+        def _end_in_time(self) -> None:
+            """To follow each close: that waits, for ever, until the client has read what is left for it.
+
+            More than the transport's 64 KiB have a timer already (`pause_writing`).
+            """
+            transport = self.transport
+            if self._ending is None and self._writer is None and transport.is_closing():
+                self._ending = self.loop.call_later(write_timeout_s, transport.abort)
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._end_in_time()
+
+        def send_400_response(self, msg: str) -> None:
+            super().send_400_response(msg)
+            self._end_in_time()
+
+        def shutdown(self) -> None:
+            super().shutdown()
+            self._end_in_time()
 
         # A request that comes in one piece, as nearly all do, sets no timer.
         def data_received(self, data: bytes) -> None:
@@ -281,6 +306,7 @@ def connection_class(
             self._write_answer(status, head, body, last=last)
             if last:
                 transport.close()
+                self._end_in_time()
                 return
             self.flow.resume_reading()
             if self.pipeline:
@@ -304,6 +330,7 @@ def connection_class(
                 self._watch_idle(left)
             else:
                 super().timeout_keep_alive_handler()
+                self._end_in_time()
 
         def _write_answer(self, status: int, head: bytes, body: bytes, *, last: bool) -> None:
             close = b"connection: close\r\n" if last else b""
@@ -377,6 +404,7 @@ def connection_class(
             if self._part and (self.cycle is None or not self.cycle.response_started or self._part == "head"):
                 self.transport.write(_answer(self._part))
             self.transport.close()
+            self._end_in_time()
 
     return Connection
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import random
+import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ import orjson
 import pytest
 
 from serve.gateway import direct as short
+from serve.gateway import server as server_module
+from serve.gateway.connections import connection_class
 from serve.gateway.keys import add_key, revoke_key
 from serve.gateway.settings import Settings
 from serve.http_client import Address, ExchangeError, Pool
@@ -461,6 +464,47 @@ async def test_an_offer_of_another_protocol_changes_nothing(warm: bool, path: st
         assert not any(received.body == secret for received in server.requests)
         client.send(b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n" + request())
         assert (await client.reader.readuntil(b"\r\n")).split()[1] == b"400"
+
+
+@with_clients
+async def test_a_closed_connection_does_not_wait_for_its_client_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less than what the transport holds is left unread, and the connection is closed for its pause."""
+    made: list[Any] = []
+    lost: list[Any] = []
+
+    def noting(*arguments: Any) -> type:
+        class Noting(connection_class(*arguments)):  # type: ignore[misc]
+            def connection_made(self, transport: Any) -> None:
+                made.append(self)
+                super().connection_made(transport)
+
+            def connection_lost(self, exc: Exception | None) -> None:
+                lost.append(self)
+                super().connection_lost(exc)
+
+        return Noting
+
+    monkeypatch.setattr(server_module, "connection_class", noting)
+    body = JSON + bytes(30_000)
+    async with scripted_server(triton) as server:
+        settings = Settings(upstream=(server.url,), port=0, keep_alive_s=1, write_timeout_s=1)
+        async with gateway(settings) as address:
+            loop = asyncio.get_running_loop()
+            with socket.socket() as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.setblocking(False)
+                await loop.sock_connect(client, (address.host, address.port))
+                await until(lambda: len(made) == 1)
+                (connection,) = made
+                left = connection.transport.get_write_buffer_size
+                asked = 0
+                while not left():
+                    await loop.sock_sendall(client, request(body))
+                    asked += 1
+                    await until(lambda: len(server.requests) >= asked and connection.cycle.response_complete)
+                    await asyncio.sleep(0.001)
+                assert left() < 64 * 1024
+                await until(lambda: lost == made)
 
 
 @with_clients
