@@ -9,6 +9,7 @@ import random
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -17,7 +18,10 @@ import pytest
 
 from serve.gateway import direct as short
 from serve.gateway import server as server_module
+from serve.gateway.asking import unless_client_leaves
 from serve.gateway.connections import connection_class
+from serve.gateway.errors import ClientGoneError
+from serve.gateway.extensions import LEAVING
 from serve.gateway.keys import add_key, revoke_key
 from serve.gateway.settings import Settings
 from serve.http_client import Address, ExchangeError, Pool
@@ -125,6 +129,10 @@ async def until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
             if found if isinstance(found, bool) else await found:
                 return
             await asyncio.sleep(0.02)
+
+
+def has_answered(connection: Any, before: int) -> bool:
+    return bool(connection.server_state.total_requests > before)
 
 
 async def is_metric(address: Address, value: float, name: str, **labels: str) -> bool:
@@ -303,6 +311,25 @@ async def test_a_client_that_leaves(taken: list[bool]) -> None:
         await until(lambda: is_metric(address, 1, "gateway_requests_total", code="499"))
         # The place is given back when the answer would have come.
         await until(lambda: is_metric(address, 0, "gateway_model_in_flight"))
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@in_loop
+async def test_a_client_that_leaves_while_its_connection_is_closing(times: int) -> None:
+    """It is told when a request begins on a connection that is closing, and again when that is closed."""
+
+    def leaving(call: Callable[[], None] | None) -> None:
+        for _ in range(times if call is not None else 0):
+            call()  # type: ignore[misc]
+
+    async def receive() -> Any:
+        raise AssertionError
+
+    with pytest.raises(ClientGoneError):
+        await unless_client_leaves({"extensions": {LEAVING: leaving}}, receive, asyncio.sleep(60))
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
 
 
 @pytest.mark.parametrize(("losses", "status"), [(1, 200), (2, 502)])
@@ -497,11 +524,10 @@ async def test_a_closed_connection_does_not_wait_for_its_client_for_ever(monkeyp
                 await until(lambda: len(made) == 1)
                 (connection,) = made
                 left = connection.transport.get_write_buffer_size
-                asked = 0
                 while not left():
+                    before = connection.server_state.total_requests
                     await loop.sock_sendall(client, request(body))
-                    asked += 1
-                    await until(lambda: len(server.requests) >= asked and connection.cycle.response_complete)
+                    await until(partial(has_answered, connection, before))
                     await asyncio.sleep(0.001)
                 assert left() < 64 * 1024
                 await until(lambda: lost == made)
