@@ -105,9 +105,9 @@ async def unless_client_leaves(scope: Scope, receive: Receive, work: Awaitable[T
 
     def leave() -> None:
         nonlocal left
-        left = True
-        if task is not None:
+        if not left and task is not None:  # it may be told twice: as a connection is closing, and once it is closed
             task.cancel()
+        left = True
 
     watch = scope.get("extensions", {}).get(LEAVING) or partial(_watch, receive, [])
     watch(leave)

@@ -1,4 +1,4 @@
-"""Clients' connections: uvicorn's protocol, with five things added.
+"""Clients' connections: uvicorn's protocol, with some things added.
 
 It waits for the rest of a request for so long only. An endpoint that holds its whole answer can give it in one piece
 (RESPOND): ASGI's two messages are checked and written one by one, which costs an eighth of the inference path. It is
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -69,10 +70,12 @@ def connection_class(
         _timer: asyncio.TimerHandle | None = None
         _timed = ""  # what the timer is for: "head", "body" or nothing
         _part = ""  # the part of a request that is being read
+        _offers = False  # the head that was read asks for another protocol
         _head_bytes = 0
         _leaving: Callable[[], None] | None = None
         _body: Body | None = None
         _writer: asyncio.TimerHandle | None = None  # runs while an answer waits for its reader
+        _ending: asyncio.TimerHandle | None = None  # runs while the last answer of a closed connection does
         _waiting: Share | None = None
         _counted = False
         _asked: Asked | None = None  # by the request that is held back, or went directly
@@ -96,6 +99,8 @@ def connection_class(
         def connection_lost(self, exc: Exception | None) -> None:
             self._time("")
             self._read_it()
+            if self._ending is not None:
+                self._ending.cancel()
             if self._counted:
                 self._counted = False
                 memory.disconnect()
@@ -119,6 +124,7 @@ def connection_class(
 
         def resume_writing(self) -> None:
             self._read_it()
+            self._end_in_time()
             super().resume_writing()
 
         def _read_it(self) -> None:
@@ -128,6 +134,27 @@ def connection_class(
             if self._writer is not None:
                 self._writer.cancel()
                 self._writer = None
+
+        def _end_in_time(self) -> None:
+            """To follow each close: that waits, for ever, until the client has read what is left for it.
+
+            More than the transport's 64 KiB have a timer already (`pause_writing`).
+            """
+            transport = self.transport
+            if self._ending is None and self._writer is None and transport.is_closing():
+                self._ending = self.loop.call_later(write_timeout_s, transport.abort)
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._end_in_time()
+
+        def send_400_response(self, msg: str) -> None:
+            super().send_400_response(msg)
+            self._end_in_time()
+
+        def shutdown(self) -> None:
+            super().shutdown()
+            self._end_in_time()
 
         # A request that comes in one piece, as nearly all do, sets no timer.
         def data_received(self, data: bytes) -> None:
@@ -142,7 +169,7 @@ def connection_class(
             between = not self._part
             self._head_bytes += len(data)
             self._asked = None
-            super().data_received(data)
+            self._parse(data)
             if self._held is not None:
                 self._go_the_long_way()
             elif self._asked is not None and between:
@@ -155,6 +182,31 @@ def connection_class(
             if self._part == "head" and self._head_bytes > MAX_HEAD_BYTES:
                 self.send_400_response("The request's head is too long.")
 
+        def _parse(self, data: bytes) -> None:
+            self._unset_keepalive_if_required()
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+            except httptools.HttpParserUpgrade as err:
+                self._parse_without_offer(data[err.args[0] :])
+
+        def _parse_without_offer(self, rest: bytes) -> None:
+            """A request that offers another protocol (Upgrade) is one like others, as none is taken up (RFC 9110, 7.8).
+
+            The parser leaves its body out, and would take that for the next request: it is asked anew, without the
+            offer.
+            """
+            method, self._offers = self.parser.get_method(), False
+            if method == b"CONNECT":
+                self.send_400_response("There is nothing to connect to.")
+                return
+            lines = [b"%b %b HTTP/%b" % (method, self.url, self.parser.get_http_version().encode())]
+            lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+            self._parse(b"\r\n".join((*lines, b"", rest)))
+
         def on_message_begin(self) -> None:
             self._part = "head"
             self._head_bytes = 0
@@ -162,6 +214,9 @@ def connection_class(
 
         def on_headers_complete(self) -> None:
             self._part = "body"
+            if self.parser.should_upgrade():
+                self._offers = True
+                return
             if direct is not None and self._may_go_directly() and self._is_plain():
                 self._asked = direct.read(self.url, self.headers)
                 if self._asked is not None:
@@ -176,7 +231,6 @@ def connection_class(
                 parser.get_method() == b"POST"
                 and parser.get_http_version() == "1.1"
                 and parser.should_keep_alive()
-                and not parser.should_upgrade()
                 and not self.expect_100_continue
                 and not any(name == b"transfer-encoding" for name, _ in self.headers)
             )
@@ -252,6 +306,7 @@ def connection_class(
             self._write_answer(status, head, body, last=last)
             if last:
                 transport.close()
+                self._end_in_time()
                 return
             self.flow.resume_reading()
             if self.pipeline:
@@ -262,10 +317,11 @@ def connection_class(
                 self._watch_idle(self.timeout_keep_alive)
 
         def _watch_idle(self, seconds: float) -> None:
-            self.timeout_keep_alive_task = self.loop.call_later(seconds, self._idle_over)
+            self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
-        def _idle_over(self) -> None:
-            """One timer for all the pauses between requests: each is looked at when it could be over."""
+        def timeout_keep_alive_handler(self) -> None:
+            """One timer for all the pauses between requests, whichever way those go: each is looked at when it could
+            be over. A request on the short way does not stop it, uvicorn's own included."""
             self.timeout_keep_alive_task = None
             if self._part or self.transport.is_closing() or not self.cycle.response_complete:
                 return
@@ -273,7 +329,8 @@ def connection_class(
             if left > 0:
                 self._watch_idle(left)
             else:
-                self.timeout_keep_alive_handler()
+                super().timeout_keep_alive_handler()
+                self._end_in_time()
 
         def _write_answer(self, status: int, head: bytes, body: bytes, *, last: bool) -> None:
             close = b"connection: close\r\n" if last else b""
@@ -292,6 +349,8 @@ def connection_class(
                 super().on_body(body)
 
         def on_message_complete(self) -> None:
+            if self._offers:
+                return  # it is parsed anew
             self._part = ""
             if self._held is not None and self._asked is not None:
                 body, self._held = self._held, None
@@ -345,6 +404,7 @@ def connection_class(
             if self._part and (self.cycle is None or not self.cycle.response_started or self._part == "head"):
                 self.transport.write(_answer(self._part))
             self.transport.close()
+            self._end_in_time()
 
     return Connection
 

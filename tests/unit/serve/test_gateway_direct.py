@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import functools
 import random
+import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -15,6 +17,11 @@ import orjson
 import pytest
 
 from serve.gateway import direct as short
+from serve.gateway import server as server_module
+from serve.gateway.asking import unless_client_leaves
+from serve.gateway.connections import connection_class
+from serve.gateway.errors import ClientGoneError
+from serve.gateway.extensions import LEAVING
 from serve.gateway.keys import add_key, revoke_key
 from serve.gateway.settings import Settings
 from serve.http_client import Address, ExchangeError, Pool
@@ -122,6 +129,10 @@ async def until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
             if found if isinstance(found, bool) else await found:
                 return
             await asyncio.sleep(0.02)
+
+
+def has_answered(connection: Any, before: int) -> bool:
+    return bool(connection.server_state.total_requests > before)
 
 
 async def is_metric(address: Address, value: float, name: str, **labels: str) -> bool:
@@ -302,6 +313,25 @@ async def test_a_client_that_leaves(taken: list[bool]) -> None:
         await until(lambda: is_metric(address, 0, "gateway_model_in_flight"))
 
 
+@pytest.mark.parametrize("times", [1, 2])
+@in_loop
+async def test_a_client_that_leaves_while_its_connection_is_closing(times: int) -> None:
+    """It is told when a request begins on a connection that is closing, and again when that is closed."""
+
+    def leaving(call: Callable[[], None] | None) -> None:
+        for _ in range(times if call is not None else 0):
+            call()  # type: ignore[misc]
+
+    async def receive() -> Any:
+        raise AssertionError
+
+    with pytest.raises(ClientGoneError):
+        await unless_client_leaves({"extensions": {LEAVING: leaving}}, receive, asyncio.sleep(60))
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
 @pytest.mark.parametrize(("losses", "status"), [(1, 200), (2, 502)])
 @with_clients
 async def test_a_connection_that_triton_closes_unanswered(losses: int, status: int) -> None:
@@ -410,6 +440,97 @@ async def test_an_idle_connection_is_closed_and_a_busy_one_is_not(taken: list[bo
             await asyncio.sleep(0.05)
         assert taken.count(True) > 5
         await client.closed()
+
+
+@with_clients
+async def test_a_pause_after_the_long_way_ends_no_request_on_the_short_one(taken: list[bool]) -> None:
+    async def slow(asked: Received, writer: asyncio.StreamWriter) -> None:
+        if asked.body.endswith(b"slow"):
+            await asyncio.sleep(2.5)
+        await triton(asked, writer)
+
+    async with (
+        scripted_server(slow) as server,
+        gateway(Settings(upstream=(server.url,), port=0, keep_alive_s=1)) as address,
+    ):
+        client = await Client.to(address)
+        await client.warm()
+        assert (await client.ask(b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n"))[0] == 200
+        taken.clear()
+        assert (await client.ask(request(JSON + b"123456789012slow")))[0] == 200
+        assert taken == [True]
+        await client.closed()
+
+
+@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize("path", ["/v2/models/m/infer", "/predict/m"])
+@with_clients
+async def test_an_offer_of_another_protocol_changes_nothing(warm: bool, path: str) -> None:
+    """Its body is no request, whatever it looks like; Java's client offers HTTP/2 so."""
+    offer = "connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQBAAAAAAIAAAAA"
+    secret = JSON + b"hidden  hidden  "
+    hidden = request(secret)
+    looks = request(hidden, *offer).replace(b"/v2/models/m/infer", path.encode(), 1)
+    asked = request(BODY, *offer)
+    async with scripted_server(triton) as server, gateway(Settings(upstream=(server.url,), port=0)) as address:
+        client = await Client.to(address)
+        if warm:
+            await client.warm()
+        for split in (len(asked), len(asked) - len(BODY), len(asked) - 3, 20):
+            client.send(asked[:split])
+            await asyncio.sleep(0.05)
+            client.send(asked[split:] + request())
+            for _ in range(2):
+                status, _, body = await client.answer()
+                assert (status, body) == (200, BODY)
+        client.send(looks[: -len(hidden)])
+        await asyncio.sleep(0.05)
+        client.send(hidden)
+        assert (await client.answer())[2] != secret
+        assert (await client.ask(request()))[2] == BODY
+        assert not any(received.body == secret for received in server.requests)
+        client.send(b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n" + request())
+        assert (await client.reader.readuntil(b"\r\n")).split()[1] == b"400"
+
+
+@with_clients
+async def test_a_closed_connection_does_not_wait_for_its_client_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less than what the transport holds is left unread, and the connection is closed for its pause."""
+    made: list[Any] = []
+    lost: list[Any] = []
+
+    def noting(*arguments: Any) -> type:
+        class Noting(connection_class(*arguments)):  # type: ignore[misc]
+            def connection_made(self, transport: Any) -> None:
+                made.append(self)
+                super().connection_made(transport)
+
+            def connection_lost(self, exc: Exception | None) -> None:
+                lost.append(self)
+                super().connection_lost(exc)
+
+        return Noting
+
+    monkeypatch.setattr(server_module, "connection_class", noting)
+    body = JSON + bytes(30_000)
+    async with scripted_server(triton) as server:
+        settings = Settings(upstream=(server.url,), port=0, keep_alive_s=1, write_timeout_s=1)
+        async with gateway(settings) as address:
+            loop = asyncio.get_running_loop()
+            with socket.socket() as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.setblocking(False)
+                await loop.sock_connect(client, (address.host, address.port))
+                await until(lambda: len(made) == 1)
+                (connection,) = made
+                left = connection.transport.get_write_buffer_size
+                while not left():
+                    before = connection.server_state.total_requests
+                    await loop.sock_sendall(client, request(body))
+                    await until(partial(has_answered, connection, before))
+                    await asyncio.sleep(0.001)
+                assert left() < 64 * 1024
+                await until(lambda: lost == made)
 
 
 @with_clients
