@@ -53,7 +53,9 @@ def likeness(
         for name, infer in run.items():
             outputs = expected if name == first else infer(inputs)
             got = dict(zip(expected, outputs.values(), strict=True))
-            alike = [float(np.min(cosine_similarity(values, got[key]))) for key, values in expected.items()]
+            alike = [
+                float(np.min(cosine_similarity(values, got[key]), initial=1.0)) for key, values in expected.items()
+            ]
             cosines[name] = min([cosines[name], *alike])
             errors[name] = max(errors[name], max_abs_error(expected, got))
         samples += answered

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import tempfile
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from compress.onnx_input import vetted_onnx
 from compress.options import SourceOptions
 from compress.roofline import Roofline, roofline
 from compress.stages.onnx_from_torch import OnnxFromTorch
+from compress.vetting.texts import read_json
 from compress.wording import counted
 
 __all__ = ["Examined", "examine", "next_of", "roofline_of", "told_of"]
@@ -107,8 +107,8 @@ def next_of(artifact: Artifact) -> tuple[str, ...]:
 def _report(folder: Path) -> dict[str, Any]:
     """report.json, which an artifact need not have."""
     try:
-        found = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        found = read_json(folder / "report.json")
+    except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -122,13 +122,18 @@ def cosine_similarity(a: Array, b: Array) -> Array:
     What a mask fills with a huge value in both says nothing, and is left out. Two zero vectors are alike (1), one zero
     vector is not (0); vectors with NaN or infinity in them are as unlike as vectors can be (-1).
     """
-    x, y = without_fills(*(np.asarray(v, np.float64).reshape(len(v), -1) for v in (a, b)))
+    x, y = without_fills(*(_rows(np.asarray(v, np.float64)) for v in (a, b)))
     finite = np.isfinite(x).all(axis=1) & np.isfinite(y).all(axis=1)
     x, y = (_scaled(np.where(finite[:, None], v, 0.0)) for v in (x, y))
     norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     both_zero = ~x.any(axis=1) & ~y.any(axis=1)
     found = np.where(both_zero, 1.0, (x * y).sum(axis=1) / np.where(norms == 0, 1.0, norms))
     return np.asarray(np.where(finite, found, -1.0))
+
+
+def _rows(values: Array) -> Array:
+    """A vector for each sample; a number without dimensions is one sample, and there may be none."""
+    return values.reshape(len(values), math.prod(values.shape[1:])) if values.ndim else values.reshape(1, 1)
 
 
 def _scaled(vectors: Array) -> Array:

@@ -16,8 +16,8 @@ from compress.vetting.onnx_wire import OnnxFileError, vet_onnx, vet_onnx_bytes
 
 __all__ = ["read_onnx", "signature_of_onnx", "vetted_onnx"]
 
-MAX_ELEMENTS = 1 << 31
-"""Of one input, with 1 for each symbolic dimension."""
+MAX_ELEMENTS = 1 << 28
+"""Of all inputs together, with 1 for each symbolic dimension."""
 
 
 def vetted_onnx(path: Path) -> Path:
@@ -66,6 +66,18 @@ def signature_of_onnx(path: Path) -> Signature:
     outputs = tuple(_spec(path, value) for value in graph.output)
     if not inputs or not outputs:
         raise StageError(f"can't use {path}", why="it has no inputs, or no outputs", mend="export it with both")
+    for value in graph.input:
+        if value.name not in weights and not value.type.tensor_type.HasField("shape"):
+            raise StageError(
+                f"can't use {path}",
+                why=f"{value.name!r} declares no shape",
+                mend="export it with the shapes of its inputs",
+            )
+    sizes = (math.prod(size for size in spec.shape if isinstance(size, int)) for spec in inputs)
+    if (total := sum(sizes)) > MAX_ELEMENTS:
+        raise StageError(
+            f"can't use {path}", why=f"its inputs declare {total:,} elements", mend="export it with sizes that fit"
+        )
     return Signature(inputs, outputs)
 
 
@@ -81,10 +93,6 @@ def _spec(path: Path, value: onnx.ValueInfoProto) -> TensorSpec:
     shape = tuple(
         dim.dim_value or re.sub(r"\W", "_", dim.dim_param) or f"{names}_{at}" for at, dim in enumerate(kind.shape.dim)
     )
-    if math.prod(size for size in shape if isinstance(size, int)) > MAX_ELEMENTS:
-        raise StageError(
-            f"can't use {path}", why=f"{value.name!r} declares {list(shape)}", mend="export it with sizes that fit"
-        )
     return TensorSpec(value.name, dtype, shape)
 
 

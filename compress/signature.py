@@ -25,6 +25,7 @@ DTYPES = (
 
 # What a symbolic dimension is taken as where nothing says: a sentence's length, an image's height or width.
 ASSUMED_SIZE, ASSUMED_SIDE = 32, 224
+MOST_DIMENSIONS = 64
 GIVEN, ASSUMED, FIRST_THAT_RUNS = "as given", "assumed", "the first that runs"
 
 _SPEC = re.compile(r"^\s*(?P<name>[^:\[\]]+?)\s*:\s*(?P<dtype>\w+)\s*\[(?P<shape>[^\[\]]*)\]\s*$")
@@ -48,6 +49,12 @@ class TensorSpec:
                 f"tensor {self.name!r} has an unknown dtype {self.dtype!r}",
                 why="it is none of " + ", ".join(DTYPES),
                 mend="write the dtype by numpy's name, as in 'x:float32[batch,3,224,224]'",
+            )
+        if len(self.shape) > MOST_DIMENSIONS:
+            raise SignatureError(
+                f"tensor {self.name!r} has {len(self.shape):,} dimensions",
+                why=f"neither torch nor numpy has arrays of more than {MOST_DIMENSIONS}",
+                mend="write the shape as in 'x:float32[batch,3,224,224]'",
             )
         for dim in self.shape:
             if dim < 1 if isinstance(dim, int) else not dim.isidentifier():

@@ -18,6 +18,7 @@ from onnx import ModelProto
 from onnx.external_data_helper import load_external_data_for_model
 from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
 
+from compress.errors import StageError, first_line
 from compress.memory import give_back
 from compress.onnx_outline import LARGE, set_apart
 
@@ -27,7 +28,11 @@ SOURCE, OPTIMIZED, WEIGHTS = "float.onnx", "optimized.onnx", "optimized.weights"
 
 
 def folded(source: Path) -> ModelProto:
-    """The model of a file, its weights inside, after constant folding, fusion and shape inference."""
+    """The model of a file, its weights inside, after constant folding, fusion and shape inference.
+
+    Raises:
+        StageError: ONNX Runtime can't optimize it, or wrote what onnx does not take.
+    """
     source = source.resolve()
     # Where it can't tell every shape, symbolic inference leaves the model in the folder that it runs in.
     with tempfile.TemporaryDirectory() as aside, contextlib.chdir(aside), _quiet():
@@ -35,8 +40,11 @@ def folded(source: Path) -> ModelProto:
         _save_with_shapes(set_apart(source, folder / "float.weights"), folder / SOURCE)
         _optimize(folder / SOURCE, folder / OPTIMIZED)
         give_back()
-        model = onnx.shape_inference.infer_shapes(onnx.load(folder / OPTIMIZED, load_external_data=False))
-        load_external_data_for_model(model, str(folder))
+        try:
+            model = onnx.shape_inference.infer_shapes(onnx.load(folder / OPTIMIZED, load_external_data=False))
+            load_external_data_for_model(model, str(folder))
+        except Exception as err:  # of protobuf, of onnx's C++ and of its checker, without a common base
+            raise _failed("can't read what ONNX Runtime made of this model", err) from err
     return model
 
 
@@ -55,7 +63,16 @@ def _optimize(source: Path, target: Path) -> None:
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
     options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", str(LARGE))
     options.add_session_config_entry("session.disable_prepacking", "1")  # nothing is run: no second form of the weights
-    ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
+    try:
+        ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
+    except Exception as err:  # ONNX Runtime's own exception classes have no common base but this
+        raise _failed("ONNX Runtime can't optimize this model", err) from err
+
+
+def _failed(what: str, err: Exception) -> StageError:
+    return StageError(
+        what, why=first_line(err), mend="update onnxruntime; if that does not help, report it with the model"
+    )
 
 
 @contextlib.contextmanager

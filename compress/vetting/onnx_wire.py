@@ -89,6 +89,7 @@ class _Scan:
     parts: int = 0
     calls: list[tuple[str, str]] = field(default_factory=list)  # of the part that is read: operators' domains and names
     functions: dict[tuple[str, str], list[tuple[str, str]]] = field(default_factory=dict)
+    dense: int = 0  # elements of all sparse tensors, unpacked
 
     def __post_init__(self) -> None:
         self.checks: dict[str, Callable[[Fields], None]] = {
@@ -159,7 +160,7 @@ class _Scan:
         if kind in self.checks:
             self.checks[kind](found)
         if outer is not None:
-            called = self._text(found, 10), self._text(found, 1)
+            called = self._domain(found, 10), self._text(found, 1)
             if called in self.functions and 13 not in found:  # an overload has a name of its own
                 raise OnnxFileError(f"it holds two functions named {called[1]!r}")
             self.functions.setdefault(called, []).extend(self.calls)
@@ -234,7 +235,12 @@ class _Scan:
             raise OnnxFileError("its Protobuf is damaged: it holds a name that is no text") from err
 
     def _node(self, found: Fields) -> None:
-        self.calls.append((self._text(found, 7), self._text(found, 4)))
+        self.calls.append((self._domain(found, 7), self._text(found, 4)))
+
+    def _domain(self, found: Fields, number: int) -> str:
+        """ONNX's own has two names, which readers take for one."""
+        name = self._text(found, number)
+        return "" if name == "ai.onnx" else name
 
     def _type(self, found: Fields) -> None:
         kind = found.get(1, [0])[0]
@@ -243,7 +249,9 @@ class _Scan:
 
     def _sparse(self, found: Fields) -> None:
         dims = found.get(3, [])
-        if any(dim < 0 for dim in dims) or math.prod(dims) > MAX_DENSE:
+        negative = any(dim < 0 for dim in dims)
+        self.dense += 0 if negative else math.prod(dims)
+        if negative or self.dense > MAX_DENSE:
             raise OnnxFileError(
                 f"it holds a sparse tensor of the shape {list(dims)}, which is unpacked when it is read"
             )

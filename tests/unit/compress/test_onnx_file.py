@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compress.errors import StageError
 from compress.onnx_outline import LARGE, set_apart
-from compress.stages import onnx_file
+from compress.stages import folding, onnx_file
 from compress.stages.folding import folded
 
 ROOT = Path(__file__).parents[3]
@@ -142,3 +142,37 @@ def test_folding_holds_little_more_than_the_weights(tmp_path: Path) -> None:
         command, capture_output=True, text=True, check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     assert int(done.stdout) < FOLDED_AT_MOST * size
+
+
+@pytest.mark.parametrize("what", ["no kernel", "sizes that do not fit", "a constant that can't be computed"])
+def test_what_onnx_runtime_can_not_optimize_is_told_in_three_lines(tmp_path: Path, what: str) -> None:
+    model = network()
+    node = model.graph.node[0]
+    match what:
+        case "no kernel":
+            node.domain = "elsewhere"
+            model.opset_import.append(helper.make_opsetid("elsewhere", 1))
+        case "sizes that do not fit":
+            model.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.ones((3, 200), np.float32), "w1"))
+        case _:
+            model.graph.initializer.append(numpy_helper.from_array(np.array([7], np.int64), "sizes"))
+            model.graph.node.insert(0, helper.make_node("Reshape", ["w0", "sizes"], ["turned"], name="turn"))
+            node.input[1] = "turned"
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(StageError, match="ONNX Runtime can't optimize this model") as told:
+        folded(tmp_path / "model.onnx")
+    assert told.value.__cause__ is not None  # `shortages` looks there for memory and disks that ran out
+    assert len(str(told.value).splitlines()) == 3
+
+
+def test_what_onnx_can_not_read_back_is_told_in_three_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx.save(network(), tmp_path / "model.onnx")
+    optimize = folding._optimize
+
+    def cut(source: Path, target: Path) -> None:
+        optimize(source, target)
+        target.write_bytes(target.read_bytes()[:-7])
+
+    monkeypatch.setattr(folding, "_optimize", cut)
+    with pytest.raises(StageError, match="can't read what ONNX Runtime made"):
+        folded(tmp_path / "model.onnx")

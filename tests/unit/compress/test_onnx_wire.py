@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from onnx import TensorProto, helper, numpy_helper
 
-from compress.errors import StageError
+from compress.errors import SignatureError, StageError
+from compress.metrics import cosine_similarity
 from compress.onnx_input import read_onnx, signature_of_onnx, vetted_onnx
 from compress.vetting.onnx_wire import OnnxFileError, vet_onnx, vet_onnx_bytes
 from tests.hostile.onnx_files import dims, function, functions, model, outside
@@ -150,3 +152,49 @@ def test_an_input_that_is_no_tensor_is_named(tmp_path: Path, value: str) -> None
     onnx.save(made, tmp_path / "m.onnx")
     with pytest.raises(StageError, match="'x' is no tensor"):
         signature_of_onnx(tmp_path / "m.onnx")
+
+
+def test_sparse_tensors_are_bounded_together() -> None:
+    made = model()
+    for at in range(3):
+        values = numpy_helper.from_array(np.ones(1, np.float32), f"s{at}")
+        indices = numpy_helper.from_array(np.zeros(1, np.int64), "i")
+        made.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [1 << 12, 1 << 13]))
+    with pytest.raises(OnnxFileError, match="sparse"):
+        vet_onnx_bytes(made.SerializeToString(), Path())
+    del made.graph.sparse_initializer[2:]
+    vet_onnx_bytes(made.SerializeToString(), Path())
+
+
+@pytest.mark.parametrize("domain", ["", "ai.onnx"])
+def test_both_names_of_the_standard_domain_are_one(domain: str) -> None:
+    made = model()
+    inside = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    made.functions.append(helper.make_function(domain, "MatMul", ["x", "w"], ["y"], inside, made.opset_import))
+    with pytest.raises(OnnxFileError, match="calls itself"):
+        vet_onnx_bytes(made.SerializeToString(), Path())
+
+
+@pytest.mark.parametrize(
+    ("inputs", "match"),
+    [
+        ([("x", ["batch", 4]), ("z", ["batch", 1 << 27]), ("v", [1 << 27])], "elements"),
+        ([("x", None)], "declares no shape"),
+        ([("x", ["batch", *[1] * 64])], "65 dimensions"),
+    ],
+)
+def test_inputs_that_no_array_can_be_made_for_are_refused(tmp_path: Path, inputs: list[Any], match: str) -> None:
+    made = model()
+    del made.graph.input[:]
+    made.graph.input.extend(helper.make_tensor_value_info(name, 1, shape) for name, shape in inputs)
+    onnx.save(made, tmp_path / "m.onnx")
+    with pytest.raises((StageError, SignatureError), match=match):
+        signature_of_onnx(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("shape", [(), (0, 4), (2, 0)])
+def test_answers_without_a_batch_or_without_elements_are_compared(shape: tuple[int, ...]) -> None:
+    values = np.ones(shape, np.float32)
+    alike = cosine_similarity(values, values)
+    assert len(alike) == (shape[0] if shape else 1)
+    assert np.all(alike == 1)
