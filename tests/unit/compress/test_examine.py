@@ -16,4 +16,4 @@ from tests.hostile.onnx_files import artifact, model
 def test_a_report_that_is_a_pipe_is_left_out(tmp_path: Path) -> None:
     artifact(tmp_path, model().SerializeToString())
     os.mkfifo(tmp_path / "report.json")
-    assert told_of(Artifact.load(tmp_path))["from"] == ""
+    assert "from" not in told_of(Artifact.load(tmp_path))
