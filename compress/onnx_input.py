@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from compress.artifact import Signature, TensorSpec
 from compress.errors import StageError
 from compress.vetting.onnx_wire import OnnxFileError, vet_onnx, vet_onnx_bytes
+from compress.wording import counted
 
 __all__ = ["read_onnx", "signature_of_onnx", "vetted_onnx"]
 
@@ -76,7 +77,9 @@ def signature_of_onnx(path: Path) -> Signature:
     sizes = (math.prod(size for size in spec.shape if isinstance(size, int)) for spec in inputs)
     if (total := sum(sizes)) > MAX_ELEMENTS:
         raise StageError(
-            f"can't use {path}", why=f"its inputs declare {total:,} elements", mend="export it with sizes that fit"
+            f"can't use {path}",
+            why=f"its inputs declare {counted(total, 'elements')}",
+            mend="export it with sizes that fit",
         )
     return Signature(inputs, outputs)
 

@@ -52,7 +52,7 @@ class TensorSpec:
             )
         if len(self.shape) > MOST_DIMENSIONS:
             raise SignatureError(
-                f"tensor {self.name!r} has {len(self.shape):,} dimensions",
+                f"tensor {self.name!r} has too many dimensions: {len(self.shape):,}",
                 why=f"neither torch nor numpy has arrays of more than {MOST_DIMENSIONS}",
                 mend="write the shape as in 'x:float32[batch,3,224,224]'",
             )
