@@ -7,6 +7,7 @@ are what is turned aside, and the toolkit's own lines go to copies of them.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from typing import TextIO
 
 from compress.errors import ToolkitError
 
-__all__ = ["LOG_FILE", "Streams", "quiet"]
+__all__ = ["LOG_FILE", "Streams", "errors_only", "quiet"]
 
 LOG_FILE = "log.txt"  # in a work folder
 LAST_LINES = 30
@@ -30,6 +31,18 @@ class Streams:
 
     out: TextIO
     err: TextIO
+
+
+@contextmanager
+def errors_only() -> Iterator[None]:
+    """Within it, the root logger, which ONNX Runtime's Python code logs to, keeps warnings and less to itself."""
+    logger = logging.getLogger()
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextmanager

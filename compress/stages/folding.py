@@ -7,9 +7,7 @@ shapes), in this order, but on the outline of the file: weights lie beside it, a
 from __future__ import annotations
 
 import contextlib
-import logging
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
@@ -21,6 +19,7 @@ from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
 from compress.errors import StageError, first_line
 from compress.memory import give_back
 from compress.onnx_outline import LARGE, set_apart
+from compress.quiet import errors_only
 
 __all__ = ["folded"]
 
@@ -34,8 +33,9 @@ def folded(source: Path) -> ModelProto:
         StageError: ONNX Runtime can't optimize it, or wrote what onnx does not take.
     """
     source = source.resolve()
-    # Where it can't tell every shape, symbolic inference leaves the model in the folder that it runs in.
-    with tempfile.TemporaryDirectory() as aside, contextlib.chdir(aside), _quiet():
+    # Where it can't tell every shape, symbolic inference leaves the model in the folder that it runs in. What it logs
+    # speaks of its own flags.
+    with tempfile.TemporaryDirectory() as aside, contextlib.chdir(aside), errors_only():
         folder = Path(aside).resolve()
         _save_with_shapes(set_apart(source, folder / "float.weights"), folder / SOURCE)
         _optimize(folder / SOURCE, folder / OPTIMIZED)
@@ -73,15 +73,3 @@ def _failed(what: str, err: Exception) -> StageError:
     return StageError(
         what, why=first_line(err), mend="update onnxruntime; if that does not help, report it with the model"
     )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """What symbolic inference logs speaks of its own flags."""
-    logger = logging.getLogger()
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import re
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +23,7 @@ from onnxruntime.quantization.calibrate import TensorsData
 from compress.memory import give_back
 from compress.onnx_outline import set_apart
 from compress.onnx_scope import captured, drop_unused, fresh, inner_names, name_nodes, names_in, rename, sort
+from compress.quiet import errors_only
 from compress.stages.fold_onnx import stripped
 from compress.stages.onnx_file import save
 from compress.stages.tied_onnx import apart, share
@@ -276,7 +275,8 @@ def _through(model: ModelProto, run: Callable[[Path, Path, _Names], None]) -> Mo
     graph.output.extend(known.get(name, onnx.ValueInfoProto(name=name)) for name in sorted(inside & made - outputs))
     names = _Names(graph)
     rename(graph, names.plain)
-    with tempfile.TemporaryDirectory() as folder, _quiet():
+    # The quantizer asks for a pre-processing that fold_onnx has done.
+    with tempfile.TemporaryDirectory() as folder, errors_only():
         whole, source, target = (Path(folder) / name for name in ("whole.onnx", "float.onnx", "int8.onnx"))
         save(shown, whole)
         del shown, graph, known  # the quantizer has copies of its own, and any part of a model holds all of it
@@ -324,15 +324,3 @@ def _copy(model: ModelProto) -> ModelProto:
     copy = ModelProto()
     copy.CopyFrom(model)
     return copy
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """ONNX Runtime's quantizer asks for a pre-processing that fold_onnx has done."""
-    logger = logging.getLogger()
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
