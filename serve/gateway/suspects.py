@@ -109,11 +109,12 @@ class Flight:
 
 @dataclass
 class _Death:
-    """What is known of a suspect: how often it was there, when at last, and what died."""
+    """What is known of a suspect: how often it did it, when it was there at last, what died, how often others shared it."""
 
     count: int
     when: float
     models: frozenset[str] | None
+    shared: int
 
 
 @dataclass
@@ -221,7 +222,7 @@ class Suspects(Collector):
                 if not flight.key:  # whose it is nobody knows: each suspect takes turns by itself
                     flight.owner = flight.suspect.fingerprint
                 if (known := self._deaths.get(flight.suspect)) is not None:
-                    flight.guest = self._turns.invite(known.models)
+                    flight.guest = self._turns.invite(known.models, at_once=known.shared > 1)
             left = max(0.0, patience_s - (self._clock() - began))
             flight.turn = await self._turns.take(flight.owner, flight.model, left)
             self._check_key(flight)
@@ -319,8 +320,9 @@ class Suspects(Collector):
         for suspect in found:
             known = self._deaths.pop(suspect, None)
             if suspect.fingerprint:
-                count = 0 if known is None else known.count
-                self._deaths[suspect] = _Death(count + 1 if suspect in examined else max(count, 1), now, scope)
+                count, shared = (0, 0) if known is None else (known.count, known.shared)
+                count = count + 1 if suspect in examined else max(count, 1)
+                self._deaths[suspect] = _Death(count, now, scope, shared + (not alone))
                 of_key[suspect.key] += known is None
                 if suspect.key and of_key[suspect.key] > MOST_OF_KEY:
                     oldest = next(each for each in self._deaths if each.key == suspect.key)

@@ -95,10 +95,17 @@ class Turns:
             self._until = self._clock() + seconds
             self._advance()
 
-    def invite(self, models: Collection[str] | None) -> bool:
-        """Take turns for one suspect, unless they were taken for others a moment ago; `excuse` must follow."""
+    def invite(self, models: Collection[str] | None, *, at_once: bool = False) -> bool:
+        """Take turns for one suspect, unless they were taken for others a moment ago; `excuse` must follow.
+
+        Args:
+            models: that it is suspected to end; None for all.
+            at_once: whether turns were taken a moment ago or not. For one that was there at several deaths: its answer
+                clears it or its death convicts it, so each such turn has cost its owner those deaths.
+        """
         now = self._clock()
-        if (self._guests and now >= self._until) if self.taken else now < self._rested:
+        rests = (self._guests and now >= self._until) if self.taken else now < self._rested
+        if rests and not at_once:
             return False
         self.begin(models, 0.0)
         self._guests += 1
