@@ -11,7 +11,7 @@ LARGE := $(addprefix benchmarks/,compress_minilm.py compress_peers.py compress_f
   rollout_simulation.py load_server.py load_peers.py load_truth.py plan_truth.py train_common.py train_speed.py train_recovery.py \
   train_samplers.py compress_large.py fuzz_files.py)
 
-.PHONY: demo test pipeline deploy-check lint bench clean
+.PHONY: demo test hunt pipeline deploy-check lint bench clean
 
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
@@ -36,6 +36,10 @@ test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/e2e tests/integration tests/gpu --ignore tests/integration/test_triton_process.py \
 	  -n 3 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/integration/test_triton_process.py
+
+# Property tests on examples of their own draw, unlike the gate's, which are the same each time.
+hunt: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit tests/hostile -m hypothesis --hypothesis-profile hunt -n logical
 
 pipeline: $(VENV)/.installed
 	deploy/pipeline.sh
