@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).parent
+WAITING = frozenset(("asyncio", "multiprocessing", "signal", "socket", "subprocess", "threading", "time"))
 
 # No test fails on a time: hypothesis sets each example a deadline, and counts how long it takes to draw one. The gate
 # tries the same examples each time: what it refuses is the change, not the draw. `make hunt` draws new ones.
@@ -24,8 +25,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(HERE).parts[0]
         if folder in ("integration", "e2e", "gpu"):
             item.add_marker(folder)
-        if folder in ("integration", "e2e") or item.get_closest_marker("clock"):
+        if folder in ("integration", "e2e") or item.get_closest_marker("clock") or _waits(item):
             item.add_marker(pytest.mark.flaky(reruns=2))
+
+
+def _waits(item: pytest.Item) -> bool:
+    """Whether its file deals with clocks, threads or other processes itself."""
+    return isinstance(item, pytest.Function) and not WAITING.isdisjoint(vars(item.module))
 
 
 @pytest.hookimpl(tryfirst=True)
