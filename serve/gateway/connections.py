@@ -83,6 +83,7 @@ def connection_class(
         _known: _Known | None = None  # one such as the next will most likely be
         _call: Leaver | None = None  # on the short way
         _idle_from = 0.0
+        _running: RequestResponseCycle | None = None  # the one that has its turn; uvicorn knows the last that came
         address = ""
 
         def connection_made(self, transport: Any) -> None:
@@ -105,6 +106,10 @@ def connection_class(
                 self._counted = False
                 memory.disconnect()
             super().connection_lost(exc)
+            if self._running is not None and not self._running.response_complete:
+                self._running.disconnected = True
+                self._running.message_event.set()
+            self.pipeline.clear()
             if self._leaving is not None:
                 self._leaving()
             if self._call is not None:
@@ -255,6 +260,10 @@ def connection_class(
                 DROP: self._body.drop,
             }
             self.scope["extensions"] = extensions
+
+        def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+            self._running = cycle
+            super()._start_asgi_task(cycle, app)
 
         def _may_go_directly(self) -> bool:
             """Whether the connection has nothing else to do, and the server takes requests."""
