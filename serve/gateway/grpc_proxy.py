@@ -68,7 +68,8 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         self._telemetry = telemetry
         self._calls = GrpcChannels(balancer, settings.grpc_upstream, UPSTREAM_OPTIONS)
         # Of all that there may be, so much that what is left serves the others.
-        self._clients = Clients(max(1, most_connections // 2), max(1, settings.max_clients // 4))
+        of_address = max(1, int(most_connections * settings.max_address_share))
+        self._clients = Clients(of_address, max(1, settings.max_clients // 4))
         self._watching: asyncio.Task[None] | None = None
         incoming = Incoming(settings, gate, contracts, self._clients)
         self._inference = Inference(settings, gate, self._calls, incoming, telemetry)
