@@ -114,7 +114,7 @@ def with_servers(
         TritonServer(folder / "repository", ports=ports) as two,
     ):
         command = [str(Path(sys.executable).with_name("serve")), "gateway", "--port", "0", "--head-timeout-s", "2"]
-        command += ["--body-timeout-s", "2", "--max-body-bytes", str(MIB)]
+        command += ["--body-timeout-s", "2", "--max-body-bytes", str(MIB), "--max-address-share", "1"]
         for server in (one, two):
             command += ["--upstream", f"http://{server.http_address}"]
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}

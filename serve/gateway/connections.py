@@ -22,6 +22,7 @@ import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from serve.gateway.addresses import bounded_by
 from serve.gateway.asked import Asked
 from serve.gateway.direct import Direct
 from serve.gateway.extensions import BODY, DROP, GROWING, LEAVING, RESPOND
@@ -31,13 +32,21 @@ from serve.gateway.request_body import Body
 __all__ = ["connection_class"]
 
 SLOWEST_BYTES = 256 * 1024  # that a client has to read in a second
-FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close\r\nretry-after: 1\r\n"
-    b'content-length: 55\r\n\r\n{"error":"the gateway has as many clients as it may"}  '
-)
 MAX_HEAD_BYTES = 64 * 1024
 KNOWN_HEAD_BYTES = 2048
 JOINED_BYTES = 16 * 1024  # below this, one write of a copy costs less than two writes
+
+
+def _refusal(told: bytes) -> bytes:
+    body = b'{"error":"%b"}' % told
+    head = (
+        b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close\r\nretry-after: 1\r\n"
+    )
+    return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
+
+
+FULL = _refusal(b"the gateway has as many clients as it may")
+TOO_MANY = _refusal(b"the gateway has as many connections of this address as it may")
 
 
 class Leaver(Protocol):
@@ -78,20 +87,26 @@ def connection_class(
         _ending: asyncio.TimerHandle | None = None  # runs while the last answer of a closed connection does
         _waiting: Share | None = None
         _counted = False
+        _from = ""  # what its address is bounded by
         _asked: Asked | None = None  # by the request that is held back, or went directly
         _held: bytes | None = None  # what has come of its body
         _known: _Known | None = None  # one such as the next will most likely be
         _call: Leaver | None = None  # on the short way
         _idle_from = 0.0
+        _running: RequestResponseCycle | None = None  # the one that has its turn; uvicorn knows the last that came
         address = ""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self.address = self.client[0] if self.client else ""
             self._short = _Short()
-            self._counted = memory.connect()
+            self._from = bounded_by(self.address)
+            fair = memory.connect_from(self._from)
+            self._counted = fair and memory.connect()
             if not self._counted:
-                transport.write(FULL)
+                if fair:
+                    memory.disconnect_from(self._from)
+                transport.write(FULL if fair else TOO_MANY)
                 transport.close()
                 return
             self._time("head")
@@ -104,7 +119,12 @@ def connection_class(
             if self._counted:
                 self._counted = False
                 memory.disconnect()
+                memory.disconnect_from(self._from)
             super().connection_lost(exc)
+            if self._running is not None and not self._running.response_complete:
+                self._running.disconnected = True
+                self._running.message_event.set()
+            self.pipeline.clear()
             if self._leaving is not None:
                 self._leaving()
             if self._call is not None:
@@ -255,6 +275,10 @@ def connection_class(
                 DROP: self._body.drop,
             }
             self.scope["extensions"] = extensions
+
+        def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+            self._running = cycle
+            super()._start_asgi_task(cycle, app)
 
         def _may_go_directly(self) -> bool:
             """Whether the connection has nothing else to do, and the server takes requests."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import os
 import socket
 import stat
@@ -16,12 +15,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from urllib.parse import unquote
 
+from serve.gateway.addresses import bounded_by, plain
 from serve.gateway.errors import GatewayError
 
 __all__ = ["Clients", "TooManyCallsError", "address_of", "client_of"]
 
 LOOK_S = 1.0
-NETWORK = 64  # bits that tell one client of IPv6 from others: the rest is its own to choose
 Client = tuple[str, int]
 
 
@@ -107,24 +106,12 @@ def client_of(peer: str) -> Client | None:
     host, _, port = unquote(rest).rpartition(":")
     if kind not in ("ipv4", "ipv6") or not port.isdecimal():
         return None
-    return _plain(host.strip("[]")), int(port)
+    return plain(host.strip("[]")), int(port)
 
 
 def address_of(client: Client | None) -> str:
     """What one client is bounded by; "" for what has no address."""
-    if client is None:
-        return ""
-    host = client[0]
-    return str(ipaddress.ip_network(f"{host.partition('%')[0]}/{NETWORK}", strict=False)) if ":" in host else host
-
-
-def _plain(host: str) -> str:
-    """One spelling of an address: a socket for both families has those of IPv4 as of IPv6."""
-    with contextlib.suppress(ValueError):
-        address = ipaddress.ip_address(host)
-        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-        return str(mapped or address)
-    return host
+    return "" if client is None else bounded_by(client[0])
 
 
 def _sockets(port: int) -> Iterator[tuple[Client, int]]:
@@ -144,13 +131,13 @@ def _client(number: int, port: int) -> Client | None:
         if held.getsockname()[1] != port:
             return None
         host, of_client, *_ = held.getpeername()
-        return _plain(host), of_client
+        return plain(host), of_client
 
 
 def _shut_down(number: int, client: Client) -> bool:
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as held:
         host, port, *_ = held.getpeername()
-        if (_plain(host), port) == client:
+        if (plain(host), port) == client:
             held.shutdown(socket.SHUT_RDWR)
             return True
     return False

@@ -83,7 +83,7 @@ class Inference:
         deadline = time.monotonic() + patience
         places = self._gate.places(model)
         seconds: float | None = None
-        answered = entered = False
+        answered = entered = given_up = False
         started = time.monotonic()
         suspects = self._gate.incidents.suspects
         flight = Flight(identity.id, model, body)
@@ -113,12 +113,18 @@ class Inference:
             if (dead := DEAD.fullmatch((err.details() or "").encode())) is not None:
                 answered = False
                 self._gate.incidents.outages.seen(dead[1].decode(), started, request.model_name)
-            if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED and tells(patience, self._settings.timeout_s):
-                seconds = time.monotonic() - started
+            if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                given_up = not tells(patience, self._settings.timeout_s)
+                seconds = None if given_up else time.monotonic() - started
+            raise
+        except asyncio.CancelledError:
+            given_up = True
             raise
         finally:
             suspects.land(flight, answered=answered)
-            if entered:
+            if entered and given_up:  # Triton hears of it, but a model at work goes on
+                places.abandon(time.monotonic() - started)
+            elif entered:
                 places.leave(seconds, len(body))
             if entered and seen.trace is not None:
                 seen.trace.done("upstream")

@@ -31,7 +31,10 @@ from serve.gateway.telemetry import GRPC_ROUTE, Telemetry
 
 __all__ = ["GrpcProxy"]
 
-MOST_STREAMS = 512  # calls of one connection at a time; its client keeps further ones back
+MOST_STREAMS = 128  # calls of one connection at a time; its client keeps further ones back
+# Calls that have come and wait to be taken up, one by one. The library ends any of those beyond 1000, whosever they are,
+# unless it is told otherwise. It holds some 16 KB for each, and 64 KiB of data that a client has sent with it.
+MOST_PENDING, LEAST_PENDING, PENDING_BYTES = 4096, 1000, 64 * 1024
 UPSTREAM_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -68,7 +71,8 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         self._telemetry = telemetry
         self._calls = GrpcChannels(balancer, settings.grpc_upstream, UPSTREAM_OPTIONS)
         # Of all that there may be, so much that what is left serves the others.
-        self._clients = Clients(max(1, most_connections // 2), max(1, settings.max_clients // 4))
+        of_address = max(1, int(most_connections * settings.max_address_share))
+        self._clients = Clients(of_address, max(1, settings.max_clients // 4))
         self._watching: asyncio.Task[None] | None = None
         incoming = Incoming(settings, gate, contracts, self._clients)
         self._inference = Inference(settings, gate, self._calls, incoming, telemetry)
@@ -153,6 +157,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
 
 
 def _options(settings: Settings, most_connections: int) -> Sequence[tuple[str, int]]:
+    pending = max(LEAST_PENDING, min(MOST_PENDING, settings.memory_bytes // 4 // PENDING_BYTES))
     return (
         *UNPACKED_HERE,
         ("grpc.max_receive_message_length", settings.max_body_bytes),
@@ -161,6 +166,8 @@ def _options(settings: Settings, most_connections: int) -> Sequence[tuple[str, i
         ("grpc.max_metadata_size", 64 * 1024),
         ("grpc.max_allowed_incoming_connections", most_connections),
         ("grpc.max_concurrent_streams", MOST_STREAMS),
+        ("grpc.server.max_pending_requests", pending),
+        ("grpc.server.max_pending_requests_hard_limit", pending),
         ("grpc.server_handshake_timeout_ms", int(1000 * settings.head_timeout_s)),
         ("grpc.max_connection_idle_ms", 1000 * settings.keep_alive_s),
         ("grpc.keepalive_time_ms", 1000 * settings.keep_alive_s),

@@ -46,7 +46,9 @@ class Memory(Collector):
         used: bytes that are held now.
         connections: those of clients, of which a quarter of the bound may be made.
         most_connections: that there may be, however much room there is.
-        refused: how often there was no room.
+        most_of_address: that one address may have of them.
+        refused: how often there was no room; refused_connections: of these, for a connection.
+        refused_addresses: how often one address had as many connections as it may.
     """
 
     def __init__(self, bound: int) -> None:
@@ -54,8 +56,10 @@ class Memory(Collector):
         self.used = 0
         self.connections = 0
         self.most_connections = sys.maxsize
-        self.refused = 0
+        self.most_of_address = sys.maxsize
+        self.refused = self.refused_connections = self.refused_addresses = 0
         self._by_key: Counter[str] = Counter()
+        self._by_address: Counter[str] = Counter()
 
     def take(self, size: int, *, small: bool) -> None:
         """Hold so many bytes more; raises MemoryFullError.
@@ -97,6 +101,7 @@ class Memory(Collector):
         """Whether there is room for one more connection; `disconnect` gives it back."""
         if self.connections >= self.most_connections or (self.connections + 1) * CONNECTION_BYTES > self.bound // 4:
             self.refused += 1
+            self.refused_connections += 1
             return False
         self.connections += 1
         self.used += CONNECTION_BYTES
@@ -106,11 +111,35 @@ class Memory(Collector):
         self.connections -= 1
         self.used -= CONNECTION_BYTES
 
+    def connect_from(self, address: str) -> bool:
+        """Whether an address may have one more connection; `disconnect_from` gives it back.
+
+        Args:
+            address: or network of such; "" is nobody's, and not bounded.
+        """
+        if address and self._by_address[address] >= self.most_of_address:
+            self.refused_addresses += 1
+            return False
+        self._by_address[address] += 1
+        return True
+
+    def disconnect_from(self, address: str) -> None:
+        self._by_address[address] -= 1
+        if not self._by_address[address]:
+            del self._by_address[address]
+
     def collect(self) -> Iterator[Metric]:
         """Prometheus metrics."""
         yield GaugeMetricFamily("gateway_memory_bytes", "Bytes held for requests and answers.", self.used)
         yield GaugeMetricFamily("gateway_memory_bound_bytes", "Most of them.", self.bound)
         yield CounterMetricFamily("gateway_memory_refused", "Refusals for want of room.", self.refused)
+        refused = CounterMetricFamily(
+            "gateway_connections_refused", "Connections refused: there were too many in all, or of one address.",
+            labels=["why"],
+        )  # fmt: skip
+        refused.add_metric(["all"], self.refused_connections)
+        refused.add_metric(["address"], self.refused_addresses)
+        yield refused
 
 
 class Share:

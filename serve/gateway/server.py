@@ -23,6 +23,7 @@ from serve.gateway.connections import connection_class
 from serve.gateway.identity import KeyRing
 from serve.gateway.incidents import Incidents
 from serve.gateway.loading import Loading
+from serve.gateway.memory import CONNECTION_BYTES
 from serve.gateway.settings import Settings
 
 __all__ = ["check_port", "check_settings", "forwarding_signals", "run_gateway", "serve_gateway"]
@@ -76,7 +77,11 @@ async def serve_gateway(
     app = create_app(settings, incidents, loading)
     listener = _listen(settings.host, settings.port, reuse_port=settings.reuse_port)
     clients, grpc_clients = _clients(settings)
-    app.state.parts.gate.memory.most_connections = clients + TOLD_CLIENTS
+    memory = app.state.parts.gate.memory
+    memory.most_connections = clients + TOLD_CLIENTS
+    if settings.max_address_share < 1:
+        room = min(clients, memory.bound // 4 // CONNECTION_BYTES)
+        memory.most_of_address = max(1, int(room * settings.max_address_share))
     stopping = asyncio.Event()
     server = _Server(
         uvicorn.Config(
@@ -85,7 +90,7 @@ async def serve_gateway(
                 settings.head_timeout_s,
                 settings.body_timeout_s,
                 settings.write_timeout_s,
-                app.state.parts.gate.memory,
+                memory,
                 stopping,
                 app.state.direct,
             ),

@@ -116,6 +116,10 @@ class Settings:
     max_clients: int = 20000
     """Most connections of clients at a time; further ones are answered with 503."""
 
+    max_address_share: float = 0.5
+    """Largest share of the connections that one address may have (of IPv6: one /64), over HTTP and over gRPC; 1 where
+    all clients come through one proxy."""
+
     max_connections: int = 128
     """Most connections to each Triton at a time."""
 
@@ -184,6 +188,8 @@ class Settings:
         for name in NOT_NEGATIVE:
             if getattr(self, name) < 0:
                 raise _unusable(f"{name} is {getattr(self, name)}", f"give {name} a value of 0 or more")
+        if not 0 < self.max_address_share <= 1:
+            raise _unusable(f"max_address_share is {self.max_address_share}", "give a share above 0, and at most 1")
         if not 0 <= self.trace_ratio <= 1:
             raise _unusable(f"trace_ratio is {self.trace_ratio}", "give a share, 0 to 1")
         if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):

@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from tests.integration.test_gateway_memory import BODY, BOUND, ECHO_CONFIG, ECHO
 pytestmark = pytest.mark.integration
 SERVICE = "/inference.GRPCInferenceService/"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, SETTINGS, PING, ACK, END_STREAM, END_HEADERS = 0, 1, 4, 6, 1, 1, 4
+DATA, HEADERS, RESET, SETTINGS, PING, ACK, END_STREAM, END_HEADERS = 0, 1, 3, 4, 6, 1, 1, 4
 TIMEOUT_S = 120
 
 
@@ -51,6 +52,14 @@ def literal(name: str, value: str) -> bytes:
     return b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
 
 
+def call_head(name: str) -> bytes:
+    fields = {
+        ":method": "POST", ":scheme": "http", ":path": SERVICE + name, ":authority": "gateway", "te": "trailers",
+        "content-type": "application/grpc",
+    }  # fmt: skip
+    return b"".join(literal(*field) for field in fields.items())
+
+
 class Http2:
     """A connection that answers pings, and never opens its window further than the 64 KiB that it begins with."""
 
@@ -62,12 +71,7 @@ class Http2:
 
     def ask(self, name: str, message: bytes | None, stream: int = 1) -> None:
         """Send a call, with one message, and end its side; or leave it open without any."""
-        fields = {
-            ":method": "POST", ":scheme": "http", ":path": SERVICE + name, ":authority": "gateway", "te": "trailers",
-            "content-type": "application/grpc",
-        }  # fmt: skip
-        head = b"".join(literal(*field) for field in fields.items())
-        self.socket.sendall(frame(HEADERS, END_HEADERS, stream, head))
+        self.socket.sendall(frame(HEADERS, END_HEADERS, stream, call_head(name)))
         if message is not None:
             body = b"\0" + len(message).to_bytes(4, "big") + message
             self.socket.sendall(frame(DATA, END_STREAM, stream, body))
@@ -85,6 +89,18 @@ class Http2:
             except ConnectionError:
                 return True
         return False
+
+    def ends(self, streams: int) -> Counter[int]:
+        """Read until so many streams ended; how many by which kind of frame."""
+        found: Counter[int] = Counter()
+        while found.total() < streams:
+            head = self._exactly(9)
+            payload = self._exactly(int.from_bytes(head[:3], "big"))
+            if head[3] == RESET or (head[3] in (HEADERS, DATA) and head[4] & END_STREAM):
+                found[head[3]] += 1
+            elif head[3] in (SETTINGS, PING) and not head[4] & ACK:
+                self.socket.sendall(frame(head[3], ACK, 0, payload if head[3] == PING else b""))
+        return found
 
     def _exactly(self, size: int) -> bytes:
         found = b""
@@ -148,6 +164,28 @@ def test_one_address_has_half_of_the_connections(triton: TritonServer) -> None:
                     return
             assert time.monotonic() < deadline
             time.sleep(0.1)
+
+
+def test_a_flood_of_calls_ends_nobody_elses(triton: TritonServer) -> None:
+    """More at once than the library lets wait by itself, of which it then ends any."""
+    each = 120
+    head = call_head("ModelInfer")
+    flood = b"".join(frame(HEADERS, END_HEADERS | END_STREAM, 1 + 2 * number, head) for number in range(each))
+    with (
+        gateway(triton, memory_bytes=1024 * MIB, latency_target_s=60, max_wait_s=60) as served,
+        grpc.insecure_channel(served.grpc_address) as channel,
+        contextlib.ExitStack() as stack,
+    ):
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        floods = [Http2(served, "127.0.0.2") for _ in range(30)]
+        for client in floods:
+            stack.enter_context(contextlib.closing(client.socket))
+        asking = [stub.ModelInfer.future(echo(4), timeout=TIMEOUT_S) for _ in range(20)]
+        for client in floods:
+            client.socket.sendall(flood)
+        asking += [stub.ModelInfer.future(echo(4), timeout=TIMEOUT_S) for _ in range(60)]
+        assert {call.code() for call in asking} == {grpc.StatusCode.OK}
+        assert sum((client.ends(each) for client in floods), Counter()) == {HEADERS: 30 * each}
 
 
 def test_one_key_has_a_quarter_of_the_calls(triton: TritonServer, tmp_path: Path) -> None:

@@ -281,7 +281,7 @@ def test_more_clients_than_allowed_are_refused() -> None:
         await asyncio.sleep(0.1)
         assert (await ask(address, b"/healthz")).status == 200
 
-    through(check, max_clients=4)
+    through(check, max_clients=4, max_address_share=1)
 
 
 def test_whole_answers_are_sent_to_clients_that_read_slowly() -> None:

@@ -1,0 +1,138 @@
+"""A client that leaves, or whose own time is over, while its model is at work: the same over HTTP and gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any, cast
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as messages
+
+from serve.gateway.admission import Admission, Bounds
+from serve.gateway.asking import ask_model
+from serve.gateway.contracts import Contracts
+from serve.gateway.deadline import EarlyTimeoutError
+from serve.gateway.errors import ClientGoneError, GatewayError, UpstreamTimeoutError
+from serve.gateway.extensions import LEAVING
+from serve.gateway.gate import Gate
+from serve.gateway.grpc_channels import GrpcChannels
+from serve.gateway.grpc_clients import Clients
+from serve.gateway.grpc_infer import Inference
+from serve.gateway.grpc_message import Incoming
+from serve.gateway.grpc_status import EndedCallError
+from serve.gateway.releases import Releases
+from serve.gateway.settings import Settings
+from serve.gateway.telemetry import Telemetry
+from tests.serve_http import in_loop
+
+HOUR_S = 3600.0
+BODY = messages.ModelInferRequest(model_name="m").SerializeToString()
+SETTINGS = Settings(upstream=("http://127.0.0.1:1",), validate=False)
+
+
+class NoReleases:
+    def get(self, _: str) -> None:
+        """Nothing is under release."""
+
+
+class Hourly:
+    """A gate whose model takes an hour for an answer, as it has seen."""
+
+    def __init__(self) -> None:
+        self.gate = Gate(SETTINGS, cast("Releases", NoReleases()))
+        clock = itertools.count()
+        self.places = Admission("m", Bounds(), lambda: float(next(clock)))
+        for _ in range(8):
+            self.places.try_enter()
+            self.places.leave(HOUR_S)
+        self.gate._places["m"] = self.places
+        self.asked = asyncio.Event()
+        self.ends: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    async def ask(self, *_: Any) -> Any:
+        self.asked.set()
+        return await self.ends
+
+
+Left = Callable[[], object]
+
+
+async def http(held: Hourly, leave: list[Left]) -> None:
+    """Ask, with what makes the client leave in `leave`."""
+    scope = {"extensions": {LEAVING: lambda call: leave.append(call) if call is not None else None}}
+    identity = held.gate.keys.identify({})
+    deadline = asyncio.get_running_loop().time() + HOUR_S
+    await ask_model(held.gate, identity, "m", held.ask, scope, cast("Any", None), deadline, BODY)
+
+
+class Call:
+    """A call with one message, without a deadline."""
+
+    def __init__(self, left_s: float | None) -> None:
+        self._left_s = left_s
+
+    async def read(self) -> bytes:
+        return BODY
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    def time_remaining(self) -> float | None:
+        return self._left_s
+
+    def add_done_callback(self, _: object) -> None:
+        """It never ends."""
+
+
+async def over_grpc(held: Hourly, left_s: float | None = None) -> None:
+    class Calls:
+        infer = held.ask
+
+    incoming = Incoming(SETTINGS, held.gate, cast("Contracts", None), Clients(1, 1))
+    inference = Inference(SETTINGS, held.gate, cast("GrpcChannels", Calls()), incoming, Telemetry())
+    await inference.answer(Call(left_s))
+
+
+async def blamed(held: Hourly) -> tuple[list[str], int]:
+    """The models of the requests that a death is blamed on, and the places that are held."""
+    return [suspect.model for suspect in await held.gate.incidents.suspects.died(["m"])], held.places.in_flight
+
+
+@pytest.mark.parametrize("way", ["http", "grpc"])
+@in_loop
+async def test_who_leaves_keeps_its_place_for_as_long_as_the_model_is_at_work(way: str) -> None:
+    held = Hourly()
+    leave: list[Left] = []
+    asking = asyncio.ensure_future(http(held, leave) if way == "http" else over_grpc(held))
+    await asyncio.wait((asking, asyncio.ensure_future(held.asked.wait())), return_when=asyncio.FIRST_COMPLETED)
+    leave[-1]() if way == "http" else asking.cancel()
+    with pytest.raises(ClientGoneError if way == "http" else asyncio.CancelledError):
+        await asking
+    assert await blamed(held) == (["m"], 1)
+
+
+def ended(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(code, nothing, nothing, "")
+
+
+@pytest.mark.parametrize("way", ["http", "grpc"])
+@pytest.mark.parametrize("early", [True, False])
+@in_loop
+async def test_a_place_is_kept_where_the_client_gave_the_model_no_time(way: str, early: bool) -> None:
+    held = Hourly()
+    if way == "http":
+        held.ends.set_exception((EarlyTimeoutError if early else UpstreamTimeoutError)("late"))
+        asking = asyncio.ensure_future(http(held, []))
+    else:
+        held.ends.set_exception(ended(grpc.StatusCode.DEADLINE_EXCEEDED))
+        asking = asyncio.ensure_future(over_grpc(held, 1.0 if early else None))
+    with pytest.raises(GatewayError if way == "http" else EndedCallError):
+        await asking
+    assert await blamed(held) == (["m"], int(early))
