@@ -20,7 +20,7 @@ from serve.gateway.contracts import JSON_AT_HAND, Contracts
 from serve.gateway.errors import GatewayError, UpstreamTimeoutError
 from serve.gateway.gate import Gate
 from serve.gateway.identity import Identity
-from serve.gateway.infer_head import JSON, RETURNED, answer_lines
+from serve.gateway.infer_head import JSON, answer_lines, returned_lines
 from serve.gateway.memory import SMALL_BYTES
 from serve.gateway.protocol import SEQUENCE
 from serve.gateway.settings import Settings
@@ -250,9 +250,8 @@ class _Call:
             if answer.status == 200:
                 seconds = took
                 direct.gate.known(model)
-            returned = [header for header in answer.headers if header[0] in RETURNED]
             code, body = answer.status, answer.body
-            head = answer_lines(returned, self._identity.limits())
+            head = returned_lines(answer.headers, self._identity.limit_lines())
             self._observed.sent = len(body)
         except Exception as err:
             refusal = direct.refusal(err)
