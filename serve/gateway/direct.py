@@ -22,7 +22,6 @@ from serve.gateway.gate import Gate
 from serve.gateway.identity import Identity
 from serve.gateway.infer_head import JSON, answer_lines, returned_lines
 from serve.gateway.memory import SMALL_BYTES
-from serve.gateway.protocol import SEQUENCE
 from serve.gateway.settings import Settings
 from serve.gateway.suspects import Flight
 from serve.gateway.telemetry import INFER_ROUTE, Telemetry
@@ -30,8 +29,6 @@ from serve.gateway.upstream import Upstream, failure_of
 from serve.http_client import Connection, ExchangeError, Pool, Response
 
 __all__ = ["Client", "Direct"]
-
-ESCAPE = b"\\u"  # may hide a name
 
 logger = logging.getLogger(__name__)
 Header = tuple[bytes, bytes]
@@ -89,8 +86,8 @@ class Direct:
             return False
         if gate.incidents.suspects.watches(identity.id, model):
             return False
-        head, length = body[: asked.header_length], asked.header_length
-        if SEQUENCE in head or ESCAPE in head:
+        length = asked.header_length
+        if not asked.is_plain(body[:length]):
             return False
         sent = body
         if self._validate:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from serve.gateway.identity import ANONYMOUS, Identity
+from serve.gateway.asked import Asked
+from serve.gateway.identity import ANONYMOUS, Identity, KeyRing
 from serve.gateway.infer_head import RETURNED, answer_lines, returned_lines
 from serve.gateway.keys import Key
 from serve.gateway.rate_limit import TokenBucket
@@ -46,3 +47,21 @@ def test_a_header_that_can_not_be_sent_is_refused_each_time() -> None:
         with pytest.raises(ValueError, match="not a header"):
             returned_lines([(b"content-type", b"a\r\nx: y")], b"")
     assert b"a\r\n" not in returned_lines([(b"server", b"a\r\nx: y")], b"")  # not sent at all
+
+
+@pytest.mark.parametrize("form", [b"content-length", b"inference-header-content-length"])
+def test_the_json_of_a_sequence_is_found_whatever_came_before(form: bytes) -> None:
+    plain = b'{"inputs":[],"parameters":{"timeout_us_":1}}'
+    others = [
+        plain.replace(b"timeout_us_", b"sequence_id"),
+        plain.replace(b"timeout_us_", b"\\u0073equence_id"),
+        plain.replace(b"timeout_us_", b"x" * 2000 + b'":1,"sequence_id'),
+    ]
+    headers = [(b"content-length", b"400"), (form, b"400")]
+    asked = Asked.read(b"/v2/models/m/infer", headers, KeyRing(None), 1 << 16)
+    assert asked is not None
+    for other in others:
+        for _ in range(2):
+            assert asked.is_plain(plain)
+            assert asked.is_plain(plain.replace(b"timeout", b"x" * 2000))
+            assert not asked.is_plain(other)
