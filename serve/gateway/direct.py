@@ -113,7 +113,7 @@ class Direct:
             gate.memory.give_small(len(body))
             node.pool.give(connection)
             return False
-        places.try_enter()
+        places.take()
         call = _Call(self, client, asked, identity, places, node.pool, connection, len(body))
         call.send(head, sent)
         return True

@@ -38,7 +38,9 @@ class TokenBucket:
             now: as above.
             cost: how many, at most `burst`.
         """
-        tokens = min(self.burst, self._tokens + max(0.0, now - self._at) * self.rate)
+        tokens = self._tokens + max(0.0, now - self._at) * self.rate
+        if tokens > self.burst:
+            tokens = float(self.burst)
         self._at = now
         if tokens < cost:
             self._tokens = tokens
