@@ -131,7 +131,10 @@ class Pool:
     def give(self, connection: Connection) -> None:
         """Give a connection back that was taken."""
         self._busy.discard(connection)
-        self._release(connection)
+        if connection.usable and not self._waiters and not self._closed:  # as nearly always
+            self._idle.append(connection)
+        else:
+            self._release(connection)
 
     async def again(
         self, connection: Connection, lost: ExchangeError, head: bytes, body: bytes | GrowingBody, deadline: float

@@ -30,9 +30,11 @@ class _Head:
     """What the parser made of the bytes of a head, which it would make of them again.
 
     Attributes:
+        text: these bytes, which end with the first empty line in them.
         length: of the body, which such a response came with.
     """
 
+    text: bytes
     status: int
     headers: tuple[tuple[bytes, bytes], ...]
     length: int
@@ -65,6 +67,7 @@ class Connection(asyncio.Protocol):
         self._done: Done | None = None
         self._answer: Response | None = None
         self._known: dict[bytes, _Head] = {}
+        self._latest: _Head | None = None  # of these
         self._failure: Exception | None = None
         self._begin()
 
@@ -231,9 +234,13 @@ class Connection(asyncio.Protocol):
 
     def _recognized(self, data: bytes) -> Response | None:
         """The response that these bytes are, where one with the same head and length came before."""
-        end = data.find(b"\r\n\r\n", 0, _LONGEST_KNOWN) + 4
-        head = self._known.get(data[:end])
-        if head is None or len(data) - end != head.length:
+        head = self._latest
+        if head is None or not data.startswith(head.text):
+            head = self._latest = self._known.get(data[: data.find(b"\r\n\r\n", 0, _LONGEST_KNOWN) + 4])
+            if head is None:
+                return None
+        end = len(head.text)
+        if len(data) - end != head.length:
             return None
         return Response(head.status, list(head.headers), data[end:], len(data))
 
@@ -245,7 +252,7 @@ class Connection(asyncio.Protocol):
             return
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
-        self._known[data[:end]] = _Head(answer.status, tuple(answer.headers), len(answer.body))
+        self._known[data[:end]] = _Head(data[:end], answer.status, tuple(answer.headers), len(answer.body))
 
     def eof_received(self) -> bool:
         self.usable = False

@@ -107,7 +107,7 @@ class Admission:
     @property
     def free(self) -> bool:
         """Whether a place is free, and nobody waits for it."""
-        return self.in_flight < int(self.limit) and not (self._waiting and self.waiting)
+        return self.in_flight + 1 <= self.limit and not (self._waiting and self.waiting)
 
     @property
     def target_s(self) -> float:
@@ -128,7 +128,7 @@ class Admission:
     def try_enter(self) -> bool:
         """Take a place if one is free and nobody waits; each must be given back with `leave`."""
         if self.free:
-            self._take()
+            self.take()
             return True
         return False
 
@@ -205,7 +205,8 @@ class Admission:
         else:
             self._pass_on()
 
-    def _take(self) -> None:
+    def take(self) -> None:
+        """Take a place that `free` has just told of; to be given back in the same way."""
         self.in_flight += 1
         if self.in_flight > self._peak:
             self._peak = self.in_flight
@@ -216,7 +217,7 @@ class Admission:
             waiter = heapq.heappop(self._waiting)
             if not waiter.place.done():
                 self._live[waiter.priority] -= 1
-                self._take()
+                self.take()
                 waiter.place.set_result(None)
 
     def _expire(self, waiter: _Waiter) -> None:
@@ -249,7 +250,7 @@ class Admission:
         self._answers += 1
         self._seconds += seconds
         count, shortest = self._kinds.get(kind, (0, math.inf))
-        self._kinds[kind] = count + 1, min(shortest, seconds)
+        self._kinds[kind] = count + 1, seconds if seconds < shortest else shortest
         if self._answers < WINDOW_ANSWERS or (now := self._clock()) - self._from < WINDOW_S:
             return
         mean = self._seconds / self._answers

@@ -10,12 +10,15 @@ from serve.gateway.identity import KeyRing
 from serve.gateway.infer_head import PATH, split_headers
 from serve.gateway.keys import digest_of
 from serve.gateway.memory import SMALL_BYTES
-from serve.gateway.protocol import BINARY_HEADER
+from serve.gateway.protocol import BINARY_HEADER, SEQUENCE
 from serve.http_client import Pool
 from serve.http_message import encode_head
 from serve.rollout.plan import Target
 
 __all__ = ["Asked"]
+
+ESCAPE = b"\\u"  # may hide a name
+KNOWN_JSON_BYTES = 1024
 
 Header = tuple[bytes, bytes]
 
@@ -29,7 +32,7 @@ class Asked:
         digest: of the key; None where it carries none.
     """
 
-    __slots__ = ("_head", "_head_of", "digest", "forwarded", "header_length", "length", "path", "target")
+    __slots__ = ("_head", "_head_of", "_plain", "digest", "forwarded", "header_length", "length", "path", "target")
 
     def __init__(
         self,
@@ -48,6 +51,20 @@ class Asked:
         self.header_length = header_length
         self._head = b""
         self._head_of: tuple[int, int | None, Pool] | None = None
+        self._plain = b""
+
+    def is_plain(self, json: bytes) -> bool:
+        """Whether the JSON of such a request names no sequence, as far as can be told without parsing it.
+
+        In the binary form it is mostly the same each time: it is then compared, not searched.
+        """
+        if json == self._plain:
+            return True
+        if SEQUENCE in json or ESCAPE in json:
+            return False
+        if self.header_length is not None and len(json) <= KNOWN_JSON_BYTES:
+            self._plain = json
+        return True
 
     def head_for(self, pool: Pool, length: int, header_length: int | None) -> bytes:
         """The head that goes to Triton, for a body that may have been written anew; raises ValueError."""

@@ -20,18 +20,15 @@ from serve.gateway.contracts import JSON_AT_HAND, Contracts
 from serve.gateway.errors import GatewayError, UpstreamTimeoutError
 from serve.gateway.gate import Gate
 from serve.gateway.identity import Identity
-from serve.gateway.infer_head import JSON, RETURNED, answer_lines
+from serve.gateway.infer_head import JSON, answer_lines, returned_lines
 from serve.gateway.memory import SMALL_BYTES
-from serve.gateway.protocol import SEQUENCE
 from serve.gateway.settings import Settings
 from serve.gateway.suspects import Flight
-from serve.gateway.telemetry import INFER_ROUTE, Telemetry
+from serve.gateway.telemetry import INFER_ROUTE, Observed, Telemetry
 from serve.gateway.upstream import Upstream, failure_of
 from serve.http_client import Connection, ExchangeError, Pool, Response
 
 __all__ = ["Client", "Direct"]
-
-ESCAPE = b"\\u"  # may hide a name
 
 logger = logging.getLogger(__name__)
 Header = tuple[bytes, bytes]
@@ -89,8 +86,8 @@ class Direct:
             return False
         if gate.incidents.suspects.watches(identity.id, model):
             return False
-        head, length = body[: asked.header_length], asked.header_length
-        if SEQUENCE in head or ESCAPE in head:
+        length = asked.header_length
+        if not asked.is_plain(body[:length]):
             return False
         sent = body
         if self._validate:
@@ -116,9 +113,10 @@ class Direct:
             gate.memory.give_small(len(body))
             node.pool.give(connection)
             return False
-        places.try_enter()
+        places.take()
         call = _Call(self, client, asked, identity, places, node.pool, connection, len(body))
-        call.send(head, sent)
+        self.telemetry.began(call)
+        call.send(head, sent, call.started + self._timeout_s)
         return True
 
     def close(self) -> None:
@@ -143,16 +141,13 @@ class Direct:
         logger.error("an infer request failed inside the gateway", exc_info=error)
         return GatewayError("the gateway failed", why=type(error).__name__)
 
-    def deadline(self, now: float) -> float:
-        return now + self._timeout_s
 
-
-class _Call:
+class _Call(Observed):
     """A request on the short way, from `send` on until `_end` or `left`."""
 
     __slots__ = (
         "_again", "_asked", "_asking", "_body", "_client", "_connection", "_deadline", "_direct", "_flight", "_gone",
-        "_head", "_identity", "_observed", "_places", "_pool", "_size", "_started",
+        "_head", "_identity", "_places", "_pool",
     )  # fmt: skip
 
     def __init__(
@@ -166,6 +161,9 @@ class _Call:
         connection: Connection,
         size: int,
     ) -> None:
+        super().__init__(INFER_ROUTE, asked.target.model, client.address, None)
+        self.key = identity.name
+        self.received = size
         self._direct = direct
         self._client = client
         self._asked = asked
@@ -173,23 +171,23 @@ class _Call:
         self._places = places
         self._pool = pool
         self._connection = connection
-        self._size = size
         self._asking = self._gone = False
         self._again: asyncio.Task[None] | None = None
-        self._observed = direct.telemetry.begin(INFER_ROUTE, asked.target.model, client.address)
-        self._observed.key = identity.name
-        self._observed.received = size
 
-    def send(self, head: bytes, body: bytes) -> None:
+    def send(self, head: bytes, body: bytes, deadline: float) -> None:
+        """Ask Triton; to be called once.
+
+        Args:
+            head, body: that Triton gets.
+            deadline: on the monotonic clock.
+        """
         direct = self._direct
-        self._head, self._body = head, body
+        self._head, self._body, self._deadline = head, body, deadline
         self._flight = Flight(self._identity.id, self._asked.target.model, body)
         direct.calls.add(self)
         direct.gate.incidents.suspects.take_off(self._flight)
-        self._started = time.monotonic()
-        self._deadline = direct.deadline(self._started)
         self._client.when_leaving(self)
-        self._pool.send(self._connection, head, body, self._deadline, self._done)
+        self._pool.send(self._connection, head, body, deadline, self._done)
 
     def left(self) -> None:
         """The client has closed its connection."""
@@ -230,7 +228,7 @@ class _Call:
         self._end(answer, error)
 
     def _done(self, answer: Response | None, error: Exception | None) -> None:
-        if isinstance(error, ExchangeError) and error.unanswered:
+        if error is not None and isinstance(error, ExchangeError) and error.unanswered:
             self._again = self._direct.spawn(self, error)
             return
         self._pool.give(self._connection)
@@ -238,22 +236,21 @@ class _Call:
 
     def _end(self, answer: Response | None, error: Exception | None) -> None:
         self._client.when_leaving(None)
-        direct, model = self._direct, self._asked.target.model
-        took = time.monotonic() - self._started
+        direct = self._direct
+        took = time.monotonic() - self.started
         seconds: float | None = None
         head = body = b""
         refusal: GatewayError | None = None
         try:
             if answer is None:
                 raise error or AssertionError
-            direct.upstream.check_alive(answer, self._asked.path, self._started)
+            direct.upstream.check_alive(answer, self._asked.path, self.started)
             if answer.status == 200:
                 seconds = took
-                direct.gate.known(model)
-            returned = [header for header in answer.headers if header[0] in RETURNED]
+                direct.gate.known(self._asked.target.model)
             code, body = answer.status, answer.body
-            head = answer_lines(returned, self._identity.limits())
-            self._observed.sent = len(body)
+            head = returned_lines(answer.headers, self._identity.limit_lines())
+            self.sent = len(body)
         except Exception as err:
             refusal = direct.refusal(err)
             if isinstance(refusal, UpstreamTimeoutError):
@@ -261,18 +258,18 @@ class _Call:
             code, body = refusal.status, refusal.body
             head = answer_lines([JSON], refusal.headers)
         self._let_go(answered=refusal is None)
-        self._places.leave(seconds, self._size)
+        self._places.leave(seconds, self.received)
         self._client.answer(code, head, body, last=refusal is not None and refusal.closes)
-        direct.telemetry.observe(self._observed, code)
+        direct.telemetry.observe(self, code)
 
     def _give_up(self) -> None:
         """Nobody is left to answer."""
         self._let_go(answered=False)
-        self._places.abandon(time.monotonic() - self._started)
-        self._direct.telemetry.observe(self._observed, CLIENT_LEFT)
+        self._places.abandon(time.monotonic() - self.started)
+        self._direct.telemetry.observe(self, CLIENT_LEFT)
 
     def _let_go(self, *, answered: bool) -> None:
         gate = self._direct.gate
         self._direct.calls.discard(self)
         gate.incidents.suspects.land(self._flight, answered=answered)
-        gate.memory.give_small(self._size)
+        gate.memory.give_small(self.received)

@@ -108,6 +108,10 @@ class Identity:
             return []
         return [(b"ratelimit-policy", self.bucket.policy), (b"ratelimit", self.bucket.state())]
 
+    def limit_lines(self) -> bytes:
+        """The same as lines of a head."""
+        return b"" if self.bucket is None else self.bucket.lines()
+
 
 ANONYMOUS = Identity(Key("", "anonymous", "0" * 64), None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from serve.gateway.deadline import TIMEOUT_HEADER
 from serve.gateway.errors import BadRequestError
@@ -13,7 +14,7 @@ from serve.gateway.released import SERVED_BY
 from serve.gateway.upstream import MODEL_NAME, VERSION
 from serve.http_message import header_line
 
-__all__ = ["JSON", "PATH", "RETURNED", "SAFE", "answer_lines", "split_headers"]
+__all__ = ["JSON", "PATH", "RETURNED", "SAFE", "answer_lines", "returned_lines", "split_headers"]
 
 PATH = re.compile(rf"/v2/models/({MODEL_NAME})(?:/versions/({VERSION}))?/infer".encode())
 RETURNED = frozenset((b"content-type", b"content-encoding", BINARY_HEADER, SERVED_BY))
@@ -60,3 +61,21 @@ def answer_lines(headers: Iterable[Header], own: Iterable[Header]) -> bytes:
     lines += [b"%b: %b\r\n" % header for header in own]  # seldom the same twice: nothing to remember
     lines.append(_SAFE_LINES)
     return b"".join(lines)
+
+
+def returned_lines(headers: Iterable[Header], limits: bytes) -> bytes:
+    """The lines of an answer of Triton's that goes back, without its length.
+
+    Args:
+        headers: all of Triton's.
+        limits: lines of the gateway's making.
+
+    Raises:
+        ValueError: one of those that go back can't be sent.
+    """
+    return b"".join((_returned(tuple(headers)), limits, _SAFE_LINES))
+
+
+@lru_cache(maxsize=64)  # Triton's answers have a few heads
+def _returned(headers: tuple[Header, ...]) -> bytes:
+    return b"".join(header_line(name, value) for name, value in headers if name in RETURNED)

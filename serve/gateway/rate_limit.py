@@ -9,6 +9,8 @@ import math
 
 __all__ = ["TokenBucket"]
 
+_STATE = b'"key";r=%d;t=%d'
+
 
 class TokenBucket:
     """Full at first; refilled continuously.
@@ -19,7 +21,7 @@ class TokenBucket:
         now: the time, in seconds of a clock that never goes back.
     """
 
-    __slots__ = ("_at", "_tokens", "burst", "policy", "rate")
+    __slots__ = ("_at", "_lines", "_tokens", "burst", "policy", "rate")
 
     def __init__(self, rate: float, burst: int | None, now: float) -> None:
         self.rate = rate
@@ -27,6 +29,7 @@ class TokenBucket:
         self._tokens = float(self.burst)
         self._at = now
         self.policy = b'"key";q=%d;w=%d' % (self.burst, max(1, math.ceil(self.burst / rate)))
+        self._lines = b"ratelimit-policy: %b\r\nratelimit: %b\r\n" % (self.policy, _STATE)
 
     def take(self, now: float, cost: float = 1.0) -> float:
         """Take tokens; 0, or the seconds after which there will be as many.
@@ -35,7 +38,9 @@ class TokenBucket:
             now: as above.
             cost: how many, at most `burst`.
         """
-        tokens = min(self.burst, self._tokens + max(0.0, now - self._at) * self.rate)
+        tokens = self._tokens + max(0.0, now - self._at) * self.rate
+        if tokens > self.burst:
+            tokens = float(self.burst)
         self._at = now
         if tokens < cost:
             self._tokens = tokens
@@ -45,5 +50,11 @@ class TokenBucket:
 
     def state(self) -> bytes:
         """The value of the field RateLimit: what is left, and the seconds until all of it is back."""
-        left = int(self._tokens)
-        return b'"key";r=%d;t=%d' % (left, math.ceil((self.burst - self._tokens) / self.rate))
+        return _STATE % self._left()
+
+    def lines(self) -> bytes:
+        """The lines of both fields in an answer's head."""
+        return self._lines % self._left()
+
+    def _left(self) -> tuple[int, int]:
+        return int(self._tokens), math.ceil((self.burst - self._tokens) / self.rate)

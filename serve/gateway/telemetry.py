@@ -52,6 +52,7 @@ class Observed:
     Attributes:
         key: the name of the client's key; "" while none was found.
         received, sent: bytes of the bodies.
+        started: when it came, on the monotonic clock.
         trace: None unless it is sampled.
     """
 
@@ -64,7 +65,7 @@ class Observed:
         self.trace = trace
         self.key = ""
         self.received = self.sent = 0
-        self.started = time.perf_counter()
+        self.started = time.monotonic()
 
 
 class Telemetry:
@@ -114,7 +115,7 @@ class Telemetry:
             code: the HTTP status; 499 for a client that left.
         """
         self.in_flight -= 1
-        seconds = time.perf_counter() - request.started
+        seconds = time.monotonic() - request.started
         model, route, key = request.model, request.route, request.key
         label = model if model in self._models else self._label(model, code)
         self.requests[label, route, code] += 1
@@ -145,9 +146,14 @@ class Telemetry:
             client: its address.
             parent: its `traceparent`.
         """
-        self.in_flight += 1
         trace = self.tracing.begin(parent) if self.tracing is not None else None
-        return Observed(route, model, client, trace)
+        observed = Observed(route, model, client, trace)
+        self.began(observed)
+        return observed
+
+    def began(self, _: Observed) -> None:
+        """As `begin`, for one that whoever asks has made."""
+        self.in_flight += 1
 
     def follow(self, gate: Gate, balancer: Balancer) -> None:
         """Show the state of these two with the metrics."""

@@ -562,3 +562,32 @@ async def test_a_known_answer_is_no_other() -> None:
             assert response.headers == [(b"content-length", b"5")]
         assert server.connections == 3  # one more after the time-out, and after the byte too many
         await pool.close()
+
+
+@with_clients
+async def test_known_answers_in_any_order() -> None:
+    """Several heads on one connection, each as it was said, whichever came before it."""
+    answers = [
+        (200, b"hello", answer(b"hello")),
+        (404, b"hello", answer(b"hello", "404 Not Found")),
+        (200, b"other", answer(b"other", "200 OK", "X-A: 1")),
+        (200, b"longer", answer(b"longer")),
+        (200, b"\r\n\r\n12", answer(b"\r\n\r\n12")),
+    ]
+    turns = random.Random(0).choices(range(len(answers)), k=60)
+    turn = iter(turns)
+
+    async def scripted(_: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(answers[next(turn)][2])
+
+    async with scripted_server(scripted) as server:
+        pool = Pool(server.address, max_connections=1)
+        for which in turns:
+            status, body, wire = answers[which]
+            response = await pool.request(b"GET", b"/")
+            assert (response.status, response.body, response.wire_bytes) == (status, body, len(wire))
+            assert dict(response.headers) == {
+                b"content-length": b"%d" % len(body), **({b"x-a": b"1"} if b"X-A" in wire else {})
+            }  # fmt: skip
+        assert server.connections == 1
+        await pool.close()
