@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 
@@ -17,6 +18,7 @@ def main() -> None:
         run()
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN if sys.exc_info()[0] is None else signal.SIG_DFL)
+        gc.freeze()  # or the end of the process looks through all of torch's modules, several times
 
 
 if __name__ == "__main__":

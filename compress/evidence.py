@@ -111,7 +111,7 @@ def _rooflines(options: ExportOptions, rows: Mapping[str, Model], watcher: Watch
     files = {"original_onnx": rows["original_onnx"]} | ({"result": _last(rows)} if _runs(_last(rows)) else {})
     for number, (name, model) in enumerate(files.items(), 1):
         assert isinstance(model, OnnxModel)  # noqa: S101  both are exported
-        found[name] = roofline_of(model.path, model.signature, options.threads)
+        found[name] = roofline_of(model.path, model.signature, options.threads, follows=bool(found))
         tick(number, len(files), "models profiled")
     return same_roofs(found)
 

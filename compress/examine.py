@@ -54,9 +54,9 @@ def examine(checkpoint: Path, options: SourceOptions, *, roofs: bool = False, th
         return Examined(model.signature, model, roofline_of(exported.path, exported.signature, threads))
 
 
-def roofline_of(path: Path, signature: Signature, threads: int) -> Roofline:
-    """An ONNX file's layers at batch 1 under this machine's roofs."""
-    return roofline(path, sample_inputs(signature, 1), threads=threads)
+def roofline_of(path: Path, signature: Signature, threads: int, *, follows: bool = False) -> Roofline:
+    """An ONNX file's layers at batch 1 under this machine's roofs; `follows` as in `roofline`."""
+    return roofline(path, sample_inputs(signature, 1), threads=threads, follows=follows)
 
 
 def told_of(artifact: Artifact) -> dict[str, str]:

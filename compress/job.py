@@ -20,6 +20,7 @@ from compress.evidence import missed_budgets, named, report_of
 from compress.hashing import heard
 from compress.judge import Budget
 from compress.machine import versions
+from compress.memory import standing
 from compress.model import OnnxModel, TorchModel, in_float32
 from compress.options import CompressOptions, ExportOptions, OptimizeOptions, SensitivityOptions, SourceOptions
 from compress.output import check_output, claimed, replacing, write_artifact
@@ -162,7 +163,7 @@ def export(
         True
     """
     checkpoint, watcher = Path(checkpoint), watcher or Silent()
-    with claimed(options.output, _work(options), inputs_of(options, checkpoint)), _hashing(watcher):
+    with standing(), claimed(options.output, _work(options), inputs_of(options, checkpoint)), _hashing(watcher):
         prepared = dataclasses.replace(prepare(checkpoint, options), recipe=recipe)
         return _export(checkpoint, options, prepared, watcher)
 
@@ -231,7 +232,7 @@ def optimize(
     """
     check_ranges(options)
     checkpoint, watcher = Path(checkpoint), watcher or Silent()
-    with claimed(options.output, _work(options), inputs_of(options, checkpoint)), _hashing(watcher):
+    with standing(), claimed(options.output, _work(options), inputs_of(options, checkpoint)), _hashing(watcher):
         return _optimize(checkpoint, options, watcher, tell, recipe)
 
 

@@ -36,11 +36,14 @@ WIDTH = 0.03  # half of an interval, as a share of its value
 FEWEST, MOST = 7, 24  # rounds: with fewer, none of their values bound their median
 SECONDS = 20.0  # after these no further round begins, once there are the fewest
 BLOCK_SECONDS = 0.06
-CALLS = (10, 200)  # of a block, at least and at most…
+# Of a block, at least and at most: one call that is held up does not move the median of three. More rounds tell more
+# than longer blocks do: the interval is one over rounds, and what hits a whole block no call in it takes out.
+CALLS = (3, 200)
 LONGEST_BLOCK = 0.3  # …but no more calls than fit in these seconds, and one where a single one does not
-# With fewer calls in a block none is left out to warm up: a call of over 0.1 s finds nothing of what the one before it
-# left in the caches (three ViT-B/16 in turns: first and second calls of a block within 0.2% of each other).
-WARMED = 3
+# A call of these seconds is not warmed up: it finds nothing of what the one before it left in the caches (six models of
+# ResNet-50 in turns: the first call of a block takes the processor time of the later ones, within 1%; see decision 49).
+LONG_CALL = 0.02
+WARMED = 10  # calls in a block of which a tenth, at least three, warm it up; one where they are fewer
 
 
 @dataclass(frozen=True)
@@ -259,7 +262,7 @@ def latency(
     """Time single calls of several models, interleaved.
 
     Each round takes the models in a new random order and gives each a block of calls; the calls before it (a tenth of
-    it, at least three, one where few fit, and none where a call takes long) warm it up and do not count.
+    it, at least three, one where few fit, and none where a call takes 20 ms) warm it up and do not count.
 
     Args:
         models: by name.
@@ -267,7 +270,7 @@ def latency(
         references: models that the others are compared with; the first, if none is named.
         claimed: models whose ratios must be narrow; all, if none is named.
         rounds: blocks for each at most; fewer where the intervals are narrow earlier.
-        block_seconds: how long a block lasts: of 10 to 200 calls, or as many as fit in 0.3 s, at least one.
+        block_seconds: how long a block lasts: of 3 to 200 calls, or as many as fit in 0.3 s, at least one.
         seconds: in all; what takes longer ends after 7 rounds.
         progress: called with rounds done and in all.
     """
@@ -284,13 +287,13 @@ def _block(model: Backend, inputs: Arrays, block_seconds: float) -> Callable[[],
         return (time.perf_counter_ns() - start_ns) / 1e6
 
     model.infer(inputs)  # the first makes ready what the others find: it may take a hundred times as long
-    once = timed() / 1e3
-    if once < LONGEST_BLOCK:
+    once = min(timed(), timed()) / 1e3
+    if once < LONG_CALL:
         once = [timed() / 1e3 for _ in range(3)][-1]
     fewest, most = CALLS
     fits = int(min(fewest, LONGEST_BLOCK / max(once, 1e-9)))
     calls = max(1, min(most, max(fits, int(block_seconds / max(once, 1e-9)))))
-    warming = max(3, calls // 10) if calls >= fewest else int(calls >= WARMED)
+    warming = 0 if once >= LONG_CALL else max(3, calls // 10) if calls >= WARMED else 1
 
     def block() -> list[float]:
         for _ in range(warming):

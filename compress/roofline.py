@@ -92,7 +92,7 @@ class Roofline:
         }
 
 
-def roofline(path: Path, inputs: Arrays, *, threads: int = 1, calls: int = 40) -> Roofline:
+def roofline(path: Path, inputs: Arrays, *, threads: int = 1, calls: int = 40, follows: bool = False) -> Roofline:
     """Profile a file and set each of its nodes under the roofs.
 
     Args:
@@ -100,8 +100,10 @@ def roofline(path: Path, inputs: Arrays, *, threads: int = 1, calls: int = 40) -
         inputs: one batch.
         threads: of the profile and of the roofs.
         calls: how often it is run at most; the first tenth does not count. A large model is run fewer times.
+        follows: another model's call of this has just ended: the roofs that it measured last stand before this one.
     """
-    machine(threads, again=True)
+    if not follows:
+        machine(threads, again=True)
     events, weights = _profile(path, inputs, threads, calls)
     found = (_layer(name, group, weights.get(name, [])) for name, group in events.items())
     layers = tuple(layer for layer in found if layer is not None)

@@ -138,11 +138,100 @@ class Slow:
 
 def test_a_model_of_long_calls_gets_few_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compress.latency.LONGEST_BLOCK", 1e-4)  # as if this call were one of a third of a second
+    monkeypatch.setattr("compress.latency.LONG_CALL", 1e-4)
     model = Slow()
     found = latency({"a": model}, {}, block_seconds=1e-4, seconds=0.0)
     assert found.rounds == FEWEST
     assert len(found["a"].samples_ms) == FEWEST
-    assert model.calls == 2 + FEWEST, "two to see how long it takes, none to warm up what a call does not leave warm"
+    assert model.calls == 3 + FEWEST, "three to see how long it takes, none to warm up what a call does not leave warm"
+
+
+class Clock:
+    """A machine whose time passes only as its models are called."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.calls: list[str] = []
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(time, "perf_counter_ns", lambda: round(self.now * 1e9))
+
+
+class Simulated:
+    """A model whose call takes `ms`: give or take a share of it, drawn for each call and for each turn.
+
+    Where another model was called before, a call takes `cold` times as long; some are held up.
+    """
+
+    runtime, emulated = "none", False
+
+    def __init__(
+        self, clock: Clock, name: str, ms: float, rng: random.Random,
+        call: float = 0.0, turn: float = 0.0, cold: float = 1.0, held_up: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.clock, self.name, self.ms, self.rng = clock, name, ms, rng
+        self.noise, self.turns, self.cold, self.held_up = call, turn, cold, held_up
+        self.turn = 1.0
+
+    def infer(self, inputs: Arrays) -> Arrays:
+        first = not self.clock.calls or self.clock.calls[-1] != self.name
+        if first:
+            self.turn = 1 + self.turns * self.rng.gauss(0, 1)
+        late = 1 + self.rng.expovariate(1) if self.rng.random() < self.held_up else 1.0
+        share = self.turn * late * (self.cold if first else 1.0) * (1 + self.noise * self.rng.gauss(0, 1))
+        self.clock.calls.append(self.name)
+        self.clock.now += max(share, 0.1) * self.ms / 1e3
+        return {}
+
+
+# A ResNet-50 on its way to INT8, on one core: torch, ONNX Runtime, pruned, exported, folded, quantized.
+RESNET50 = {"original": 57.0, "original_onnx": 26.0, "pruned": 35.0, "exported": 15.0, "folded": 15.0, "result": 5.0}
+
+
+def on_the_way(clock: Clock, seed: int, **more: float) -> dict[str, Simulated]:
+    return {name: Simulated(clock, name, ms, random.Random(f"{name} {seed}"), **more) for name, ms in RESNET50.items()}
+
+
+def test_a_round_calls_a_slow_model_three_times_and_a_fast_one_for_sixty_ms(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    models = on_the_way(clock, 0)
+    found = latency(models, {}, references=("original", "original_onnx"), claimed=("result",))
+    taken = {name: len(timed.samples_ms) // FEWEST for name, timed in found.items()}
+    assert found.rounds == FEWEST
+    assert taken == {"original": 3, "original_onnx": 3, "pruned": 3, "exported": 4, "folded": 4, "result": 12}
+    warming = {name: clock.calls.count(name) - FEWEST * taken[name] for name in models}
+    assert warming["original"] == warming["original_onnx"] == warming["pruned"] == 3, "to see how long it takes"
+    assert warming["exported"] == 6 + FEWEST, "and one before each block"
+    assert warming["result"] == 6 + 3 * FEWEST
+    assert found.seconds < 4.5, "of the simulated clock: blocks of ten calls and their warm-up took 10 s"
+
+
+def test_a_call_that_finds_cold_caches_moves_no_median(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = latency(on_the_way(Clock(monkeypatch), 0, cold=1.2), {})
+    for name, ms in RESNET50.items():
+        assert found[name].p50_ms == pytest.approx(ms, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "turn", "held_up"), [(0.02, 0.0, 0.0), (0.0, 0.02, 0.0), (0.05, 0.02, 0.05), (0.02, 0.06, 0.1)]
+)
+def test_intervals_hold_the_truth_with_short_blocks_too(
+    monkeypatch: pytest.MonkeyPatch, call: float, turn: float, held_up: float
+) -> None:
+    """Whatever the noise is made of: of calls, of turns, or of calls that something else holds up."""
+    clock, trials, inside = Clock(monkeypatch), 100, 0
+    for seed in range(trials):
+        clock.calls.clear()
+        models = on_the_way(clock, seed, call=call, turn=turn, held_up=held_up)
+        found = latency(models, {}, references=("original", "original_onnx"), claimed=("result",))
+        for before in ("original", "original_onnx"):
+            pair = ratio(found[before].rounds_ms, found["result"].rounds_ms)
+            assert pair is not None
+            assert pair.low is not None
+            assert pair.high is not None
+            inside += pair.low <= RESNET50[before] / RESNET50["result"] <= pair.high
+        assert found.narrow == (found.spread is not None and found.spread <= 0.03)
+        assert found.narrow or found.rounds == MOST or found.seconds > 20
+    assert inside / (2 * trials) > 0.93
 
 
 def test_a_first_call_that_takes_long_does_not_make_a_model_a_slow_one() -> None:

@@ -108,6 +108,8 @@ def test_the_best_of_all_measurements_counts_for_all_models_of_a_report() -> Non
 def test_roofs_are_measured_again_beside_each_model(wide: OnnxModel) -> None:
     before = machine(1).tries
     assert roofline(wide.path, sample_inputs(wide.signature, 1), calls=5).machine.tries == before + 2 * TRIES
+    after = roofline(wide.path, sample_inputs(wide.signature, 1), calls=5, follows=True)
+    assert after.machine.tries == before + 3 * TRIES, "those after the first stand before the second"
 
 
 def test_this_machine_was_measured_once() -> None:
