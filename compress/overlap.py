@@ -11,6 +11,7 @@ import numpy as np
 
 from compress.dataset import Dataset
 from compress.hashing import listener
+from compress.wording import counted
 
 __all__ = ["Overlap", "overlaps"]
 
@@ -51,7 +52,11 @@ class Overlap:
         """How many, as '64 of the 100 samples of'."""
         if self.looked_at < self.samples:
             return f"{self.shared:,} of {self.looked_at:,} samples looked at of"
-        return f"{self.shared:,} of the {self.samples:,} samples of" if self.samples > 1 else "the only sample of"
+        return (
+            f"{self.shared:,} of the {counted(self.samples, 'samples')} of"
+            if self.samples > 1
+            else "the only sample of"
+        )
 
 
 def overlaps(data: Dataset, others: Mapping[str, Dataset]) -> dict[str, Overlap]:
