@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,14 @@ from compress.metrics import Metric, find_metric
 from compress.model import TorchModel
 from compress.options import CompressOptions
 from compress.output_kind import ending_of
+from compress.overlap import Overlap, overlaps
 from compress.wording import Note, counted
 
 __all__ = ["Evaluation", "budget_of", "evaluation_of", "halves", "judged"]
 
 PROBED = 8  # samples that tell what the outputs are
-
-
-DUPLICATES = 0.01  # of samples that choose, that may stand among those that prove: data has doubles of its own
+# What is done with the data of an option: it should have no sample of those that judge.
+MADE_WITH = {"finetune": "trained on", "validation": "kept for its best epoch by", "calibration": "calibrated on"}
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,7 @@ class Evaluation:
         choice: what decides among models, where a run does; otherwise None.
         how: where the two come from, in words; empty where nothing is chosen.
         notes: what a reader should know of the labels and the metric.
+        made_with: of the data that the model is made with, by option, what stands in the evaluation data, too.
     """
 
     proof: Dataset
@@ -51,6 +51,7 @@ class Evaluation:
     choice: Dataset | None = None
     how: str = ""
     notes: tuple[str, ...] = ()
+    made_with: Mapping[str, Overlap] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """For report.json."""
@@ -61,6 +62,7 @@ class Evaluation:
             "output": self.metric.output,
             "chosen_on": None if self.choice is None else {"samples": len(self.choice), "sha256": self.choice.sha256},
             "split": self.how,
+            "made_with": {name: asdict(found) for name, found in self.made_with.items()},
         }
 
     def refuse(self, original: TorchModel, budget: Budget) -> None:
@@ -111,7 +113,13 @@ def budget_of(options: CompressOptions, max_drop: float) -> Budget:
 
 
 def evaluation_of(
-    options: CompressOptions, model: TorchModel, opened: Mapping[str, str], *, chooses: bool, chosen_before: str = ""
+    options: CompressOptions,
+    model: TorchModel,
+    opened: Mapping[str, str],
+    *,
+    chooses: bool,
+    chosen_before: str = "",
+    proves: bool = True,
 ) -> Evaluation | None:
     """Open the evaluation data, and split it where the run chooses by it.
 
@@ -122,6 +130,7 @@ def evaluation_of(
         chooses: whether the run decides anything by a metric.
         chosen_before: hash of evaluation data that an earlier run has chosen by; if it is this one, its other half
             proves.
+        proves: whether figures are told by it: samples that the model is made with, too, are looked for then.
 
     Returns:
         None without evaluation data.
@@ -134,7 +143,8 @@ def evaluation_of(
         return None
     data = Dataset.open(opened["eval"], model.signature)
     data, metric, notes = judged(data, options.metric, options.judge, model)
-    notes += _shared(options, opened)
+    made_with = _made_with(options, data, opened, model) if proves else {}
+    notes += tuple(_told(name, getattr(options, name), found) for name, found in made_with.items())
     before = bool(chosen_before) and chosen_before == data.sha256
     chooses = chooses or before
     if options.selection is not None:
@@ -145,19 +155,19 @@ def evaluation_of(
                 why="--selection and --eval hold the same data",
                 mend="give other samples to choose by, or leave --selection out: --eval is then split",
             )
-        if (shared := _in_both(data, chosen)) > max(1, len(chosen) * DUPLICATES):
+        if (shared := overlaps(data, {"selection": chosen})["selection"]).counts:
             raise RecipeError(
                 "can't choose and prove on the same samples",
-                why=f"{shared:,} of the {counted(len(chosen), 'samples')} of --selection stand in --eval, too",
+                why=f"{shared.told} --selection stand in --eval, too",
                 mend="give other samples to choose by, or leave --selection out: --eval is then split",
             )
         chosen = _labelled_alike(chosen, metric, data)
         how = f"models are chosen by the {counted(len(chosen), 'samples')} of --selection"
         if before:  # the sensitivity's half has chosen, too
             data = halves(data)[1]
-        return Evaluation(data, metric, options.confidence, chosen, how, notes)
+        return Evaluation(data, metric, options.confidence, chosen, how, notes, made_with)
     if not chooses:
-        return Evaluation(data, metric, options.confidence, None, "", notes)
+        return Evaluation(data, metric, options.confidence, None, "", notes, made_with)
     if len(data) < 2:
         raise RecipeError(
             "can't choose and prove on one sample",
@@ -168,7 +178,8 @@ def evaluation_of(
     by = ", each label alike" if _has_ids(data) else ""
     all_of_them = counted(len(data), "evaluation samples")
     how = f"models are chosen by {len(choice):,} of the {all_of_them} and proven on the other "
-    return Evaluation(proof, metric, options.confidence, choice, f"{how}{len(proof):,} (split by seed 0{by})", notes)
+    how += f"{len(proof):,} (split by seed 0{by})"
+    return Evaluation(proof, metric, options.confidence, choice, how, notes, made_with)
 
 
 def halves(data: Dataset) -> tuple[Dataset, Dataset]:
@@ -242,18 +253,28 @@ def _labelled_alike(data: Dataset, metric: Metric, proof: Dataset) -> Dataset:
     return data
 
 
-def _shared(options: CompressOptions, opened: Mapping[str, str]) -> tuple[str, ...]:
-    """Words for evaluation data that a model was made with."""
+def _made_with(
+    options: CompressOptions, data: Dataset, opened: Mapping[str, str], model: TorchModel
+) -> dict[str, Overlap]:
+    """What of the data that a model is made with stands in the evaluation data, by the option's name."""
+    asked = [name for name in MADE_WITH if getattr(options, name) is not None]
+    same = [name for name in asked if _place(opened[name]) == _place(opened["eval"])]
+    whole = Overlap(len(data), len(data), len(data), len(data))
+    others = {name: Dataset.open(opened[name], model.signature) for name in asked if name not in same}
+    found = dict.fromkeys(same, whole) | (overlaps(data, others) if others else {})
+    return {name: found[name] for name in asked if found[name].counts}
 
-    def place(source: str) -> str:
-        return os.path.realpath(source) if Path(source).exists() else source
 
-    told = {"finetune": "trained on", "validation": "kept for its best epoch by", "calibration": "calibrated on"}
-    return tuple(
-        f"The model is {verb} the evaluation data itself: its figures are kinder than on data that it has not seen."
-        for name, verb in told.items()
-        if getattr(options, name) is not None and place(opened[name]) == place(opened["eval"])
-    )
+def _place(source: str) -> str:
+    return os.path.realpath(source) if Path(source).exists() else source
+
+
+def _told(name: str, source: str, found: Overlap) -> str:
+    if found.shared == found.samples == found.others:
+        where = f"the evaluation data itself (--{name} {source})"
+    else:
+        where = f"samples that judge it ({found.told} --{name} stand in --eval, too)"
+    return f"The model is {MADE_WITH[name]} {where}: its figures are kinder than on data that it has not seen."
 
 
 def _refuse_options(options: CompressOptions) -> None:
@@ -270,19 +291,3 @@ def _refuse_options(options: CompressOptions) -> None:
                 why="there is nothing to prove on",
                 mend="add --eval eval.npz",
             )
-
-
-def _in_both(one: Dataset, other: Dataset) -> int:
-    """Samples of the other whose inputs are some sample's of the first."""
-    known = set(_digests(one))
-    return sum(digest in known for digest in _digests(other))
-
-
-def _digests(data: Dataset) -> Iterator[bytes]:
-    for inputs, _ in data.batches(64):
-        arrays = [np.ascontiguousarray(inputs[name]) for name in sorted(inputs)]
-        for at in range(len(arrays[0])):
-            digest = hashlib.blake2b(digest_size=16)
-            for array in arrays:
-                digest.update(array[at].tobytes() if array.dtype.kind in "biufc" else repr(array[at].tolist()).encode())
-            yield digest.digest()

@@ -19,7 +19,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from compress.user_code import user_code
 
-__all__ = ["digest_of_arrays", "digest_of_code", "digest_of_samples", "heard", "plainly"]
+__all__ = ["digest_of_arrays", "digest_of_code", "digest_of_samples", "heard", "listener", "plainly"]
 
 CHUNK = 256
 """Samples in memory at a time."""
@@ -41,6 +41,11 @@ def heard(listener: Heard) -> Iterator[None]:
         yield
     finally:
         _listener.reset(token)
+
+
+def listener() -> Heard:
+    """Who is told of samples hashed; where nobody listens, one that does nothing."""
+    return _listener.get() or (lambda _done, _total: None)
 
 
 def digest_of_arrays(arrays: Mapping[str, Any]) -> str:
@@ -144,13 +149,13 @@ def digest_of_samples(samples: Any, rows: Callable[[Array], Mapping[str, Array]]
     digest = hashlib.sha256()
     if not _held(samples, digest.update):
         digest = hashlib.sha256()
-        listener = _listener.get() or (lambda _done, _total: None)
-        listener(0, len(samples))
+        tell = listener()
+        tell(0, len(samples))
         for start in range(0, len(samples), CHUNK):
             made = rows(np.arange(start, min(start + CHUNK, len(samples))))
             for name, array in sorted(made.items()):
                 _add(digest.update, name, array.dtype, array.shape, [array])
-            listener(min(start + CHUNK, len(samples)), len(samples))
+            tell(min(start + CHUNK, len(samples)), len(samples))
     return digest.hexdigest()
 
 

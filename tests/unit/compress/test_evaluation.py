@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import compress
 from compress import ExportOptions, OptimizeOptions
 from compress.artifact import Measured, Signature, StageReport, TensorSpec
 from compress.class_labels import with_class_ids
+from compress.data_sources import Fetched, Fetcher
 from compress.dataset import Dataset
 from compress.errors import BudgetError, RecipeError
 from compress.evaluation import budget_of, evaluation_of, halves
@@ -26,6 +29,7 @@ from compress.judge import KEPT_BYTES, Budget, Judge
 from compress.metrics import METRICS, find_metric
 from compress.model import Arrays, TorchModel
 from compress.options import SensitivityOptions
+from compress.overlap import overlaps
 from compress.scoring import batch_for
 
 X = TensorSpec("x", "float32", ("batch", 4))
@@ -497,3 +501,78 @@ def test_an_evaluation_is_opened_whole(task: Path) -> None:
     found = evaluation_of(asked, model, {"eval": path, "finetune": path}, chooses=False)
     assert found is not None
     assert any("trained on the evaluation data itself" in note for note in found.notes)
+
+
+# Samples that the model is made with, too
+
+
+def told_of(task: Path, folder: Path, **arrays: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """What is told of a calibration file that holds these arrays."""
+    np.savez(folder / "other.npz", **arrays)
+    asked = ExportOptions(output=Path("o"), eval="e", calibration="c", int8="static")
+    opened = {"eval": str(task / "eval.npz"), "calibration": str(folder / "other.npz")}
+    found = evaluation_of(asked, compress.load(task / "model.pt"), opened, chooses=False)
+    assert found is not None
+    return found.notes, found.to_dict()["made_with"]
+
+
+def rows(task: Path) -> np.ndarray[Any, Any]:
+    with np.load(task / "eval.npz") as kept:
+        return np.asarray(kept["x"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (lambda x: x, "on the evaluation data itself"),
+        (lambda x: x[::-1].astype(np.float64), "on the evaluation data itself"),
+        (lambda x: x[5:105], "100 of the 100 samples of --calibration stand in --eval, too"),
+        (lambda x: np.vstack([x[:60], x[:60] + 9]), "60 of the 120 samples of --calibration"),
+        (lambda x: np.vstack([x, x + 9]), "1,200 of the 2,400 samples of --calibration"),
+        (lambda x: x[7:8], "the only sample of --calibration"),
+        (lambda x: np.vstack([x[:1], x[:99] + 9]), ""),  # a double, as data has its own
+        (lambda x: x[:100] + 9, ""),
+    ],
+)
+def test_a_calibration_on_what_judges_is_told_by_its_samples(
+    task: Path, tmp_path: Path, changed: Any, told: str
+) -> None:
+    data = np.ascontiguousarray(changed(rows(task)))
+    notes, counted = told_of(task, tmp_path, x=data)
+    if not told:
+        assert not notes
+        assert not counted
+        return
+    (note,) = notes
+    assert note.startswith("The model is calibrated")
+    assert told in note
+    assert counted["calibration"]["samples"] == len(data)
+
+
+def test_the_report_warns_of_a_copied_evaluation_file(task: Path, tmp_path: Path) -> None:
+    shutil.copyfile(task / "eval.npz", tmp_path / "copy.npz")
+    report = exported(task, tmp_path / "out", calibration=str(tmp_path / "copy.npz"))
+    told = [text for text in report["findings"] if text.startswith("The model is calibrated on the evaluation data")]
+    assert len(told) == 1
+    assert told[0] not in report["notes"], "it is a warning"
+    assert report["evaluation"]["made_with"]["calibration"]["shared"] == 1200
+
+
+def test_a_large_computed_set_that_holds_the_evaluation_data_is_told(task: Path) -> None:
+    x = rows(task)
+    model = compress.load(task / "model.pt")
+    data = Dataset.open(str(task / "eval.npz"), model.signature)
+    more = np.random.default_rng(7).permutation(np.vstack([x, np.tile(x + 9, (19, 1))]))
+    names = [spec.name for spec in model.signature.inputs]
+    fetcher = Fetcher(TensorDataset(torch.from_numpy(more)), names, "many")
+    held = {name: Fetched(shape, dtype, name, fetcher.rows) for name, (shape, dtype) in fetcher.specs.items()}
+    found = overlaps(data, {"finetune": Dataset("many", dict(held), None, "h", (), fetcher)})["finetune"]
+    assert (found.samples, found.looked_at) == (24_000, 4096)
+    assert found.counts
+    assert found.shared == pytest.approx(4096 / 20, rel=0.3)
+    assert "4,096 samples looked at" in found.told
+
+
+def test_text_of_another_width_is_the_same_text() -> None:
+    one, two = (Dataset("", {"x": np.array(text)}, None, "h") for text in (["a", "b"], ["a", "longer"]))
+    assert overlaps(one, {"two": two})["two"].shared == 1
