@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,12 @@ class Agreement:
 
 
 def agreement(
-    candidate: InferResponse, baseline: InferResponse, *, batched: bool, tolerance: float | None
+    candidate: InferResponse,
+    baseline: InferResponse,
+    *,
+    batched: bool,
+    tolerance: float | None,
+    texts: Collection[str] | None = None,
 ) -> Agreement:
     """Compare two answers, item by item.
 
@@ -40,9 +46,14 @@ def agreement(
     one, the largest along the last axis must stand at the same place (the class), and a number that stands alone is not
     judged. NaN is like NaN only. Outputs that one of the two does not give, or in another shape, are others.
 
+    Where a client asked for classes of scores (`classification`), Triton writes them as BYTES, the best first, as
+    b"score:index[:label]". They are judged as the scores would be: by the best class, or, with `tolerance`, by the
+    score at each rank.
+
     Args:
         batched: whether the first dimension of each output is the batch.
         tolerance: absolute.
+        texts: names of the models' outputs that are BYTES by themselves; None for all that come so.
     """
     theirs = {tensor.name: tensor for tensor in baseline.outputs}
     mine = {tensor.name: tensor for tensor in candidate.outputs}
@@ -56,6 +67,9 @@ def agreement(
             others[:] = True
             continue
         if a.data.size == 0:
+            continue
+        if a.datatype == "BYTES" and texts is not None and name not in texts:
+            others |= _any(_other_classes(a.data, b.data, tolerance), len(others))
             continue
         others |= _others(a, b, len(others), tolerance)
         if a.data.dtype.kind != "O":
@@ -82,6 +96,22 @@ def _others(a: Tensor, b: Tensor, items: int, tolerance: float | None) -> np.nda
     if x.ndim > (1 if items > 1 else 0) and x.shape[-1] > 1:
         wrong = wrong | _any(np.argmax(x, axis=-1) != np.argmax(y, axis=-1), items)
     return wrong
+
+
+def _other_classes(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], tolerance: float | None) -> np.ndarray[Any, Any]:
+    """Where two lists of classes differ; each b"score:index[:label]", the best of a row first."""
+    if tolerance is None:
+        a, b = a[..., :1], b[..., :1]
+        part = 2
+    else:
+        part = 0
+    x, y = (np.array([bytes(text).partition(b":")[part] for text in each.flat], dtype=object) for each in (a, b))
+    if tolerance is None:
+        return np.asarray(x != y).reshape(a.shape)
+    scores, theirs = x.astype(np.float64), y.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        near = (scores == theirs) | (np.isnan(scores) & np.isnan(theirs)) | (np.abs(scores - theirs) <= tolerance)
+    return ~near.reshape(a.shape)
 
 
 def _any(different: np.ndarray[Any, Any] | np.bool_, items: int) -> np.ndarray[Any, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -101,17 +102,22 @@ async def unless_client_leaves(scope: Scope, receive: Receive, work: Awaitable[T
         ClientGoneError: the client left.
     """
     task = asyncio.current_task()
-    left = False
+    left = begun = False
 
     def leave() -> None:
         nonlocal left
-        if not left and task is not None:  # it may be told twice: as a connection is closing, and once it is closed
+        if begun and not left and task is not None:  # it may be told twice: as a connection closes, and once it has
             task.cancel()
         left = True
 
     watch = scope.get("extensions", {}).get(LEAVING) or partial(_watch, receive, [])
     watch(leave)
     try:
+        if left:  # before it began: a cancellation would wait for whatever is awaited next, if this has nothing to
+            if inspect.iscoroutine(work):
+                work.close()
+            raise ClientGoneError
+        begun = True
         return await work
     except asyncio.CancelledError:
         if left and task is not None and task.uncancel() == 0:

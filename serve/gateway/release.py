@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Generic, Literal, TypeVar
 
 from serve.gateway.agreement import Agreement
+from serve.gateway.metadata import ModelMetadata
 from serve.rollout.analysis import Outcome
 from serve.rollout.course import Course, Event
 from serve.rollout.plan import Plan, Target
@@ -84,6 +85,7 @@ class Release:
         fallbacks: requests that the baseline answered after the candidate had failed.
         lost: whether the version that answers for the name was found to be served no longer.
         batched: whether the models' tensors have a batch dimension.
+        texts: their outputs that are BYTES; None where that is not known.
         dropped: copies that were not made, because the candidate or the gateway had enough to do.
     """
 
@@ -107,6 +109,7 @@ class Release:
         self.events: list[Event] = []
         self.lost = False
         self.batched = True
+        self.texts: frozenset[str] | None = None
         self.fallbacks = 0
         self.copies = 0
         self.copied_bytes = 0
@@ -128,6 +131,11 @@ class Release:
     def running(self) -> bool:
         """Whether this gateway judges it now."""
         return self.course is not None and self.course.state == "running"
+
+    def knows(self, metadata: ModelMetadata) -> None:
+        """Take from the baseline's metadata how answers are to be compared."""
+        self.batched = metadata.batched
+        self.texts = frozenset(output.name for output in metadata.outputs if output.datatype == "BYTES")
 
     def place(self, sticky: bytes | None) -> float:
         """Where a client stands in the line to the candidate, 0 to 1; without something sticky, anywhere."""

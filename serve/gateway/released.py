@@ -161,7 +161,10 @@ class Released:
 
     async def _compare(self, release: Release, copy: Response, answer: Response) -> None:
         def compare() -> Agreement:
-            return agreement(_read(copy), _read(answer), batched=release.batched, tolerance=release.plan.tolerance)
+            return agreement(
+                _read(copy), _read(answer), batched=release.batched, tolerance=release.plan.tolerance,
+                texts=release.texts,
+            )  # fmt: skip
 
         try:
             large = len(copy.body) + len(answer.body) > LARGE_BYTES

@@ -173,7 +173,7 @@ class Releases:
             release.course = Course(row.plan, time.monotonic(), row.step)
             release.course.restore(row.seconds, row.snapshot)
             with suppress(GatewayError):
-                release.batched = (await self._metadata(baseline)).batched
+                release.knows(await self._metadata(baseline))
         self._by_model[row.model] = release
         return release
 
@@ -214,7 +214,7 @@ class Releases:
             known = [await self._metadata(target) for target in (release.candidate, release.baseline)]
         except GatewayError as err:
             return err.error, False
-        release.batched = known[1].batched
+        release.knows(known[1])
         if release.candidate.model == release.baseline.model and known[0].shares_steps:
             why = "the versions of a model with hooks run the same steps: pack the candidate under a name of its own"
             return why, True

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -34,7 +35,7 @@ INFER = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4]
 
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    """ "tiny" with two versions, "worse" that confuses two classes, and "hooked" with two versions."""
+    """ "tiny" and "hooked" with two versions; "worse" that confuses two classes, "near" whose scores are a bit larger."""
     folder = tmp_path_factory.mktemp("rollout")
     repository = folder / "repository"
     artifact = tiny_artifact(folder / "artifact")
@@ -42,19 +43,20 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     for _ in range(2):
         pack(artifact, repository=repository, name="tiny", options=both)
         pack(artifact, repository=repository, name="hooked", hooks=hook_file(folder), options=both)
-    pack(confused(folder, artifact), repository=repository, name="worse")
+    pack(changed(artifact, folder / "worse.onnx", WEIGHT[:, [0, 2, 1]]), repository=repository, name="worse")
+    pack(changed(artifact, folder / "near.onnx", WEIGHT * np.float32(1.001)), repository=repository, name="near")
     with TritonServer(repository, ports=Ports(0, 0, 0)) as server:
         yield server
 
 
-def confused(folder: Path, artifact: Path) -> Path:
-    """The network of a tiny artifact with two classes swapped."""
+def changed(artifact: Path, path: Path, weight: np.ndarray[Any, Any]) -> Path:
+    """The network of a tiny artifact with other weights, written to `path`."""
     model = onnx.load(next(artifact.glob("*.onnx")))
     for tensor in model.graph.initializer:
         if tensor.dims == list(WEIGHT.shape):
-            tensor.CopyFrom(numpy_helper.from_array(WEIGHT[:, [0, 2, 1]].copy(), tensor.name))
-    onnx.save(model, folder / "worse.onnx")
-    return folder / "worse.onnx"
+            tensor.CopyFrom(numpy_helper.from_array(weight.copy(), tensor.name))
+    onnx.save(model, path)
+    return path
 
 
 @pytest.fixture
@@ -69,14 +71,14 @@ def url(triton: TritonServer, state: Path) -> Iterator[str]:
 
 
 @contextmanager
-def traffic(url: str, path: str = "/v2/models/tiny/infer") -> Iterator[Counter[int]]:
+def traffic(url: str, body: bytes = INFER, path: str = "/v2/models/tiny/infer") -> Iterator[Counter[int]]:
     """Two clients that ask all the time; statuses of their answers."""
     seen: Counter[int] = Counter()
     stop = threading.Event()
 
     def ask() -> None:
         while not stop.is_set():
-            seen[fetch(url + path, INFER)[0]] += 1
+            seen[fetch(url + path, body)[0]] += 1
 
     clients = [threading.Thread(target=ask) for _ in range(2)]
     for client in clients:
@@ -136,6 +138,19 @@ def test_a_model_that_answers_otherwise_is_taken_back_before_it_answers_anybody(
     assert answered["outputs"][0]["data"] == (np.array(X) @ WEIGHT).ravel().tolist()
     status = json.loads(rollout(state, "status", "--json").stdout)[0]
     assert (status["state"], status["weight"], status["baseline"]) == ("aborted", 0.0, "tiny")
+
+
+@pytest.mark.parametrize(("candidate", "promoted"), [("near", True), ("worse", False)])
+def test_classes_that_a_client_asks_for_are_judged_as_their_scores_would_be(
+    url: str, state: Path, candidate: str, promoted: bool
+) -> None:
+    outputs = [{"name": "logits", "parameters": {"classification": 3}}]
+    body = json.dumps({**json.loads(INFER), "outputs": outputs}).encode()
+    with traffic(url, body) as seen:
+        done = rollout(state, "start", "tiny", "--candidate", candidate, "--wait", *QUICK, "--max-latency-increase", "2")
+    assert (done.returncode == 0) is promoted, done.stdout + done.stderr
+    assert f"it disagrees with the baseline on {0 if promoted else 100}%" in done.stdout
+    assert set(seen) == {200}
 
 
 def test_the_friendly_route_and_grpc_go_the_same_way(triton: TritonServer, state: Path) -> None:

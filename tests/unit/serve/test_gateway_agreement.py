@@ -57,6 +57,37 @@ def test_items_that_disagree(
     assert (found.disagreed, found.items) == (disagreed, items)
 
 
+CLASSES = [[b"0.900000:1", b"0.100000:0"], [b"0.800000:0:cat", b"0.200000:1:dog"]]
+
+
+@pytest.mark.parametrize(
+    ("classes", "tolerance", "disagreed"),
+    [
+        (CLASSES, None, 0),
+        ([[b"0.700000:1", b"0.300000:0"], [b"0.600000:0:cat", b"0.400000:1:dog"]], None, 0),
+        ([[b"0.700000:0", b"0.300000:1"], [b"0.600000:0:cat", b"0.400000:1:dog"]], None, 1),
+        ([[b"0.900001:1", b"0.099999:0"], [b"0.800000:0:cat", b"0.200000:1:dog"]], 0.001, 0),
+        ([[b"0.910000:1", b"0.090000:0"], [b"0.800000:0:cat", b"0.200000:1:dog"]], 0.001, 1),
+        ([[b"nan:1", b"0.100000:0"], [b"inf:0:cat", b"0.200000:1:dog"]], 0.001, 2),
+        ([[b"0.900000:1"], [b"0.800000:0:cat"]], None, 2),
+    ],
+)
+def test_classes_are_judged_as_the_scores_would_be(classes: Any, tolerance: float | None, disagreed: int) -> None:
+    candidate, baseline = answer(("BYTES", classes)), answer(("BYTES", CLASSES))
+    found = agreement(candidate, baseline, batched=True, tolerance=tolerance, texts=())
+    assert (found.disagreed, found.items) == (disagreed, 2)
+    same = agreement(candidate, candidate, batched=True, tolerance=tolerance, texts=())
+    assert same.disagreed == 0
+
+
+def test_classes_without_a_batch_are_one_item() -> None:
+    candidate, baseline = answer(("BYTES", [b"0.7:2", b"0.3:1"])), answer(("BYTES", [b"0.9:2", b"0.1:0"]))
+    found = agreement(candidate, baseline, batched=False, tolerance=None, texts=())
+    assert (found.disagreed, found.items) == (0, 1)
+    texts = agreement(candidate, baseline, batched=False, tolerance=None, texts=("y0",))
+    assert (texts.disagreed, texts.items) == (1, 1)
+
+
 def test_without_a_batch_a_request_is_one_item() -> None:
     scores = answer(("FP32", [0.1, 0.2, 0.9]))
     other = answer(("FP32", [0.9, 0.2, 0.1]))
