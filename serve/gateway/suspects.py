@@ -109,7 +109,7 @@ class Flight:
 
 @dataclass
 class _Death:
-    """What is known of a suspect: how often it did it, when it was there at last, what died, how often others shared it."""
+    """What is known of a suspect: how often it did it, when it was there at last, what died, how often with others."""
 
     count: int
     when: float
