@@ -26,14 +26,16 @@ from serve.gateway.addresses import bounded_by
 from serve.gateway.asked import Asked
 from serve.gateway.direct import Direct
 from serve.gateway.extensions import BODY, DROP, GROWING, LEAVING, RESPOND
-from serve.gateway.memory import Memory, Share
+from serve.gateway.memory import Memory, MemoryFullError, Share
 from serve.gateway.request_body import Body
 
-__all__ = ["connection_class"]
+__all__ = ["MOST_PIPELINED", "PIPELINED_BYTES", "connection_class"]
 
 SLOWEST_BYTES = 256 * 1024  # that a client has to read in a second
 MAX_HEAD_BYTES = 64 * 1024
 KNOWN_HEAD_BYTES = 2048
+MOST_PIPELINED = 64  # requests that wait for their turn on one connection
+PIPELINED_BYTES = 4096  # that one of them takes, besides its body
 JOINED_BYTES = 16 * 1024  # below this, one write of a copy costs less than two writes
 
 
@@ -47,6 +49,10 @@ def _refusal(told: bytes) -> bytes:
 
 FULL = _refusal(b"the gateway has as many clients as it may")
 TOO_MANY = _refusal(b"the gateway has as many connections of this address as it may")
+
+
+class _FullError(Exception):
+    """As many requests wait on a connection as may."""
 
 
 class Leaver(Protocol):
@@ -86,6 +92,8 @@ def connection_class(
         _writer: asyncio.TimerHandle | None = None  # runs while an answer waits for its reader
         _ending: asyncio.TimerHandle | None = None  # runs while the last answer of a closed connection does
         _waiting: Share | None = None
+        _full = False  # no further request is taken
+        _queued: Share | None = None  # of the requests that wait for their turn
         _counted = False
         _from = ""  # what its address is bounded by
         _asked: Asked | None = None  # by the request that is held back, or went directly
@@ -125,6 +133,8 @@ def connection_class(
                 self._running.disconnected = True
                 self._running.message_event.set()
             self.pipeline.clear()
+            if self._queued is not None:
+                self._queued.close()
             if self._leaving is not None:
                 self._leaving()
             if self._call is not None:
@@ -178,7 +188,7 @@ def connection_class(
 
         # A request that comes in one piece, as nearly all do, sets no timer.
         def data_received(self, data: bytes) -> None:
-            if not self._counted:
+            if not self._counted or self._full:
                 return
             known = self._known
             if known is not None and len(data) == known.bytes and not self._part and data.startswith(known.head):
@@ -194,6 +204,8 @@ def connection_class(
                 self._go_the_long_way()
             elif self._asked is not None and between:
                 self._remember(data, self._asked)
+            if self.pipeline:
+                self._count_queued()
             # Line breaks before a request begin none, and stop uvicorn's own timer: they have no more time than a head.
             idle = self.cycle is None or self.cycle.response_complete
             part = self._part or ("head" if idle else "")
@@ -206,8 +218,11 @@ def connection_class(
             self._unset_keepalive_if_required()
             try:
                 self.parser.feed_data(data)
-            except httptools.HttpParserError:
-                self.send_400_response("Invalid HTTP request received.")
+            except httptools.HttpParserError as err:
+                if isinstance(err.__context__, _FullError):
+                    self._take_no_more()
+                else:
+                    self.send_400_response("Invalid HTTP request received.")
             except httptools.HttpParserUpgrade as err:
                 self._parse_without_offer(data[err.args[0] :])
 
@@ -255,8 +270,25 @@ def connection_class(
                 and not any(name == b"transfer-encoding" for name, _ in self.headers)
             )
 
+        def _take_no_more(self) -> None:
+            """What came is answered, and the connection closed: a client sends anew what it has no answer to."""
+            self._full, self._part = True, ""
+            self.pipeline[0][0].keep_alive = False  # the last of them
+
+        def _count_queued(self) -> None:
+            """What waits is held for as long as the client makes the first ones last, with nobody who counts it."""
+            if self._queued is None:
+                self._queued = Share(memory)
+            size = sum(PIPELINED_BYTES + len(cycle.body) for cycle, _ in self.pipeline)
+            try:
+                self._queued.take(max(0, size - self._queued.size))
+            except MemoryFullError:
+                self.transport.abort()
+
         def _begin_cycle(self) -> None:
             """As uvicorn does: a scope, and a task."""
+            if len(self.pipeline) >= MOST_PIPELINED:
+                raise _FullError
             url, headers, expects = self.url, self.headers, self.expect_100_continue
             super().on_message_begin()
             self.url, self.headers, self.expect_100_continue = url, headers, expects
@@ -278,6 +310,8 @@ def connection_class(
 
         def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
             self._running = cycle
+            if self._queued is not None:
+                self._queued.resize(sum(PIPELINED_BYTES + len(each.body) for each, _ in self.pipeline))
             super()._start_asgi_task(cycle, app)
 
         def _may_go_directly(self) -> bool:

@@ -1,7 +1,8 @@
 """Who is connected over gRPC: how much one address may have, and the end of connections whose answers nobody reads.
 
-gRPC's library takes connections itself, and lets nobody refuse, reset or close one. So the process looks once a second
-at the sockets that it has, and shuts down those that are too many from one address, or were given up.
+gRPC's library takes connections itself, and lets nobody refuse, reset or close one (nor does TLS, over HTTP, before its
+handshake is over). So the process looks once a second at the sockets that it has, and shuts down those that are too
+many from one address, or were given up.
 """
 
 from __future__ import annotations

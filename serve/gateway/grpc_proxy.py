@@ -32,8 +32,8 @@ from serve.gateway.telemetry import GRPC_ROUTE, Telemetry
 __all__ = ["GrpcProxy"]
 
 MOST_STREAMS = 128  # calls of one connection at a time; its client keeps further ones back
-# Calls that have come and wait to be taken up, one by one. The library ends any of those beyond 1000, whosever they are,
-# unless it is told otherwise. It holds some 16 KB for each, and 64 KiB of data that a client has sent with it.
+# Calls that have come and wait to be taken up, one by one. Unless it is told otherwise, the library ends any of them,
+# whosever they are, where there are more than 1000. It holds some 16 KB for each, and up to 64 KiB sent with it.
 MOST_PENDING, LEAST_PENDING, PENDING_BYTES = 4096, 1000, 64 * 1024
 UPSTREAM_OPTIONS = (
     ("grpc.max_receive_message_length", -1),

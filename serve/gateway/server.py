@@ -20,6 +20,7 @@ import uvicorn
 from compress.errors import ServerError
 from serve.gateway.app import create_app
 from serve.gateway.connections import connection_class
+from serve.gateway.grpc_clients import Clients
 from serve.gateway.identity import KeyRing
 from serve.gateway.incidents import Incidents
 from serve.gateway.loading import Loading
@@ -129,6 +130,10 @@ async def serve_gateway(
             listener.close()
             raise
     prepare_memory()
+    watching = None
+    if settings.tls_certificate is not None:  # a connection is told of once it has greeted, which may take a minute
+        most = min(memory.most_of_address, memory.most_connections)
+        watching = asyncio.create_task(Clients(most, 1).watch(listener.getsockname()[1]))
     running = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
         await _first(running, server.listening)
@@ -147,6 +152,8 @@ async def serve_gateway(
             server.force_exit = force.is_set()
         await running
     finally:
+        if watching is not None:
+            watching.cancel()
         server.should_exit = server.force_exit = True
         await asyncio.gather(running, return_exceptions=True)
         listener.close()

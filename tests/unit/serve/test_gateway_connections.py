@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from serve.gateway import server as server_module
-from serve.gateway.connections import connection_class
+from serve.gateway.connections import MOST_PIPELINED, PIPELINED_BYTES, connection_class
 from serve.gateway.settings import Settings
 from serve.http_client import Address
 from tests.serve_http import Received, answer, gateway, in_loop, scripted_server
@@ -29,6 +29,14 @@ async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not holds():  # noqa: ASYNC110  # nobody tells
             await asyncio.sleep(0.01)
+
+
+async def held_bytes(address: Address, fits: Callable[[float], bool] = lambda _: True) -> float:
+    """What the gateway holds, once it fits."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not fits(found := await metric(address, "gateway_memory_bytes")):  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0.01)
+    return found
 
 
 @pytest.fixture
@@ -131,3 +139,51 @@ async def test_behind_a_proxy_one_address_may_have_all_connections() -> None:
         assert await alive(address, "127.0.0.1") == 200
         await stack.enter_async_context(connected(address))
         assert await alive(address, "127.0.0.1") == 503
+
+
+@pytest.mark.parametrize("first", [ABOUT % b"held", INFER % b"held"])
+@in_loop
+async def test_only_so_many_requests_wait_on_one_connection(first: bytes) -> None:
+    """Each is answered that was taken, and the connection closes: what follows is to be sent anew."""
+    go = asyncio.Event()
+
+    async def held(_: Received, writer: asyncio.StreamWriter) -> None:
+        await go.wait()
+        writer.write(answer(b"{}"))
+
+    async with scripted_server(held) as triton, gateway(Settings(upstream=(triton.url,), port=0)) as address:
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        async with asyncio.timeout(PATIENCE_S):
+            writer.write(first)
+            await triton.met.wait()
+            alone = await held_bytes(address)
+            writer.write(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n" * 5000)
+            assert await held_bytes(address, lambda held: held > alone) == alone + MOST_PIPELINED * PIPELINED_BYTES
+            go.set()
+            came = await reader.read()
+        writer.close()
+        assert came.count(b"HTTP/1.1 200 OK") == 1 + MOST_PIPELINED
+        assert came.count(b"HTTP/1.1 ") == 1 + MOST_PIPELINED
+        assert came.count(b"connection: close") == 1
+        await held_bytes(address, lambda held: held <= alone)
+
+
+@in_loop
+async def test_bodies_of_requests_that_wait_on_a_connection_are_counted() -> None:
+    go = asyncio.Event()
+
+    async def held(_: Received, writer: asyncio.StreamWriter) -> None:
+        await go.wait()
+        writer.write(answer(b"{}"))
+
+    async with scripted_server(held) as triton, gateway(Settings(upstream=(triton.url,), port=0)) as address:
+        _, writer = await asyncio.open_connection(address.host, address.port)
+        async with asyncio.timeout(PATIENCE_S):
+            writer.write(ABOUT % b"held")
+            await triton.met.wait()
+            alone = await held_bytes(address)
+            writer.write(b"POST /predict/m HTTP/1.1\r\nhost: a\r\ncontent-length: 20000\r\n\r\n" + bytes(20000))
+            await held_bytes(address, lambda held: held >= alone + PIPELINED_BYTES + 20000)
+            writer.transport.abort()
+            go.set()
+            await held_bytes(address, lambda held: held < alone)

@@ -29,7 +29,7 @@ from serve.gateway.telemetry import Telemetry
 from tests.serve_http import in_loop
 
 HOUR_S = 3600.0
-BODY = messages.ModelInferRequest(model_name="m").SerializeToString()
+BODY: bytes = messages.ModelInferRequest(model_name="m").SerializeToString()
 SETTINGS = Settings(upstream=("http://127.0.0.1:1",), validate=False)
 
 

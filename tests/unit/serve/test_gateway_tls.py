@@ -13,7 +13,7 @@ import uvloop
 
 from serve.gateway.server import serve_gateway
 from serve.gateway.settings import Settings
-from tests.serve_http import scripted_server
+from tests.serve_http import gateway_thread, scripted_server
 from tests.unit.serve.test_gateway_upstream import echo
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl to make a certificate")
@@ -67,3 +67,37 @@ def test_requests_are_answered_over_tls_and_over_nothing_less(pair: tuple[Path, 
             await running
 
     uvloop.run(main())
+
+
+def test_connections_that_never_greet_are_bounded_by_address(pair: tuple[Path, Path]) -> None:
+    """They are nobody's requests yet: what counts connections hears of one once it has greeted."""
+
+    async def silent(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
+
+    async def alive(port: int, context: ssl.SSLContext) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        writer.close()
+        await writer.wait_closed()
+
+    async def main(port: int) -> None:
+        context = ssl.create_default_context(cafile=str(pair[0]))
+        opened = [await silent(port) for _ in range(60)]
+        ends = {asyncio.ensure_future(reader.read()) for reader, _ in opened}
+        async with asyncio.timeout(45):  # less than the 60 s that a handshake may take
+            while sum(end.done() for end in ends) < 40:
+                await asyncio.wait([end for end in ends if not end.done()], return_when=asyncio.FIRST_COMPLETED)
+        await alive(port, context)
+        for _, each in opened:
+            each.close()
+        closed = (each.wait_closed() for _, each in opened)
+        await asyncio.gather(*ends, *closed, return_exceptions=True)
+        await alive(port, context)  # it has seen them close
+
+    settings = Settings(
+        upstream=("http://127.0.0.1:1",), port=0, tls_certificate=pair[0], tls_key=pair[1], max_clients=40
+    )
+    with gateway_thread(settings) as url:
+        uvloop.run(main(int(url.rpartition(":")[2])))
