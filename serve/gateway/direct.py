@@ -115,7 +115,7 @@ class Direct:
             return False
         places.take()
         call = _Call(self, client, asked, identity, places, node.pool, connection, len(body))
-        self.telemetry.began(call)
+        self.telemetry.began()
         call.send(head, sent, call.started + self._timeout_s)
         return True
 

@@ -147,12 +147,11 @@ class Telemetry:
             parent: its `traceparent`.
         """
         trace = self.tracing.begin(parent) if self.tracing is not None else None
-        observed = Observed(route, model, client, trace)
-        self.began(observed)
-        return observed
+        self.began()
+        return Observed(route, model, client, trace)
 
-    def began(self, _: Observed) -> None:
-        """As `begin`, for one that whoever asks has made."""
+    def began(self) -> None:
+        """As `begin`, of a request whose `Observed` somebody else has made."""
         self.in_flight += 1
 
     def follow(self, gate: Gate, balancer: Balancer) -> None:
