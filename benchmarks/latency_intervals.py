@@ -16,6 +16,7 @@ import json
 import random
 from collections.abc import Callable, Mapping
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from rich.console import Console
@@ -102,21 +103,21 @@ class Simulated:
 
 def blocks(fewest: str, noise: tuple[float, float, float], trials: int) -> dict[str, Any]:
     """Simulated seconds, width at the end, rounds and coverage of one kind of blocks."""
-    clock, real = Clock(), (shipped.time, shipped.CALLS, shipped.LONG_CALL)
-    shipped.time, (shipped.CALLS, shipped.LONG_CALL) = clock, BLOCKS[fewest]  # type: ignore[assignment]
+    clock = Clock()
     seconds = spread = rounds = inside = 0.0
-    try:
+    calls, long_call = BLOCKS[fewest]
+    with mock.patch.multiple(shipped, time=clock, CALLS=calls, LONG_CALL=long_call):
         for seed in range(trials):
             clock.last, begun = "", clock.now
             models = {name: Simulated(clock, name, seed, noise) for name in MODELS}
             found = latency(models, {}, references=("original", "original_onnx"), claimed=("result",))
-            seconds, spread, rounds = seconds + clock.now - begun, spread + (found.spread or 1.0), rounds + found.rounds
+            seconds += clock.now - begun
+            spread += found.spread or 1.0
+            rounds += found.rounds
             for before in ("original", "original_onnx"):
                 pair = ratio(found[before].rounds_ms, found["result"].rounds_ms)
                 if pair is not None and pair.low is not None and pair.high is not None:
                     inside += pair.low <= MODELS[before] / MODELS["result"] <= pair.high
-    finally:
-        shipped.time, shipped.CALLS, shipped.LONG_CALL = real
     return {
         "blocks": fewest, "call": noise[0], "turn": noise[1], "held_up": noise[2], "seconds": seconds / trials,
         "spread": spread / trials, "rounds": rounds / trials, "coverage": inside / (2 * trials),
