@@ -290,7 +290,7 @@ def _block(model: Backend, inputs: Arrays, block_seconds: float) -> Callable[[],
     model.infer(inputs)  # the first makes ready what the others find: it may take a hundred times as long
     once = min(timed(), timed()) / 1e3
     if once < LONG_CALL:
-        once = [timed() / 1e3 for _ in range(3)][-1]
+        once = min(timed() / 1e3 for _ in range(3))
     fewest, most = CALLS
     fits = int(min(fewest, LONGEST_BLOCK / max(once, 1e-9)))
     calls = max(1, min(most, max(fits, int(block_seconds / max(once, 1e-9)))))
