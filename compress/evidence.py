@@ -107,7 +107,7 @@ def _grid(options: ExportOptions, rows: Mapping[str, Model], watcher: Watcher) -
 
 def _rooflines(options: ExportOptions, rows: Mapping[str, Model], watcher: Watcher) -> dict[str, Roofline]:
     tick = watcher.started("roofline")
-    found = {}
+    found: dict[str, Roofline] = {}
     files = {"original_onnx": rows["original_onnx"]} | ({"result": _last(rows)} if _runs(_last(rows)) else {})
     for number, (name, model) in enumerate(files.items(), 1):
         assert isinstance(model, OnnxModel)  # noqa: S101  both are exported

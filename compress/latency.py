@@ -19,6 +19,7 @@ import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -129,11 +130,11 @@ class Turns(Mapping[str, Latency]):
             return f"stopped after {counted(self.rounds, 'rounds')}: {what} within ±{self.spread:.1%}"
         return f"stopped at the limit, after {counted(self.rounds, 'rounds')}: {what} only within ±{self.spread:.1%}"
 
-    def to_dict(self) -> dict[str, float | int | bool | str | None]:
-        """As JSON values."""
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values; `calls` is how many of each model count: its p99 is of so many."""
         return {
             "rounds": self.rounds, "seconds": self.seconds, "spread": self.spread, "narrow": self.narrow,
-            "told": self.told,
+            "told": self.told, "calls": {name: len(found.samples_ms) for name, found in self.found.items()},
         }  # fmt: skip
 
 
@@ -289,7 +290,7 @@ def _block(model: Backend, inputs: Arrays, block_seconds: float) -> Callable[[],
     model.infer(inputs)  # the first makes ready what the others find: it may take a hundred times as long
     once = min(timed(), timed()) / 1e3
     if once < LONG_CALL:
-        once = [timed() / 1e3 for _ in range(3)][-1]
+        once = min(timed() / 1e3 for _ in range(3))
     fewest, most = CALLS
     fits = int(min(fewest, LONGEST_BLOCK / max(once, 1e-9)))
     calls = max(1, min(most, max(fits, int(block_seconds / max(once, 1e-9)))))

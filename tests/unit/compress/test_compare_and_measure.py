@@ -157,5 +157,5 @@ def test_latency_is_of_single_calls_and_tells_slow_from_fast() -> None:
     assert found["fast"].p50_ms >= 1
     assert found["slow"].p50_ms > found["fast"].p50_ms
     assert found["slow"].p99_ms >= found["slow"].p50_ms
-    assert len(found["slow"].samples_ms) >= 30
+    assert len(found["slow"].samples_ms) >= 9, "three of a block, at least"
     assert models["slow"].calls > len(found["slow"].samples_ms), "warm-up calls don't count"

@@ -202,6 +202,7 @@ def test_a_round_calls_a_slow_model_three_times_and_a_fast_one_for_sixty_ms(monk
     assert warming["original"] == warming["original_onnx"] == warming["pruned"] == 3, "to see how long it takes"
     assert warming["exported"] == 6 + FEWEST, "and one before each block"
     assert warming["result"] == 6 + 3 * FEWEST
+    assert found.to_dict()["calls"] == {name: FEWEST * calls for name, calls in taken.items()}
     assert found.seconds < 4.5, "of the simulated clock: blocks of ten calls and their warm-up took 10 s"
 
 
