@@ -74,9 +74,10 @@ class _Training:
         exact = task.exact or rounded
         self.precision, note = precision_for(self.options.train_precision, task.module, kind, exact=exact)
         self.warnings = [] if note is None else [note]
-        labels, output = task.data.labels, task.signature.outputs[0]
-        if task.teacher is not None and labels is not None and not counts(task.forms[0], output, labels):
-            why = f"they don't fit the output {output.name!r}, taken as {task.forms[0].kind}"
+        form = task.forms[task.labelled]
+        labels, output = task.data.labels, task.signature.outputs[task.labelled]
+        if task.teacher is not None and labels is not None and not counts(form, output, labels):
+            why = f"they don't fit the output {output.name!r}, taken as {form.kind}"
             self.warnings.append(f"the labels don't count: {why}")
         self.fabric = fabric_for(kind, self.precision, task.module)
         self.device: torch.device = self.fabric.device
@@ -112,7 +113,7 @@ class _Training:
         self.judge = None
         if task.validation is not None:
             taught = self.stepper.teacher is not None
-            self.judge = Judge(task.validation, task.signature, self.fabric, task.forms[0], taught=taught)
+            self.judge = Judge(task.validation, task.signature, self.fabric, form, taught=taught, at=task.labelled)
         self.journal = Journal(self.steps, self.device, self.options.tensorboard if first else None)
         stack.callback(self.journal.close)
         self.step = 0
