@@ -42,9 +42,8 @@ class Judge:
         found = find_metric(None, data, signature)
         self.metric: Metric = found if taught or found.needs_labels else METRICS["mse"]
         if form.kind in (OutputKind.SIGMOID, OutputKind.EMBEDDING, OutputKind.DENSE):
-            self.metric = _loss(
-                form, self._name
-            )  # the largest of several labels says nothing, nor do squares of logits
+            # The largest of several labels says nothing, nor do squares of logits.
+            self.metric = _loss(form, self._name)
 
     def better(self, value: float, than: float | None) -> bool:
         """Whether a value is a new best."""
