@@ -18,11 +18,22 @@ from torch import fx, nn
 from compress.artifact import TensorSpec
 from compress.model import TorchModel
 
-__all__ = ["Ending", "OutputForm", "OutputKind", "by_labels", "class_axis", "ending_of", "form_of", "kind_of"]
+__all__ = [
+    "BY_SHAPE",
+    "Ending",
+    "OutputForm",
+    "OutputKind",
+    "by_labels",
+    "class_axis",
+    "ending_of",
+    "form_of",
+    "kind_of",
+]
 
 Ending = Literal["softmax", "log_softmax", "sigmoid", "normalize"]
 
 LOOKED_AT = 4096  # labels
+BY_SHAPE = "its shape is that of a logit for each class"
 # What moves values, or gives them another type, and does not change them.
 MOVING = {
     "view", "_unsafe_view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "permute", "transpose", "t",
@@ -93,7 +104,7 @@ def form_of(model: TorchModel, name: str, labels: Any | None = None) -> OutputFo
         kind = OutputKind.SIGMOID if ending == "sigmoid" else OutputKind.EMBEDDING
         return OutputForm(kind, 1, ending, f"the network ends in {ending}")
     if dims == 2 and spec.shape[1] != 1:
-        return OutputForm(OutputKind.SOFTMAX, 1, None, "its shape is that of a logit for each class")
+        return OutputForm(OutputKind.SOFTMAX, 1, None, BY_SHAPE)
     return OutputForm(OutputKind.REGRESSION, 1, None, "nothing says that it is more than numbers")
 
 

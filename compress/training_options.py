@@ -42,7 +42,7 @@ class TrainingOptions:
     loss: Annotated[
         Literal["auto", "softmax", "sigmoid", "regression", "embedding", "dense"], Parameter(group=TRAIN)
     ] = "auto"
-    """What the first output is: auto tells it by the labels, the network's last operation, or the shape."""
+    """What the output is that labels teach, else the first: auto tells it by labels, last operation, name or shape."""
 
     temperature: Annotated[float, Parameter(group=TRAIN)] = 4.0
     """Softens the original's answers."""

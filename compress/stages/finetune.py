@@ -18,7 +18,8 @@ from compress.artifact import Signature
 from compress.dataset import Dataset
 from compress.errors import RecipeError
 from compress.model import Model, TorchModel
-from compress.output_kind import OutputForm, OutputKind, class_axis, form_of
+from compress.output_forms import forms_of, labelled_output
+from compress.output_kind import OutputForm, OutputKind, class_axis
 from compress.stages import Given, Progress
 from compress.training.augment import augmentation, code_of, refuse_augmentation
 from compress.training.labels import refuse_labels
@@ -92,7 +93,7 @@ class Finetune:
                 why = "TorchScript and exported programs have no layers any more"
                 mend = "give the model from before, or leave it out"
                 raise RecipeError("can't finetune this file", why=why, mend=mend)
-            output = model.signature.outputs[0]
+            output = model.signature.outputs[labelled_output(model.signature, self.data.labels)]
             for data in (self.data, self.validation):
                 if data is not None and data.labels is not None:
                     refuse_labels(data.labels, output, data.source, taught=self.teacher is not None)
@@ -165,27 +166,24 @@ class Finetune:
             (
                 o.sampler != "uniform" and not self._classifies(),
                 f"can't choose samples by {o.sampler}",
-                "the model's first output is not one logit for each class",
+                "the output that is trained by labels, else the first, is not one logit for each class",
                 "leave --sampler out",
             ),
         )  # fmt: skip
 
-    def _forms(self, model: TorchModel) -> tuple[OutputForm, ...]:
-        """What each output is; of the first, what was said of it, or what its labels tell."""
-        names = [spec.name for spec in model.signature.outputs]
-        shapes = [spec.shape for spec in model.signature.outputs]
-        first = form_of(model, names[0], self.data.labels)
-        if self.training.loss != "auto":
-            kind = OutputKind(self.training.loss)
-            if kind is OutputKind.DENSE and len(shapes[0]) < 3:
-                kind = OutputKind.SOFTMAX
-            told = first.kind in (OutputKind.SOFTMAX, OutputKind.DENSE)
-            axis = first.axis if told else class_axis(shapes[0])
-            first = dataclasses.replace(first, kind=kind, axis=axis, because="it was asked for")
-        rest = [form_of(model, name) for name in names[1:]]
-        # Beside other outputs nothing says that numbers in a row are classes.
-        plain = OutputForm(OutputKind.REGRESSION, because="nothing says that it is more than numbers")
-        return first, *(plain if form.kind is OutputKind.SOFTMAX and not form.ending else form for form in rest)
+    def _forms(self, model: TorchModel) -> tuple[tuple[OutputForm, ...], int]:
+        """What each output is, and which of them labels teach; of that one, what was said of it, or what they tell."""
+        forms, at = forms_of(model, self.data.labels)
+        if self.training.loss == "auto":
+            return forms, at
+        taught, shape = forms[at], model.signature.outputs[at].shape
+        kind = OutputKind(self.training.loss)
+        if kind is OutputKind.DENSE and len(shape) < 3:
+            kind = OutputKind.SOFTMAX
+        told = taught.kind in (OutputKind.SOFTMAX, OutputKind.DENSE)
+        axis = taught.axis if told else class_axis(shape)
+        asked = dataclasses.replace(taught, kind=kind, axis=axis, because="it was asked for")
+        return (*forms[:at], asked, *forms[at + 1 :]), at
 
     def _held(self) -> int:
         """Samples that are held out."""
@@ -196,7 +194,8 @@ class Finetune:
             return False
         if self.teacher is None:
             return self.data.labels is not None and self.data.labels.dtype.kind in "iu"
-        return self._forms(self.teacher)[0].kind is OutputKind.SOFTMAX
+        forms, at = self._forms(self.teacher)
+        return forms[at].kind is OutputKind.SOFTMAX
 
     def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:
         if self.training.devices > 1 and not distributed():
@@ -240,9 +239,9 @@ class Finetune:
         if cache is not None and data.fetcher is not None:
             data.fetcher.keep_in(cache)
         teacher = None if self.teacher is None else self.teacher.module
-        forms = self._forms(self.teacher or like or TorchModel(module, signature))
+        forms, at = self._forms(self.teacher or like or TorchModel(module, signature))
         task = Task(
-            module, teacher, signature, data, validation, self.training, self.seed, folder, exact, forms
+            module, teacher, signature, data, validation, self.training, self.seed, folder, exact, forms, at
         )  # fmt: skip
         trained = train(task, progress)
         if cache is not None and local_rank() == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -12,9 +12,12 @@ from torch.nn import functional as F
 
 from compress.artifact import Signature
 from compress.dataset import Dataset
-from compress.model import call
+from compress.model import TorchModel, call
+from compress.output_forms import forms_of
+from compress.output_kind import OutputForm, OutputKind
 from compress.stages import Progress
 from compress.stages.channels import Channels
+from compress.training.losses import CLASSES, fits, labelled, logits_of
 
 __all__ = ["Importance", "importance_of", "squared_changes"]
 
@@ -72,8 +75,9 @@ def squared_changes(
     Molchanov et al., Importance Estimation for Neural Network Pruning, CVPR 2019, equation 8: the squared change of the
     loss without that weight, to first order; squared for each batch, so that gradients of unlike signs don't cancel.
 
-    Classifiers: cross-entropy with the labels, or, where there are none, with the model's own answers. Others: half the
-    squared outputs, whose gradient is the answer itself.
+    The loss is that of a training, by the kind of each output (see `forms_of`): against the labels where they fit;
+    outputs without any against the model's own answers, or, of numbers, half their squares by their mean square, whose
+    gradient is the answer itself.
 
     Args:
         module: in eval mode, its parameters requiring gradients, which are dropped afterwards.
@@ -87,11 +91,12 @@ def squared_changes(
     found: dict[torch.Tensor, torch.Tensor] = {
         parameter: torch.zeros_like(parameter, dtype=torch.float32) for parameter in module.parameters()
     }
+    forms, at = forms_of(TorchModel(module, signature), data.labels)
     done = 0
     for batch in np.array_split(chosen, -(-total // BATCH)):
         inputs, labels = data.take(np.sort(batch))
         with torch.enable_grad():
-            loss = _loss(call(module, signature.inputs, inputs), labels) / len(batch)
+            loss = _loss(list(call(module, signature.inputs, inputs).values()), forms, at, labels)
             loss.backward()  # type: ignore[no-untyped-call]
         for parameter, sum_ in found.items():
             if parameter.grad is not None:
@@ -102,11 +107,25 @@ def squared_changes(
     return found
 
 
-def _loss(outputs: dict[str, torch.Tensor], labels: Any) -> torch.Tensor:
-    first = next(iter(outputs.values()))
-    if first.ndim != 2 or first.shape[1] < 2:
-        floats = [tensor for tensor in outputs.values() if tensor.is_floating_point()]
-        return torch.stack([tensor.float().square().sum() / 2 for tensor in floats]).sum()
-    if labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu":
-        return F.cross_entropy(first.float(), torch.from_numpy(labels).long(), reduction="sum")
-    return F.cross_entropy(first.float(), first.detach().argmax(1), reduction="sum")
+def _loss(outputs: Sequence[torch.Tensor], forms: Sequence[OutputForm], at: int, labels: Any) -> torch.Tensor:
+    """[], the mean over samples, summed over the outputs: none of them may lose what it alone needs."""
+    taught = None if labels is None else torch.from_numpy(np.asarray(labels))
+    parts = []
+    for place, (output, form) in enumerate(zip(outputs, forms, strict=True)):
+        if not output.is_floating_point():
+            continue
+        if place == at and taught is not None and fits(form, output, taught):
+            parts.append(labelled(form, output, taught, 0.0))
+        else:
+            parts.append(_by_itself(output, form))
+    return torch.stack(parts).sum()
+
+
+def _by_itself(output: torch.Tensor, form: OutputForm) -> torch.Tensor:
+    """The loss against the model's own answer; of numbers, half their squares by their mean square."""
+    logits, answer = logits_of(form, output), output.detach()
+    if form.kind in CLASSES:
+        return F.cross_entropy(logits.movedim(form.axis, 1), answer.argmax(form.axis))
+    if form.kind is OutputKind.SIGMOID:
+        return labelled(form, output, (logits.detach() > 0).float(), 0.0)
+    return output.float().square().mean() / 2 / answer.float().square().mean().clamp(min=1e-30)

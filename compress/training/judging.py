@@ -27,18 +27,23 @@ class Judge:
         data: apart from what is trained on.
         signature: of the model.
         fabric: whose autocast and processes are used.
-        form: what the first output is.
+        form: what the output is that labels teach.
         taught: whether there is an original to agree with.
+        at: the place of that output.
     """
 
-    def __init__(self, data: Dataset, signature: Signature, fabric: Any, form: OutputForm, *, taught: bool) -> None:
+    def __init__(
+        self, data: Dataset, signature: Signature, fabric: Any, form: OutputForm, *, taught: bool, at: int = 0
+    ) -> None:
         self._data = data
         self._signature = signature
         self._fabric = fabric
+        self._name = signature.outputs[at].name
         found = find_metric(None, data, signature)
         self.metric: Metric = found if taught or found.needs_labels else METRICS["mse"]
         if form.kind in (OutputKind.SIGMOID, OutputKind.EMBEDDING, OutputKind.DENSE):
-            self.metric = _loss(form)  # the largest of several labels says nothing, nor do squares of logits
+            # The largest of several labels says nothing, nor do squares of logits.
+            self.metric = _loss(form, self._name)
 
     def better(self, value: float, than: float | None) -> bool:
         """Whether a value is a new best."""
@@ -61,8 +66,7 @@ class Judge:
             if not self.metric.needs_labels:
                 wanted = self._outputs(teacher, inputs) if teacher is not None else {}
                 if teacher is None and labels is not None and self.metric.name == "mse":
-                    name, first = next(iter(got.items()))
-                    wanted = {name: labels.numpy().reshape(first.shape)}
+                    wanted = {self._name: labels.numpy().reshape(got[self._name].shape)}
             told = None if labels is None else labels.numpy()
             scores = self.metric.per_sample(self._judged(got), self._judged(wanted), told)
             total += torch.tensor([float(np.sum(scores)), len(scores)], dtype=torch.float64)
@@ -75,20 +79,22 @@ class Judge:
 
     def _outputs(self, model: Any, inputs: dict[str, torch.Tensor]) -> Arrays:
         with self._fabric.autocast():
-            outputs = call(model, self._signature.inputs, inputs)
+            given = call(model, self._signature.inputs, inputs)
+        # By the names that a metric knows them by, which a forward that gives a tuple does not.
+        outputs = {spec.name: value for spec, value in zip(self._signature.outputs, given.values(), strict=True)}
         return {name: tensor.float().cpu().numpy() for name, tensor in outputs.items() if tensor.is_floating_point()}
 
 
-def _loss(form: OutputForm) -> Metric:
-    """The mean loss of the first output: against labels that fit, else against the original's."""
+def _loss(form: OutputForm, name: str) -> Metric:
+    """The mean loss of one output: against labels that fit, else against the original's."""
 
     def per_sample(got: Arrays, wanted: Arrays, labels: Any) -> np.ndarray[Any, Any]:
-        first = torch.from_numpy(next(iter(got.values())))
+        first = torch.from_numpy(got[name])
         targets = None if labels is None else torch.from_numpy(np.asarray(labels))
         if targets is not None and fits(form, first, targets):
             loss = labelled(form, first, targets, 0.0)
         else:
-            loss = distance(form, first, torch.from_numpy(next(iter(wanted.values()))), 1.0, 1.0)
+            loss = distance(form, first, torch.from_numpy(wanted[name]), 1.0, 1.0)
         return np.full(len(first), float(loss))
 
     return Metric("loss", per_sample, higher_is_better=False, scale=1.0)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from compress.errors import StageError
+from compress.model import call
 from compress.training.answers import Answers
 from compress.training.augment import augmentation
 from compress.training.batch_size import BASE, scaled_rate, try_batch_sizes
@@ -19,7 +20,7 @@ from compress.training.kept_state import KeptState
 from compress.training.labels import counts
 from compress.training.loader import Loader, example, seed_of, workers_for
 from compress.training.machine_setup import device_kind, fabric_for
-from compress.training.precision import precision_for
+from compress.training.precision import falls_back, precision_for
 from compress.training.profile import Profile
 from compress.training.rollback import Rollback
 from compress.training.sampler import Sampler
@@ -73,10 +74,16 @@ class _Training:
         )
         exact = task.exact or rounded
         self.precision, note = precision_for(self.options.train_precision, task.module, kind, exact=exact)
-        self.warnings = [] if note is None else [note]
-        labels, output = task.data.labels, task.signature.outputs[0]
-        if task.teacher is not None and labels is not None and not counts(task.forms[0], output, labels):
-            why = f"they don't fit the output {output.name!r}, taken as {task.forms[0].kind}"
+        two, _ = task.data.take(slice(0, 2))
+        self.precision, odd = falls_back(
+            self.options.train_precision, self.precision, task.module, kind,
+            lambda: call(task.module, task.signature.inputs, two),
+        )  # fmt: skip
+        self.warnings = [said for said in (note, odd) if said is not None]
+        form = task.forms[task.labelled]
+        labels, output = task.data.labels, task.signature.outputs[task.labelled]
+        if task.teacher is not None and labels is not None and not counts(form, output, labels):
+            why = f"they don't fit the output {output.name!r}, taken as {form.kind}"
             self.warnings.append(f"the labels don't count: {why}")
         self.fabric = fabric_for(kind, self.precision, task.module)
         self.device: torch.device = self.fabric.device
@@ -112,7 +119,7 @@ class _Training:
         self.judge = None
         if task.validation is not None:
             taught = self.stepper.teacher is not None
-            self.judge = Judge(task.validation, task.signature, self.fabric, task.forms[0], taught=taught)
+            self.judge = Judge(task.validation, task.signature, self.fabric, form, taught=taught, at=task.labelled)
         self.journal = Journal(self.steps, self.device, self.options.tensorboard if first else None)
         stack.callback(self.journal.close)
         self.step = 0

@@ -112,6 +112,7 @@ class Objective:
         forms: of the outputs, by their order.
         variances: of the original's outputs, by their order; squares are measured by them.
         features: of both models, where they count.
+        at: the place of the output that labels teach.
     """
 
     def __init__(
@@ -120,8 +121,11 @@ class Objective:
         forms: Sequence[OutputForm],
         variances: Sequence[float] = (),
         features: Features | None = None,
+        *,
+        at: int = 0,
     ) -> None:
         self._options = options
+        self._at = at
         self._forms = forms
         self._variances = variances or [1.0] * len(forms)
         self._features = features
@@ -138,16 +142,16 @@ class Objective:
             assert labels is not None  # noqa: S101  checked before the training
             return self._labelled(got, labels, 1.0)
         loss = self._distilled(got, taught)
-        if labels is not None and fits(self._forms[0], next(iter(got.values())), labels):
+        if labels is not None and fits(self._forms[self._at], list(got.values())[self._at], labels):
             weight = self._options.distillation
-            loss = weight * loss + (1 - weight) * self._labelled(got, labels, self._variances[0])
+            loss = weight * loss + (1 - weight) * self._labelled(got, labels, self._variances[self._at])
         if self._features is not None:
             loss = loss + self._options.feature_weight * self._features.loss()
         return loss
 
     def _labelled(self, got: Outputs, labels: torch.Tensor, variance: float) -> torch.Tensor:
-        first = next(iter(got.values()))
-        return labelled(self._forms[0], first, labels, self._options.label_smoothing, variance)
+        taught = list(got.values())[self._at]
+        return labelled(self._forms[self._at], taught, labels, self._options.label_smoothing, variance)
 
     def _distilled(self, got: Outputs, taught: Outputs) -> torch.Tensor:
         parts = [

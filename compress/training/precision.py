@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import nn
 
-from compress.errors import RecipeError
+from compress.errors import RecipeError, StageError, first_line
 from compress.machine import fast_bfloat16
 
-__all__ = ["Precision", "precision_for"]
+__all__ = ["Precision", "falls_back", "precision_for"]
 
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 
@@ -48,6 +49,39 @@ def precision_for(asked: str, module: nn.Module, device: str, *, exact: bool = F
         return ("bf16-mixed" if fast_bfloat16() and not _depthwise(module) else "32-true"), None
     slow = not fast_bfloat16()
     return "bf16-mixed", "this CPU does not multiply bfloat16 in hardware: 32 is faster" if slow else None
+
+
+def falls_back(
+    asked: str, precision: Precision, module: nn.Module, device: str, run: Callable[[], object]
+) -> tuple[Precision, str | None]:
+    """The precision that the network runs in, and what is to be said: on a CPU, autocast leaves some layers out.
+
+    Args:
+        asked: see `precision_for`.
+        precision: what that gave.
+        module: is to be trained; it is run in eval mode.
+        device: "cpu" or "cuda", whose autocast lets mixed types be.
+        run: runs it on a few samples.
+
+    Raises:
+        StageError: it does not run in what was asked for.
+    """
+    if device != "cpu" or precision != "bf16-mixed":
+        return precision, None
+    trained = module.training
+    try:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            module.eval()
+            run()
+    except RuntimeError as err:
+        why = first_line(err)[:200]
+        if asked != "auto":
+            mend = "take --train-precision 32 or auto"
+            raise StageError("this network does not run in bf16-mixed on a CPU", why=why, mend=mend) from err
+        return "32-true", f"trained in float32: in bf16-mixed the network does not run ({why})"
+    finally:
+        module.train(trained)
+    return precision, None
 
 
 def _depthwise(module: nn.Module) -> bool:

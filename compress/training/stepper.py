@@ -55,8 +55,8 @@ class Stepper:
         if options.feature_weight and self.teacher is not None:
             self.features = Features(self.module, self.teacher, lambda model: self._look(model, example))
         self.answers: Answers | None = None
-        self.forms = task.forms
-        self.objective = Objective(options, task.forms, self._variances(task), self.features)
+        self.forms, self.labelled = task.forms, task.labelled
+        self.objective = Objective(options, task.forms, self._variances(task), self.features, at=task.labelled)
         if self.teacher is None and len(task.signature.outputs) > 1:
             self._leave_alone(example)
         body: Any = in_segments(self.module) if options.gradient_checkpointing else self.module
@@ -97,7 +97,7 @@ class Stepper:
             total: samples over all processes.
 
         Returns:
-            The mean loss [] over all processes, and the first output's logits [n, …], both detached.
+            The mean loss [] over all processes, and the logits of the output that labels teach, [n, …], both detached.
         """
         self._began = time.perf_counter()
         try:
@@ -129,7 +129,7 @@ class Stepper:
                 with phase("backward"):
                     fabric.backward(loss * (len(part.places) * world / total))
             whole += loss.detach() * (len(part.places) * world / total)
-            logits.append(logits_of(self.forms[0], next(iter(got.values())).detach()))
+            logits.append(logits_of(self.forms[self.labelled], list(got.values())[self.labelled].detach()))
         if world > 1:
             whole = fabric.all_reduce(whole, reduce_op="mean")
         return whole, torch.cat(logits)

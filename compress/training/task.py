@@ -31,6 +31,7 @@ class Task:
         folder: keeps the state and the profile's trace; None keeps nothing.
         exact: all in float32.
         forms: what each output is, by their order.
+        labelled: the place of the output that labels teach.
     """
 
     module: nn.Module
@@ -43,6 +44,7 @@ class Task:
     folder: Path | None = None
     exact: bool = False
     forms: tuple[OutputForm, ...] = ()
+    labelled: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,151 @@
+"""Labels teach the output that they belong to, and importance is felt by the loss of each output's kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compress.artifact import Signature, TensorSpec
+from compress.dataset import Dataset
+from compress.model import TorchModel
+from compress.output_forms import forms_of, labelled_output
+from compress.output_kind import OutputKind
+from compress.stages.finetune import Finetune
+from compress.stages.importance import squared_changes
+from compress.training.judging import Judge
+from compress.training_options import TrainingOptions
+
+CLASSES = np.arange(96) % 3
+
+
+class Heads(nn.Module):
+    """A linear head for each output."""
+
+    def __init__(self, *widths: int, end: Any = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.heads = nn.ModuleList(nn.Linear(6, width) for width in widths)
+        self.end = end or (lambda value: value)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """[n, 6] → an output [n, width] for each head."""
+        given = tuple(self.end(head(x)) for head in self.heads)
+        return given if len(given) > 1 else given[0]
+
+
+def model(module: nn.Module, **outputs: int) -> TorchModel:
+    specs = tuple(TensorSpec(name, "float32", ("batch", width)) for name, width in outputs.items())
+    return TorchModel(module.eval(), Signature((TensorSpec("x", "float32", ("batch", 6)),), specs))
+
+
+def data(labels: Any = None, count: int = 96) -> Dataset:
+    x = np.random.default_rng(0).normal(size=(count, 6)).astype(np.float32)
+    return Dataset("", {"x": x}, labels, "")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "labels", "at"),
+    [
+        ({"boxes": 4, "scores": 3, "embedding": 8}, CLASSES, 1),
+        ({"box": 4, "value": 1, "logits": 3}, CLASSES, 2),
+        ({"a": 2, "b": 3}, CLASSES, 1),  # the first does not hold all of them
+        ({"a": 3, "b": 5}, np.zeros((96, 5), np.float32) + 0.5, 1),
+        ({"a": 3, "b": 5}, CLASSES, 0),
+        ({"scores": 3, "boxes": 4}, None, 0),
+    ],
+)
+def test_labels_belong_to_the_output_that_holds_them(outputs: dict[str, int], labels: Any, at: int) -> None:
+    assert labelled_output(model(Heads(*outputs.values()), **outputs).signature, labels) == at
+
+
+def test_an_output_is_what_its_name_says_where_nothing_else_does() -> None:
+    """Boxes are told apart by where they are, which no softmax sees."""
+    for name, kind in (("boxes", OutputKind.REGRESSION), ("embedding", OutputKind.EMBEDDING)):
+        forms, _ = forms_of(model(Heads(4), **{name: 4}), None)
+        assert forms[0].kind is kind
+    forms, at = forms_of(model(Heads(4, 3), boxes=4, scores=3), CLASSES)
+    assert (forms[0].kind, forms[1].kind, at) == (OutputKind.REGRESSION, OutputKind.SOFTMAX, 1)
+
+
+def trained(given: Dataset, validation: Dataset | None, **outputs: int) -> tuple[TorchModel, Any]:
+    student = model(Heads(*outputs.values()), **outputs)
+    options = TrainingOptions(epochs=30, learning_rate=0.05, distillation=0.0, train_precision="32", compile="off")
+    stage = Finetune(given, None, options, validation=validation)
+    stage.check(student)
+    return student, stage.fit(student.module, student.signature, lambda *_: None)
+
+
+def test_class_ids_do_not_train_the_boxes_before_them() -> None:
+    given = data()
+    labels = given.inputs["x"][:, :3].argmax(1)
+    given = data(labels)
+    same: Any = Heads(4, 3).heads
+    boxes = same[0].weight.detach().clone()
+    student, told = trained(given, given, boxes=4, scores=3)
+    with torch.no_grad():
+        _, scores = student.module(torch.from_numpy(given.inputs["x"]))
+    assert float((scores.argmax(1).numpy() == labels).mean()) > 0.8
+    heads: Any = student.module.heads
+    assert float((heads[0].weight - boxes).abs().max()) < 0.2, "no label speaks of boxes"
+    assert told.figures["validation_metric"] == "top1"
+    assert told.figures["best_value"] > 0.8, "epochs are judged by the scores, not by the first output"
+
+
+def test_importance_is_felt_by_every_output() -> None:
+    """Beside a classifier, what another output needs alone is not for nothing."""
+    two = model(Heads(4, 3), boxes=4, scores=3)
+    heads: Any = two.module.heads
+    found = squared_changes(two.module, two.signature, data(CLASSES), 0, lambda *_: None)
+    assert float(found[heads[0].weight].sum()) > 0
+    assert float(found[heads[1].weight].sum()) > 0
+
+
+def test_each_of_several_labels_counts() -> None:
+    """Against cross-entropy with the largest of several sigmoids, a label that is never the largest weighed little."""
+    many = model(Heads(3, end=torch.sigmoid), output=3)
+    labels = np.tile([[1, 1, 0], [1, 0, 1]], (48, 1)).astype(np.float32)
+    heads: Any = many.module.heads
+    with torch.no_grad():
+        heads[0].weight.fill_(0.1)
+        heads[0].bias.fill_(0.0)
+    found = squared_changes(many.module, many.signature, data(labels), 0, lambda *_: None)[heads[0].weight]
+    module = Heads(3)
+    module.load_state_dict(many.module.state_dict())
+    x, want = torch.from_numpy(data().inputs["x"]), torch.from_numpy(labels)
+    chosen = np.random.default_rng(0).permutation(96)
+    wanted = torch.zeros(3, 6)
+    for batch in np.array_split(chosen, 3):
+        module.zero_grad()
+        rows = torch.from_numpy(np.sort(batch))
+        nn.functional.binary_cross_entropy_with_logits(module(x[rows]), want[rows]).backward()  # type: ignore[no-untyped-call]
+        weight: Any = module.heads[0].weight
+        wanted += (weight.grad * weight.detach()).square()
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-12)
+
+
+@pytest.mark.parametrize("end", [None, torch.sigmoid, lambda value: torch.softmax(value, -1)])
+@pytest.mark.parametrize("labels", [None, CLASSES, np.eye(3, dtype=np.float32)[CLASSES], np.ones((96, 3), np.float32)])
+def test_any_labels_give_an_importance(end: Any, labels: Any) -> None:
+    one = model(Heads(3, end=end), output=3)
+    heads: Any = one.module.heads
+    found = squared_changes(one.module, one.signature, data(labels), 0, lambda *_: None)[heads[0].weight]
+    assert bool(torch.isfinite(found).all())
+    assert float(found.sum()) > 0
+
+
+def test_epochs_are_judged_by_the_output_of_that_name() -> None:
+    """A forward that gives a tuple names none: the first was judged in place of the scores."""
+    from lightning_fabric import Fabric
+
+    two = model(Heads(4, 3), boxes=4, scores=3)
+    given = data()
+    with torch.no_grad():
+        labels = two.module(torch.from_numpy(given.inputs["x"]))[1].argmax(1).numpy()
+    given = data(labels)
+    forms, at = forms_of(two, labels)
+    judge = Judge(given, two.signature, Fabric(accelerator="cpu", devices=1), forms[at], taught=False, at=at)
+    assert judge(two.module, None) == pytest.approx(1.0)
