@@ -16,6 +16,7 @@ from compress import __version__
 from compress.artifact import Signature
 from compress.checkpoint import load, write
 from compress.errors import CheckpointError, RecipeError, ToolkitError
+from compress.files import make_folder, remove_empty
 from compress.memory import give_back
 from compress.model import EngineModel, Model, OnnxModel, TorchModel
 from compress.onnx_input import vetted_onnx
@@ -81,17 +82,20 @@ def run(
         watcher: is told when a stage starts, goes on and ends.
         tidy: drop the outputs of earlier runs that this one did not use; not where several runs share the folder.
     """
-    work.mkdir(parents=True, exist_ok=True)
+    made = make_folder(work)
     kept: set[Path] = set()
     outcomes: list[Outcome] = []
-    for stage, folder in _folders(stages, work, source):
-        kept.add(folder)
-        progress = watcher.started(stage.name)
-        give_back()
-        outcome = _take(stage, folder) or _run(stage, model, folder, progress)
-        outcomes.append(outcome)
-        watcher.ended(outcome)
-        model = outcome.given.model
+    try:
+        for stage, folder in _folders(stages, work, source):
+            kept.add(folder)
+            progress = watcher.started(stage.name)
+            give_back()
+            outcome = _take(stage, folder) or _run(stage, model, folder, progress)
+            outcomes.append(outcome)
+            watcher.ended(outcome)
+            model = outcome.given.model
+    finally:
+        remove_empty(made)  # where nothing came to be kept
     for folder in work.glob("[0-9][0-9]-*"):
         if tidy and folder not in kept:
             shutil.rmtree(folder, ignore_errors=True)
