@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +15,12 @@ from compress.dataset import Dataset
 from compress.errors import BudgetError, RecipeError
 from compress.evaluation import Evaluation, budget_of, evaluation_of, halves, judged
 from compress.evidence import missed_budgets, named, report_of
-from compress.hashing import heard
 from compress.judge import Budget
 from compress.machine import versions
 from compress.model import OnnxModel, TorchModel, in_float32
 from compress.options import CompressOptions, ExportOptions, OptimizeOptions, SensitivityOptions, SourceOptions
 from compress.output import check_output, claimed, replacing, write_artifact
-from compress.pipeline import Outcome, Watcher, check, run
+from compress.pipeline import Outcome, Watcher, check, hashing_shown, run
 from compress.ranges import check_ranges
 from compress.recipe import chooses, find_data, inputs_of, sources_of, stages_for, with_sizes
 from compress.report import Report
@@ -40,9 +37,6 @@ from compress.wording import counted
 __all__ = ["Prepared", "baseline_of", "export", "optimize", "prepare", "sensitivity"]
 
 
-SHORT_SECONDS = 1.0  # what takes no longer is not shown
-
-
 class Silent:
     """A watcher that shows nothing."""
 
@@ -51,23 +45,6 @@ class Silent:
 
     def ended(self, outcome: Outcome) -> None:
         """Nothing to show."""
-
-
-def _hashing(watcher: Watcher) -> contextlib.AbstractContextManager[None]:
-    """Show how the hashing of data goes on that is computed, sample by sample: where it takes long, as a stage does."""
-    begun: float = 0.0
-    shown: Progress | None = None
-
-    def tell(done: int, total: int) -> None:
-        nonlocal begun, shown
-        if not done:
-            begun, shown = time.perf_counter(), None
-        elif shown is None and time.perf_counter() - begun > SHORT_SECONDS:
-            shown = watcher.started("data")
-        if shown is not None:
-            shown(done, total, "samples made once, to know them by")
-
-    return heard(tell)
 
 
 @dataclass(frozen=True)
@@ -162,7 +139,7 @@ def export(
         True
     """
     checkpoint, watcher = Path(checkpoint), watcher or Silent()
-    with claimed(options.output, _work(options), inputs_of(options, checkpoint)), _hashing(watcher):
+    with claimed(options.output, _work(options), inputs_of(options, checkpoint)), hashing_shown(watcher):
         prepared = dataclasses.replace(prepare(checkpoint, options), recipe=recipe)
         return _export(checkpoint, options, prepared, watcher)
 
@@ -231,7 +208,7 @@ def optimize(
     """
     check_ranges(options)
     checkpoint, watcher = Path(checkpoint), watcher or Silent()
-    with claimed(options.output, _work(options), inputs_of(options, checkpoint)), _hashing(watcher):
+    with claimed(options.output, _work(options), inputs_of(options, checkpoint)), hashing_shown(watcher):
         return _optimize(checkpoint, options, watcher, tell, recipe)
 
 
@@ -316,7 +293,7 @@ def sensitivity(checkpoint: str | Path, options: SensitivityOptions, *, watcher:
     check_ranges(options)
     checkpoint, watcher = Path(checkpoint), watcher or Silent()
     # Files are added to the folder, it is not replaced: it may be the one that this runs in.
-    with claimed(options.output / "sensitivity.json", inputs=inputs_of(options, checkpoint)), _hashing(watcher):
+    with claimed(options.output / "sensitivity.json", inputs=inputs_of(options, checkpoint)), hashing_shown(watcher):
         return _sensitivity(checkpoint, options, watcher)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -17,6 +18,7 @@ from compress.artifact import Signature
 from compress.checkpoint import load, write
 from compress.errors import CheckpointError, RecipeError, ToolkitError
 from compress.files import make_folder, remove_empty
+from compress.hashing import heard
 from compress.memory import give_back
 from compress.model import EngineModel, Model, OnnxModel, TorchModel
 from compress.onnx_input import vetted_onnx
@@ -24,7 +26,9 @@ from compress.shortages import shortages
 from compress.stages import Given, Progress, Stage
 from compress.vetting.texts import read_json
 
-__all__ = ["Outcome", "Watcher", "check", "kept_from_before", "run"]
+__all__ = ["Outcome", "Watcher", "check", "hashing_shown", "kept_from_before", "run"]
+
+SHORT_SECONDS = 1.0  # what takes no longer is not shown
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,23 @@ class Watcher(Protocol):
 
     def ended(self, outcome: Outcome) -> None:
         """A stage is through."""
+
+
+def hashing_shown(watcher: Watcher) -> contextlib.AbstractContextManager[None]:
+    """Show how the hashing of data goes on that is computed, sample by sample: where it takes long, as a stage does."""
+    begun: float = 0.0
+    shown: Progress | None = None
+
+    def tell(done: int, total: int) -> None:
+        nonlocal begun, shown
+        if not done:
+            begun, shown = time.perf_counter(), None
+        elif shown is None and time.perf_counter() - begun > SHORT_SECONDS:
+            shown = watcher.started("data")
+        if shown is not None:
+            shown(done, total, "samples made once, to know them by")
+
+    return heard(tell)
 
 
 def check(stages: Sequence[Stage], model: Model) -> None:
