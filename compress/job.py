@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress.artifact import Artifact
-from compress.checkpoint import fingerprint, load
+from compress.checkpoint import fingerprint_of_module, load, signed
 from compress.dataset import Dataset
 from compress.errors import BudgetError, RecipeError
 from compress.evaluation import Evaluation, budget_of, evaluation_of, halves, judged
@@ -88,7 +88,8 @@ def prepare(checkpoint: Path, options: ExportOptions, *, chosen: bool = False) -
     check_ranges(options)
     check_output(options.output)
     model = with_sizes(_load(checkpoint, options), checkpoint, _data(options), options.dims)
-    before = "" if options.sensitivity is None or options.eval is None else Sensitivity.load(options.sensitivity).data
+    curves = None if options.sensitivity is None else Sensitivity.load(options.sensitivity)
+    before = "" if curves is None or options.eval is None else curves.data
     found = evaluation_of(
         options, model, sources_of(options, checkpoint), chooses=chosen or chooses(options), chosen_before=before
     )
@@ -99,14 +100,19 @@ def prepare(checkpoint: Path, options: ExportOptions, *, chosen: bool = False) -
             mend="leave it out: all of --eval proves",
         )
     judged_by = None if found is None else (found.choice or found.proof, found.metric)
-    stages = stages_for(options, model, checkpoint, judged_by)
-    if options.sensitivity is not None:
-        _of_this_model(options.sensitivity, model)
+    stages = stages_for(options, model, checkpoint, judged_by, curves)
+    module = fingerprint_of_module(model)
+    if curves is not None and curves.model not in ("", module):
+        raise RecipeError(
+            f"{options.sensitivity} is of another model",
+            why="its curves were measured with other weights or layers, whatever their names",
+            mend="run `compress sensitivity` on this model, and name its result",
+        )
     check(stages, model)
     budget = None if options.max_drop is None else budget_of(options, options.max_drop)
     if budget is not None and found is not None:
         found.refuse(model, budget)
-    return Prepared(model, stages, found, budget, _source(model), _work(options))
+    return Prepared(model, stages, found, budget, _source(model, module), _work(options))
 
 
 def export(
@@ -225,7 +231,9 @@ def _optimize(
     said = {dim: size for dim, size in model.signature.sizes.items() if dim not in model.signature.unsaid}
     options = dataclasses.replace(options, size=tuple(f"{dim}={size}" for dim, size in said.items()))
     work = _work(options)
-    found = search(checkpoint, options, model, source=_source(model), work=work, watcher=watcher)
+    found = search(
+        checkpoint, options, model, source=_source(model, fingerprint_of_module(model)), work=work, watcher=watcher
+    )
     folder = options.output.with_name(options.output.name + ".search")
     write_search(found, folder)
     tell(found)
@@ -311,20 +319,9 @@ def _sensitivity(checkpoint: Path, options: SensitivityOptions, watcher: Watcher
         importance=options.importance,
         progress=watcher.started("sensitivity"),
     )
-    found = dataclasses.replace(found, data=data.sha256, model=fingerprint(model, signature=False))
+    found = dataclasses.replace(found, data=data.sha256, model=fingerprint_of_module(model))
     write_sensitivity(found, options.output, options.max_drop)
     return found
-
-
-def _of_this_model(path: Path, model: TorchModel) -> None:
-    """Refuse a sensitivity that was measured on another model."""
-    found = Sensitivity.load(path).model
-    if found and found != fingerprint(model, signature=False):
-        raise RecipeError(
-            f"{path} is of another model",
-            why="its curves were measured with other weights or layers, whatever their names",
-            mend="run `compress sensitivity` on this model, and name its result",
-        )
 
 
 def _load(checkpoint: Path, options: SourceOptions) -> TorchModel:
@@ -351,8 +348,8 @@ def _share_export(stages: Sequence[Stage], work: Path) -> None:
                     shutil.copytree(made, beside, dirs_exist_ok=True)
 
 
-def _source(model: TorchModel) -> str:
-    return fingerprint(model) + json.dumps(versions())  # another release may give another output
+def _source(model: TorchModel, module: str) -> str:
+    return signed(module, model) + json.dumps(versions())  # another release may give another output
 
 
 def _work(options: CompressOptions) -> Path:
