@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["apart_by_scale", "share_of_scale", "without_fills"]
+__all__ = ["share_of_largest", "share_of_own_size", "without_fills"]
 
 Array = np.ndarray[Any, Any]
 FILL, GAP = 1e8, 1e4  # a mask's -1e9 among scores: so large, and nothing for so far below
@@ -17,7 +17,7 @@ FAR, RESOLVED = 1e2, 1e-2
 COLUMN = 8  # values that tell of the scale of a column, such as that of a score among coordinates
 
 
-def share_of_scale(expected: Array, got: Array) -> float:
+def share_of_largest(expected: Array, got: Array) -> float:
     """The largest difference, as a share of the largest value expected.
 
     Values far below that, and columns (along the second and the last axis) of small values, count by their own largest.
@@ -69,7 +69,7 @@ def _by_column(expected: Array, got: Array, largest: float) -> float:
     return share
 
 
-def apart_by_scale(expected: Array, got: Array) -> float:
+def share_of_own_size(expected: Array, got: Array) -> float:
     """The largest difference, as a share of the value expected or of the median of what differs, whichever is larger.
 
     What is the same in both, such as the constant of a mask or a column that the change does not reach, says nothing of

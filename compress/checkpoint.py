@@ -33,7 +33,7 @@ from compress.signature import parse_sizes
 from compress.torchscript import load_torchscript
 from compress.weights import module_of
 
-__all__ = ["fingerprint", "load", "save", "write"]
+__all__ = ["fingerprint", "fingerprint_of_module", "load", "save", "signed", "write"]
 
 _INPUT_HINT = (
     "add --input 'name:dtype[batch,…]' for each input of its forward, such as --input 'x:float32[batch,3,224,224]'"
@@ -137,16 +137,20 @@ def load(
     return loaded
 
 
-def fingerprint(model: TorchModel, *, signature: bool = True) -> str:
-    """Hex SHA-256 of what decides a model's answers: graph and layers (or their code), weights, signature and sizes.
+def fingerprint(model: TorchModel) -> str:
+    """Hex SHA-256 of what decides a model's answers: `fingerprint_of_module`, signature and sizes."""
+    return signed(fingerprint_of_module(model), model)
 
-    Which tensors are one and the same is a part of it.
 
-    Args:
-        signature: whether names, shapes and sizes of inputs and outputs are a part of it, too.
-    """
+def signed(module: str, model: TorchModel) -> str:
+    """The fingerprint of a module together with names, shapes and sizes of inputs and outputs."""
+    return hashlib.sha256(f"{module}\n{model.signature.identity}".encode()).hexdigest()
+
+
+def fingerprint_of_module(model: TorchModel) -> str:
+    """Hex SHA-256 of graph and layers (or their code) and weights; which tensors are one and the same is a part."""
     module = model.module
-    digest = hashlib.sha256(f"{_code(model)}\n{model.signature.identity if signature else ''}".encode())
+    digest = hashlib.sha256(f"{_code(model)}\n".encode())
     first: dict[int, str] = {}
     tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
     for name, tensor in tensors:

@@ -24,11 +24,15 @@ from compress.output_kind import ending_of
 from compress.overlap import Overlap, overlaps
 from compress.wording import Note, counted
 
-__all__ = ["Evaluation", "budget_of", "evaluation_of", "halves", "judged"]
+__all__ = ["Evaluation", "budget_of", "evaluation_of", "halves", "judged", "overlap_words"]
 
 PROBED = 8  # samples that tell what the outputs are
 # What is done with the data of an option: it should have no sample of those that judge.
-MADE_WITH = {"finetune": "trained on", "validation": "kept for its best epoch by", "calibration": "calibrated on"}
+MADE_WITH = {
+    "finetune": "trained on",
+    "validation": "kept for its best epoch by",
+    "calibration": "calibrated on",
+}
 
 
 @dataclass(frozen=True)
@@ -265,6 +269,12 @@ def _made_with(
     return {name: found[name] for name in asked if found[name].counts}
 
 
+def overlap_words(data: Dataset, others: Mapping[str, Dataset]) -> tuple[str, ...]:
+    """A warning for each set that a model is made with, by option, and that shares samples with what judges it."""
+    found = overlaps(data, others) if others else {}
+    return tuple(_told(name, others[name].source, each) for name, each in found.items() if each.counts)
+
+
 def _place(source: str) -> str:
     return os.path.realpath(source) if Path(source).exists() else source
 
@@ -274,7 +284,8 @@ def _told(name: str, source: str, found: Overlap) -> str:
         where = f"the evaluation data itself (--{name} {source})"
     else:
         where = f"samples that judge it ({found.told} --{name} stand in --eval, too)"
-    return f"The model is {MADE_WITH[name]} {where}: its figures are kinder than on data that it has not seen."
+    verb = MADE_WITH.get(name, "trained on")
+    return f"The model is {verb} {where}: its figures are kinder than on data that it has not seen."
 
 
 def _refuse_options(options: CompressOptions) -> None:

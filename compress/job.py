@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from compress.artifact import Artifact
-from compress.checkpoint import fingerprint, load
+from compress.checkpoint import fingerprint_of_module, load, signed
 from compress.dataset import Dataset
 from compress.errors import BudgetError, RecipeError
 from compress.evaluation import Evaluation, budget_of, evaluation_of, halves, judged
 from compress.evidence import missed_budgets, named, report_of
-from compress.hashing import heard
 from compress.judge import Budget
 from compress.machine import versions
 from compress.memory import standing
 from compress.model import OnnxModel, TorchModel, in_float32
 from compress.options import CompressOptions, ExportOptions, OptimizeOptions, SensitivityOptions, SourceOptions
 from compress.output import check_output, claimed, replacing, write_artifact
-from compress.pipeline import Outcome, Watcher, check, run
+from compress.pipeline import Outcome, Watcher, check, hashing_shown, run
 from compress.ranges import check_ranges
 from compress.recipe import chooses, find_data, inputs_of, sources_of, stages_for, with_sizes
 from compress.report import Report
@@ -41,9 +38,6 @@ from compress.wording import counted
 __all__ = ["Prepared", "baseline_of", "export", "optimize", "prepare", "sensitivity"]
 
 
-SHORT_SECONDS = 1.0  # what takes no longer is not shown
-
-
 class Silent:
     """A watcher that shows nothing."""
 
@@ -52,23 +46,6 @@ class Silent:
 
     def ended(self, outcome: Outcome) -> None:
         """Nothing to show."""
-
-
-def _hashing(watcher: Watcher) -> contextlib.AbstractContextManager[None]:
-    """Show how the hashing of data goes on that is computed, sample by sample: where it takes long, as a stage does."""
-    begun: float = 0.0
-    shown: Progress | None = None
-
-    def tell(done: int, total: int) -> None:
-        nonlocal begun, shown
-        if not done:
-            begun, shown = time.perf_counter(), None
-        elif shown is None and time.perf_counter() - begun > SHORT_SECONDS:
-            shown = watcher.started("data")
-        if shown is not None:
-            shown(done, total, "samples made once, to know them by")
-
-    return heard(tell)
 
 
 @dataclass(frozen=True)
@@ -112,7 +89,8 @@ def prepare(checkpoint: Path, options: ExportOptions, *, chosen: bool = False) -
     check_ranges(options)
     check_output(options.output)
     model = with_sizes(_load(checkpoint, options), checkpoint, _data(options), options.dims)
-    before = "" if options.sensitivity is None or options.eval is None else Sensitivity.load(options.sensitivity).data
+    curves = None if options.sensitivity is None else Sensitivity.load(options.sensitivity)
+    before = "" if curves is None or options.eval is None else curves.data
     found = evaluation_of(
         options, model, sources_of(options, checkpoint), chooses=chosen or chooses(options), chosen_before=before
     )
@@ -123,14 +101,19 @@ def prepare(checkpoint: Path, options: ExportOptions, *, chosen: bool = False) -
             mend="leave it out: all of --eval proves",
         )
     judged_by = None if found is None else (found.choice or found.proof, found.metric)
-    stages = stages_for(options, model, checkpoint, judged_by)
-    if options.sensitivity is not None:
-        _of_this_model(options.sensitivity, model)
+    stages = stages_for(options, model, checkpoint, judged_by, curves)
+    module = fingerprint_of_module(model)
+    if curves is not None and curves.model not in ("", module):
+        raise RecipeError(
+            f"{options.sensitivity} is of another model",
+            why="its curves were measured with other weights or layers, whatever their names",
+            mend="run `compress sensitivity` on this model, and name its result",
+        )
     check(stages, model)
     budget = None if options.max_drop is None else budget_of(options, options.max_drop)
     if budget is not None and found is not None:
         found.refuse(model, budget)
-    return Prepared(model, stages, found, budget, _source(model), _work(options))
+    return Prepared(model, stages, found, budget, _source(model, module), _work(options))
 
 
 def export(
@@ -163,7 +146,7 @@ def export(
         True
     """
     checkpoint, watcher = Path(checkpoint), watcher or Silent()
-    with standing(), claimed(options.output, _work(options), inputs_of(options, checkpoint)), _hashing(watcher):
+    with standing(), claimed(options.output, _work(options), inputs_of(options, checkpoint)), hashing_shown(watcher):
         prepared = dataclasses.replace(prepare(checkpoint, options), recipe=recipe)
         return _export(checkpoint, options, prepared, watcher)
 
@@ -232,7 +215,7 @@ def optimize(
     """
     check_ranges(options)
     checkpoint, watcher = Path(checkpoint), watcher or Silent()
-    with standing(), claimed(options.output, _work(options), inputs_of(options, checkpoint)), _hashing(watcher):
+    with standing(), claimed(options.output, _work(options), inputs_of(options, checkpoint)), hashing_shown(watcher):
         return _optimize(checkpoint, options, watcher, tell, recipe)
 
 
@@ -249,7 +232,9 @@ def _optimize(
     said = {dim: size for dim, size in model.signature.sizes.items() if dim not in model.signature.unsaid}
     options = dataclasses.replace(options, size=tuple(f"{dim}={size}" for dim, size in said.items()))
     work = _work(options)
-    found = search(checkpoint, options, model, source=_source(model), work=work, watcher=watcher)
+    found = search(
+        checkpoint, options, model, source=_source(model, fingerprint_of_module(model)), work=work, watcher=watcher
+    )
     folder = options.output.with_name(options.output.name + ".search")
     write_search(found, folder)
     tell(found)
@@ -317,7 +302,7 @@ def sensitivity(checkpoint: str | Path, options: SensitivityOptions, *, watcher:
     check_ranges(options)
     checkpoint, watcher = Path(checkpoint), watcher or Silent()
     # Files are added to the folder, it is not replaced: it may be the one that this runs in.
-    with claimed(options.output / "sensitivity.json", inputs=inputs_of(options, checkpoint)), _hashing(watcher):
+    with claimed(options.output / "sensitivity.json", inputs=inputs_of(options, checkpoint)), hashing_shown(watcher):
         return _sensitivity(checkpoint, options, watcher)
 
 
@@ -335,20 +320,9 @@ def _sensitivity(checkpoint: Path, options: SensitivityOptions, watcher: Watcher
         importance=options.importance,
         progress=watcher.started("sensitivity"),
     )
-    found = dataclasses.replace(found, data=data.sha256, model=fingerprint(model, signature=False))
+    found = dataclasses.replace(found, data=data.sha256, model=fingerprint_of_module(model))
     write_sensitivity(found, options.output, options.max_drop)
     return found
-
-
-def _of_this_model(path: Path, model: TorchModel) -> None:
-    """Refuse a sensitivity that was measured on another model."""
-    found = Sensitivity.load(path).model
-    if found and found != fingerprint(model, signature=False):
-        raise RecipeError(
-            f"{path} is of another model",
-            why="its curves were measured with other weights or layers, whatever their names",
-            mend="run `compress sensitivity` on this model, and name its result",
-        )
 
 
 def _load(checkpoint: Path, options: SourceOptions) -> TorchModel:
@@ -375,8 +349,8 @@ def _share_export(stages: Sequence[Stage], work: Path) -> None:
                     shutil.copytree(made, beside, dirs_exist_ok=True)
 
 
-def _source(model: TorchModel) -> str:
-    return fingerprint(model) + json.dumps(versions())  # another release may give another output
+def _source(model: TorchModel, module: str) -> str:
+    return signed(module, model) + json.dumps(versions())  # another release may give another output
 
 
 def _work(options: CompressOptions) -> Path:

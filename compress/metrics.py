@@ -21,7 +21,7 @@ from compress.hashing import digest_of_code
 from compress.intervals import Bounds
 from compress.label_metrics import IntersectionOverUnion, f1_of, pixel_accuracy_of, r2_of, spread_of
 from compress.model import Arrays
-from compress.output_choice import Kind, kind_of, the_output
+from compress.output_choice import OutputContent, content_of, the_output
 from compress.output_kind import Ending, OutputForm, OutputKind, by_labels
 from compress.users_metric import Accumulator, users_metric
 
@@ -245,7 +245,7 @@ def find_metric(
     labels = data.labels if ids else None
     chosen = the_output(name, signature, labels, output, sample, ask=ask)
     specs = [spec for spec in signature.outputs if chosen in (None, spec.name)]
-    kinds = {kind_of(spec, None if sample is None else sample.get(spec.name)) for spec in specs}
+    kinds = {content_of(spec, None if sample is None else sample.get(spec.name)) for spec in specs}
     if name is None:
         name = _fitting(kinds, labelled=labels is not None)
     metric = METRICS[name]
@@ -256,9 +256,9 @@ def find_metric(
             mend="add an array `label` [n] of integers to it, or judge by --metric agreement or cosine",
         )
     shape = specs[0].shape
-    classifies = len(shape) == 2 and isinstance(shape[1], int) and shape[1] > 1 and Kind.ANSWERS not in kinds
+    classifies = len(shape) == 2 and isinstance(shape[1], int) and shape[1] > 1 and OutputContent.ANSWERS not in kinds
     which = "first output" if specs[0] is signature.outputs[0] else "output"
-    if metric.counted and not classifies and (name != "agreement" or kinds != {Kind.ANSWERS}):
+    if metric.counted and not classifies and (name != "agreement" or kinds != {OutputContent.ANSWERS}):
         raise RecipeError(
             f"can't judge by {name}",
             why=f"the model's {which} is {specs[0]}, not one logit for each class",
@@ -268,12 +268,12 @@ def find_metric(
     return metric.of(specs[0].name if metric.counted else chosen)
 
 
-def _fitting(kinds: set[Kind], *, labelled: bool) -> str:
-    if kinds == {Kind.CLASSES}:
+def _fitting(kinds: set[OutputContent], *, labelled: bool) -> str:
+    if kinds == {OutputContent.CLASSES}:
         return "top1" if labelled else "agreement"
-    if kinds == {Kind.ANSWERS}:
+    if kinds == {OutputContent.ANSWERS}:
         return "agreement"
-    return "mse" if kinds == {Kind.VALUES} else "cosine"
+    return "mse" if kinds == {OutputContent.VALUES} else "cosine"
 
 
 def _of_labels(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from compress.apart import apart_by_scale
+from compress.apart import share_of_own_size
 from compress.artifact import Signature, TensorSpec
 from compress.errors import CheckpointError, SignatureError, first_line
 from compress.graph_file import GraphError, from_data, to_data
@@ -71,7 +71,7 @@ def _differs(original: TorchModel, loaded: TorchModel) -> str | None:
         want, got = want.double(), got.double()
         if torch.equal(torch.nan_to_num(want), torch.nan_to_num(got)):
             continue
-        if apart_by_scale(want.numpy(), got.numpy()) > TOLERANCE:
+        if share_of_own_size(want.numpy(), got.numpy()) > TOLERANCE:
             return f"{name} is off by {float((want - got).abs().max()):.3g}: its layers do more than their forward says"
     return None
 

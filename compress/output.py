@@ -23,6 +23,7 @@ __all__ = ["check_output", "claimed", "replacing", "write_artifact"]
 
 # Bytes that a run needs to write, at the least, besides so many times the model.
 ROOM, ROOM_TIMES = 1_000_000, 3
+MARKERS = ("artifact.json", "training.json", "sensitivity.json")  # of what took a run to make
 LONGEST = ".missed.part"  # what is put behind the name of an output, at most
 
 
@@ -129,6 +130,10 @@ def check_output(output: Path, marker: str = "artifact.json", kind: str = "an ar
             why = "it is a file"
         elif any(real.iterdir()) and not (real / marker).exists():
             why = f"it is a folder that holds something other than {kind}"
+        elif within := next((path for each in MARKERS for path in real.rglob(f"*/{each}")), None):
+            why = (
+                f"{output / within.parent.relative_to(real)}, the result of another run, is in it and would go with it"
+            )
         else:
             return
     except OSError as err:

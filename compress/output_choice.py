@@ -12,7 +12,7 @@ from compress.artifact import Signature, TensorSpec
 from compress.errors import RecipeError
 from compress.model import Arrays
 
-__all__ = ["Kind", "kind_of", "the_output"]
+__all__ = ["OutputContent", "content_of", "the_output"]
 
 # By the names that outputs usually have; "output" and its like say nothing.
 _CLASSES = re.compile(r"logit|prob|class|score|label", re.IGNORECASE)
@@ -20,7 +20,7 @@ _EMBEDDING = re.compile(r"emb|feat|hidden|pool|repr|vector|state", re.IGNORECASE
 _VALUES = re.compile(r"box|bbox|coord|landmark|keypoint|offset|regress|depth", re.IGNORECASE)
 
 
-class Kind(Enum):
+class OutputContent(Enum):
     """What an output gives for a sample."""
 
     CLASSES = "class scores"
@@ -30,7 +30,7 @@ class Kind(Enum):
     DENSE = "a map or a sequence"
 
 
-def kind_of(spec: TensorSpec, sample: np.ndarray[Any, Any] | None = None) -> Kind:
+def content_of(spec: TensorSpec, sample: np.ndarray[Any, Any] | None = None) -> OutputContent:
     """By dtype, shape and name; a vector whose length is always 1 is an embedding.
 
     Args:
@@ -38,21 +38,25 @@ def kind_of(spec: TensorSpec, sample: np.ndarray[Any, Any] | None = None) -> Kin
         sample: what it gave for some samples [n, …].
     """
     if not spec.dtype.startswith("float"):
-        return Kind.ANSWERS
+        return OutputContent.ANSWERS
     if len(spec.shape) < 2 or (len(spec.shape) == 2 and spec.shape[1] == 1):
-        return Kind.VALUES
+        return OutputContent.VALUES
     if len(spec.shape) > 2:
-        return Kind.DENSE
-    for pattern, kind in ((_CLASSES, Kind.CLASSES), (_EMBEDDING, Kind.EMBEDDING), (_VALUES, Kind.VALUES)):
+        return OutputContent.DENSE
+    for pattern, kind in (
+        (_CLASSES, OutputContent.CLASSES),
+        (_EMBEDDING, OutputContent.EMBEDDING),
+        (_VALUES, OutputContent.VALUES),
+    ):
         if pattern.search(spec.name):
             return kind
     if not isinstance(spec.shape[1], int):
-        return Kind.DENSE
+        return OutputContent.DENSE
     if sample is not None and len(sample) and (sample < 0).any():
         lengths = np.linalg.norm(np.asarray(sample, np.float64), axis=1)
         if np.allclose(lengths, 1.0, atol=1e-3):
-            return Kind.EMBEDDING
-    return Kind.CLASSES
+            return OutputContent.EMBEDDING
+    return OutputContent.CLASSES
 
 
 def the_output(
@@ -90,14 +94,17 @@ def the_output(
         return names[0] if names else None
     if metric in ("cosine", "mse"):
         return None
-    kinds = {spec.name: kind_of(spec, None if sample is None else sample.get(spec.name)) for spec in signature.outputs}
+    kinds = {
+        spec.name: content_of(spec, None if sample is None else sample.get(spec.name)) for spec in signature.outputs
+    }
     fitting = _classifying(signature, kinds, labels)
-    answers = [name for name, kind in kinds.items() if kind is Kind.ANSWERS]
+    answers = [name for name, kind in kinds.items() if kind is OutputContent.ANSWERS]
     if len(fitting) == 1:
         return fitting[0]
     if not fitting and len(answers) == 1 and metric in (None, "agreement"):
         return answers[0]
-    alike = set(kinds.values()) <= {Kind.EMBEDDING, Kind.DENSE} or set(kinds.values()) == {Kind.VALUES}
+    given = set(kinds.values())
+    alike = given <= {OutputContent.EMBEDDING, OutputContent.DENSE} or given == {OutputContent.VALUES}
     if not fitting and not answers and alike and metric is None:
         return None
     if not ask:
@@ -108,9 +115,9 @@ def the_output(
     )
 
 
-def _classifying(signature: Signature, kinds: dict[str, Kind], labels: Any | None) -> list[str]:
+def _classifying(signature: Signature, kinds: dict[str, OutputContent], labels: Any | None) -> list[str]:
     """Outputs of class scores: those that hold every label, and of these the ones that are named so, if any is."""
-    found = [spec for spec in signature.outputs if kinds[spec.name] is Kind.CLASSES]
+    found = [spec for spec in signature.outputs if kinds[spec.name] is OutputContent.CLASSES]
     if labels is not None and len(found) > 1:
         most = int(np.max(labels[:], initial=-1))
         found = [spec for spec in found if isinstance(spec.shape[1], int) and spec.shape[1] > most] or found

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.apart import share_of_scale, without_fills
+from compress.apart import share_of_largest, without_fills
 from compress.metrics import cosine_similarity
 
 __all__ = ["Difference", "difference", "differences"]
@@ -28,7 +28,7 @@ class Difference:
     Attributes:
         max_abs_error: the largest absolute difference.
         relative_error: of whole numbers and booleans the share that differs; else the largest difference over the
-            largest value expected, at most so much for values of either scale (see `share_of_scale`).
+            largest value expected, at most so much for values of either scale (see `share_of_largest`).
         cosine_similarity: the least over the samples, those that are nearly 0 throughout apart; of whole numbers the
             share that is the same.
         allowed: of the relative error, and for the cosine below 1.
@@ -90,8 +90,10 @@ def difference(expected: Array, got: Array, tolerance: float = TOLERANCE) -> Dif
     filled = without_fills(x, y)
     if not filled[0].any():
         left = float(np.abs(filled[1] - filled[0]).max())
-        return Difference(worst, share_of_scale(x, y) if left <= NOTHING else np.inf, float(left <= NOTHING), tolerance)
-    return Difference(worst, share_of_scale(x, y), _cosine(*filled), tolerance)
+        return Difference(
+            worst, share_of_largest(x, y) if left <= NOTHING else np.inf, float(left <= NOTHING), tolerance
+        )
+    return Difference(worst, share_of_largest(x, y), _cosine(*filled), tolerance)
 
 
 def _cosine(x: Array, y: Array) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -16,6 +17,8 @@ from compress import __version__
 from compress.artifact import Signature
 from compress.checkpoint import load, write
 from compress.errors import CheckpointError, RecipeError, ToolkitError
+from compress.files import make_folder, remove_empty
+from compress.hashing import heard
 from compress.memory import give_back
 from compress.model import EngineModel, Model, OnnxModel, TorchModel
 from compress.onnx_input import vetted_onnx
@@ -23,7 +26,9 @@ from compress.shortages import shortages
 from compress.stages import Given, Progress, Stage
 from compress.vetting.texts import read_json
 
-__all__ = ["Outcome", "Watcher", "check", "kept_from_before", "run"]
+__all__ = ["Outcome", "Watcher", "check", "hashing_shown", "kept_from_before", "run"]
+
+SHORT_SECONDS = 1.0  # what takes no longer is not shown
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,23 @@ class Watcher(Protocol):
 
     def ended(self, outcome: Outcome) -> None:
         """A stage is through."""
+
+
+def hashing_shown(watcher: Watcher) -> contextlib.AbstractContextManager[None]:
+    """Show how the hashing of data goes on that is computed, sample by sample: where it takes long, as a stage does."""
+    begun: float = 0.0
+    shown: Progress | None = None
+
+    def tell(done: int, total: int) -> None:
+        nonlocal begun, shown
+        if not done:
+            begun, shown = time.perf_counter(), None
+        elif shown is None and time.perf_counter() - begun > SHORT_SECONDS:
+            shown = watcher.started("data")
+        if shown is not None:
+            shown(done, total, "samples made once, to know them by")
+
+    return heard(tell)
 
 
 def check(stages: Sequence[Stage], model: Model) -> None:
@@ -81,17 +103,20 @@ def run(
         watcher: is told when a stage starts, goes on and ends.
         tidy: drop the outputs of earlier runs that this one did not use; not where several runs share the folder.
     """
-    work.mkdir(parents=True, exist_ok=True)
+    made = make_folder(work)
     kept: set[Path] = set()
     outcomes: list[Outcome] = []
-    for stage, folder in _folders(stages, work, source):
-        kept.add(folder)
-        progress = watcher.started(stage.name)
-        give_back()
-        outcome = _take(stage, folder) or _run(stage, model, folder, progress)
-        outcomes.append(outcome)
-        watcher.ended(outcome)
-        model = outcome.given.model
+    try:
+        for stage, folder in _folders(stages, work, source):
+            kept.add(folder)
+            progress = watcher.started(stage.name)
+            give_back()
+            outcome = _take(stage, folder) or _run(stage, model, folder, progress)
+            outcomes.append(outcome)
+            watcher.ended(outcome)
+            model = outcome.given.model
+    finally:
+        remove_empty(made)  # where nothing came to be kept
     for folder in work.glob("[0-9][0-9]-*"):
         if tidy and folder not in kept:
             shutil.rmtree(folder, ignore_errors=True)

@@ -89,7 +89,11 @@ def inputs_of(options: SourceOptions, checkpoint: Path) -> list[Path]:
 
 
 def stages_for(
-    options: ExportOptions, model: TorchModel, checkpoint: Path, judged: tuple[Dataset, Metric] | None = None
+    options: ExportOptions,
+    model: TorchModel,
+    checkpoint: Path,
+    judged: tuple[Dataset, Metric] | None = None,
+    sensitivity: Sensitivity | None = None,
 ) -> list[Stage]:
     """The list of stages, with their data opened and checked.
 
@@ -99,6 +103,7 @@ def stages_for(
         checkpoint: data is looked for beside it, too.
         judged: evaluation data to choose by, and the metric that a largest drop is in; the export is proven on data,
             too.
+        sensitivity: what the options name, where it has been read.
 
     Raises:
         RecipeError: options that don't go together.
@@ -116,7 +121,9 @@ def stages_for(
     seen = "" if judged is None else judged[0].sha256
     recovery = None if training is None else _finetune(options, model, training, validation, seen)
     samples = calibration if training is None else training
-    pruning = _pruning(options, training, samples, recovery, precision)
+    if options.sensitivity is not None and sensitivity is None:
+        sensitivity = Sensitivity.load(options.sensitivity)
+    pruning = _pruning(options, training, samples, recovery, precision, sensitivity)
     stages = [*pruning, *_qat(options, recovery, precision), *precision]
     return [*stages, *_engine(options)]
 
@@ -136,13 +143,14 @@ def _pruning(
     samples: Dataset | None,
     recovery: Finetune | None,
     precision: list[Stage],
+    sensitivity: Sensitivity | None,
 ) -> list[Stage]:
     kind, limit = _budget(options)
     pruned = options.prune is not None or kind is not None
     rounds = options.rounds if pruned else 1
     curves: dict[str, tuple[tuple[float, float], ...]] = {}
-    if pruned and options.sensitivity is not None:
-        curves = Sensitivity.load(options.sensitivity).curves
+    if pruned and sensitivity is not None:
+        curves = sensitivity.curves
     fraction = 0.5 if options.prune is None else options.prune
     prune = PruneChannels(
         # The same share of what is left in each round.

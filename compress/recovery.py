@@ -19,6 +19,7 @@ from compress.compare import compare
 from compress.dataset import Dataset
 from compress.errors import CheckpointError, SignatureError
 from compress.evaluation import judged as judged_by
+from compress.evaluation import overlap_words
 from compress.intervals import difference_interval, mean_interval
 from compress.machine import environment, versions
 from compress.measure import cores, torch_macs, torch_params
@@ -26,7 +27,7 @@ from compress.metrics import Metric
 from compress.model import TorchModel, in_float32
 from compress.options import FinetuneOptions
 from compress.output import check_output, claimed, replacing
-from compress.pipeline import Outcome, Watcher, check, run
+from compress.pipeline import Outcome, Watcher, check, hashing_shown, run
 from compress.ranges import check_ranges
 from compress.recipe import find_data, inputs_of, training_of, with_sizes
 from compress.stages import Given
@@ -100,7 +101,7 @@ def finetune(checkpoint: str | Path, options: FinetuneOptions, *, watcher: Watch
     checkpoint = Path(checkpoint)
     if rank() > 0:  # the first process holds the places for all
         return _finetune(checkpoint, options, watcher)
-    with claimed(options.output, _work(options), inputs_of(options, checkpoint)):
+    with claimed(options.output, _work(options), inputs_of(options, checkpoint)), hashing_shown(watcher):
         return _finetune(checkpoint, options, watcher)
 
 
@@ -131,6 +132,9 @@ def _finetune(checkpoint: Path, options: FinetuneOptions, watcher: Watcher) -> R
     seen = "" if judged is None else judged.sha256
     stage = Finetune(training, teacher, training_of(options), options.seed, validation, seen)
     check([stage], model)
+    if judged is not None and rank() == 0:  # of the same data as a whole, the stage warns
+        made_with = {"data": training} | ({} if validation is None else {"validation": validation})
+        notes += overlap_words(judged, {name: each for name, each in made_with.items() if each.sha256 != seen})
     source = fingerprint(model) + ("" if teacher is None else fingerprint(teacher)) + json.dumps(versions())
     work = _work(options)
     outcome = _run(stage, model, work, source, watcher, tidy=options.work is None)

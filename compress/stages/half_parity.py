@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compress.apart import share_of_scale
+from compress.apart import share_of_largest
 from compress.model import Arrays
 
 __all__ = ["LEVELS", "TOLERANCE", "Parity", "error_of", "repaired"]
@@ -36,8 +36,8 @@ class Parity:
 
 
 def error_of(expected: Arrays, got: Arrays) -> float:
-    """The largest difference of any output, as a share of its scale (see `share_of_scale`); infinite for NaN."""
-    return max((share_of_scale(want, got[name]) for name, want in expected.items()), default=0.0)
+    """The largest difference of any output, as a share of its scale (see `share_of_largest`); infinite for NaN."""
+    return max((share_of_largest(want, got[name]) for name, want in expected.items()), default=0.0)
 
 
 def repaired(

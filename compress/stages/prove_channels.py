@@ -22,7 +22,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from compress.apart import apart_by_scale
+from compress.apart import share_of_own_size
 from compress.artifact import Signature, TensorSpec
 from compress.dataset import Dataset
 from compress.drawn import drawn_inputs, indices_of
@@ -282,7 +282,7 @@ def _distance(have: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> f
         if not want.is_floating_point():
             apart = max(apart, 0.0 if torch.equal(got, want) else APART / 2)  # rounding may tip an answer
             continue
-        apart = max(apart, apart_by_scale(want.double().numpy(), got.double().numpy()))
+        apart = max(apart, share_of_own_size(want.double().numpy(), got.double().numpy()))
     return apart
 
 

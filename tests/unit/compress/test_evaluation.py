@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import compress
-from compress import ExportOptions, OptimizeOptions
+from compress import ExportOptions, OptimizeOptions, checkpoint, graph_file
 from compress.artifact import Measured, Signature, StageReport, TensorSpec
 from compress.class_labels import with_class_ids
 from compress.data_sources import Fetched, Fetcher
@@ -24,13 +24,14 @@ from compress.dataset import Dataset
 from compress.errors import BudgetError, RecipeError
 from compress.evaluation import budget_of, evaluation_of, halves
 from compress.evidence import missed_budgets
-from compress.job import sensitivity
+from compress.job import prepare, sensitivity
 from compress.judge import KEPT_BYTES, Budget, Judge
 from compress.metrics import METRICS, find_metric
 from compress.model import Arrays, TorchModel
 from compress.options import SensitivityOptions
 from compress.overlap import overlaps
 from compress.scoring import batch_for
+from compress.sensitivity import Sensitivity
 
 X = TensorSpec("x", "float32", ("batch", 4))
 CLASSIFIER = Signature((X,), (TensorSpec("y", "float32", ("batch", 6)),))
@@ -576,3 +577,31 @@ def test_a_large_computed_set_that_holds_the_evaluation_data_is_told(task: Path)
 def test_text_of_another_width_is_the_same_text() -> None:
     one, two = (Dataset("", {"x": np.array(text)}, None, "h") for text in (["a", "b"], ["a", "longer"]))
     assert overlaps(one, {"two": two})["two"].shared == 1
+
+
+def test_a_sensitivity_is_read_once_and_the_model_traced_once_to_know_it(
+    task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is checked is what is acted on, even where the file changes meanwhile."""
+    sensitivity(
+        task / "model.pt", SensitivityOptions(output=tmp_path / "s", eval="eval.npz", samples=50, ratios=(0.5,))
+    )
+    read: list[Path] = []
+    traced: list[nn.Module] = []
+    load, trace = Sensitivity.load, graph_file.to_data
+
+    def loading(path: Path) -> Sensitivity:
+        read.append(path)
+        return load(path)
+
+    def tracing(module: nn.Module, *, inputs: int) -> Any:
+        traced.append(module)
+        return trace(module, inputs=inputs)
+
+    monkeypatch.setattr(Sensitivity, "load", loading)
+    monkeypatch.setattr("compress.checkpoint.to_data", tracing)
+    asked = ExportOptions(output=tmp_path / "o", eval="eval.npz", prune=0.3, sensitivity=tmp_path / "s")
+    prepared = prepare(task / "model.pt", asked)
+    assert len(read) == 1
+    assert len(traced) == 1
+    assert checkpoint.fingerprint(prepared.model) in prepared.source

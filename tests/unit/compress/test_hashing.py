@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from compress import dataset, job
+from compress import dataset, job, pipeline
 from compress.artifact import Signature, TensorSpec
 from compress.hashing import digest_of_arrays, digest_of_samples
 from compress.metrics import find_metric
@@ -127,11 +127,11 @@ def test_how_a_long_hash_goes_on_is_told_and_a_short_one_is_not(monkeypatch: pyt
         return digest_of_samples(labels, lambda index: {"y": np.array([int(labels[int(i)][1]) for i in index])})
 
     alone = digest()
-    with job._hashing(Watching()):
-        monkeypatch.setattr(job, "SHORT_SECONDS", 1e9)
+    with pipeline.hashing_shown(Watching()):
+        monkeypatch.setattr(pipeline, "SHORT_SECONDS", 1e9)
         assert digest() == alone
         assert told == []
-        monkeypatch.setattr(job, "SHORT_SECONDS", -1.0)
+        monkeypatch.setattr(pipeline, "SHORT_SECONDS", -1.0)
         assert digest() == alone
     assert told == [("data", 256, 1000), ("data", 512, 1000), ("data", 768, 1000), ("data", 1000, 1000)]
     digest()

@@ -201,6 +201,25 @@ def test_files_that_can_t_grow_leave_the_old_artifact_and_no_half(here: Path, si
     assert halves(here) == []
 
 
+@pytest.mark.parametrize("work", ["artifact.work", "a/new/place"])
+def test_a_run_whose_first_stage_fails_leaves_no_folder(here: Path, work: str) -> None:
+    before = tree(here)
+    with largest_file(0), pytest.raises(ResourceError):
+        compress.export("model.pt", ExportOptions(output=Path("artifact"), work=Path(work)))
+    assert tree(here) == before
+
+
+@pytest.mark.parametrize("name", ["artifact.json", "training.json"])
+def test_a_result_inside_an_artifact_does_not_go_with_it(here: Path, name: str) -> None:
+    inner = here / "artifact/deeper/inner"
+    inner.mkdir(parents=True)
+    (inner / name).write_text("{}")
+    with pytest.raises(ArtifactError, match="artifact/deeper/inner, the result of another run") as caught:
+        compress.export("model.pt", ExportOptions(output=Path("artifact")))
+    assert "would go with it" in caught.value.why
+    assert (inner / name).exists()
+
+
 def test_the_other_commands_leave_nothing_either(here: Path) -> None:
     before = tree(here)
     with largest_file(100):

@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import compress
+from compress import pipeline
 from compress.cli import main
+from compress.job import Silent
+from compress.options import FinetuneOptions
+from compress.recovery import finetune
+from compress.stages import Progress
 from tests.unit.compress.training.networks import data, model
 
 
@@ -130,3 +136,45 @@ def test_a_forward_that_can_not_be_traced_gives_weights(folder: Path) -> None:
     ]
     assert call("branching.pt", *words, "-o", "out") == 0
     assert set(torch.load(folder / "out/weights.pt", weights_only=True)) == {"head.weight", "head.bias"}
+
+
+class Watching(Silent):
+    """Keeps what is told of data."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, int]] = []
+
+    def started(self, stage: str) -> Progress:
+        if stage != "data":
+            return super().started(stage)
+        return lambda done, total, _note: self.told.append((done, total))
+
+
+def test_how_the_hashing_of_computed_data_goes_on_is_shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "computed.py").write_text(
+        "import numpy as np\n"
+        "class Samples:\n"
+        "    def __init__(self):\n"
+        "        self.held = np.load('train.npz')\n"
+        "        self.held = {name: self.held[name] for name in self.held.files}\n"
+        "    def __len__(self):\n"
+        "        return 100\n"
+        "    def __getitem__(self, at):\n"
+        "        return {name: array[at] for name, array in self.held.items()}\n"
+    )
+    monkeypatch.setattr(pipeline, "SHORT_SECONDS", -1.0)
+    watching = Watching()
+    asked = FinetuneOptions(output=Path("tuned"), data="computed:Samples", epochs=1)
+    finetune("student.pt", asked, watcher=watching)
+    assert watching.told == [(100, 100)]
+
+
+def test_training_samples_that_judge_are_told_whatever_the_name_of_their_file(folder: Path) -> None:
+    with np.load("eval.npz") as kept:
+        np.savez("renamed.npz", **{name: kept[name][:60] for name in kept.files})
+    asked = FinetuneOptions(output=Path("tuned"), data="renamed.npz", eval="eval.npz", epochs=1)
+    found = finetune("student.pt", asked, watcher=Silent())
+    assert found is not None
+    told = [text for text in found.warnings if "60 of the 60 samples of --data stand in --eval, too" in text]
+    assert len(told) == 1
+    assert told[0] in json.loads(Path("tuned/training.json").read_text(encoding="utf-8"))["warnings"]

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import compress
-from compress.apart import apart_by_scale
+from compress.apart import share_of_own_size
 from compress.engine.view import View
 from compress.errors import CheckpointError, StageError
 from compress.graph_file import GraphError, from_data, to_data
@@ -75,12 +75,12 @@ def test_no_large_value_and_no_lack_of_values_hides_what_a_removal_changes(tmp_p
 
 def test_the_distance_is_of_the_scale_of_what_differs() -> None:
     x = np.array([[1.0, 2.0, -1e9, 1e6]])
-    assert apart_by_scale(x, x) == 0
-    assert apart_by_scale(x, x + np.array([[0.1, 0, 0, 0]])) == pytest.approx(0.1)
-    assert apart_by_scale(x, x * (1 + 1e-9)) < 1e-8
-    assert apart_by_scale(np.full((2, 3), np.nan), np.full((2, 3), np.nan)) == np.inf
-    assert apart_by_scale(x, np.where(x == 2, np.inf, x)) == np.inf
-    assert apart_by_scale(np.zeros((0, 3)), np.zeros((0, 3))) == 0
+    assert share_of_own_size(x, x) == 0
+    assert share_of_own_size(x, x + np.array([[0.1, 0, 0, 0]])) == pytest.approx(0.1)
+    assert share_of_own_size(x, x * (1 + 1e-9)) < 1e-8
+    assert share_of_own_size(np.full((2, 3), np.nan), np.full((2, 3), np.nan)) == np.inf
+    assert share_of_own_size(x, np.where(x == 2, np.inf, x)) == np.inf
+    assert share_of_own_size(np.zeros((0, 3)), np.zeros((0, 3))) == 0
 
 
 def test_what_gives_no_number_is_not_equal() -> None:
