@@ -96,7 +96,7 @@ class Flight:
         body: that it sends; b"" where it is not to be told from others.
     """
 
-    __slots__ = ("body", "first", "guest", "key", "model", "owner", "suspect", "turn")
+    __slots__ = ("body", "first", "guest", "key", "lost", "model", "owner", "suspect", "turn")
 
     def __init__(self, key: str, model: str, body: bytes | GrowingBody) -> None:
         self.key = key
@@ -104,7 +104,7 @@ class Flight:
         self.body = body
         self.suspect: Suspect | None = None
         self.owner = key
-        self.first = self.turn = self.guest = False
+        self.first = self.turn = self.guest = self.lost = False
 
 
 @dataclass
@@ -260,26 +260,30 @@ class Suspects(Collector):
         self._flying[id(flight)] = flight
 
     @contextmanager
-    def beside(self, key: str, model: str, body: bytes) -> Iterator[None]:
-        """A request, on its way, is asked of another model, too, or in its place."""
+    def beside(self, key: str, model: str, body: bytes) -> Iterator[Flight]:
+        """A request, on its way, is asked of another model, too, or in its place.
+
+        It counts as answered where nothing is raised, unless its flight is said to be `lost`.
+        """
         flight = Flight(key, model, body)
         self.take_off(flight)
         answered = False
         try:
-            yield
-            answered = True
+            yield flight
+            answered = not flight.lost
         finally:
             self.land(flight, answered=answered)
 
-    def land(self, flight: Flight, *, answered: bool) -> None:
+    def land(self, flight: Flight, *, answered: bool, sent: bool = True) -> None:
         """The request is over.
 
         Args:
             flight: the request.
             answered: whether the model's process has answered it, with whatever; not where the client left.
+            sent: whether it has, or may have, reached the model server; one that found nobody there ended nothing.
         """
         there = self._flying.pop(id(flight), None) is not None
-        if there and not answered:
+        if there and not answered and sent:
             if sum(len(other.body) for other in self._lost.values()) < LOST_BYTES:
                 self._lost[id(flight)] = flight
                 asyncio.get_running_loop().call_later(LOST_S, self._haunt, id(flight))

@@ -113,6 +113,17 @@ async def test_a_connection_that_breaks_before_the_death_is_known_changes_nothin
 
 
 @in_loop
+async def test_who_found_nobody_there_ended_nothing() -> None:
+    suspects = Suspects()
+    poison, late = Flight("a", "m", b"poison"), Flight("b", "m", b"late")
+    suspects.take_off(poison)
+    suspects.land(poison, answered=False)
+    suspects.take_off(late)
+    suspects.land(late, answered=False, sent=False)
+    assert [suspect.key for suspect in await suspects.died(None)] == ["a"]
+
+
+@in_loop
 async def test_messages_of_a_stream_are_in_flight_until_answered() -> None:
     suspects = Suspects()
     stream = StreamFlight(suspects)
