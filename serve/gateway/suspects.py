@@ -109,7 +109,7 @@ class Flight:
 
 @dataclass
 class _Death:
-    """What is known of a suspect: how often it did it, when it was there at last, what died, how often others shared it."""
+    """What is known of a suspect: how often it did it, when it was there last, what died, how often it was shared."""
 
     count: int
     when: float
@@ -316,6 +316,8 @@ class Suspects(Collector):
             self._turns.suspend(scope)
         elif alone:
             self._turns.overrun_s = OVERRUN_S
+            if self._turns.lasting:  # or the next one would be shared again, and tell nothing
+                self._turns.suspend(scope)
             self._count_key(next(iter(keys)), scope)
         long = sum(len(flight.body) for flight in blamed) > LONG_BYTES
         found = await asyncio.to_thread(_all_named, blamed) if long else _all_named(blamed)

@@ -244,7 +244,7 @@ async def test_a_request_that_ends_the_candidate_is_suspected(
         async with asyncio.timeout(30):
             while not w.triton.asked["other"]:
                 assert (await w.ask()).status == 200
-            while incidents.suspects._flying:
+            while incidents.suspects._flying:  # noqa: ASYNC110  its end sets no event
                 await asyncio.sleep(0.01)
         found = await incidents.suspects.died({"other"})
     assert {suspect.model for suspect in found} == {"other"}

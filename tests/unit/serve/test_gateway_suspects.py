@@ -11,9 +11,12 @@ from tritonclient.grpc import service_pb2 as messages
 from serve.gateway.errors import OverloadedError
 from serve.gateway.outages import ModelDownError, Outages
 from serve.gateway.suspects import (
+    DEATHS_OF_KEY,
     MOST_WAITING,
+    PROBATION_S,
     REMEMBERED,
     REMEMBERED_S,
+    BarredError,
     Flight,
     PoisonError,
     StreamFlight,
@@ -121,6 +124,24 @@ async def test_who_found_nobody_there_ended_nothing() -> None:
     suspects.take_off(late)
     suspects.land(late, answered=False, sent=False)
     assert [suspect.key for suspect in await suspects.died(None)] == ["a"]
+
+
+@in_loop
+async def test_turns_go_on_after_a_death_that_came_in_one() -> None:
+    clock = Clock()
+    suspects = Suspects(clock)
+    await killed(suspects, Flight("a", "m", b"1"), Flight("b", "m", b"x"))
+    for number in range(2, 2 + DEATHS_OF_KEY):
+        suspects.began(None)
+        clock.now += 1.0
+        assert suspects.watches("c", "m"), "it would be with the next one"
+        await killed(suspects, Flight("a", "m", b"%d" % number))
+        clock.now += PROBATION_S + 1.0  # so long it takes to be started again
+    suspects.began(None)
+    with pytest.raises(BarredError):
+        await suspects.examine(Flight("a", "m", b"another"), 1.0)
+    clock.now += PROBATION_S + 1.0
+    assert not suspects.watches("c", "m")
 
 
 @in_loop
