@@ -96,7 +96,7 @@ class Flight:
         body: that it sends; b"" where it is not to be told from others.
     """
 
-    __slots__ = ("body", "first", "guest", "key", "lost", "model", "owner", "suspect", "turn")
+    __slots__ = ("body", "first", "guest", "key", "lost", "model", "owner", "sent", "suspect", "turn")
 
     def __init__(self, key: str, model: str, body: bytes | GrowingBody) -> None:
         self.key = key
@@ -104,6 +104,7 @@ class Flight:
         self.body = body
         self.suspect: Suspect | None = None
         self.owner = key
+        self.sent = 0.0
         self.first = self.turn = self.guest = self.lost = False
 
 
@@ -257,6 +258,7 @@ class Suspects(Collector):
 
     def take_off(self, flight: Flight) -> None:
         """The request goes to the model server; `land` must follow."""
+        flight.sent = self._clock()
         self._flying[id(flight)] = flight
 
     @contextmanager
@@ -338,11 +340,17 @@ class Suspects(Collector):
         self._forget(now)
         return found + ghosts
 
-    def began(self, models: Collection[str] | None) -> None:
-        """These models (None for all) are served by new processes; what was with the old ones is over."""
+    def began(self, models: Collection[str] | None, since: float | None = None) -> None:
+        """These models (None for all) are served by new processes; what was with the old ones is over.
+
+        Args:
+            models: that are served.
+            since: when the new processes were started, on the clock; None for now. They may have died meanwhile.
+        """
         scope = None if models is None else frozenset(models)
-        for lost in [each for each, flight in self._lost.items() if _within(flight.model, scope)]:
-            del self._lost[lost]
+        for which, flight in list(self._lost.items()):
+            if _within(flight.model, scope) and (since is None or flight.sent < since):
+                del self._lost[which]
         self._lay(scope)
         self._turns.resume(PROBATION_S)
 

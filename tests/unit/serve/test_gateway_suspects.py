@@ -145,6 +145,20 @@ async def test_turns_go_on_after_a_death_that_came_in_one() -> None:
 
 
 @in_loop
+async def test_who_ends_a_server_that_has_just_begun_is_suspected() -> None:
+    clock = Clock()
+    suspects = Suspects(clock)
+    old, new = Flight("a", "m", b"old"), Flight("b", "m", b"new")
+    suspects.take_off(old)
+    suspects.land(old, answered=False)
+    clock.now = started = 1.0
+    suspects.take_off(new)
+    suspects.land(new, answered=False)
+    suspects.began(None, started)  # whoever looks after it is told a moment later
+    assert [suspect.key for suspect in await suspects.died(None)] == ["b"]
+
+
+@in_loop
 async def test_messages_of_a_stream_are_in_flight_until_answered() -> None:
     suspects = Suspects()
     stream = StreamFlight(suspects)
