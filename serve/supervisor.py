@@ -83,7 +83,7 @@ async def supervise(
         suspects: are asked who was in flight.
         on_event: is told what happens, a line each.
     """
-    ready = time.monotonic()
+    ready = began = time.monotonic()
     while True:
         while triton.running:  # noqa: ASYNC110  a process that ends sets no event
             await asyncio.sleep(WATCH_S)
@@ -95,6 +95,7 @@ async def supervise(
         on_event(f"Triton has died: it {how}; {told(guilty)}; {_next(wait_s)}")
         while wait_s is not None:
             await asyncio.sleep(wait_s)
+            began = time.monotonic()
             failed = await _started(triton, on_event)
             if failed is None:
                 break
@@ -104,7 +105,7 @@ async def supervise(
             return
         ready = time.monotonic()
         outages.clear()
-        suspects.began(None)
+        suspects.began(None, began)
 
 
 def _next(wait_s: float | None) -> str:

@@ -13,6 +13,7 @@ from typing import Any, ParamSpec
 
 import uvloop
 
+from serve.gateway.incidents import Incidents
 from serve.gateway.server import serve_gateway
 from serve.gateway.settings import Settings
 from serve.http_client import Address
@@ -130,7 +131,9 @@ async def _read(reader: asyncio.StreamReader) -> Received | None:
 
 
 @asynccontextmanager
-async def gateway(settings: Settings, *, validate: bool = False) -> AsyncIterator[Address]:
+async def gateway(
+    settings: Settings, *, validate: bool = False, incidents: Incidents | None = None
+) -> AsyncIterator[Address]:
     """A gateway in this event loop; stopped in order at the end, and at once where a test says nothing else.
 
     A scripted server tells no metadata: requests are held against a model only where `validate` says so.
@@ -140,7 +143,8 @@ async def gateway(settings: Settings, *, validate: bool = False) -> AsyncIterato
         settings = dataclasses.replace(settings, drain_delay_s=0.0)
     stop = asyncio.Event()
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    running = asyncio.ensure_future(serve_gateway(settings, stop=stop, on_ready=ready.set_result))
+    serving = serve_gateway(settings, stop=stop, on_ready=ready.set_result, incidents=incidents)
+    running = asyncio.ensure_future(serving)
     await asyncio.wait((running, ready), return_when=asyncio.FIRST_COMPLETED)
     if running.done():
         running.result()

@@ -111,7 +111,7 @@ def _other_classes(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], tolerance: 
     scores, theirs = x.astype(np.float64), y.astype(np.float64)
     with np.errstate(invalid="ignore"):
         near = (scores == theirs) | (np.isnan(scores) & np.isnan(theirs)) | (np.abs(scores - theirs) <= tolerance)
-    return ~near.reshape(a.shape)
+    return np.asarray(~near).reshape(a.shape)
 
 
 def _any(different: np.ndarray[Any, Any] | np.bool_, items: int) -> np.ndarray[Any, Any]:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from starlette.types import Receive, Scope
 
 from serve.gateway.deadline import EarlyTimeoutError
-from serve.gateway.errors import ClientGoneError, UpstreamTimeoutError
+from serve.gateway.errors import ClientGoneError, UpstreamDownError, UpstreamTimeoutError
 from serve.gateway.extensions import LEAVING
 from serve.gateway.gate import Gate
 from serve.gateway.identity import Identity
@@ -58,6 +58,7 @@ async def ask_model(
     started = time.monotonic()
     seconds: float | None = None
     answered = entered = False
+    sent = True
     suspects = gate.incidents.suspects
     flight = Flight(identity.id, model, body)
     given_up = False
@@ -84,8 +85,11 @@ async def ask_model(
     except UpstreamTimeoutError:
         seconds = time.monotonic() - started
         raise
+    except UpstreamDownError as err:
+        sent = err.sent
+        raise
     finally:
-        suspects.land(flight, answered=answered)
+        suspects.land(flight, answered=answered, sent=sent)
         if entered:
             if given_up:
                 places.abandon(time.monotonic() - started)

@@ -228,9 +228,14 @@ class UpstreamBrokenError(GatewayError):
 
 
 class UpstreamDownError(_LaterError):
-    """Triton can't be reached, or takes no more connections."""
+    """Triton can't be reached, or takes no more connections.
+
+    Attributes:
+        sent: whether the request may have been with a server all the same, at an earlier try.
+    """
 
     status = 503
+    sent = False
 
 
 class UpstreamTimeoutError(GatewayError):

@@ -25,6 +25,8 @@ from serve.rollout.plan import Target
 
 __all__ = ["Inference"]
 
+UNREACHED = "failed to connect to all addresses"  # gRPC's own words: the message went nowhere
+
 
 class Inference:
     """Answers it.
@@ -84,6 +86,8 @@ class Inference:
         places = self._gate.places(model)
         seconds: float | None = None
         answered = entered = given_up = False
+        sent = True
+        release: Release | None = None
         started = time.monotonic()
         suspects = self._gate.incidents.suspects
         flight = Flight(identity.id, model, body)
@@ -110,6 +114,7 @@ class Inference:
             return answer
         except grpc.aio.AioRpcError as err:
             answered = err.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+            sent = release is not None or not (err.details() or "").startswith(UNREACHED)
             if (dead := DEAD.fullmatch((err.details() or "").encode())) is not None:
                 answered = False
                 self._gate.incidents.outages.seen(dead[1].decode(), started, request.model_name)
@@ -121,7 +126,7 @@ class Inference:
             given_up = True
             raise
         finally:
-            suspects.land(flight, answered=answered)
+            suspects.land(flight, answered=answered, sent=sent)
             if entered and given_up:  # Triton hears of it, but a model at work goes on
                 places.abandon(time.monotonic() - started)
             elif entered:

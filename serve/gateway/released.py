@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from serve.gateway.agreement import Agreement, agreement
 from serve.gateway.deadline import EarlyTimeoutError
 from serve.gateway.encoding import unpacked
-from serve.gateway.errors import GatewayError, UpstreamTimeoutError
+from serve.gateway.errors import GatewayError, UpstreamDownError, UpstreamTimeoutError
 from serve.gateway.identity import Identity
 from serve.gateway.protocol import BINARY_HEADER, SEQUENCE, InferResponse, parse_response
 from serve.gateway.release import Answered, Grade, Release
@@ -78,8 +78,10 @@ class Released:
             left = deadline - time.monotonic()
             if target.model == release.model:
                 return await self._ask(target, headers, body, left, who.id.encode())
-            with suspects.beside(who.id, target.model, body):
-                return await self._ask(target, headers, body, left, who.id.encode())
+            with suspects.beside(who.id, target.model, body) as flight:
+                found = await self._ask(target, headers, body, left, who.id.encode())
+                flight.lost = isinstance(found[1], GatewayError)
+            return found
 
         suspects = self._gate.incidents.suspects
         watched = suspects.watches(who.id, release.model) or suspects.watches(who.id, release.candidate.model)
@@ -93,6 +95,8 @@ class Released:
         finally:
             place.leave()  # does nothing where the copy has it
         answer = answered.answer
+        if isinstance(answer, UpstreamDownError):
+            answer.sent = True  # by now it may have been asked of two
         if isinstance(answer, GatewayError):
             raise answer
         answer.headers.append((SERVED_BY, str(answered.by).encode()))
@@ -148,8 +152,9 @@ class Released:
         try:
             headers = [header for header in headers if header[0] not in (b"accept-encoding", b"traceparent")]
             started = time.monotonic()
-            with self._gate.incidents.suspects.beside(who, release.candidate.model, body):
+            with self._gate.incidents.suspects.beside(who, release.candidate.model, body) as flight:
                 grade, copy = await self._ask(release.candidate, headers, body, timeout_s)
+                flight.lost = isinstance(copy, GatewayError)
             seconds = time.monotonic() - started
         finally:
             place.leave()

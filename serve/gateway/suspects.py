@@ -96,7 +96,7 @@ class Flight:
         body: that it sends; b"" where it is not to be told from others.
     """
 
-    __slots__ = ("body", "first", "guest", "key", "model", "owner", "suspect", "turn")
+    __slots__ = ("body", "first", "guest", "key", "lost", "model", "owner", "sent", "suspect", "turn")
 
     def __init__(self, key: str, model: str, body: bytes | GrowingBody) -> None:
         self.key = key
@@ -104,7 +104,8 @@ class Flight:
         self.body = body
         self.suspect: Suspect | None = None
         self.owner = key
-        self.first = self.turn = self.guest = False
+        self.sent = 0.0
+        self.first = self.turn = self.guest = self.lost = False
 
 
 @dataclass
@@ -257,29 +258,34 @@ class Suspects(Collector):
 
     def take_off(self, flight: Flight) -> None:
         """The request goes to the model server; `land` must follow."""
+        flight.sent = self._clock()
         self._flying[id(flight)] = flight
 
     @contextmanager
-    def beside(self, key: str, model: str, body: bytes) -> Iterator[None]:
-        """A request, on its way, is asked of another model, too, or in its place."""
+    def beside(self, key: str, model: str, body: bytes) -> Iterator[Flight]:
+        """A request, on its way, is asked of another model, too, or in its place.
+
+        It counts as answered where nothing is raised, unless its flight is said to be `lost`.
+        """
         flight = Flight(key, model, body)
         self.take_off(flight)
         answered = False
         try:
-            yield
-            answered = True
+            yield flight
+            answered = not flight.lost
         finally:
             self.land(flight, answered=answered)
 
-    def land(self, flight: Flight, *, answered: bool) -> None:
+    def land(self, flight: Flight, *, answered: bool, sent: bool = True) -> None:
         """The request is over.
 
         Args:
             flight: the request.
             answered: whether the model's process has answered it, with whatever; not where the client left.
+            sent: whether it has, or may have, reached the model server; one that found nobody there ended nothing.
         """
         there = self._flying.pop(id(flight), None) is not None
-        if there and not answered:
+        if there and not answered and sent:
             if sum(len(other.body) for other in self._lost.values()) < LOST_BYTES:
                 self._lost[id(flight)] = flight
                 asyncio.get_running_loop().call_later(LOST_S, self._haunt, id(flight))
@@ -312,6 +318,8 @@ class Suspects(Collector):
             self._turns.suspend(scope)
         elif alone:
             self._turns.overrun_s = OVERRUN_S
+            if self._turns.lasting:  # or the next one would be shared again, and tell nothing
+                self._turns.suspend(scope)
             self._count_key(next(iter(keys)), scope)
         long = sum(len(flight.body) for flight in blamed) > LONG_BYTES
         found = await asyncio.to_thread(_all_named, blamed) if long else _all_named(blamed)
@@ -332,11 +340,17 @@ class Suspects(Collector):
         self._forget(now)
         return found + ghosts
 
-    def began(self, models: Collection[str] | None) -> None:
-        """These models (None for all) are served by new processes; what was with the old ones is over."""
+    def began(self, models: Collection[str] | None, since: float | None = None) -> None:
+        """These models (None for all) are served by new processes; what was with the old ones is over.
+
+        Args:
+            models: that are served.
+            since: when the new processes were started, on the clock; None for now. They may have died meanwhile.
+        """
         scope = None if models is None else frozenset(models)
-        for lost in [each for each, flight in self._lost.items() if _within(flight.model, scope)]:
-            del self._lost[lost]
+        for which, flight in list(self._lost.items()):
+            if _within(flight.model, scope) and (since is None or flight.sent < since):
+                del self._lost[which]
         self._lay(scope)
         self._turns.resume(PROBATION_S)
 

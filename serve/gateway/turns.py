@@ -70,6 +70,11 @@ class Turns:
             self._close()
         return self._taken
 
+    @property
+    def lasting(self) -> bool:
+        """Whether they are taken for a time, not for single suspects alone."""
+        return self._taken and self._clock() < self._until
+
     def covers(self, model: str) -> bool:
         """Whether a request for this model needs a turn."""
         return self.taken and (self._models is None or model in self._models)

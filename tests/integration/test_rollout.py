@@ -147,7 +147,9 @@ def test_classes_that_a_client_asks_for_are_judged_as_their_scores_would_be(
     outputs = [{"name": "logits", "parameters": {"classification": 3}}]
     body = json.dumps({**json.loads(INFER), "outputs": outputs}).encode()
     with traffic(url, body) as seen:
-        done = rollout(state, "start", "tiny", "--candidate", candidate, "--wait", *QUICK, "--max-latency-increase", "2")
+        done = rollout(
+            state, "start", "tiny", "--candidate", candidate, "--wait", *QUICK, "--max-latency-increase", "2"
+        )
     assert (done.returncode == 0) is promoted, done.stdout + done.stderr
     assert f"it disagrees with the baseline on {0 if promoted else 100}%" in done.stdout
     assert set(seen) == {200}

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from compress.errors import ServerError
+from serve.gateway.incidents import Incidents
 from serve.gateway.settings import Settings
 from serve.http_client import Address, Pool, Response
 from serve.rollout.plan import Plan, Target
@@ -37,12 +38,14 @@ class FakeTriton:
         fails: who answers 500.
         refuses: who answers 400.
         missing: who is not loaded.
+        dies: who closes the connection.
     """
 
     scores: dict[str, list[float]] = field(default_factory=dict)
     fails: set[str] = field(default_factory=set)
     refuses: set[str] = field(default_factory=set)
     missing: set[str] = field(default_factory=set)
+    dies: set[str] = field(default_factory=set)
     inputs: dict[str, str] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=lambda: {"max_batch_size": 8})
     slow: dict[str, float] = field(default_factory=dict)
@@ -53,6 +56,10 @@ class FakeTriton:
         model, rest = parts[2], parts[3:]
         if rest[:1] == ["versions"]:
             model, rest = f"{model}/{rest[1]}", rest[2:]
+        if rest == ["infer"] and model in self.dies:
+            self.asked[model] += 1
+            writer.close()
+            return
         status, body = await self.answered(model, rest[0] if rest else "", request.body)
         writer.write(answer(json.dumps(body).encode(), status, "content-type: application/json"))
 
@@ -115,11 +122,13 @@ class World:
 
 
 @asynccontextmanager
-async def world(folder: Path, triton: FakeTriton, **settings: Any) -> AsyncIterator[World]:
+async def world(
+    folder: Path, triton: FakeTriton, incidents: Incidents | None = None, **settings: Any
+) -> AsyncIterator[World]:
     path = folder / "rollouts.db"
     async with (
         scripted_server(triton) as server,
-        gateway(Settings(upstream=(server.url,), port=0, state=path, **settings)) as address,
+        gateway(Settings(upstream=(server.url,), port=0, state=path, **settings), incidents=incidents) as address,
     ):
         pool = Pool(address, max_connections=32)
         yield World(triton, address, Store(path), pool)
@@ -221,6 +230,25 @@ async def test_copies_are_compared_and_thrown_away(tmp_path: Path, scores: list[
         row = await w.until(ended, asking=True)
         assert row.state == state
         assert w.triton.asked["m/2"] >= 5
+
+
+@pytest.mark.parametrize(("shadow", "steps"), [(100.0, ()), (0.0, (99.0,))], ids=["a copy", "a step"])
+@in_loop
+async def test_a_request_that_ends_the_candidate_is_suspected(
+    tmp_path: Path, shadow: float, steps: tuple[float, ...]
+) -> None:
+    incidents = Incidents()
+    async with world(tmp_path, FakeTriton(dies={"other"}), incidents) as w:
+        w.store.start("m", Target("other"), Plan(steps=steps, shadow=shadow, step_s=60.0))
+        await w.until(lambda row: row.state == "running")
+        async with asyncio.timeout(30):
+            while not w.triton.asked["other"]:
+                assert (await w.ask()).status == 200
+            while incidents.suspects._flying:  # noqa: ASYNC110  its end sets no event
+                await asyncio.sleep(0.01)
+        found = await incidents.suspects.died({"other"})
+    assert {suspect.model for suspect in found} == {"other"}
+    assert all(suspect.fingerprint for suspect in found)
 
 
 @pytest.mark.parametrize("fails", [("m/1",), ("m/2",), ("m/1", "m/2"), ()], ids=" and ".join)

@@ -11,9 +11,12 @@ from tritonclient.grpc import service_pb2 as messages
 from serve.gateway.errors import OverloadedError
 from serve.gateway.outages import ModelDownError, Outages
 from serve.gateway.suspects import (
+    DEATHS_OF_KEY,
     MOST_WAITING,
+    PROBATION_S,
     REMEMBERED,
     REMEMBERED_S,
+    BarredError,
     Flight,
     PoisonError,
     StreamFlight,
@@ -110,6 +113,49 @@ async def test_a_connection_that_breaks_before_the_death_is_known_changes_nothin
         await suspects.died(["m"])
     with pytest.raises(PoisonError):
         await suspects.examine(Flight("a", "m", b"poison"), 1.0)
+
+
+@in_loop
+async def test_who_found_nobody_there_ended_nothing() -> None:
+    suspects = Suspects()
+    poison, late = Flight("a", "m", b"poison"), Flight("b", "m", b"late")
+    suspects.take_off(poison)
+    suspects.land(poison, answered=False)
+    suspects.take_off(late)
+    suspects.land(late, answered=False, sent=False)
+    assert [suspect.key for suspect in await suspects.died(None)] == ["a"]
+
+
+@in_loop
+async def test_turns_go_on_after_a_death_that_came_in_one() -> None:
+    clock = Clock()
+    suspects = Suspects(clock)
+    await killed(suspects, Flight("a", "m", b"1"), Flight("b", "m", b"x"))
+    for number in range(2, 2 + DEATHS_OF_KEY):
+        suspects.began(None)
+        clock.now += 1.0
+        assert suspects.watches("c", "m"), "it would be with the next one"
+        await killed(suspects, Flight("a", "m", b"%d" % number))
+        clock.now += PROBATION_S + 1.0  # so long it takes to be started again
+    suspects.began(None)
+    with pytest.raises(BarredError):
+        await suspects.examine(Flight("a", "m", b"another"), 1.0)
+    clock.now += PROBATION_S + 1.0
+    assert not suspects.watches("c", "m")
+
+
+@in_loop
+async def test_who_ends_a_server_that_has_just_begun_is_suspected() -> None:
+    clock = Clock()
+    suspects = Suspects(clock)
+    old, new = Flight("a", "m", b"old"), Flight("b", "m", b"new")
+    suspects.take_off(old)
+    suspects.land(old, answered=False)
+    clock.now = started = 1.0
+    suspects.take_off(new)
+    suspects.land(new, answered=False)
+    suspects.began(None, started)  # whoever looks after it is told a moment later
+    assert [suspect.key for suspect in await suspects.died(None)] == ["b"]
 
 
 @in_loop
