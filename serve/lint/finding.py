@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-__all__ = ["Finding", "Findings", "error", "warning"]
+__all__ = ["Finding", "Findings", "error", "shown", "warning"]
 
 
 @dataclass(frozen=True)
@@ -40,3 +40,8 @@ def error(model: str, what: str, mend: str) -> Finding:
 def warning(model: str, what: str, mend: str) -> Finding:
     """Triton would load it."""
     return Finding(model, "warning", what, mend)
+
+
+def shown(text: str) -> str:
+    """Without what would steer a terminal, or what it can't write: names of folders and tensors may be anybody's."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
