@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-__all__ = ["Finding", "Findings", "error", "shown", "warning"]
+__all__ = ["Finding", "Findings", "error", "shown", "unreadable", "warning"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,13 @@ Findings = Iterator[Finding]
 def error(model: str, what: str, mend: str) -> Finding:
     """Triton would not load the model."""
     return Finding(model, "error", what, mend)
+
+
+def unreadable(model: str, err: OSError) -> Finding:
+    """A file of the model, or one that it names, can't be looked at."""
+    name = str(err.filename or "")
+    named = name if len(name) <= 200 else f"{name[:200]}…"
+    return error(model, f"can't look at {named!r}: {err.strerror}", "mend the name, or let this user read it")
 
 
 def warning(model: str, what: str, mend: str) -> Finding:

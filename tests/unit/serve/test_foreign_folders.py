@@ -78,6 +78,23 @@ def test_requirements_that_are_none(tmp_path: Path, value: str) -> None:
     assert "its parameter requirements can't be read" in told(model(tmp_path, PYTHON + parameter, model=CLASS))
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        f'{PYTHON}default_model_filename: "{LONG}"',
+        f'{ONNX}default_model_filename: "{LONG}"',
+        f'{ONNX}runtime: "{LONG}"',
+        ONNX.replace("}\n", f'label_filename: "{LONG}" }}\n').replace(f'label_filename: "{LONG}" ', "", 1),
+        f'{PYTHON}parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{LONG}" }} }}',
+        (f'{ONNX}model_warmup {{ name: "w" batch_size: 1 inputs {{ key: "x" value {{ data_type: TYPE_FP32 dims: [ 1, 4 ] '
+        f'input_data_file: "{LONG}" }} }} }}'),
+    ],
+    ids=["python", "onnx", "runtime", "labels", "environment", "warmup"],
+)  # fmt: skip
+def test_names_that_no_file_can_have_are_told(tmp_path: Path, config: str) -> None:
+    assert "File name too long" in told(model(tmp_path, config))
+
+
 def _pipe(path: Path) -> None:
     os.mkfifo(path)
 
