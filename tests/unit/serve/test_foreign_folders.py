@@ -13,6 +13,8 @@ import pytest
 from compress.errors import RepositoryError
 from serve.cli import main
 from serve.engine_file import for_plan
+from serve.lint.ensemble_rules import _reaches
+from serve.lint.model import read
 from serve.lint.run import lint
 from serve.pack_options import PackOptions
 from serve.provenance import read_provenance, verify
@@ -93,6 +95,23 @@ def test_requirements_that_are_none(tmp_path: Path, value: str) -> None:
 )  # fmt: skip
 def test_names_that_no_file_can_have_are_told(tmp_path: Path, config: str) -> None:
     assert "File name too long" in told(model(tmp_path, config))
+
+
+def test_a_number_of_ten_thousand_digits_is_none(tmp_path: Path) -> None:
+    parameter = f'parameters {{ key: "intra_op_thread_count" value {{ string_value: "{"9" * 10_000}" }} }}'
+    assert "the parameter intra_op_thread_count" in told(model(tmp_path, ONNX + parameter))
+
+
+def test_ensembles_of_ensembles_are_followed_without_end(tmp_path: Path) -> None:
+    """Each stage names the next twice over: by all ways there are 2**39, and deeper than Python calls."""
+    for number in range(1200):
+        folder = tmp_path / f"models/m{number}"
+        (folder / "1").mkdir(parents=True)
+        steps = f'step {{ model_name: "m{number + 1}" }} step {{ model_name: "m{min(number + 2, 1200)}" }}'
+        (folder / "config.pbtxt").write_text(f'platform: "ensemble" ensemble_scheduling {{ {steps} }}')
+    models = {f"m{number}": read(tmp_path / f"models/m{number}") for number in range(1200)}
+    assert _reaches(models["m0"], models, "m1200")
+    assert not _reaches(models["m0"], models, "m0")
 
 
 def _pipe(path: Path) -> None:
