@@ -125,7 +125,11 @@ def _metric(last: Measured, original: Measured, report: Mapping[str, Any]) -> st
     told += "" if original.value is None else f", of the original {original.value:.4f}"
     if last.drop is not None:
         told += f"; drop {last.drop:+.2f}"
-        told += "" if last.drop_low is None else f" ({last.drop_low:+.2f} to {last.drop_high:+.2f})"
+        told += (
+            ""
+            if last.drop_low is None or last.drop_high is None
+            else f" ({last.drop_low:+.2f} to {last.drop_high:+.2f})"
+        )
     judged = _part(report, "evaluation")
     if isinstance(judged.get("samples"), int) and isinstance(judged.get("confidence"), float):
         told += f", {counted(judged['samples'], 'samples')}, {percent(judged['confidence'])} confidence"

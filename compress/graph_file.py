@@ -208,6 +208,8 @@ def _add(graph: fx.Graph, node: Any, name: str, root: nn.Module, decoder: Decode
             target = name if op == "placeholder" else "output"
         case "call_function":
             target = function_of(given)
+            if given == "torch.div" and "rounding_mode" in kwargs:
+                target = function_of("torch.divide")  # the same, looked at first
         case "call_method":
             if given not in methods() or not args or not isinstance(args[0], fx.Node):
                 raise GraphError(f"{given!r} is not a method of tensors")
@@ -216,6 +218,9 @@ def _add(graph: fx.Graph, node: Any, name: str, root: nn.Module, decoder: Decode
                 raise GraphError("a type that it asks for is none of plain tensors")
             if given == "repeat_interleave":
                 op, target = "call_function", function_of("torch.repeat_interleave")
+            if given.strip("_") in ("div", "divide") and "rounding_mode" in kwargs:
+                op, target = "call_function", function_of("torch.divide")
+                kwargs = {**kwargs, "out": args[0]} if given.endswith("_") else kwargs
         case "call_module":
             if _at(root, given) is None:
                 raise GraphError(f"{ascii(given)[:100]} is not a layer of it")

@@ -57,7 +57,7 @@ class TensorSpec:
                 mend="write the shape as in 'x:float32[batch,3,224,224]'",
             )
         for dim in self.shape:
-            if dim < 1 if isinstance(dim, int) else not dim.isidentifier():
+            if not 0 < dim < 1 << 63 if isinstance(dim, int) else not dim.isidentifier():
                 raise SignatureError(
                     f"tensor {self.name!r} has the dimension {dim!r}",
                     why="a dimension is a positive number, or a name for one that varies",

@@ -163,6 +163,7 @@ def lint(
     json_
         Print a list of {model, severity, what, mend}.
     """
+    from serve.lint.finding import shown
     from serve.lint.plan_rules import version_of
     from serve.lint.run import lint as run
 
@@ -173,8 +174,9 @@ def lint(
     else:
         for finding in found:
             colour = "red" if finding.severity == "error" else "yellow"
-            out.print(f"[bold]{escape(finding.model)}[/] [{colour}]{finding.severity}[/]: {escape(finding.what)}")
-            out.print(f"  mend: {finding.mend}", markup=False)
+            model, what = escape(shown(finding.model)), escape(shown(finding.what))
+            out.print(f"[bold]{model}[/] [{colour}]{finding.severity}[/]: {what}")
+            out.print(f"  mend: {shown(finding.mend)}", markup=False)
         counts = [sum(finding.severity == kind for finding in found) for kind in ("error", "warning")]
         out.print(f"{counts[0]} errors, {counts[1]} warnings" if found else "nothing to mend")
     if any(finding.severity == "error" for finding in found):

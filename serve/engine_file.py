@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from compress.artifact import Artifact
+from compress.artifact import Artifact, Signature
 from compress.errors import RepositoryError
+from compress.vetting.texts import read_json
 from serve.pack_options import PackOptions
 
 __all__ = ["Engine", "for_plan"]
 
+_LARGEST = (1 << 31) - 1  # of a dimension in TensorRT
 Shapes = dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]  # smallest, best, largest, by input
 
 
@@ -43,7 +46,7 @@ def for_plan(source: Artifact, options: PackOptions) -> tuple[PackOptions, Engin
             )
         return options, None
     options = replace(options, device="gpu")
-    engine = _read(source.folder / "engine.json")
+    engine = _read(source.folder / "engine.json", source.signature)
     if engine is None or not engine.profiles:
         return options, None
     beyond = [number for number in options.profiles if number >= len(engine.profiles)]
@@ -69,18 +72,41 @@ def for_plan(source: Artifact, options: PackOptions) -> tuple[PackOptions, Engin
     return options, engine
 
 
-def _read(path: Path) -> Engine | None:
+def _read(path: Path, signature: Signature) -> Engine | None:
     if not path.is_file():
         return None
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return Engine(tuple({name: _three(shapes) for name, shapes in profile.items()} for profile in data["profiles"]))
+        engine = Engine(tuple(map(_profile, read_json(path)["profiles"])))
+        _fit(engine, signature)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
         raise RepositoryError(
-            f"can't read {path}", why=f"it is damaged: {err!r}", mend="build the engine again"
+            f"can't read {path}", why=f"it is damaged: {err!r}"[:300], mend="build the engine again"
         ) from err
+    return engine
 
 
-def _three(shapes: list[list[int]]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    low, best, high = (tuple(map(int, shape)) for shape in shapes)
+def _profile(told: dict[str, Any]) -> Shapes:
+    return {name: _three(shapes) for name, shapes in told.items()}
+
+
+def _three(shapes: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    if type(shapes) is not list or not all(type(shape) is list for shape in shapes):
+        raise TypeError("a profile has shapes that are no lists")
+    low, best, high = map(tuple, shapes)
+    for sizes in zip(low, best, high, strict=True):
+        if not all(type(size) is int for size in sizes):
+            raise TypeError("a profile has sizes that are no whole numbers")
+        if not all(first <= second for first, second in pairwise((1, *sizes, _LARGEST))):
+            raise ValueError("a profile has sizes that are not the smallest, the best and the largest")
     return low, best, high
+
+
+def _fit(engine: Engine, signature: Signature) -> None:
+    """Whether each profile speaks of the same inputs, in as many dimensions as they have."""
+    if len({frozenset(profile) for profile in engine.profiles}) > 1:
+        raise ValueError("its profiles are of different inputs")
+    axes = {spec.name: len(spec.shape) for spec in signature.inputs}
+    for profile in engine.profiles:
+        for name, (shape, *_) in profile.items():
+            if len(shape) != axes.get(name, len(shape)):
+                raise ValueError("a profile has other dimensions than the input that it is of")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from compress.errors import RepositoryError
 from serve.pack_configs import PACKED_BY, PART_OF, SUFFIXES
-from serve.pbtxt import from_pbtxt
+from serve.pbtxt import from_pbtxt, read_config
 
 __all__ = ["PACKED_FILE", "files_of", "folders_of", "parts_of", "replaceable", "replacing", "staging", "unwritable"]
 
@@ -125,7 +125,7 @@ def _owner(folder: Path) -> str | None:
     """The model that a packed folder is part of; None when it was not packed."""
     for path in (folder / "config.pbtxt", folder / PACKED_FILE):  # the first may be damaged by an edit
         try:
-            parameters = from_pbtxt(path.read_text(encoding="utf-8"), source=str(path)).parameters
+            parameters = from_pbtxt(read_config(path), source=str(path)).parameters
         except (OSError, ValueError, RepositoryError):
             continue
         return parameters.get(PART_OF) if PACKED_BY in parameters else None

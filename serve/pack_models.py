@@ -18,7 +18,7 @@ from serve.network_config import LABELS
 from serve.overlay import lay_over
 from serve.pack_configs import configs_for
 from serve.pack_options import PackOptions
-from serve.pbtxt import parse, text_of, to_message
+from serve.pbtxt import parse, read_config, text_of, to_message
 from serve.provenance import write_provenance
 
 __all__ = ["BACKENDS", "Wanted", "keep_edits", "wanted_models", "write_model"]
@@ -103,8 +103,8 @@ def keep_edits(repository: Path, names: Sequence[str], wanted: Mapping[str, Want
         if not path.is_file():
             continue
         try:
-            base = parse(path.read_text(encoding="utf-8"))
-            edited = parse((repository / name / "config.pbtxt").read_text(encoding="utf-8"))
+            base = parse(read_config(path))
+            edited = parse(read_config(repository / name / "config.pbtxt"))
         except ValueError as err:
             raise RepositoryError(
                 f"can't read what was edited by hand in {repository / name}",

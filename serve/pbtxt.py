@@ -12,12 +12,14 @@ import types
 import typing
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from compress.errors import MissingExtraError, RepositoryError
+from compress.vetting.texts import read_text
 from serve.model_config import ModelConfig
 
-__all__ = ["from_message", "from_pbtxt", "parse", "text_of", "to_message", "to_pbtxt"]
+__all__ = ["from_message", "from_pbtxt", "parse", "read_config", "text_of", "to_message", "to_pbtxt"]
 
 LARGEST = 1 << 20
 
@@ -46,6 +48,16 @@ def from_message(message: Any) -> ModelConfig:
     """What the dataclasses know of a message; its other fields are left out."""
     config: ModelConfig = _read(ModelConfig, message)
     return config
+
+
+def read_config(path: Path) -> str:
+    """The text of a config.pbtxt, which may be anybody's: a pipe never ends, and no configuration is large.
+
+    Raises:
+        OSError: it can't be read.
+        ValueError: it is no file, no text, or longer than any is.
+    """
+    return read_text(path, 4 * LARGEST)
 
 
 def from_pbtxt(text: str, *, source: str = "config.pbtxt") -> ModelConfig:
@@ -80,9 +92,27 @@ def parse(text: str) -> Any:
         raise ValueError(f"it has {len(text)} characters, and at most {LARGEST} are read")
     schema, text_format = _protobuf()
     try:
-        return text_format.Parse(text, schema.ModelConfig())
+        message = text_format.Parse(text, schema.ModelConfig())
     except text_format.ParseError as err:
         raise ValueError(str(err)) from err
+    _refuse_unknown(message)
+    return message
+
+
+def _refuse_unknown(message: Any) -> None:
+    """The text format takes any number for a word; those of Triton's enumerations have a name each."""
+    for field, value in message.ListFields():
+        if field.enum_type is None and field.message_type is None:
+            continue
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            values = list(value.values()) if _is_message_map(field) else []
+        else:
+            values = [value] if isinstance(value, int) or hasattr(value, "DESCRIPTOR") else list(value)
+        for each in values:
+            if field.message_type is not None:
+                _refuse_unknown(each)
+            elif each not in field.enum_type.values_by_number:
+                raise ValueError(f"{field.name} is {each}, which has no name in Triton")
 
 
 def _protobuf() -> tuple[Any, Any]:

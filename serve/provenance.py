@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from compress.artifact import Artifact, sha256_of
 from compress.errors import RepositoryError
+from compress.vetting.texts import read_json
 from serve.entries import CACHE, irregular, is_byte_code
 from serve.model_folders import files_of, folders_of
 from serve.versions import versions_of
@@ -75,14 +77,30 @@ def read_provenance(folder: Path) -> Provenance | None:
     if not path.is_file():
         return None
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path)
         if data["schema_version"] > SCHEMA_VERSION:
             raise ValueError(f"its schema is version {data['schema_version']}, this release reads {SCHEMA_VERSION}")
-        if not all(isinstance(part, str) for pair in data["files"].items() for part in pair):
-            raise ValueError("its files are no checksums")
-        return Provenance(**data | {"stages": tuple(data["stages"])})
+        return _checked(Provenance(**data | {"stages": tuple(data["stages"])}))
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as err:
         raise RepositoryError(f"can't read {path}", why=f"it is damaged: {err!r}", mend="pack the model again") from err
+
+
+def _checked(told: Provenance) -> Provenance:
+    """What a file says, where each value is of its field's kind and each file lies in the folder.
+
+    Raises:
+        TypeError, ValueError: one is not.
+    """
+    for name, digest in told.files.items():
+        inside = PurePosixPath(name)
+        if type(digest) is not str or inside.is_absolute() or ".." in inside.parts or "\0" in name:
+            raise ValueError("its files are no checksums of files in its folder")
+    if not all(type(word) is str for word in (told.toolkit_version, *told.stages, told.metric or "")):
+        raise TypeError("its words are no texts")
+    for number in (told.drop, told.drop_high):
+        if number is not None and (type(number) not in (int, float) or not abs(number) <= sys.float_info.max):
+            raise TypeError("its points are no numbers")
+    return told
 
 
 def verify(repository: Path, sums: Mapping[Path, str] | None = None, models: Collection[str] | None = None) -> int:

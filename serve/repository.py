@@ -15,7 +15,7 @@ from serve.model_config import ModelConfig, ModelInput, ModelOutput
 from serve.model_folders import folders_of, replaceable, replacing, staging
 from serve.pack_models import BACKENDS, keep_edits, wanted_models, write_model
 from serve.pack_options import PackOptions
-from serve.pbtxt import from_message, from_pbtxt, parse
+from serve.pbtxt import from_message, from_pbtxt, parse, read_config
 from serve.shell_words import MEND, unsafe_words
 from serve.source import load_source
 from serve.versions import add_version, fits, newest, versions_of
@@ -190,7 +190,7 @@ def read_model(folder: Path) -> ModelInfo:
     path = folder / "config.pbtxt"
     again = "write the model again with `serve pack`, or move the folder out of the repository"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_config(path)
         unsafe = unsafe_words(folder.name, parse(text))
         config = from_pbtxt(text, source=str(path))
     except (OSError, ValueError) as err:

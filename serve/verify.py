@@ -14,6 +14,7 @@ import numpy as np
 
 from compress.artifact import Artifact
 from compress.errors import ArtifactError, RepositoryError, ServerError
+from compress.vetting.texts import read_json
 from serve.client import config_of, infer_content
 
 __all__ = ["LABEL_KEYS", "Verified", "files_of", "samples_of", "verify"]
@@ -268,6 +269,7 @@ def _accuracy(artifact: Artifact) -> float:
 def _samples_of(artifact: Artifact) -> int | None:
     """Samples that the artifact was judged on."""
     try:
-        return int(json.loads((artifact.folder / "report.json").read_text(encoding="utf-8"))["evaluation"]["samples"])
+        samples = read_json(artifact.folder / "report.json")["evaluation"]["samples"]
     except (OSError, ValueError, KeyError, TypeError):  # an artifact is whole without a report
         return None
+    return samples if type(samples) is int and 0 < samples < 1 << 63 else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from compress.device import accelerator, new_stream, on_stream, stream_handle
 from compress.errors import MissingExtraError, StageError
 from compress.model import Arrays, EngineModel
+from compress.vetting.texts import read_json
 
 __all__ = ["TrtBackend", "tensorrt_module"]
 
@@ -40,7 +40,7 @@ def tensorrt_module() -> Any:
 def _version_compatible(model: EngineModel) -> bool:
     """Whether engine.json beside the engine says that it was built so."""
     try:
-        told = json.loads(model.path.with_name("engine.json").read_text(encoding="utf-8"))
+        told = read_json(model.path.with_name("engine.json"))
     except (OSError, ValueError):
         return False
     return isinstance(told, dict) and told.get("version_compatible") is True

@@ -61,6 +61,47 @@ def _repeats(given: _GIVEN) -> bool:
     )
 
 
+def _rounded_division(given: _GIVEN) -> bool:
+    """The processor stops where the smallest integer is divided by -1, and is not asked whether it may."""
+    one, other = given.get("self", given.get("input")), given["other"]
+    dtype = torch.result_type(one, other)
+    if given["rounding_mode"] != "trunc" or dtype not in (torch.int32, torch.int64):
+        return True
+    one, other = (torch.as_tensor(value).to(dtype) for value in (one, other))
+    return one.is_meta or other.is_meta or not bool((one == torch.iinfo(dtype).min).any() and (other == -1).any())
+
+
+def _prims_division(given: _GIVEN) -> bool:
+    return _rounded_division({**given, "rounding_mode": "trunc"})
+
+
+def _recurrent(gates: int) -> Callable[[_GIVEN], bool]:
+    """Inputs [time, samples, I] or [samples, time, I]; of each layer and direction W [gates·H, I], W [gates·H, R]."""
+
+    def fits(given: _GIVEN) -> bool:
+        x, params, layers = given["input"], given["params"], given["num_layers"]
+        states = given["hx"] if isinstance(given["hx"], list | tuple) else [given["hx"]]
+        both, biases = 1 + given["bidirectional"], given["has_biases"]
+        if len(states) != (2 if gates == 4 else 1) or {x.dim(), *(state.dim() for state in states)} != {3}:
+            return False
+        recurrent, hidden = states[0].shape[2], states[-1].shape[2]
+        samples = x.shape[0 if given["batch_first"] else 1]
+        if not 0 < layers < _MOST or any(state.shape[:2] != (layers * both, samples) for state in states):
+            return False
+        rest = [(gates * hidden,)] * (2 if biases else 0) + [(recurrent, hidden)] * (recurrent != hidden)
+        wanted = []
+        for layer in range(len(params) and layers):
+            inner = x.shape[2] if layer == 0 else recurrent * both
+            wanted += [[(gates * hidden, inner), (gates * hidden, recurrent), *rest]] * both
+            if len(wanted) > len(params):
+                return False
+        return bool(x.numel() and hidden and recurrent) and [tuple(part.shape) for part in params] == [
+            shape for part in wanted for shape in part
+        ]
+
+    return fits
+
+
 _CHECKS: dict[str, Callable[[_GIVEN], bool]] = {
     "scaled_dot_product_attention": _attention,
     "_scaled_dot_product_attention_math": _attention,
@@ -73,6 +114,16 @@ _CHECKS: dict[str, Callable[[_GIVEN], bool]] = {
     "embedding_bag": _bag,
     "_embedding_bag": _bag,
     "repeat_interleave": _repeats,
+    "lstm.input": _recurrent(4),
+    "gru.input": _recurrent(3),
+    "rnn_tanh.input": _recurrent(1),
+    "rnn_relu.input": _recurrent(1),
+    "prims::div.default": _prims_division,
+}
+_CHECKS |= {
+    f"{name}.{overload}": _rounded_division
+    for name in ("div", "div_", "divide", "divide_")
+    for overload in ("Tensor_mode", "Scalar_mode", "out_mode", "Scalar_mode_out")
 }
 
 
@@ -96,7 +147,7 @@ def guard_module(module: nn.Module) -> None:
 def _of_operator(operator: torch._ops.OpOverload) -> Callable[..., Any]:
     packet = operator._schema.name.removeprefix("aten::")
     check = _CHECKS.get(f"{packet}.{operator._overloadname}", _CHECKS.get(packet))
-    if check is None or operator.namespace != "aten":
+    if check is None:
         return operator
     arguments = operator._schema.arguments
     defaults = {each.name: each.default_value for each in arguments if each.has_default_value()}
@@ -104,7 +155,7 @@ def _of_operator(operator: torch._ops.OpOverload) -> Callable[..., Any]:
     def given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _GIVEN:
         return {**defaults, **{each.name: value for each, value in zip(arguments, args, strict=False)}, **kwargs}
 
-    return _checked(operator, f"torch.ops.aten.{packet}", check, given)
+    return _checked(operator, f"torch.ops.{operator.namespace}.{packet.rpartition(':')[2]}", check, given)
 
 
 def _checked(
@@ -120,10 +171,10 @@ def _checked(
         if all(map(_real, tensors)) and not torch.compiler.is_compiling() and not torch._C._is_tracing():
             try:
                 fits = check(values)
-            except (AttributeError, KeyError, TypeError):  # what is to be a tensor is none
+            except (AttributeError, KeyError, TypeError, IndexError):  # what is to be a tensor is none
                 fits = False
             if not fits:
-                raise ValueError(f"{name} is called with tensors whose sizes do not fit")
+                raise ValueError(f"{name} is called with tensors whose sizes or values do not fit")
         return function(*args, **kwargs)
 
     # torch.fx writes the name of what says that it is torch's own into the source, and would find that.
@@ -155,7 +206,14 @@ scaled_dot_product_attention = _checked(
     _given_attention,
 )
 repeat_interleave = _checked(torch.repeat_interleave, "torch.repeat_interleave", _repeats, _given_repeats)
+divide = _checked(
+    torch.divide,
+    "torch.divide",
+    lambda given: given.get("rounding_mode") is None or _rounded_division(given),
+    lambda args, kwargs: {**dict(zip(("input", "other"), args, strict=False)), **kwargs},
+)
 _FUNCTIONS = {
+    "torch.divide": divide,
     "torch.nn.functional.scaled_dot_product_attention": scaled_dot_product_attention,
     "torch.repeat_interleave": repeat_interleave,
 }

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["parse_json", "read_json", "read_text"]
+__all__ = ["parse_json", "read_bytes", "read_json", "read_text"]
 
 MAX_BYTES = 16 << 20
 MAX_VALUES = 2_000_000
@@ -19,14 +19,25 @@ def read_text(path: Path, limit: int = MAX_BYTES) -> str:
     """What a file says, in UTF-8.
 
     Raises:
-        OSError: it can't be read.
-        ValueError: it is too large, or no text; says what.
+        OSError, ValueError: as for bytes, or it is no text.
     """
+    return read_bytes(path, limit).decode("utf-8")
+
+
+def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
+    """What is in a file.
+
+    Raises:
+        OSError: it can't be read.
+        ValueError: it is no file, or too large; says what.
+    """
+    if path.exists() and not path.is_file():  # a pipe in a folder of someone else's would never end
+        raise ValueError("it is no file")
     with path.open("rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise ValueError(f"it has more than {limit:,} bytes")
-    return data.decode("utf-8")
+    return data
 
 
 def read_json(path: Path) -> Any:
@@ -35,8 +46,6 @@ def read_json(path: Path) -> Any:
     Raises:
         OSError, ValueError: as for a text, or it is no JSON.
     """
-    if not path.is_file():  # a pipe in a folder of someone else's would never end
-        raise ValueError("it is no file")
     return parse_json(read_text(path).encode())
 
 

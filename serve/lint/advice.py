@@ -86,7 +86,7 @@ def core_advice(models: Sequence[Model], cores: int) -> Findings:
             if ("intra_op_thread_count" in model.config.parameters)
             else ""
         )
-        each = int(threads) if threads.isdecimal() and int(threads) else cores
+        each = int(threads) if len(threads) <= 10 and threads.isdecimal() and int(threads) else cores
         instances = sum(max(count, 1) for count in counts) or (0 if model.config.instance_group else 2)
         if instances * each > max(cores, 1) and instances * each > 1:
             yield warning(

@@ -142,9 +142,13 @@ def _dims(tensor: Any) -> list[int]:
     return list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
 
 
-def _reaches(model: Model, models: Mapping[str, Model], target: str, depth: int = 0) -> bool:
-    names = {step.model_name for step in model.config.ensemble_scheduling.step}
-    if target in names:
-        return True
-    parts = [models[name] for name in names if name in models]
-    return depth < len(models) and any(_reaches(part, models, target, depth + 1) for part in parts)
+def _reaches(model: Model, models: Mapping[str, Model], target: str) -> bool:
+    seen: set[str] = set()
+    left = [model]
+    while left:
+        names = {step.model_name for step in left.pop().config.ensemble_scheduling.step} - seen
+        if target in names:
+            return True
+        seen |= names
+        left += [models[name] for name in names if name in models]
+    return False

@@ -82,7 +82,7 @@ def session_rules(model: Model) -> Findings:
         if name not in model.config.parameters:
             continue
         value = model.config.parameters[name].string_value
-        number = value.isascii() and value.isdecimal() and int(value) < 2**31
+        number = len(value) <= 10 and value.isascii() and value.isdecimal() and int(value) < 2**31
         if not number or (numbers and value not in numbers):
             yield error(
                 model.name, f"the parameter {name} is {value!r}", f"write {' or '.join(numbers or ('a number',))}"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from compress.vetting.texts import parse_json
 from serve.lint.finding import Findings, error
 from serve.lint.model import Model
+from serve.lint.python_text import parsed_python
 
 __all__ = ["hook_rules"]
 
@@ -29,8 +30,8 @@ def hook_rules(model: Model) -> Findings:
             yield error(model.name, f"there is no {version}/hooks.py", "pack it again")
             continue
         try:
-            tree = ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError):
+            tree = parsed_python(path)
+        except (OSError, SyntaxError, ValueError):
             continue  # told of by the rules for Python
         bound = dict(_bound(tree.body))
         anything = any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in tree.body)
@@ -49,7 +50,7 @@ def _stages(model: Model) -> Any:
     if model.backend != "python" or "stages" not in model.config.parameters:
         return None
     try:
-        return json.loads(model.config.parameters["stages"].string_value)
+        return parse_json(model.config.parameters["stages"].string_value.encode())
     except ValueError:
         return ""
 

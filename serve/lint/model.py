@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serve.pbtxt import parse
+from serve.pbtxt import parse, read_config
 
 __all__ = ["AOTI", "FILES", "Model", "read"]
 
@@ -61,7 +61,7 @@ def read(folder: Path) -> Model:
         OSError: config.pbtxt is missing or can't be read.
         ValueError: it is no text, or no Triton configuration.
     """
-    config = parse((folder / "config.pbtxt").read_text(encoding="utf-8"))
+    config = parse(read_config(folder / "config.pbtxt"))
     present = tuple(
         sorted(int(sub.name) for sub in folder.iterdir() if sub.is_dir() and sub.name == str_of_number(sub.name))
     )

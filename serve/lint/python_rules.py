@@ -6,14 +6,16 @@ import ast
 import importlib.machinery
 import importlib.metadata
 import importlib.util
-import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from compress.vetting.texts import parse_json
 from serve.hook_values import missing_requirements
 from serve.lint.finding import Finding, Findings, error, warning
 from serve.lint.model import Model
 from serve.lint.python_class import class_rules
+from serve.lint.python_text import parsed_python
 
 __all__ = ["python_rules"]
 
@@ -59,10 +61,8 @@ def python_rules(model: Model) -> Findings:
 
 def _parsed(model: Model, path: Path) -> ast.Module | Finding:
     try:
-        tree = ast.parse(path.read_bytes(), filename=str(path))
-        compile(tree, str(path), "exec", dont_inherit=True)  # finds what the grammar lets pass; it runs nothing
-        return tree
-    except (SyntaxError, ValueError) as err:
+        return parsed_python(path)
+    except (OSError, SyntaxError, ValueError) as err:
         line = f", line {err.lineno}" if isinstance(err, SyntaxError) else ""
         reason = err.msg if isinstance(err, SyntaxError) else err
         return error(model.name, f"{path.parent.name}/{path.name}{line}: {reason}", "mend that line")
@@ -111,7 +111,10 @@ def _missing(tree: ast.Module, path: Path) -> list[str]:
 def _installed(name: str) -> bool:
     """Whether a module is there, without importing what it is in; a package that makes modules itself has them all."""
     first, *rest = name.split(".")
-    spec = importlib.util.find_spec(first)
+    try:
+        spec = importlib.util.find_spec(first)
+    except ValueError:  # `__main__` and its like, which no file stands for
+        return first in sys.modules
     for count, part in enumerate(rest, 1):
         if spec is None or spec.origin is None or spec.submodule_search_locations is None:
             break
@@ -127,8 +130,8 @@ def _requirements(model: Model) -> Findings:
     if "requirements" not in model.config.parameters:
         return
     try:
-        missing = missing_requirements(json.loads(model.config.parameters["requirements"].string_value))
-    except (ValueError, TypeError, importlib.metadata.PackageNotFoundError):
+        missing = missing_requirements(parse_json(model.config.parameters["requirements"].string_value.encode()))
+    except (ValueError, TypeError, AttributeError, RecursionError, importlib.metadata.PackageNotFoundError):
         yield warning(model.name, "its parameter requirements can't be read", "pack it again")
         return
     for requirement in missing:

@@ -25,7 +25,7 @@ from serve.lint.extra_rules import (
     version_number_rules,
 )
 from serve.lint.file_rules import file_rules, onnx_files, onnx_rules, session_rules, version_rules
-from serve.lint.finding import Finding, error, warning
+from serve.lint.finding import Finding, Findings, error, unreadable, warning
 from serve.lint.hook_rules import hook_rules
 from serve.lint.model import Model, read
 from serve.lint.packed_rules import packed_rules
@@ -86,7 +86,13 @@ def lint(
             found.append(error(folder.name, "there is no config.pbtxt", "write the model with `serve pack`"))
         except (OSError, ValueError) as err:
             found.append(error(folder.name, f"config.pbtxt can't be read: {err}", "mend that line"))
-    paths = [path for model in models.values() for path in onnx_files(model)]
+    paths = []
+    for model in list(models.values()):
+        try:
+            paths += onnx_files(model)
+        except OSError as err:
+            found.append(unreadable(model.name, err))
+            del models[model.name]
     files = read_onnx(paths)
     if paths and files is None:
         found.append(warning(models[paths[0].parent.parent.name].name, "no ONNX file was looked into",
@@ -94,13 +100,13 @@ def lint(
     for model in models.values():
         for rule in OWN_RULES:
             if not (container and rule is python_rules):
-                found += rule(model)
+                found += _readable(model, rule(model))
         found += instance_rules(model, None if container else _gpus())
         for here in () if container else (newer_rules, agent_rules, environment_rules):
-            found += here(model)
-        found += packed_rules(model) if packed else ()
+            found += _readable(model, here(model))
+        found += _readable(model, packed_rules(model)) if packed else ()
         found += provider_rules(model, container=container)
-        found += file_rules(model, None if container else EMBEDDED)
+        found += _readable(model, file_rules(model, None if container else EMBEDDED))
         found += advice.batch_advice(model, files)
         if files is not None:
             found += onnx_rules(model, files)
@@ -109,6 +115,14 @@ def lint(
         found += advice.core_advice(list(models.values()), len(os.sched_getaffinity(0)))
     _add_steps(models, found)
     return sorted(found, key=lambda item: (item.model, item.severity))
+
+
+def _readable(model: Model, findings: Findings) -> Findings:
+    """The findings of a rule, and where a file that it looks for can't be looked at, that: names are the file's own."""
+    try:
+        yield from findings
+    except OSError as err:
+        yield unreadable(model.name, err)
 
 
 def _add_steps(models: dict[str, Model], found: list[Finding]) -> None:

@@ -77,7 +77,7 @@ def test_a_program_whose_arguments_contradict_each_other_is_refused(operator: An
     graph.output(graph.call_function(operator, (given, *rest)))
     module = torch.fx.GraphModule(root, graph)
     guard_module(module)
-    with pytest.raises(ValueError, match="sizes do not fit"):
+    with pytest.raises(ValueError, match="sizes or values do not fit"):
         module(x)
 
 
@@ -108,6 +108,9 @@ def test_what_fits_is_calculated_as_before(tmp_path: Path, then: Callable[..., A
         lambda x: x.repeat_interleave(2, dim=1),
         lambda x: x.type("torch.DoubleTensor"),
         lambda x: x.long().type(x.dtype),
+        lambda x: torch.div(x, 2, rounding_mode="trunc"),
+        lambda x: (x + 0).div_(x, rounding_mode="floor"),
+        lambda x: torch.divide(x, 2),
         lambda x: x.long().type(torch.float64),
     ],
 )
@@ -145,8 +148,89 @@ def test_repeats_that_overflow_are_refused(tmp_path: Path) -> None:
         node("r", "call_method", "repeat_interleave", {"node": "y"}, repeats={"node": "f"}, dim=1),
     ):
         native(tmp_path / "a.pt", ending_with(*fill, last))
-        with pytest.raises(ToolkitError, match="sizes do not fit"):
+        with pytest.raises(ToolkitError, match="sizes or values do not fit"):
             load(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("form", ["torch.div", "torch.divide", "div", "div_", "divide", "divide_"])
+@pytest.mark.parametrize("by", [-1, {"node": "m"}], ids=["number", "tensor"])
+def test_a_quotient_that_stops_the_processor_is_refused(tmp_path: Path, form: str, by: Any) -> None:
+    fill = [
+        node("l", "call_method", "new_ones", {"node": "y"}, {"tuple": [4]}, dtype={"torch": "int64"}),
+        node("m", "call_method", "neg", {"node": "l"}),
+        node("f", "call_method", "fill_", {"node": "l"}, -(1 << 63) + 1),
+        node("g", "call_method", "sub", {"node": "f"}, 1),
+    ]
+    kind = "call_function" if form.startswith("torch") else "call_method"
+    native(tmp_path / "a.pt", ending_with(*fill, node("r", kind, form, {"node": "g"}, by, rounding_mode="trunc")))
+    with pytest.raises(ToolkitError, match="sizes or values do not fit"):
+        load(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize(
+    ("operator", "arguments", "keywords"),
+    [
+        (aten.div.Tensor_mode, ("least", "minus"), {"rounding_mode": "trunc"}),
+        (aten.div.Scalar_mode, ("least", -1), {"rounding_mode": "trunc"}),
+        (aten.divide_.Tensor_mode, ("least", "minus"), {"rounding_mode": "trunc"}),
+        (torch.ops.prims.div.default, ("least", "minus"), {}),
+        (aten.gru.input, ("x", "state", ["one", "two"], False, 1, 0.0, False, False, False), {}),
+        (aten.gru.input, ("x", "state", [], True, -1, 0.0, False, True, True), {}),
+        (aten.gru.input, ("x", "state", ["one", "two"], False, 1 << 62, 0.0, False, True, True), {}),
+        (aten.lstm.input, ("x", ["state", "state"], ["none", "two"], False, 1, 0.0, False, False, False), {}),
+        (aten.lstm.input, ("x", ["state"], ["one", "two"], False, 1, 0.0, False, False, False), {}),
+    ],
+    ids=str,
+)
+def test_values_and_lists_that_the_kernels_believe(operator: Any, arguments: Any, keywords: Any) -> None:
+    named = {
+        "least": torch.full((4,), -(1 << 63)), "minus": torch.full((4,), -1), "x": torch.ones(2, 3, 4),
+        "state": torch.ones(1, 3, 5), "one": torch.ones(1, 4), "two": torch.ones(1, 5), "none": torch.ones(0, 4),
+    }  # fmt: skip
+    root, graph = nn.Module(), torch.fx.Graph()
+    for name, tensor in named.items():
+        root.register_buffer(name, tensor)
+    nodes = {name: graph.get_attr(name) for name in named}
+    given = [
+        [nodes[part] for part in value] if isinstance(value, list) else nodes.get(value, value) for value in arguments
+    ]
+    graph.output(graph.call_function(operator, tuple(given), keywords))
+    module = torch.fx.GraphModule(root, graph)
+    guard_module(module)
+    with pytest.raises(ValueError, match="sizes or values do not fit"):
+        module()
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attribute:UserWarning")  # of torch, while it exports
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bidirectional": True, "num_layers": 3}, {"bias": False, "batch_first": True}, {"nonlinearity": "relu"}],
+    ids=str,
+)
+def test_recurrent_layers_of_programs_are_run_as_before(tmp_path: Path, kind: Any, options: dict[str, Any]) -> None:
+    if kind is not nn.RNN:
+        options = {name: value for name, value in options.items() if name != "nonlinearity"}
+    _same_as_program(tmp_path, kind(4, 5, **options))
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attribute:UserWarning")  # of torch, while it exports
+def test_a_projected_lstm_is_run_as_before(tmp_path: Path) -> None:
+    _same_as_program(tmp_path, nn.LSTM(4, 6, proj_size=3, num_layers=2, bidirectional=True))
+
+
+def _same_as_program(tmp_path: Path, layer: nn.Module) -> None:
+    class First(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.layer(x)[0]
+
+    module, x = First().eval(), torch.randn(2, 3, 4)
+    torch.export.save(torch.export.export(module, (x,)), tmp_path / "model.pt2")
+    torch.testing.assert_close(load(tmp_path / "model.pt2").module(x), module(x))
 
 
 def test_what_checks_nothing_has_no_name() -> None:
