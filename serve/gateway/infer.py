@@ -149,7 +149,7 @@ class InferEndpoint:
         if changed is not None and changed != header_length:
             forwarded = [header for header in forwarded if header[0] != BINARY_HEADER]
             forwarded.append((BINARY_HEADER, b"%d" % changed))
-        if sequence is not None:  # whose id may have to be read in the answer
+        if sequence is not None and sequence.renamed:  # its id may have to be read in the answer
             forwarded = [header for header in forwarded if header[0] != b"accept-encoding"]
         place = None if sequence is None else sequence.place
 
