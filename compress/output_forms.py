@@ -10,13 +10,13 @@ import numpy as np
 from compress.artifact import Signature
 from compress.data_sources import Fetched
 from compress.model import TorchModel
-from compress.output_choice import Kind, kind_of, the_output
+from compress.output_choice import OutputContent, content_of, the_output
 from compress.output_kind import BY_SHAPE, OutputForm, OutputKind, by_labels, form_of
 
 __all__ = ["forms_of", "labelled_output"]
 
 LOOKED_AT = 64  # labels that are made when asked for
-_NAMED = {Kind.EMBEDDING: OutputKind.EMBEDDING, Kind.VALUES: OutputKind.REGRESSION}
+_NAMED = {OutputContent.EMBEDDING: OutputKind.EMBEDDING, OutputContent.VALUES: OutputKind.REGRESSION}
 PLAIN = OutputForm(OutputKind.REGRESSION, because="nothing says that it is more than numbers")
 
 
@@ -53,7 +53,7 @@ def forms_of(model: TorchModel, labels: Any | None) -> tuple[tuple[OutputForm, .
     at = labelled_output(model.signature, labels)
     forms = [form_of(model, name, labels if place == at else None) for place, name in enumerate(names)]
     for place, form in enumerate(forms):
-        named = _NAMED.get(kind_of(model.signature.outputs[place]))
+        named = _NAMED.get(content_of(model.signature.outputs[place]))
         if named is not None and form.because == BY_SHAPE:
             forms[place] = OutputForm(named, because="its name says so")
             continue

@@ -86,7 +86,9 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
     upstream = Upstream(settings, telemetry, memory)
     releases = Releases(settings.state, upstream)
     gate = Gate(settings, releases, incidents, memory)
-    contracts = Contracts(upstream, settings.max_elements, reader_bytes(settings.memory_bytes))
+    contracts = Contracts(
+        upstream, settings.max_elements, reader_bytes(settings.memory_bytes), validate=settings.validate
+    )
     loading = loading or Loading()
     released = Released(gate, upstream)
     history = History(telemetry, gate)
@@ -128,7 +130,7 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
         openapi_url=None,
     )
     app.state.draining = False
-    short = tracing is None and upstream.sole is not None and (settings.validate or not settings.max_elements)
+    short = tracing is None and upstream.sole is not None
     app.state.direct = Direct(settings, gate, contracts, upstream, telemetry) if short else None
     app.state.parts = Parts(gate, upstream, telemetry, contracts, loading)
 

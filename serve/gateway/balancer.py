@@ -28,7 +28,7 @@ from serve.gateway.deadline import tells
 from serve.gateway.node import PROBE_TIMEOUT_S, Node
 from serve.gateway.outliers import Outliers, State, Verdict
 from serve.gateway.scopes import Budget, Scope
-from serve.gateway.sequences import UNKNOWN, Sequences
+from serve.gateway.sequences import Sequences
 from serve.gateway.verdicts import STOPPING, is_leaving, verdict_of
 from serve.http_body import GrowingBody
 from serve.http_client import Address, ExchangeError, Response
@@ -332,7 +332,7 @@ class Balancer:
         """
         now = time.monotonic()
         able, due = self._able(scope, tried, now)
-        if sequence is not None and sequence != UNKNOWN:
+        if sequence is not None:
             node = self._sequences.host(scope.name + sequence, self.nodes, lambda node: str(node.address), able)
         elif due is not None and trial:
             node = due

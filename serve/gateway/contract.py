@@ -32,7 +32,7 @@ RULES: Mapping[str, tuple[type, int, int]] = {
     "shared_memory_region": _TEXT, "shared_memory_offset": _SIZE, "shared_memory_byte_size": _SIZE,
 }  # fmt: skip
 RESERVED, FREE = "triton_", frozenset(("triton_enable_empty_final_response", "triton_final_response"))
-MOST_ID = 128  # letters of a sequence's id
+MOST_ID = 128  # bytes of a sequence's id, in UTF-8
 
 
 class UnfitError(BadRequestError):
@@ -54,6 +54,7 @@ class Contract:
         batched: whether the first dimension is the batch.
         max_batch_size: items of a request at most; 0 where that is not known.
         max_elements: of one input, whatever its dimensions; 0 for what they allow.
+        sequence_texts: whether the id of a sequence may be a text.
     """
 
     inputs: Mapping[str, TensorMetadata]
@@ -62,10 +63,17 @@ class Contract:
     batched: bool
     max_batch_size: int
     max_elements: int = 0
+    sequence_texts: bool = False
 
     @classmethod
-    def of(cls, metadata: ModelMetadata, max_elements: int = 0) -> Contract:
-        """The contract of a model that Triton serves."""
+    def of(cls, metadata: ModelMetadata, max_elements: int = 0, *, sequence_texts: bool = False) -> Contract:
+        """The contract of a model that Triton serves.
+
+        Args:
+            metadata: of the model.
+            max_elements: of one input; 0 for what its dimensions allow.
+            sequence_texts: whether the model, and each that it asks, takes ids of sequences that are texts.
+        """
         return cls(
             {tensor.name: tensor for tensor in metadata.inputs},
             {tensor.name: tensor for tensor in metadata.outputs},
@@ -73,6 +81,7 @@ class Contract:
             metadata.batched,
             metadata.max_batch_size,
             max_elements,
+            sequence_texts,
         )
 
     def elements(self, name: object, datatype: object, shape: Sequence[object]) -> int:
@@ -131,6 +140,17 @@ class Contract:
         if type(classes) is not int or not 1 <= classes <= MOST_CLASSES:
             raise UnfitError(f"classification is a number of classes, not {_short(classes)}")
 
+    def check_sequence(self, sequence: object) -> None:
+        """Whether the id of a sequence is of the kind that the model takes.
+
+        Triton copies an id as it lies in its memory into a number that the model asks for.
+
+        Raises:
+            UnfitError: it is a text, and that is not what the model takes.
+        """
+        if sequence and type(sequence) is str and not self.sequence_texts:
+            raise UnfitError("the id of its sequence is a text, and the model takes a number")
+
 
 def check_parameters(parameters: Mapping[Any, Any], *, shared_memory: bool) -> None:
     """Whether a request's parameters, or a tensor's, are a few plain values.
@@ -159,9 +179,9 @@ def _check_own(name: str, value: object) -> None:
     """Whether a parameter that Triton reads itself is what it takes; raises UnfitError."""
     kind = type(value)
     if name == "sequence_id":
-        fits = (type(value) is int and 0 <= value < INT64) or (type(value) is str and len(value) <= MOST_ID)
+        fits = (type(value) is int and 0 <= value < INT64) or (type(value) is str and len(value.encode()) <= MOST_ID)
         if not fits:
-            raise UnfitError(f"sequence_id is a whole number or a text of up to {MOST_ID} letters, not {_short(value)}")
+            raise UnfitError(f"sequence_id is a whole number or a text of up to {MOST_ID} bytes, not {_short(value)}")
     elif (rule := RULES.get(name)) is not None:
         wanted, least, end = rule
         if kind is not wanted:

@@ -12,9 +12,12 @@ from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
+from serve.gateway.bare_contract import BareContract
 from serve.gateway.contract import Contract, UnfitError
 from serve.gateway.errors import BadRequestError, GatewayError, UnknownModelError
+from serve.gateway.metadata import ModelMetadata
 from serve.gateway.request import Request, check_json_bytes, loaded, raw_head, read_request
+from serve.gateway.sequences import Named
 from serve.gateway.upstream import Upstream
 from serve.http_body import GrowingBody
 from serve.rollout.plan import Target
@@ -31,6 +34,7 @@ HOLDS_S = 0.25
 REMEMBERED, SHORT_JSON = 512, 2048
 LONG_TEXTS = 16 * 1024
 JSON_AT_HAND = 16 * 1024
+DEEPEST = 8  # ensembles within ensembles
 
 PR_SET_PDEATHSIG = 1
 
@@ -45,9 +49,14 @@ class Contracts:
         upstream: tells the metadata.
         max_elements: of one input; 0 for what its dimensions allow.
         reader_bytes: that long JSON may become where it is read.
+        validate: whether each request is held against its model; else only what any model might die of is refused, and
+            the model is looked up where that can't be told without it.
     """
 
-    def __init__(self, upstream: Upstream, max_elements: int, reader_bytes: int = 1 << 30) -> None:
+    def __init__(
+        self, upstream: Upstream, max_elements: int, reader_bytes: int = 1 << 30, *, validate: bool = True
+    ) -> None:
+        self._bare = None if validate else BareContract(max_elements)
         self._reader_bytes = reader_bytes
         self._upstream = upstream
         self._max_elements = max_elements
@@ -66,6 +75,10 @@ class Contracts:
         """
         if (holding := self._held(target)) is not None:
             return holding
+        return await self._told(target)
+
+    async def _told(self, target: Target) -> Contract:
+        """The contract by the model's metadata."""
         try:
             metadata = await self._upstream.metadata(target.model, target.version)
         except UnknownModelError as err:
@@ -74,7 +87,8 @@ class Contracts:
         if made is None or made[0] is not metadata:
             if len(self._made) >= REMEMBERED:
                 self._made.clear()
-            contract = Contract.of(metadata, self._max_elements)
+            texts = await self._takes_texts(metadata)
+            contract = Contract.of(metadata, self._max_elements, sequence_texts=texts)
             if made is not None and made[1] == contract:
                 contract = made[1]  # what was read by it still holds
             made = self._made[target.path] = metadata, contract
@@ -83,8 +97,22 @@ class Contracts:
         self._holding[target.model, target.version] = time.monotonic() + HOLDS_S, made[1]
         return made[1]
 
+    async def _takes_texts(self, metadata: ModelMetadata, depth: int = 0) -> bool:
+        """Whether the id of a sequence may be a text for a model and, as it goes on to them, for its steps."""
+        if not metadata.sequence_texts or depth > DEEPEST:
+            return False
+        try:
+            for model, version in metadata.steps:
+                if not await self._takes_texts(await self._upstream.metadata(model, version), depth + 1):
+                    return False
+        except GatewayError:  # a step that is not known
+            return False
+        return True
+
     def _held(self, target: Target) -> Contract | None:
         """The contract, where it was looked at just now."""
+        if self._bare is not None:
+            return self._bare
         found = self._holding.get((target.model, target.version))
         return found[1] if found is not None and time.monotonic() < found[0] else None
 
@@ -103,7 +131,7 @@ class Contracts:
             return check(fresh)
 
     async def read(
-        self, target: Target, head: bytes, tail_bytes: int | None, *, shared_memory: bool
+        self, target: Target, head: bytes, tail_bytes: int | None, *, shared_memory: bool, digest: str = ""
     ) -> tuple[Request, bytes]:
         """Read the JSON of a request for a model.
 
@@ -112,6 +140,7 @@ class Contracts:
             head: the JSON.
             tail_bytes: how many bytes of raw tensors follow; None where it is all JSON.
             shared_memory: whether it may name regions of shared memory.
+            digest: of the client's key; "" where there are none.
 
         Returns:
             The request, and its JSON as it goes on to Triton.
@@ -121,11 +150,11 @@ class Contracts:
         """
         contract = await self.of(target)
         try:
-            return await self._read(contract, head, tail_bytes, shared_memory=shared_memory)
+            return await self._read(contract, head, tail_bytes, shared_memory=shared_memory, digest=digest)
         except UnfitError:
             if (fresh := await self._fresh(target, contract)) is None:
                 raise
-            return await self._read(fresh, head, tail_bytes, shared_memory=shared_memory)
+            return await self._read(fresh, head, tail_bytes, shared_memory=shared_memory, digest=digest)
 
     async def fitted(
         self,
@@ -135,8 +164,9 @@ class Contracts:
         *,
         shared_memory: bool,
         seconds: float | None,
-    ) -> tuple[bytes | GrowingBody, int | None]:
-        """The request as it goes on, held against its model, and the length of its JSON in the binary form.
+        digest: str = "",
+    ) -> tuple[bytes | GrowingBody, int | None, Named | None]:
+        """The request as it goes on, held against its model, the length of its JSON in the binary form, its sequence.
 
         Args:
             target: the model.
@@ -144,14 +174,15 @@ class Contracts:
             header_length: bytes of its JSON in the binary form; None where it is all JSON.
             shared_memory: whether it may name regions of shared memory.
             seconds: for Triton's parameter `timeout`; None for none.
+            digest: of the client's key; "" where there are none.
         """
         size = len(body)
         if header_length and seconds is None and isinstance(body, bytes):
             found = self.at_hand(target, body, header_length, shared_memory=shared_memory)
             if found is not None:
-                return found
+                return *found, None
         if header_length == 0 and isinstance(body, bytes):
-            head, body = raw_head(body, await self.of(target))
+            head, body = raw_head(body, await self._told(target))
             size, length = len(head) + len(body), len(head)
             after = memoryview(body)
         else:
@@ -162,19 +193,19 @@ class Contracts:
             if isinstance(body, bytes):
                 after = memoryview(body)[length:]  # to cut it off would be a copy
         tail = None if header_length is None else size - length
-        request, text = await self.read(target, head, tail, shared_memory=shared_memory)
+        request, text = await self.read(target, head, tail, shared_memory=shared_memory, digest=digest)
         if seconds is not None:
             text = request.json_within(seconds) or text
         new = None if header_length is None else len(text)
         if isinstance(body, GrowingBody):
             if not request.texts:
                 body.replace_head(length, text)
-                return body, new
+                return body, new, request.sequence
             body = await body.wait()
             after = memoryview(body)[length:]
         if request.texts:
             await _unless_long(request.check_texts, after)
-        return b"".join((text, after)), new
+        return b"".join((text, after)), new, request.sequence
 
     def at_hand(
         self, target: Target, body: bytes, header_length: int | None, *, shared_memory: bool
@@ -188,9 +219,10 @@ class Contracts:
             if contract is None or len(body) > JSON_AT_HAND:
                 return None
             try:
-                return read_request(body, None, contract, shared_memory=shared_memory).json(), None
+                request = read_request(body, None, contract, shared_memory=shared_memory)
             except GatewayError:
                 return None
+            return None if request.sequence is not None else (request.json(), None)
         head = body[:header_length]
         known = self._fits.get((head, len(body) - header_length, shared_memory))
         if known is None or known[0] is not self._held(target) or known[1].texts:
@@ -205,27 +237,27 @@ class Contracts:
             self._pool = None
 
     async def _read(
-        self, contract: Contract, head: bytes, tail_bytes: int | None, *, shared_memory: bool
+        self, contract: Contract, head: bytes, tail_bytes: int | None, *, shared_memory: bool, digest: str
     ) -> tuple[Request, bytes]:
         if len(head) > LONG_JSON:
-            return await self._read_apart(contract, head, tail_bytes, shared_memory=shared_memory)
+            return await self._read_apart(contract, head, tail_bytes, shared_memory=shared_memory, digest=digest)
         # What is all JSON is hardly ever the same twice: to look for it would cost a hash of it all.
         key = (head, tail_bytes, shared_memory) if tail_bytes and len(head) <= SHORT_JSON else None
         known = None if key is None else self._fits.get(key)
         if known is not None and known[0] is contract:
             return known[1], known[2]
-        request = read_request(head, tail_bytes, contract, shared_memory=shared_memory)
+        request = read_request(head, tail_bytes, contract, shared_memory=shared_memory, digest=digest)
         text = request.json()
-        if key is not None:
+        if key is not None and request.sequence is None:  # whose name is its key's own
             if len(self._fits) >= REMEMBERED:
                 self._fits.clear()
             self._fits[key] = contract, request, text
         return request, text
 
     async def _read_apart(
-        self, contract: Contract, head: bytes, tail_bytes: int | None, *, shared_memory: bool
+        self, contract: Contract, head: bytes, tail_bytes: int | None, *, shared_memory: bool, digest: str
     ) -> tuple[Request, bytes]:
-        return await self.apart(_read_in_child, head, self._reader_bytes, tail_bytes, contract, shared_memory)
+        return await self.apart(_read_in_child, head, self._reader_bytes, tail_bytes, contract, shared_memory, digest)
 
     async def read_json(self, read: Callable[[Any, Unpack[Ts]], T], text: bytes, *arguments: *Ts) -> T:
         """What a function makes of a JSON, which is not held against a contract: read apart where it is long.
@@ -264,6 +296,10 @@ class Contracts:
 
     async def _fresh(self, target: Target, seen: Contract) -> Contract | None:
         """The contract as Triton tells it now, if it is another."""
+        if self._bare is not None:
+            with contextlib.suppress(GatewayError):
+                return await self._told(target)
+            return None
         now = time.monotonic()
         if now - self._looked.get(target.path, -AGAIN_S) < AGAIN_S:
             return None
@@ -288,10 +324,10 @@ def _stay_with_parent() -> None:
 
 
 def _read_in_child(
-    head: bytes, most_bytes: int, tail_bytes: int | None, contract: Contract, shared_memory: bool
+    head: bytes, most_bytes: int, tail_bytes: int | None, contract: Contract, shared_memory: bool, digest: str
 ) -> tuple[Request, bytes]:
     check_json_bytes(head, most_bytes)
-    request = read_request(head, tail_bytes, contract, shared_memory=shared_memory)
+    request = read_request(head, tail_bytes, contract, shared_memory=shared_memory, digest=digest)
     text = request.json()
     request.header = None  # it is long, and was for this process to read
     return request, text

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import orjson
-
 from serve.gateway.errors import BadRequestError, UpstreamTimeoutError
 
-__all__ = ["TIMEOUT_HEADER", "EarlyTimeoutError", "patience_s", "tells", "with_timeout"]
+__all__ = ["TIMEOUT_HEADER", "EarlyTimeoutError", "patience_s", "tells"]
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
-LARGEST_JSON = 64 * 1024
 SHORTEST_MS, LONGEST_MS = 1, 10**9
 SHORT_OF = 0.9
 
@@ -48,31 +45,3 @@ def patience_s(value: bytes | None, timeout_s: float) -> float:
             "X-Request-Timeout-Ms can't be read", why="it is no number of milliseconds", mend="write it as in 250"
         )
     return min(timeout_s, int(value) / 1000)
-
-
-def with_timeout(body: bytes, header_length: int | None, seconds: float) -> tuple[bytes, int | None]:
-    """The infer request with Triton's parameter `timeout`, which its queues honour where they allow an override.
-
-    A request whose JSON is long (tensors as JSON) or can't be read goes as it came: Triton words the error.
-
-    Args:
-        body: of the request.
-        header_length: bytes of its JSON in the binary form; None where it is all JSON.
-        seconds: that are left.
-
-    Returns:
-        Body and header length.
-    """
-    length = len(body) if header_length is None else header_length
-    if not 0 < length <= min(LARGEST_JSON, len(body)):
-        return body, header_length
-    try:
-        request = orjson.loads(memoryview(body)[:length])
-        parameters = request.setdefault("parameters", {})
-        asked = parameters.get("timeout")
-        microseconds = max(1, int(seconds * 1e6))
-        parameters["timeout"] = min(asked, microseconds) if type(asked) is int and asked > 0 else microseconds
-        text = orjson.dumps(request)
-    except (orjson.JSONDecodeError, AttributeError, TypeError):
-        return body, header_length
-    return text + body[length:], None if header_length is None else len(text)

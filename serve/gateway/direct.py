@@ -21,7 +21,6 @@ from serve.gateway.errors import GatewayError, UpstreamTimeoutError
 from serve.gateway.gate import Gate
 from serve.gateway.identity import Identity
 from serve.gateway.infer_head import JSON, answer_lines, returned_lines
-from serve.gateway.memory import SMALL_BYTES
 from serve.gateway.settings import Settings
 from serve.gateway.suspects import Flight
 from serve.gateway.telemetry import INFER_ROUTE, Observed, Telemetry
@@ -61,7 +60,6 @@ class Direct:
         self.upstream = upstream
         self.telemetry = telemetry
         self._contracts = contracts
-        self._validate = settings.validate
         self._timeout_s = settings.timeout_s
         self.calls: set[_Call] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -73,7 +71,7 @@ class Direct:
             path: as it came, with what follows it.
             headers: their names in lower case.
         """
-        return Asked.read(path, headers, self.gate.keys, JSON_AT_HAND if self._validate else SMALL_BYTES)
+        return Asked.read(path, headers, self.gate.keys, JSON_AT_HAND)
 
     def begin(self, client: Client, asked: Asked, body: bytes) -> bool:
         """Send a request on its way; False, and nothing done, for one that goes the long way."""
@@ -89,12 +87,10 @@ class Direct:
         length = asked.header_length
         if not asked.is_plain(body[:length]):
             return False
-        sent = body
-        if self._validate:
-            fitted = self._contracts.at_hand(target, body, length, shared_memory=identity.admin)
-            if fitted is None:
-                return False
-            sent, length = fitted
+        fitted = self._contracts.at_hand(target, body, length, shared_memory=identity.admin)
+        if fitted is None:
+            return False
+        sent, length = fitted
         node = self.upstream.sole
         places = gate.places(model)
         if node is None or not places.free:

@@ -13,11 +13,13 @@ from serve.gateway.errors import GatewayError
 from serve.gateway.gate import Gate
 from serve.gateway.grpc_channels import GrpcChannels
 from serve.gateway.grpc_message import Incoming, about
+from serve.gateway.grpc_request import in_reply
 from serve.gateway.grpc_status import DEAD, STATUSES, Context, EndedCallError, keys_of, refuse
 from serve.gateway.identity import Identity
 from serve.gateway.outages import ModelDownError
 from serve.gateway.release import Grade, Release
 from serve.gateway.released import grade_status, sticky_value
+from serve.gateway.sequences import Named
 from serve.gateway.settings import Settings
 from serve.gateway.suspects import Flight
 from serve.gateway.telemetry import GRPC_ROUTE, Observed, Telemetry
@@ -53,13 +55,14 @@ class Inference:
         parent = dict(context.invocation_metadata() or ()).get("traceparent", "")
         seen = self._telemetry.begin(GRPC_ROUTE, "", context.peer(), parent.encode())
         code = 500
+        sequences: list[Named] = []
         try:
             identity = self._gate.keys.identify(keys_of(context.invocation_metadata()))
             seen.key = identity.name
             share = self._incoming.share(context, identity)
             body = await self._incoming.message(context, share)
             seen.received = len(body)
-            answer = await self._infer(identity, body, context, seen)
+            answer = await self._infer(identity, body, context, seen, sequences)
             share.take(2 * len(answer))  # gRPC has a copy of its own until it is read
             code, seen.sent = 200, len(answer)
             return self._incoming.answering(context, answer)
@@ -71,15 +74,21 @@ class Inference:
                 code = 503
                 refuse(ModelDownError(seen.model or "", f"its process {dead[1].decode()} has died"))
             code = STATUSES.get(err.code(), 500)
-            raise EndedCallError(err.code(), err.details() or "") from None
+            details = err.details() or ""
+            raise EndedCallError(err.code(), sequences[0].told(details) if sequences else details) from None
         except asyncio.CancelledError:
             code = 499
             raise
         finally:
             self._telemetry.observe(seen, code)
 
-    async def _infer(self, identity: Identity, body: bytes, context: Context, seen: Observed) -> bytes:
-        request = await self._incoming.request(identity, body)
+    async def _infer(
+        self, identity: Identity, body: bytes, context: Context, seen: Observed, sequences: list[Named]
+    ) -> bytes:
+        """Ask; `sequences` gets the request's, whose name an error of Triton's may say."""
+        request, body, sequence = await self._incoming.request(identity, body)
+        if sequence is not None:
+            sequences.append(sequence)
         seen.model = model = request.model_name
         patience = self._incoming.patience(context)
         deadline = time.monotonic() + patience
@@ -101,7 +110,6 @@ class Inference:
                 seen.trace.done("queue")
             started = time.monotonic()
             self._gate.incidents.outages.check(model)
-            self._incoming.claim(identity, request)
             suspects.take_off(flight)
             release = self._gate.releases.get(model) if not request.model_version else None
             if release is None:
@@ -111,7 +119,7 @@ class Inference:
             seconds = time.monotonic() - started
             answered = True
             self._gate.known(model)
-            return answer
+            return answer if sequence is None else in_reply(sequence, answer)
         except grpc.aio.AioRpcError as err:
             answered = err.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
             sent = release is not None or not (err.details() or "").startswith(UNREACHED)

@@ -10,16 +10,15 @@ from typing import Any
 from tritonclient.grpc import service_pb2 as messages
 
 from serve.gateway.contracts import Contracts
-from serve.gateway.elements import check_shape
 from serve.gateway.encoding import unpack
 from serve.gateway.errors import BadRequestError, GatewayError
 from serve.gateway.gate import Gate
 from serve.gateway.grpc_clients import Clients, address_of, client_of
-from serve.gateway.grpc_request import check_message
+from serve.gateway.grpc_request import check_message, rename
 from serve.gateway.grpc_status import Context
 from serve.gateway.identity import Identity
 from serve.gateway.memory import CONNECTION_BYTES, Share
-from serve.gateway.sequences import ends_sequence
+from serve.gateway.sequences import Named
 from serve.gateway.settings import Settings
 from serve.rollout.plan import Target
 
@@ -151,8 +150,8 @@ class Incoming:
         if not reading.cancelled():
             reading.exception()  # whoever waited for it may have left
 
-    async def request(self, identity: Identity, body: bytes) -> Any:
-        """An infer request, after the key's checks.
+    async def request(self, identity: Identity, body: bytes) -> tuple[Any, bytes, Named | None]:
+        """An infer request after the key's checks, as it goes on, the same in bytes, and its sequence.
 
         Raises:
             GatewayError: it may not be asked, not now, or not this much.
@@ -161,21 +160,14 @@ class Incoming:
         model: str = request.model_name
         identity.check_model(model)
         self._gate.incidents.outages.check(model)
-        if self._settings.validate:
-            release = self._gate.releases.get(model) if not request.model_version else None
-            target = release.kept if release is not None else Target(model, request.model_version or None)
-            check = partial(check_message, request, shared_memory=identity.admin)
-            await self._contracts.fitting(target, check)
-        elif most := self._settings.max_elements:
-            for tensor in request.inputs:
-                check_shape(tensor.name, tensor.shape, most)
-        return request
-
-    def claim(self, identity: Identity, request: Any) -> None:
-        """Raises TakenSequenceError where the request is of a sequence that another key began."""
-        if request.parameters and (sequence := about(request)[1]) is not None:
-            ends = ends_sequence(request.parameters)
-            self._gate.incidents.claim(identity.id, request.model_name, sequence, ends=ends)
+        release = self._gate.releases.get(model) if not request.model_version else None
+        target = release.kept if release is not None else Target(model, request.model_version or None)
+        check = partial(check_message, request, shared_memory=identity.admin)
+        await self._contracts.fitting(target, check)
+        sequence = rename(request, identity.digest)
+        if sequence is not None and sequence.renamed:
+            body = request.SerializeToString()
+        return request, body, sequence
 
 
 def parsed(kind: Callable[[], Any], body: bytes) -> Any:

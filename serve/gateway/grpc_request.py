@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from serve.gateway.contract import ITEM_BYTES, Contract, UnfitError, check_framing, check_parameters
+from tritonclient.grpc import service_pb2 as messages
 
-__all__ = ["check_message"]
+from serve.gateway.contract import ITEM_BYTES, Contract, UnfitError, check_framing, check_parameters
+from serve.gateway.sequences import SEQUENCE_ID, Named, named
+
+__all__ = ["check_message", "in_reply", "rename", "restore"]
 
 # The field of InferTensorContents that holds a datatype's elements.
 _FIELDS = {
@@ -29,7 +32,9 @@ def check_message(message: Any, contract: Contract, *, shared_memory: bool) -> N
         UnfitError: it does not.
         TooManyElementsError: an input has more elements than are allowed.
     """
-    check_parameters(_values(message.parameters), shared_memory=shared_memory)
+    parameters = _values(message.parameters)
+    check_parameters(parameters, shared_memory=shared_memory)
+    contract.check_sequence(parameters.get(SEQUENCE_ID))
     raws = list(message.raw_input_contents)
     carried = 0
     for tensor in message.inputs:
@@ -65,6 +70,44 @@ def check_message(message: Any, contract: Contract, *, shared_memory: bool) -> N
             contract.check_outputs([output.name])
             contract.check_classes(output.name, parameters["classification"])
     contract.check_outputs([output.name for output in message.outputs])
+
+
+def rename(message: Any, digest: str) -> Named | None:
+    """The sequence of a ModelInferRequest, which has its name from its client's key from then on; None for none.
+
+    Args:
+        message: inference.ModelInferRequest.
+        digest: of its client's key; "" where there are none.
+    """
+    if SEQUENCE_ID not in message.parameters:
+        return None
+    sequence = named(_values(message.parameters)[SEQUENCE_ID], digest)
+    if sequence is not None and sequence.renamed:
+        _write(message.parameters, sequence.sent)
+    return sequence
+
+
+def in_reply(sequence: Named, answer: bytes) -> bytes:
+    """A ModelInferResponse with its client's id of the sequence, where Triton says its own: in answers of ensembles."""
+    if not sequence.renamed or SEQUENCE_ID.encode() not in answer:
+        return answer
+    message = messages.ModelInferResponse.FromString(answer)
+    restore(message, {sequence.sent: sequence})
+    reply: bytes = message.SerializeToString()
+    return reply
+
+
+def restore(answer: Any, sequences: Mapping[int | str, Named]) -> None:
+    """Write the client's id into an inference.ModelInferResponse of one of these sequences, which are by Triton's."""
+    if SEQUENCE_ID in answer.parameters:
+        sent = _values(answer.parameters)[SEQUENCE_ID]
+        if (sequence := sequences.get(sent)) is not None:
+            _write(answer.parameters, sequence.asked)
+
+
+def _write(parameters: Any, sequence: int | str) -> None:
+    kind = "int64_param" if isinstance(sequence, int) else "string_param"
+    parameters[SEQUENCE_ID].CopyFrom(messages.InferParameter(**{kind: sequence}))
 
 
 def _raw(name: str, datatype: str, raw: bytes, count: int) -> None:

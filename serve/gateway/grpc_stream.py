@@ -66,8 +66,8 @@ class Streams:
                     identity = keys.identify_key(key)  # it may have been revoked, or its rights changed
                     identity.take()
                     # A stream stays with what Triton serves by itself.
-                    request = await self._incoming.request(identity, body)
-                    self._incoming.claim(identity, request)
+                    request, body, sequence = await self._incoming.request(identity, body)
+                    unanswered.of(sequence)
                     await flights.sent(identity.id, request.model_name, self._settings.timeout_s)
                 except GatewayError as err:
                     failed.append(bare(err))

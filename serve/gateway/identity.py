@@ -32,12 +32,13 @@ class Identity:
     """
 
     __slots__ = (
-        "_allowed", "_models", "admin", "bucket", "expires", "id", "metrics", "name", "priority", "questions",
+        "_allowed", "_models", "admin", "bucket", "digest", "expires", "id", "metrics", "name", "priority", "questions",
     )  # fmt: skip
 
     def __init__(self, key: Key, bucket: TokenBucket | None, questions: TokenBucket | None = None) -> None:
         self.id = key.id
         self.name = key.name
+        self.digest = key.digest if key.id else ""  # nobody's is no secret
         self.priority = key.priority
         self.admin = key.admin
         self.metrics = key.metrics or key.admin

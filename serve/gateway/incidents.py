@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from serve.gateway.outages import Outages
-from serve.gateway.sequences import Owners
 from serve.gateway.suspects import Suspects
 
 __all__ = ["Incidents"]
@@ -14,7 +13,7 @@ __all__ = ["Incidents"]
 
 @dataclass(frozen=True)
 class Incidents:
-    """Models that are down, requests that may have done it, and whose sequences the models remember.
+    """Models that are down, and requests that may have done it.
 
     Attributes:
         control: HTTP headers that the Triton asks for before it lists its repository.
@@ -23,9 +22,3 @@ class Incidents:
     outages: Outages = field(default_factory=Outages)
     suspects: Suspects = field(default_factory=Suspects)
     control: Mapping[str, str] = field(default_factory=dict)
-    owners: Owners = field(default_factory=Owners)
-
-    def claim(self, key: str, model: str, sequence: bytes, *, ends: bool) -> None:
-        """A request of a sequence is about to be sent; raises TakenSequenceError where another key began it."""
-        deaths = self.outages.deaths
-        self.owners.claim(key, model, sequence, ends=ends, life=(deaths[model], deaths[""]))

@@ -17,8 +17,7 @@ from starlette.types import Receive, Scope, Send
 from serve.gateway.asking import CLIENT_LEFT, ask_model
 from serve.gateway.bodies import growing_body, read_body
 from serve.gateway.contracts import Contracts
-from serve.gateway.deadline import TIMEOUT_HEADER, patience_s, with_timeout
-from serve.gateway.elements import check_elements
+from serve.gateway.deadline import TIMEOUT_HEADER, patience_s
 from serve.gateway.encoding import unpack
 from serve.gateway.errors import (
     BadRequestError,
@@ -34,6 +33,7 @@ from serve.gateway.infer_head import JSON, PATH, RETURNED, SAFE, answer_lines, s
 from serve.gateway.memory import Share
 from serve.gateway.protocol import BINARY_HEADER
 from serve.gateway.released import Released
+from serve.gateway.sequences import in_answer
 from serve.gateway.settings import Settings
 from serve.gateway.telemetry import INFER_ROUTE, Observed, Telemetry
 from serve.http_body import GrowingBody
@@ -128,14 +128,12 @@ class InferEndpoint:
             header_length is not None
             and release is None
             and timeout is None
-            and (settings.validate or not settings.max_elements)
             and not self._gate.incidents.suspects.watches(identity.id, model)
         ):
             body = growing_body(scope, read, header_length, settings.max_body_bytes, share)
         if body is None:
             body = await read_body(scope, read.get(b"content-length"), receive, settings.max_body_bytes, share)
         observed.received = len(body)
-        changed: int | None = None
         trace = observed.trace
         if trace is not None:
             forwarded = [header for header in forwarded if header[0] != b"traceparent"]
@@ -143,24 +141,21 @@ class InferEndpoint:
             trace.done("receive")
         if isinstance(body, bytes) and b"content-encoding" in read:
             body = await unpack(body, read[b"content-encoding"], settings.max_body_bytes, share)
-        if settings.validate:
-            kept = release.kept if release is not None else Target(model, version)
-            seconds = None if timeout is None else patience
-            body, changed = await self._contracts.fitted(
-                kept, body, header_length, shared_memory=identity.admin, seconds=seconds
-            )
-        elif isinstance(body, bytes):
-            if settings.max_elements:
-                check_elements(body, header_length, settings.max_elements)
-            if timeout is not None:
-                body, changed = with_timeout(body, header_length, patience)
+        kept = release.kept if release is not None else Target(model, version)
+        seconds = None if timeout is None else patience
+        body, changed, sequence = await self._contracts.fitted(
+            kept, body, header_length, shared_memory=identity.admin, seconds=seconds, digest=identity.digest
+        )
         if changed is not None and changed != header_length:
             forwarded = [header for header in forwarded if header[0] != BINARY_HEADER]
             forwarded.append((BINARY_HEADER, b"%d" % changed))
+        if sequence is not None and sequence.renamed:  # its id may have to be read in the answer
+            forwarded = [header for header in forwarded if header[0] != b"accept-encoding"]
+        place = None if sequence is None else sequence.place
 
         async def ask(body: bytes | GrowingBody) -> Response:
             left = deadline - time.monotonic()
-            return await self._released.infer(release, path, identity, scope["headers"], forwarded, body, left)
+            return await self._released.infer(release, path, identity, scope["headers"], forwarded, body, left, place)
 
         send_it = partial(
             ask_model, self._gate, identity, model, scope=scope, receive=receive, deadline=deadline, size=len(body)
@@ -172,6 +167,8 @@ class InferEndpoint:
                 raise
             whole = await body.wait()
             response = await send_it(partial(ask, whole), body=whole, trace=trace)
+        if sequence is not None:
+            response = in_answer(sequence, response)
         returned = [header for header in response.headers if header[0] in RETURNED]
         observed.sent = len(response.body)
         await _answer(scope, send, response.status, returned, identity.limits(), response.body)

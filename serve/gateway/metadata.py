@@ -15,6 +15,7 @@ __all__ = ["EXAMPLE_SOURCE", "ModelMetadata", "TensorMetadata", "example_request
 
 # Response header of the gateway's example: "model" (the model brought it) or "metadata" (made up of zeros).
 EXAMPLE_SOURCE = b"example-source"
+CORRELATION_ID, TEXT = "CONTROL_SEQUENCE_CORRID", "TYPE_STRING"
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,9 @@ class ModelMetadata:
         part_of: the packed model that it is a step of; "" where it stands for itself.
         shares_steps: whether it asks other models, at whatever version is their newest, for all versions of its own.
         max_batch_size: items that a request may hold; 0 where the model does not batch, or nothing is known.
+        sequence_texts: whether the id of a sequence may be a text: where the model asks for numbers, or nothing is
+            known, a text would end Triton.
+        steps: models, and their versions (None for Triton's choice), that an ensemble asks.
     """
 
     name: str
@@ -55,6 +59,8 @@ class ModelMetadata:
     part_of: str = ""
     shares_steps: bool = False
     max_batch_size: int = 0
+    sequence_texts: bool = False
+    steps: tuple[tuple[str, str | None], ...] = ()
 
     @classmethod
     def parse(cls, metadata: bytes, config: bytes | None) -> Self:
@@ -84,7 +90,11 @@ class ModelMetadata:
             shares = "ensemble_scheduling" in known or "network" in parameters  # the latter is pack's own
             versions = tuple(data.get("versions", ()))
             most = int(known.get("max_batch_size", 0))
-            return cls(data["name"], versions, inputs, outputs, batched, example, part_of, shares, most)
+            texts = config is not None and _ids(known) <= {TEXT}
+            steps = tuple(map(_step, known.get("ensemble_scheduling", {}).get("step", ())))
+            return cls(
+                data["name"], versions, inputs, outputs, batched, example, part_of, shares, most, texts, steps
+            )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise ProtocolError(f"can't read the model's metadata: {err!r}") from err
 
@@ -101,6 +111,18 @@ def example_request(metadata: ModelMetadata, generator: np.random.Generator | No
     if metadata.example is not None:
         return dict(metadata.example)
     return {"inputs": [_made_up(tensor, generator) for tensor in metadata.inputs]}
+
+
+def _ids(config: Mapping[str, Any]) -> set[str]:
+    """Datatypes in which a model asks for the id of its sequence."""
+    inputs = config.get("sequence_batching", {}).get("control_input", ())
+    controls = [control for item in inputs for control in item.get("control", ())]
+    return {control.get("data_type", "") for control in controls if control.get("kind") == CORRELATION_ID}
+
+
+def _step(step: Mapping[str, Any]) -> tuple[str, str | None]:
+    version = int(step.get("model_version", -1))
+    return step["model_name"], str(version) if version >= 0 else None
 
 
 def _tensor(item: Mapping[str, Any], *, optional: bool = False) -> TensorMetadata:

@@ -125,7 +125,7 @@ def predict_router(
             message, item = await _message(contracts, metadata, request, body, settings.max_elements)
             del body
             share.resize(len(message.body))
-            if settings.validate and message.header_length is not None:
+            if message.header_length is not None:
                 head, tail = message.body[: message.header_length], len(message.body) - message.header_length
                 await contracts.read(kept, head, tail, shared_memory=False)
 

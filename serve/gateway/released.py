@@ -14,7 +14,7 @@ from serve.gateway.deadline import EarlyTimeoutError
 from serve.gateway.encoding import unpacked
 from serve.gateway.errors import GatewayError, UpstreamDownError, UpstreamTimeoutError
 from serve.gateway.identity import Identity
-from serve.gateway.protocol import BINARY_HEADER, SEQUENCE, InferResponse, parse_response
+from serve.gateway.protocol import BINARY_HEADER, InferResponse, parse_response
 from serve.gateway.release import Answered, Grade, Release
 from serve.gateway.upstream import Upstream
 from serve.http_body import GrowingBody
@@ -57,6 +57,7 @@ class Released:
         headers: Headers,
         body: bytes | GrowingBody,
         timeout_s: float,
+        sequence: bytes | None = None,
     ) -> Response:
         """An answer by one of the two models under release, whose header Served-By says which; else by Triton's choice.
 
@@ -66,27 +67,28 @@ class Released:
             came: headers of the client's request.
             headers: those that go on to Triton.
             timeout_s: for all tries together.
+            sequence: what says which server has the request's sequence; None for none.
 
         Raises:
             GatewayError: there was no answer.
         """
         if release is None or not isinstance(body, bytes):
-            return await self._upstream.infer(path, headers, body, timeout_s, who=who.id.encode())
+            return await self._upstream.infer(path, headers, body, timeout_s, who=who.id.encode(), sequence=sequence)
         deadline = time.monotonic() + timeout_s
 
         async def ask(target: Target) -> tuple[Grade, Response | GatewayError]:
             left = deadline - time.monotonic()
             if target.model == release.model:
-                return await self._ask(target, headers, body, left, who.id.encode())
+                return await self._ask(target, headers, body, left, who.id.encode(), sequence)
             with suspects.beside(who.id, target.model, body) as flight:
-                found = await self._ask(target, headers, body, left, who.id.encode())
+                found = await self._ask(target, headers, body, left, who.id.encode(), sequence)
                 flight.lost = isinstance(found[1], GatewayError)
             return found
 
         suspects = self._gate.incidents.suspects
         watched = suspects.watches(who.id, release.model) or suspects.watches(who.id, release.candidate.model)
         place = _Place(release, self._gate.places(release.candidate.model), len(body), watched=watched)
-        movable = release.weight >= 1 or SEQUENCE not in body
+        movable = release.weight >= 1 or sequence is None
         try:
             sticky = sticky_value(release, who, came)
             answered = await release.ask(sticky, ask, movable=movable, reserve=place.take)
@@ -109,10 +111,17 @@ class Released:
         await asyncio.gather(*self._copies, return_exceptions=True)
 
     async def _ask(
-        self, target: Target, headers: Headers, body: bytes, timeout_s: float, who: bytes | None = None
+        self,
+        target: Target,
+        headers: Headers,
+        body: bytes,
+        timeout_s: float,
+        who: bytes | None = None,
+        sequence: bytes | None = None,
     ) -> tuple[Grade, Response | GatewayError]:
         try:
-            answer = await self._upstream.infer(target.path.encode(), headers, body, timeout_s, who=who)
+            name = target.path.encode()
+            answer = await self._upstream.infer(name, headers, body, timeout_s, who=who, sequence=sequence)
         except EarlyTimeoutError as err:
             return Grade.CUT, err
         except UpstreamTimeoutError as err:

@@ -15,6 +15,7 @@ import orjson
 
 from serve.gateway.contract import ITEM_BYTES, Contract, UnfitError, check_framing, check_parameters
 from serve.gateway.errors import BadRequestError, GatewayError
+from serve.gateway.sequences import SEQUENCE_ID, Named, named
 
 __all__ = ["Request", "check_json_bytes", "loaded", "raw_head", "read_request"]
 
@@ -35,14 +36,16 @@ class Request:
     Attributes:
         header: its JSON, of names, numbers, texts and lists alone; None where it is long.
         binary: whether raw tensors follow the JSON, or would.
+        sequence: that it belongs to; None for none.
         texts: raw BYTES inputs, as (name, elements, first byte, bytes), which are looked at once all of them is there.
     """
 
-    __slots__ = ("binary", "header", "texts")
+    __slots__ = ("binary", "header", "sequence", "texts")
 
     def __init__(self, header: dict[str, Any], *, binary: bool) -> None:
         self.header: dict[str, Any] | None = header
         self.binary = binary
+        self.sequence: Named | None = None
         self.texts: list[tuple[str, int, int, int]] = []
 
     def check_texts(self, tail: bytes | memoryview) -> None:
@@ -69,7 +72,9 @@ class Request:
         return orjson.dumps(self.header | {"parameters": parameters | {"timeout": least}})
 
 
-def read_request(head: bytes, tail_bytes: int | None, contract: Contract, *, shared_memory: bool = False) -> Request:
+def read_request(
+    head: bytes, tail_bytes: int | None, contract: Contract, *, shared_memory: bool = False, digest: str = ""
+) -> Request:
     """Read the JSON of an infer request, and hold it against what the model takes.
 
     Args:
@@ -77,6 +82,7 @@ def read_request(head: bytes, tail_bytes: int | None, contract: Contract, *, sha
         tail_bytes: how many bytes of raw tensors follow; None where it is all JSON.
         contract: of the model.
         shared_memory: whether it may name regions of shared memory.
+        digest: of its client's key, by which its sequence is named; "" where there are no keys.
 
     Raises:
         BadRequestError: it is not an infer request, or does not fit the model.
@@ -84,13 +90,17 @@ def read_request(head: bytes, tail_bytes: int | None, contract: Contract, *, sha
     """
     header = loaded(head)
     _only(header, _KNOWN, "the request")
-    inputs = header.get("inputs")
+    inputs = header.get("inputs", [])  # there are models that need none
     if type(inputs) is not list:
         raise UnfitError("it has no list of inputs")
     if "id" in header and (type(header["id"]) is not str or len(header["id"]) > 1024):
         raise UnfitError("its id is no text of up to 1024 letters")
-    _parameters(header, shared_memory=shared_memory)
+    parameters = _parameters(header, shared_memory=shared_memory)
+    contract.check_sequence(parameters.get(SEQUENCE_ID))
     request = Request(header, binary=tail_bytes is not None)
+    if (sequence := named(parameters.get(SEQUENCE_ID), digest)) is not None:
+        request.sequence = sequence
+        header["parameters"][SEQUENCE_ID] = sequence.sent
     taken = 0
     for item in inputs:
         taken += _input(request, item, taken, contract, shared_memory=shared_memory)

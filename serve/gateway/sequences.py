@@ -1,74 +1,28 @@
 """Requests of a sequence: what one model server remembers of them, no other knows.
 
-Such a request is asked once, of the server that had those before it.
+Such a request is asked once, of the server that had those before it. Triton's ids are the same for all who ask it: what
+a key calls a sequence goes on under a name that no other key's can have.
 """
 
 from __future__ import annotations
 
 import json
-import re
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-import orjson
+from serve.gateway.protocol import BINARY_HEADER
+from serve.http_client import Response
 
-from serve.gateway.errors import BadRequestError, GatewayError
-from serve.gateway.protocol import BINARY_HEADER, SEQUENCE
-from serve.http_body import GrowingBody
+__all__ = ["SEQUENCE_ID", "Named", "Sequences", "in_answer", "named"]
 
-__all__ = ["UNKNOWN", "Owners", "Sequences", "TakenSequenceError", "ends_sequence", "named_sequence", "sequence_of"]
-
-UNKNOWN = b"?"
-"""It may be of a sequence, and can't be told of which."""
-MOST, MOST_OF_KEY = 65536, 4096
-IDLE_S = 600.0  # Triton's own is a second where a model does not say otherwise
-_ID = re.compile(rb'"sequence_id"\s*:\s*(?:([0-9]{1,20})(?=[\s,}])|("[^"\\]{0,256}"))')
-_ESCAPE = b"\\u"
+MOST = 65536
+SEQUENCE_ID = "sequence_id"
+INT64 = 2**63
 
 Host = TypeVar("Host")
-
-
-class TakenSequenceError(GatewayError):
-    """A sequence that another key began."""
-
-    status = 409
-
-    def __init__(self, model: str) -> None:
-        super().__init__(
-            f"this sequence of the model {model!r} is not this key's",
-            why="another key has begun a sequence with this id, which has not ended",
-            mend="take another sequence_id: large random numbers do not meet",
-        )
-
-
-def sequence_of(headers: Sequence[tuple[bytes, bytes]], body: bytes | GrowingBody) -> bytes | None:
-    """The id of the sequence that an infer request belongs to; None where it belongs to none.
-
-    Args:
-        headers: that say how long its JSON is.
-        body: of the request; JSON that was not read before may spell a name with escapes.
-    """
-    if isinstance(body, GrowingBody):
-        return UNKNOWN if SEQUENCE in body else None
-    length = next((value for name, value in headers if name == BINARY_HEADER), b"")
-    head = body[: int(length)] if length.isdigit() else body
-    escaped = _ESCAPE in head
-    if SEQUENCE in head and not escaped:
-        found = _ID.findall(head)
-        if len(found) == 1:
-            number, text = found[0]
-            return None if text == b'""' or (number and not int(number)) else text[1:-1] or b"%d" % int(number)
-        return UNKNOWN
-    if not escaped:
-        return None
-    try:
-        asked = orjson.loads(head).get("parameters", {}).get("sequence_id", 0)
-    except (ValueError, AttributeError):
-        return UNKNOWN
-    return str(asked).encode() if asked else None
 
 
 class Sequences(Generic[Host]):
@@ -105,86 +59,68 @@ class Sequences(Generic[Host]):
         self._where.pop(key, None)
 
 
-class Owners:
-    """Which key began a sequence: Triton's ids are the same for all, and whoever knows one could go on with it.
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A sequence.
 
-    A sequence is its key's until it ends, was idle for `IDLE_S`, or died with its model's process.
+    Attributes:
+        asked: its id, as its client says it.
+        sent: as Triton hears it.
+    """
+
+    asked: int | str
+    sent: int | str
+
+    @property
+    def place(self) -> bytes:
+        """What says which server has it."""
+        return str(self.sent).encode()
+
+    @property
+    def renamed(self) -> bool:
+        return self.asked != self.sent
+
+    def told(self, text: str) -> str:
+        """What Triton says of it, with its client's id."""
+        return text.replace(str(self.sent), str(self.asked)) if self.renamed else text
+
+
+def named(sequence: object, digest: str) -> Named | None:
+    """A sequence by its client's id and its client's key; None where the id says that there is none (0, "").
+
+    Numbers stay numbers (63 bits of a hash) and texts texts (128 bits): a model says which of them it takes. The hash
+    (BLAKE2b) is keyed with what is stored of the client's key, so that each gateway gives the same, and nobody finds an
+    id that becomes what another key's does.
 
     Args:
-        clock: seconds that never go back.
+        sequence: a number or a text.
+        digest: SHA-256 of the key, in hexadecimal; "" where there are no keys, and so nobody to tell from another.
     """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._of: dict[tuple[str, bytes], tuple[str, float, object]] = {}
-        self._by_key: dict[str, OrderedDict[tuple[str, bytes], None]] = {}
-
-    def claim(self, key: str, model: str, sequence: bytes, *, ends: bool, life: object = None) -> None:
-        """A request of a sequence is about to be sent.
-
-        Args:
-            key: the id of its key; "" where there are no keys, and so nobody to tell from another.
-            model: that is asked, in whatever version.
-            sequence: its id.
-            ends: whether it is the last of its sequence.
-            life: changes when the model's process dies.
-
-        Raises:
-            TakenSequenceError: another key has begun it.
-        """
-        if not key:
-            return
-        which = model, sequence
-        now = self._clock()
-        if (known := self._of.get(which)) is not None:
-            owner, when, life_then = known
-            if owner != key and now - when < IDLE_S and life_then == life:
-                raise TakenSequenceError(model)
-            self._drop(which, owner)
-        if ends:
-            return
-        self._of[which] = key, now, life
-        own = self._by_key.setdefault(key, OrderedDict())
-        own[which] = None
-        oldest = next(iter(own))
-        if len(own) > MOST_OF_KEY or now - self._of[oldest][1] >= IDLE_S:  # one key has no room of another's
-            self._drop(oldest, key)
-
-    def _drop(self, which: tuple[str, bytes], owner: str) -> None:
-        del self._of[which]
-        own = self._by_key[owner]
-        del own[which]
-        if not own:
-            del self._by_key[owner]
+    if not isinstance(sequence, int | str) or not sequence:
+        return None
+    if not digest:
+        return Named(sequence, sequence)
+    kind = b"n" if isinstance(sequence, int) else b"t"
+    found = blake2b(kind + str(sequence).encode(), digest_size=16, key=bytes.fromhex(digest)).digest()
+    return Named(sequence, int.from_bytes(found[:8]) % (INT64 - 1) + 1 if isinstance(sequence, int) else found.hex())
 
 
-def named_sequence(headers: Sequence[tuple[bytes, bytes]], body: bytes | GrowingBody) -> tuple[bytes, bool] | None:
-    """The sequence of a request for which `sequence_of` finds one, read strictly, and whether the request ends it.
-
-    Raises:
-        BadRequestError: it can't be told which: parsers differ in what a name that comes twice means.
-    """
-    length = next((value for name, value in headers if name == BINARY_HEADER), b"")
-    size = int(length) if length.isdigit() else len(body)
-    head = body.head(size) if isinstance(body, GrowingBody) else body[:size]
-    try:
-        parameters = json.loads(head, object_pairs_hook=_once).get("parameters") or {}
-        sequence, end = parameters.get("sequence_id"), parameters.get("sequence_end")
-    except (ValueError, AttributeError, RecursionError) as err:
-        raise BadRequestError("it can't be told which sequence this is", why=str(err)) from err
-    if not isinstance(sequence, int | str | None) or not isinstance(end, bool | None):
-        raise BadRequestError("sequence_id is a number or a text, and sequence_end true or false")
-    return (str(sequence).encode(), bool(end)) if sequence else None
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise BadRequestError("a name comes twice in one object of the request")
-    return found
-
-
-def ends_sequence(parameters: Any) -> bool:
-    """Whether a ModelInferRequest with these parameters is the last of its sequence."""
-    end = parameters.get("sequence_end")
-    return end is not None and bool(end.bool_param)
+def in_answer(sequence: Named, answer: Response) -> Response:
+    """An answer over HTTP with its client's id, where Triton says its own: in errors, and in answers of ensembles."""
+    if not sequence.renamed or answer.header(b"content-encoding"):
+        return answer
+    if answer.status != 200:
+        asked = json.dumps(str(sequence.asked))[1:-1].encode()
+        return replace(answer, body=answer.body.replace(str(sequence.sent).encode(), asked))
+    # No text of a tensor has it: there, its quotes would be escaped.
+    ours, theirs = (b'"%b":%b' % (SEQUENCE_ID.encode(), json.dumps(each).encode())
+                    for each in (sequence.sent, sequence.asked))  # fmt: skip
+    length = answer.header(BINARY_HEADER)
+    size = int(length) if length is not None else len(answer.body)
+    at = answer.body.find(ours, 0, size)
+    if at < 0:
+        return answer
+    body = b"".join((answer.body[:at], theirs, answer.body[at + len(ours) :]))
+    new = b"%d" % (size + len(theirs) - len(ours))
+    headers = [(name, new if name == BINARY_HEADER else value) for name, value in answer.headers]
+    return replace(answer, headers=headers, body=body)

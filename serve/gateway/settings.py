@@ -93,7 +93,7 @@ class Settings:
 
     validate: bool = True
     """Hold each request against its model's metadata, and let nothing else through. Off only for an upstream that tells
-    none: a request that does not fit can end Triton, or fail the requests that it is batched with."""
+    none: what may end any server is refused all the same, but names, dimensions and batches are left to the server."""
 
     max_elements: int = 0
     """Most elements that an input tensor may have, whatever the model's dimensions allow; 0 for what they do."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Any
 
 from tritonclient.grpc import service_pb2 as messages
 
+from serve.gateway.grpc_request import restore
 from serve.gateway.memory import Share
+from serve.gateway.sequences import SEQUENCE_ID, Named
 
 __all__ = ["FINAL_ASKED", "Unanswered"]
 
 MOST = 256
+OF_SEQUENCE = SEQUENCE_ID.encode(), b"sequence "  # in parameters, and in errors
 ASKED, FINAL = "triton_enable_empty_final_response", "triton_final_response"
 
 # Two messages of protobuf, one after the other, are one message with the fields of both: this makes Triton say which
@@ -35,6 +38,7 @@ class Unanswered:
         self._bytes = 0
         self._answered = asyncio.Event()
         self._asked = False
+        self._sequences: OrderedDict[int | str, Named] = OrderedDict()
 
     async def room(self) -> None:
         """Wait until one more may be read."""
@@ -53,12 +57,26 @@ class Unanswered:
         if ASKED in request.parameters and request.parameters[ASKED].bool_param:
             self._asked = True
 
+    def of(self, sequence: Named | None) -> None:
+        """A message goes on of this sequence, if of any, under another id than its client's."""
+        if sequence is not None and sequence.renamed:
+            self._sequences[sequence.sent] = sequence
+            self._sequences.move_to_end(sequence.sent)
+            if len(self._sequences) > MOST:  # no more than this are with Triton
+                self._sequences.popitem(last=False)
+
     def read(self, answer: bytes) -> tuple[bytes | None, bool]:
         """An answer of Triton's as its client is to have it, None for nothing; and whether it is a request's last."""
-        if FINAL.encode() not in answer:
+        restored = bool(self._sequences) and any(word in answer for word in OF_SEQUENCE)
+        if FINAL.encode() not in answer and not restored:
             return answer, True
         response = messages.ModelStreamInferResponse.FromString(answer)
         inner = response.infer_response
+        if restored:
+            if response.error_message:
+                response.error_message = self._told(response.error_message)
+            restore(inner, self._sequences)
+            answer = response.SerializeToString()
         if response.error_message or FINAL not in inner.parameters:
             return answer, True
         final: bool = inner.parameters[FINAL].bool_param
@@ -68,6 +86,12 @@ class Unanswered:
             return None, True
         del inner.parameters[FINAL]
         return response.SerializeToString(), final
+
+    def _told(self, text: str) -> str:
+        """An error of Triton's with the client's ids."""
+        for sequence in self._sequences.values():
+            text = sequence.told(text)
+        return text
 
     def answered(self) -> None:
         """A message was answered, and its client has taken the answer; which one does not matter."""

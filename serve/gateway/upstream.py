@@ -27,7 +27,6 @@ from serve.gateway.memory import LastingShare, Memory
 from serve.gateway.metadata import ModelMetadata
 from serve.gateway.node import Node
 from serve.gateway.outages import DEAD_STUB, ModelDownError
-from serve.gateway.sequences import named_sequence, sequence_of
 from serve.gateway.settings import Settings
 from serve.gateway.telemetry import Telemetry
 from serve.gateway.tensors import ProtocolError
@@ -85,8 +84,7 @@ class Upstream:
             telemetry.joined.inc(count)
             telemetry.batches.inc()
 
-        self._incidents = Incidents()
-        self.outages = self._incidents.outages
+        self.outages = Incidents().outages
         self._control: list[tuple[bytes, bytes]] = []
         self.answers_for_name: Callable[[str, str], bool] = lambda *_: False  # releases know
         self._settings = settings
@@ -103,7 +101,6 @@ class Upstream:
     def follow(self, incidents: Incidents) -> None:
         """Take what is known of models that are down, and of who may list them, from there."""
         self.outages = incidents.outages
-        self._incidents = incidents
         self._control = [(name.encode(), value.encode()) for name, value in incidents.control.items()]
 
     async def get(self, path: str, *, timeout_s: float | None = None) -> Response:
@@ -121,20 +118,18 @@ class Upstream:
         timeout_s: float,
         *,
         who: bytes | None = None,
+        sequence: bytes | None = None,
     ) -> Response:
         """POST an infer request; raises GatewayError (502, 503, 504).
 
         Args:
             who: whose it is; None for one that goes alone.
+            sequence: what says which server has the sequence that it belongs to; None for none.
         """
         began = time.monotonic()
         try:
             coalescer = self._coalescer
-            sequence = sequence_of(headers, body)
             if sequence is not None:
-                if who and (named := named_sequence(headers, body)) is not None:
-                    model = path.decode().split("/")[3]
-                    self._incidents.claim(who.decode(), model, named[0], ends=named[1])
                 answer = await self._exchange(path, headers, body, timeout_s, sequence)
             elif coalescer is not None and who is not None and isinstance(body, bytes) and coalescer.takes(headers):
                 who = b"" if self._settings.coalesce_keys else who

@@ -7,7 +7,7 @@ import http.client
 import json
 import struct
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,15 +116,28 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def addresses(triton: TritonServer) -> Iterator[tuple[str, str]]:
-    """host:port of the gateway over HTTP, and over gRPC."""
+@contextmanager
+def served(triton: TritonServer, *, validate: bool) -> Iterator[tuple[str, str]]:
     settings = Settings(
         upstream=(f"http://{triton.http_address}",), grpc_upstream=(triton.grpc_address,), port=0,
-        grpc_port=free_port(),
+        grpc_port=free_port(), validate=validate,
     )  # fmt: skip
     with gateway_thread(settings) as url:
         yield url.removeprefix("http://"), f"127.0.0.1:{settings.grpc_port}"
+
+
+@pytest.fixture(scope="module")
+def addresses(triton: TritonServer) -> Iterator[tuple[str, str]]:
+    """host:port of the gateway over HTTP, and over gRPC."""
+    with served(triton, validate=True) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def unvalidated(triton: TritonServer) -> Iterator[tuple[str, str]]:
+    """The same of one that does not hold requests against their model."""
+    with served(triton, validate=False) as found:
+        yield found
 
 
 def over_http(address: str, request: dict[str, Any]) -> Asked:
@@ -193,6 +206,48 @@ def test_what_is_refused_over_http_is_refused_over_grpc(
     assert triton.running
 
 
+# What Triton, or a model of its, judges by itself: it is refused there, or means nothing.
+FOR_TRITON = frozenset((
+    "no inputs", "an input that the model does not have", "one input too many", "another datatype",
+    "one dimension too few", "one dimension too many", "no shape", "another size", "an empty batch",
+    "a batch that is too large", "an output that the model does not have",
+))  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_may_end_a_server_is_refused_without_validation_too(
+    triton: TritonServer, unvalidated: tuple[str, str], kind: str
+) -> None:
+    before, request = triton.pid, REFUSED[kind]
+    for found in (
+        over_http(unvalidated[0], request),
+        over_grpc(unvalidated[1], request, stream=False),
+        over_grpc(unvalidated[1], request, stream=True) if kind not in FOR_TRITON else Asked(400, ""),
+    ):
+        assert found.status == 400, found
+    assert over_http(unvalidated[0], tiny(X)).status == 200
+    assert over_http(unvalidated[0], files(FILE)).status == 200
+    assert triton.pid == before
+    assert triton.running
+
+
+def test_json_without_end_is_refused_without_validation_too(triton: TritonServer, unvalidated: tuple[str, str]) -> None:
+    before = triton.pid
+    deep = b"[" * 50_000 + b"]" * 50_000
+    for body in (
+        deep,
+        b'{"inputs":' + deep + b"}",
+        b'{"parameters":{"a":' + deep + b"}}",
+        b'{"inputs":[{"data":' + deep + b"}]}",
+    ):
+        with closing(http.client.HTTPConnection(unvalidated[0], timeout=TIMEOUT_S)) as connection:
+            connection.request("POST", "/v2/models/tiny/infer", body)
+            assert connection.getresponse().status == 400
+    assert over_grpc(unvalidated[1], tiny(X), stream=False).status == 200
+    assert triton.pid == before
+
+
+@pytest.mark.parametrize("way", ["validated", "not validated"])
 @pytest.mark.parametrize(
     "request_",
     [
@@ -203,7 +258,10 @@ def test_what_is_refused_over_http_is_refused_over_grpc(
         files(FILE | {"shape": [2, 1], "raw": 2 * FILE["raw"]}, outputs=[{"name": "bytes"}, {"name": "head"}]),
     ],
 )
-def test_what_fits_is_answered_by_all(addresses: tuple[str, str], request_: dict[str, Any]) -> None:
+def test_what_fits_is_answered_by_all(
+    addresses: tuple[str, str], unvalidated: tuple[str, str], request_: dict[str, Any], way: str
+) -> None:
+    addresses = addresses if way == "validated" else unvalidated
     assert over_http(addresses[0], request_) == Asked(200, "")
     assert over_grpc(addresses[1], request_, stream=False) == Asked(200, "")
     assert over_grpc(addresses[1], request_, stream=True) == Asked(200, "")

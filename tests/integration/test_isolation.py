@@ -271,36 +271,6 @@ def test_a_triton_that_dies_names_the_signal_and_who_was_there(tmp_path: Path, r
         assert ask(url, "tiny", TINY)[0] == 200
 
 
-def test_another_keys_sequence_is_refused_over_both_protocols(tmp_path: Path, repository: Path) -> None:
-    keys = tmp_path / "keys.json"
-    alice, bob = ({"x-api-key": add_key(keys, name)[0]} for name in ("alice", "bob"))
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    settings = tmp_path / "gateway.toml"
-    settings.write_text(f'keys = "{keys}"\ngrpc_port = {port}\n')
-    body = json.dumps(json.loads(TINY) | {"parameters": {"sequence_id": 7}}).encode()
-    message = messages.ModelInferRequest(model_name="tiny", raw_input_contents=[bytes(16)])
-    message.inputs.add(name="x", datatype="FP32", shape=[1, 4])
-    message.parameters["sequence_id"].int64_param = 7
-    with up(tmp_path, str(repository), *FREE, "--gateway", str(settings)) as running:
-        url = running.url()
-        assert ask(url, "tiny", body, **bob)[0] == 200
-        assert ask(url, "tiny", body, **alice)[0] == 409
-        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            stub.ModelInfer(message, metadata=tuple(bob.items()), timeout=20)
-            with pytest.raises(grpc.RpcError) as caught:
-                stub.ModelInfer(message, metadata=tuple(alice.items()), timeout=20)
-            assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-            with pytest.raises(grpc.RpcError) as caught:
-                list(stub.ModelStreamInfer(iter([message]), metadata=tuple(alice.items()), timeout=20))
-            assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-            message.parameters["sequence_end"].bool_param = True
-            stub.ModelInfer(message, metadata=tuple(bob.items()), timeout=20)
-        assert ask(url, "tiny", body, **alice)[0] == 200
-
-
 def test_starts_that_fail_end_it(tmp_path: Path, repository: Path) -> None:
     with up(tmp_path, str(repository), *FREE, "--restarts", "2") as running:
         running.url()

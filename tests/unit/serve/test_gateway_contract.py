@@ -76,7 +76,7 @@ WITHOUT = {key: value for key, value in GOOD.items() if key != "data"}
     ("request_", "tail", "why"),
     [
         ([], None, "no JSON object"),
-        ({}, None, "no list of inputs"),
+        ({}, None, "lacks the input x"),
         ({"inputs": {}}, None, "no list of inputs"),
         ({"inputs": [1]}, None, "no JSON object"),
         ({"inputs": []}, None, "lacks the input x"),

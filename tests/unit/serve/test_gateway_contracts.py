@@ -69,7 +69,7 @@ def contracts(told: Told, clock: Clock) -> Contracts:
 
 
 def fitted(contracts: Contracts, body: bytes, length: int, *, admin: bool = False) -> tuple[bytes, int | None]:
-    found, new = asyncio.run(contracts.fitted(TARGET, body, length, shared_memory=admin, seconds=None))
+    found, new, _ = asyncio.run(contracts.fitted(TARGET, body, length, shared_memory=admin, seconds=None))
     assert isinstance(found, bytes)
     return found, new
 

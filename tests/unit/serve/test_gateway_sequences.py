@@ -14,52 +14,55 @@ import orjson
 import pytest
 
 from serve.gateway.balancer import Balancer
-from serve.gateway.errors import BadRequestError
 from serve.gateway.grpc_channels import SERVICE, GrpcChannels
 from serve.gateway.keys import add_key
 from serve.gateway.node import Node
 from serve.gateway.outliers import Verdict
 from serve.gateway.protocol import BINARY_HEADER
-from serve.gateway.sequences import (
-    IDLE_S,
-    MOST_OF_KEY,
-    UNKNOWN,
-    Owners,
-    Sequences,
-    TakenSequenceError,
-    named_sequence,
-    sequence_of,
-)
+from serve.gateway.sequences import Named, Sequences, in_answer, named
 from serve.gateway.settings import Settings
-from serve.http_client import Address
+from serve.http_client import Address, Response
 from tests.serve_http import Received, answer, gateway, in_loop, scripted_server
 from tests.unit.serve.test_gateway_upstream import INFER, ask
 
 pytestmark = pytest.mark.clock
 
 
-@pytest.mark.parametrize(
-    ("body", "sequence"),
-    [
-        (b'{"inputs":[]}', None),
-        (b'{"parameters":{"sequence_id":7}}', b"7"),
-        (b'{"parameters":{"sequence_id": 007 }}', b"7"),
-        (b'{"parameters":{"sequence_id":"7"}}', b"7"),
-        (b'{"parameters":{"sequence_id":"a b"}}', b"a b"),
-        (b'{"parameters":{"sequence_id":0}}', None),
-        (b'{"parameters":{"sequence_id":""}}', None),
-        (b'{"parameters":{"s\\u0065quence_id":7}}', b"7"),
-        (b'{"parameters":{"sequence_id":"\\u0061"}}', b"a"),
-        (b'{"parameters":{"sequence_id":1.5}}', UNKNOWN),
-        (b'{"parameters":{"sequence_id":1},"x":{"sequence_id":2}}', UNKNOWN),
-        (b'{"x":"\\u0061"', UNKNOWN),
-        (b'{"data":["sequence_id"]}', UNKNOWN),
-    ],
-)
-def test_which_sequence_a_request_belongs_to(body: bytes, sequence: bytes | None) -> None:
-    assert sequence_of((), body) == sequence
-    tail = b'{"sequence_id":9}\\u0000'
-    assert sequence_of([(BINARY_HEADER, b"%d" % len(body))], body + tail) == sequence
+ALICE, BOB = "a" * 64, "b" * 64
+
+
+def test_an_id_becomes_its_keys_own_of_the_same_kind() -> None:
+    ids = [1, 7, 2**63 - 1, "1", "7", "x" * 128, "ü"]
+    found = [named(each, key) for key in (ALICE, BOB) for each in ids]
+    assert len({each.sent for each in found if each is not None}) == 2 * len(ids)
+    for asked, each in zip(2 * ids, found, strict=True):
+        assert each is not None
+        assert each.asked == asked
+        assert type(each.sent) is type(asked)
+        assert len(each.sent) == 32 if isinstance(each.sent, str) else 0 < each.sent < 2**63
+    assert named(7, ALICE) == named(7, ALICE)
+
+
+def test_without_keys_an_id_stays_and_without_an_id_there_is_no_sequence() -> None:
+    assert named(7, "") == Named(7, 7)
+    for none in (None, 0, ""):
+        assert named(none, ALICE) is None
+
+
+@pytest.mark.parametrize("asked", [7, 2**63 - 1, "7", 'ü"\\'])
+def test_an_answer_says_the_clients_id_and_nothing_else_changes(asked: int | str) -> None:
+    sequence = named(asked, ALICE)
+    assert sequence is not None
+    told = {"parameters": {"sequence_id": sequence.sent}, "outputs": [{"data": [f'"sequence_id":{sequence.sent}']}]}
+    head, tail = orjson.dumps(told), orjson.dumps({"sequence_id": sequence.sent})
+    for raw in (b"", tail):
+        headers = [(b"x", b"y"), (BINARY_HEADER, b"%d" % len(head))] if raw else [(b"x", b"y")]
+        found = in_answer(sequence, Response(200, headers, head + raw, 0))
+        length = int(found.header(BINARY_HEADER) or len(found.body))
+        assert orjson.loads(found.body[:length]) == told | {"parameters": {"sequence_id": asked}}
+        assert found.body[length:] == raw
+    refused = Response(400, [], orjson.dumps({"error": f"sequence {sequence.sent} is not there"}), 0)
+    assert orjson.loads(in_answer(sequence, refused).body) == {"error": f"sequence {asked} is not there"}
 
 
 def request(sequence: Any) -> bytes:
@@ -133,75 +136,33 @@ def test_gateways_agree_and_what_began_elsewhere_stays_there() -> None:
 
 
 @in_loop
-async def test_another_keys_sequence_is_refused_until_it_ends(tmp_path: Path) -> None:
+async def test_however_it_is_spelled_a_sequence_goes_on_under_its_keys_name_alone(tmp_path: Path) -> None:
     async def respond(received: Received, writer: asyncio.StreamWriter) -> None:
         writer.write(answer(b"{}"))
 
     keys = tmp_path / "keys.json"
     alice, bob = ((b"x-api-key", add_key(keys, name)[0].encode()) for name in ("alice", "bob"))
-    last = {"sequence_id": 7, "sequence_end": True}
-    sneaked = (
+    spelled = (
         request(7),
-        request("7"),
         b'{"parameters":{"sequenc\\u0065_id":7},"inputs":[]}',
-        b'{"parameters":{"sequence_id": 007},"inputs":[]}',
+        b'{"parameters":{"sequence_id": 7 },"inputs":[]}',
         b'{"parameters":{"sequence_id":1,"sequence_id":7},"inputs":[]}',
-        b'{"parameters":{"sequence_id":7},"parameters":{"sequence_id":1},"inputs":[]}',
-        orjson.dumps({"inputs": [], "parameters": last}),
+        b'{"parameters":{"sequence_id":1},"parameters":{"sequence_id":7},"inputs":[]}',
     )
+    refused = [request(other) for other in (7.0, True, [7], None, -1, 2**63, 2**64 - 1, "7")]
+    refused += [b'{"parameters":{"sequence_id": 007},"inputs":[]}']  # a text is for models that say so
     async with scripted_server(respond) as server:
         settings = Settings(upstream=(server.url,), port=0, state=tmp_path / "none.db", keys=keys)
         async with gateway(settings) as address:
-            assert (await ask(address, INFER, request(7), bob)).status == 200
-            for path in (INFER, INFER.replace(b"/infer", b"/versions/1/infer")):
-                for body in sneaked:
-                    found = await ask(address, path, body, alice)
-                    assert found.status in (400, 409), body
-            assert orjson.loads(found.body)["why"].startswith("another key has begun")
-            assert len(server.requests) == 1
-            assert (await ask(address, INFER, request(8), alice)).status == 200
-            assert (await ask(address, INFER, b'{"inputs":[]}', alice)).status == 200
-            assert (await ask(address, INFER, orjson.dumps({"inputs": [], "parameters": last}), bob)).status == 200
-            assert (await ask(address, INFER, request(7), alice)).status == 200
-            assert (await ask(address, INFER, request(7), bob)).status == 409
-
-
-def test_a_sequence_is_free_when_it_is_idle_or_its_process_died() -> None:
-    now = 0.0
-    owners = Owners(lambda: now)
-    owners.claim("a", "m", b"1", ends=False, life=0)
-    owners.claim("b", "n", b"1", ends=False, life=0)
-    now = IDLE_S - 1
-    with pytest.raises(TakenSequenceError):
-        owners.claim("b", "m", b"1", ends=False, life=0)
-    owners.claim("a", "m", b"1", ends=False, life=0)
-    now += 2
-    with pytest.raises(TakenSequenceError):
-        owners.claim("b", "m", b"1", ends=True, life=0)
-    owners.claim("b", "m", b"1", ends=False, life=1)
-    with pytest.raises(TakenSequenceError):
-        owners.claim("a", "m", b"1", ends=False, life=1)
-    now += IDLE_S
-    owners.claim("a", "m", b"1", ends=True, life=1)
-    owners.claim("", "m", b"1", ends=False)
-    owners.claim("b", "m", b"1", ends=True)
-
-
-def test_one_key_has_room_for_so_many_and_none_of_anothers() -> None:
-    owners = Owners()
-    owners.claim("b", "m", b"mine", ends=False)
-    for number in range(2 * MOST_OF_KEY):
-        owners.claim("a", "m", b"%d" % number, ends=False)
-    assert len(owners._of) == MOST_OF_KEY + 1
-    with pytest.raises(TakenSequenceError):
-        owners.claim("a", "m", b"mine", ends=False)
-
-
-@pytest.mark.parametrize("body", [b"{", b"[]", b'{"parameters":{"sequence_id":[7]}}', b'{"parameters":[1]}',
-                                  b'{"parameters":{"sequence_id":7,"sequence_end":1}}'])  # fmt: skip
-def test_what_can_not_be_read_is_of_nobodys_sequence(body: bytes) -> None:
-    with pytest.raises(BadRequestError):
-        named_sequence((), body)
+            for key in (alice, bob):
+                for path in (INFER, INFER.replace(b"/infer", b"/versions/1/infer")):
+                    for body in spelled:
+                        assert (await ask(address, path, body, key)).status == 200, body
+                    for body in refused:
+                        assert (await ask(address, path, body, key)).status == 400, body
+    sent = [orjson.loads(each.body)["parameters"]["sequence_id"] for each in server.requests if each.method == "POST"]
+    assert [sent.count(each) for each in set(sent)] == [10, 10]
+    assert 7 not in sent
 
 
 class Echo(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc.aio's types are not published

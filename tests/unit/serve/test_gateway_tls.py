@@ -18,6 +18,8 @@ from tests.unit.serve.test_gateway_upstream import echo
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl to make a certificate")
 
+HEAD = b'{"inputs":[{"name":"x","datatype":"UINT8","shape":[300000],"parameters":{"binary_data_size":300000}}]}'
+
 
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[Path, Path]:
@@ -47,11 +49,12 @@ def test_requests_are_answered_over_tls_and_over_nothing_less(pair: tuple[Path, 
             assert url.startswith("https://")
             port = int(url.rpartition(":")[2])
             context = ssl.create_default_context(cafile=str(pair[0]))
-            for target, body in (("/v2/models/m/infer", b"x" * 300_000), ("/healthz", b"")):
+            for target, body in (("/v2/models/m/infer", HEAD + b"x" * 300_000), ("/healthz", b"")):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
                 method = "POST" if body else "GET"
                 head = (
-                    f"{method} {target} HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+                    f"{method} {target} HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
+                    f"inference-header-content-length: {len(HEAD)}\r\n\r\n"
                 )
                 writer.write(head.encode() + body)
                 answer = await asyncio.wait_for(reader.read(), 10)

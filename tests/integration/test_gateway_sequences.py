@@ -1,0 +1,233 @@
+"""Sequences before a real Triton: each key's ids are its own, and no id ends the server."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import queue
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as messages
+from tritonclient.grpc import service_pb2_grpc
+
+from serve.gateway.keys import add_key
+from serve.gateway.settings import Settings
+from serve.triton.launch import TritonServer
+from tests.integration.test_gateway_grpc import free_port
+from tests.sequence_models import remembering
+from tests.serve_http import gateway_thread
+
+pytestmark = pytest.mark.integration
+TIMEOUT_S = 60
+ID = "sequence_id"
+
+
+@dataclass
+class Told:
+    """The sum that was answered, or why not; and the id of the sequence in the answer's parameters."""
+
+    total: int | None = None
+    refused: str = ""
+    sequence: Any = None
+
+
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    with remembering(tmp_path_factory.mktemp("sequences")) as server:
+        yield server
+
+
+@contextmanager
+def served(triton: TritonServer, keys: Path | None = None, *, validate: bool = True) -> Iterator[tuple[str, str]]:
+    """host:port of a gateway over HTTP, and over gRPC."""
+    port = free_port()
+    settings = Settings(
+        upstream=(f"http://{triton.http_address}",), grpc_upstream=(triton.grpc_address,), port=0, grpc_port=port,
+        keys=keys, validate=validate,
+    )  # fmt: skip
+    with gateway_thread(settings) as url:
+        yield url.removeprefix("http://"), f"127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """Their file, and two of them."""
+    path = tmp_path_factory.mktemp("keys") / "keys.json"
+    return path, add_key(path, "alice")[0], add_key(path, "bob")[0]
+
+
+@pytest.fixture(scope="module")
+def addresses(triton: TritonServer, keys: tuple[Path, str, str]) -> Iterator[tuple[str, str]]:
+    with served(triton, keys[0]) as found:
+        yield found
+
+
+def over_http(addresses: tuple[str, str], key: str, model: str, x: int, *, raw: bool, **parameters: Any) -> Told:
+    item: dict[str, Any] = {"name": "x", "datatype": "INT64", "shape": [1, 1]}
+    tail = struct.pack("<q", x) if raw else b""
+    item |= {"parameters": {"binary_data_size": 8}} if raw else {"data": [x]}
+    head = json.dumps({"inputs": [item], "parameters": parameters | {"binary_data_output": raw}}).encode()
+    headers = {"x-api-key": key, "accept-encoding": "gzip"} if key else {}
+    if raw:
+        headers["inference-header-content-length"] = str(len(head))
+    with closing(http.client.HTTPConnection(addresses[0], timeout=TIMEOUT_S)) as connection:
+        connection.request("POST", f"/v2/models/{model}/infer", head + tail, headers)
+        answer = connection.getresponse()
+        body = answer.read()
+    if answer.status != 200:
+        assert answer.status == 400, body
+        told = json.loads(body)
+        return Told(refused=told["error"] + told.get("why", ""))
+    length = int(answer.getheader("inference-header-content-length") or len(body))
+    told = json.loads(body[:length])
+    total = struct.unpack("<q", body[length:])[0] if raw else told["outputs"][0]["data"][0]
+    return Told(total, sequence=told.get("parameters", {}).get(ID))
+
+
+def message(model: str, x: int, **parameters: Any) -> Any:
+    kinds = {bool: "bool_param", int: "int64_param", str: "string_param"}
+    found = messages.ModelInferRequest(model_name=model, raw_input_contents=[struct.pack("<q", x)])
+    found.inputs.add(name="x", datatype="INT64", shape=[1, 1])
+    for name, value in parameters.items():
+        setattr(found.parameters[name], kinds[type(value)], value)
+    return found
+
+
+def read(answer: Any) -> Told:
+    sequence = None
+    if ID in answer.parameters:
+        sequence = getattr(answer.parameters[ID], answer.parameters[ID].WhichOneof("parameter_choice"))
+    return Told(struct.unpack("<q", answer.raw_output_contents[0])[0], sequence=sequence)
+
+
+def refusal(err: Any) -> Told:
+    assert err.code() is grpc.StatusCode.INVALID_ARGUMENT, err
+    return Told(refused=err.details())
+
+
+def over_grpc(addresses: tuple[str, str], key: str, model: str, x: int, **parameters: Any) -> Told:
+    with grpc.insecure_channel(addresses[1]) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        try:
+            asked = message(model, x, **parameters)
+            return read(stub.ModelInfer(asked, timeout=TIMEOUT_S, metadata=[("x-api-key", key)] if key else None))
+        except grpc.RpcError as err:
+            return refusal(err)
+
+
+def over_stream(addresses: tuple[str, str], key: str, model: str, x: int, **parameters: Any) -> Told:
+    """As the first and only message of a stream."""
+    with grpc.insecure_channel(addresses[1]) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        metadata = [("x-api-key", key)] if key else None
+        try:
+            asked = iter([message(model, x, **parameters)])
+            (answer,) = stub.ModelStreamInfer(asked, timeout=TIMEOUT_S, metadata=metadata)
+        except grpc.RpcError as err:
+            return refusal(err)
+        return Told(refused=answer.error_message) if answer.error_message else read(answer.infer_response)
+
+
+Ask = Callable[..., Told]
+WAYS: dict[str, Ask] = {
+    "json": lambda *asked, **more: over_http(*asked, raw=False, **more),
+    "raw": lambda *asked, **more: over_http(*asked, raw=True, **more),
+    "grpc": over_grpc,
+    "stream": over_stream,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("model", "sequence"), [("counts", 7), ("counts", 2**63 - 1), ("words", "7"), ("words", 'ü"\\ '), ("whole", 7)]
+)
+def test_two_keys_use_the_same_id_and_neither_meets_the_other(
+    addresses: tuple[str, str], keys: tuple[Path, str, str], way: str, model: str, sequence: int | str
+) -> None:
+    _, alice, bob = keys
+    ask = WAYS[way]
+    assert ask(addresses, alice, model, 1, sequence_id=sequence, sequence_start=True).total == 1
+    assert ask(addresses, bob, model, 100, sequence_id=sequence, sequence_start=True).total == 100
+    for other in WAYS.values():  # a key's sequence is the same whichever way it is asked
+        other(addresses, alice, model, 1, sequence_id=sequence)
+    last = ask(addresses, alice, model, 1, sequence_id=sequence, sequence_end=True)
+    assert last == Told(6, sequence=sequence if model == "whole" else None)
+    assert ask(addresses, bob, model, 100, sequence_id=sequence).total == 200
+    ended = ask(addresses, alice, model, 1, sequence_id=sequence)
+    assert f"sequence {sequence} " in ended.refused, "an error names the id as its client says it"
+    assert ask(addresses, bob, model, 100, sequence_id=sequence, sequence_end=True).total == 300
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_was_begun_in_vain_keeps_nobody_from_an_id(
+    addresses: tuple[str, str], keys: tuple[Path, str, str], way: str
+) -> None:
+    _, alice, bob = keys
+    for sequence in range(50, 60):
+        assert "START" in WAYS[way](addresses, bob, "counts", 1, sequence_id=sequence).refused
+        started = WAYS[way](addresses, alice, "counts", 1, sequence_id=sequence, sequence_start=True, sequence_end=True)
+        assert started.total == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("model", ["counts", "whole"])
+@pytest.mark.parametrize("who", ["a key", "nobody", "a key, without validation"])
+def test_a_text_where_the_model_takes_numbers_is_refused_and_ends_nothing(
+    triton: TritonServer, addresses: tuple[str, str], keys: tuple[Path, str, str], who: str, way: str, model: str
+) -> None:
+    def refused(addresses: tuple[str, str], key: str) -> None:
+        before = triton.pid
+        for sequence in ("abc", "z" * 128, "é" * 20):
+            found = WAYS[way](addresses, key, model, 1, sequence_id=sequence, sequence_start=True)
+            assert "takes a number" in found.refused, found
+        alive = WAYS[way](addresses, key, model, 1, sequence_id=3, sequence_start=True, sequence_end=True)
+        assert alive.total == 1
+        assert triton.pid == before
+        assert triton.running
+
+    if who == "a key":
+        refused(addresses, keys[1])
+    else:
+        with served(triton, None if who == "nobody" else keys[0], validate=who == "nobody") as found:
+            refused(found, "" if who == "nobody" else keys[1])
+
+
+def test_a_stream_carries_sequences_of_one_key_among_each_other(
+    addresses: tuple[str, str], keys: tuple[Path, str, str]
+) -> None:
+    coming: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with grpc.insecure_channel(addresses[1]) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        answers = stub.ModelStreamInfer(iter(coming.get, None), timeout=TIMEOUT_S, metadata=[("x-api-key", keys[1])])
+
+        def ask(x: int, sequence: int, **more: bool) -> Told:
+            coming.put(message("whole", x, sequence_id=sequence, **more))
+            answer = next(answers)
+            return Told(refused=answer.error_message) if answer.error_message else read(answer.infer_response)
+
+        assert ask(1, 21, sequence_start=True) == Told(1, sequence=21)
+        assert ask(10, 22, sequence_start=True) == Told(10, sequence=22)
+        assert ask(1, 21) == Told(2, sequence=21)
+        assert "sequence 23 " in ask(1, 23).refused
+        assert ask(10, 22, sequence_end=True) == Told(20, sequence=22)
+        assert ask(1, 21, sequence_end=True) == Told(3, sequence=21)
+        coming.put(None)
+        assert list(answers) == []
+
+
+def test_an_id_is_as_long_as_triton_takes_it(
+    triton: TritonServer, addresses: tuple[str, str], keys: tuple[Path, str, str]
+) -> None:
+    for ask in WAYS.values():
+        for sequence in ("é" * 65, "z" * 129):
+            found = ask(addresses, keys[1], "words", 1, sequence_id=sequence, sequence_start=True)
+            assert "of up to 128 bytes" in found.refused
+        assert ask(addresses, keys[1], "words", 1, sequence_id="é" * 64, sequence_start=True, sequence_end=True).total
+    assert triton.running

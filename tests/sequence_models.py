@@ -1,0 +1,75 @@
+"""Models that remember, for tests with a real Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from serve.triton.launch import Ports, TritonServer
+
+MODEL = """\
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.sums = {}
+
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        x, start, ready = (
+            pb_utils.get_input_tensor_by_name(request, each).as_numpy().ravel()[0] for each in ("x", "START", "READY")
+        )
+        name = request.correlation_id()
+        if ready:  # else it is there to fill a batch
+            self.sums[name] = int(x) + (0 if start else self.sums[name])
+        return pb_utils.InferenceResponse([pb_utils.Tensor("sum", np.full((1, 1), self.sums.get(name, 0), np.int64))])
+"""
+CONFIG = """\
+name: "NAME"
+backend: "python"
+max_batch_size: 4
+input [ { name: "x" data_type: TYPE_INT64 dims: [ 1 ] } ]
+output [ { name: "sum" data_type: TYPE_INT64 dims: [ 1 ] } ]
+instance_group [ { count: 1 kind: KIND_CPU } ]
+sequence_batching {
+  max_sequence_idle_microseconds: 600000000
+  control_input [
+    { name: "START" control [ { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } ] },
+    { name: "READY" control [ { kind: CONTROL_SEQUENCE_READY fp32_false_true: [ 0, 1 ] } ] } PLACE
+  ]
+}
+"""
+NUMBER = ', { name: "NAME" control [ { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } ] }'
+ENSEMBLE = """\
+name: "whole"
+platform: "ensemble"
+max_batch_size: 4
+input [ { name: "x" data_type: TYPE_INT64 dims: [ 1 ] } ]
+output [ { name: "sum" data_type: TYPE_INT64 dims: [ 1 ] } ]
+ensemble_scheduling { step [ {
+  model_name: "counts" model_version: -1
+  input_map { key: "x" value: "x" } output_map { key: "sum" value: "sum" }
+} ] }
+"""
+
+
+@contextmanager
+def remembering(folder: Path) -> Iterator[TritonServer]:
+    """A Triton that adds up what each sequence sends.
+
+    Models: "counts" asks for the ids, as numbers; "words" does not; the ensemble "whole" asks "counts".
+    """
+    for name, control in (("counts", NUMBER), ("words", "")):
+        version = folder / name / "1"
+        version.mkdir(parents=True)
+        (version.parent / "config.pbtxt").write_text(CONFIG.replace("NAME", name).replace("PLACE", control))
+        (version / "model.py").write_text(MODEL)
+    (folder / "whole" / "1").mkdir(parents=True)
+    (folder / "whole" / "config.pbtxt").write_text(ENSEMBLE)
+    with TritonServer(folder, ports=Ports(0, 0, 0)) as server:
+        yield server
