@@ -35,6 +35,9 @@ CONFIDENCE = 0.97  # before stopping takes its part
 ALIKE = 0.03
 WIDTH = 0.03  # half of an interval, as a share of its value
 FEWEST, MOST = 7, 24  # rounds: with fewer, none of their values bound their median
+# After these rounds it can be seen how narrow intervals get before a limit. Where that is far from narrow enough,
+# further rounds are spent only on ratios of less than `FAR`, of which it may be asked which of the two is faster.
+FORESEEN, FAR_OFF, FAR = 10, 1.4, 1.5
 SECONDS = 20.0  # after these no further round begins, once there are the fewest
 BLOCK_SECONDS = 0.06
 # Of a block, at least and at most: one call that is held up does not move the median of three. More rounds tell more
@@ -97,6 +100,7 @@ class Turns(Mapping[str, Latency]):
             where one model was measured alone. None with too few rounds.
         claimed: the models whose ratios these are, where they are not all.
         narrow: whether that is why measuring ended.
+        foreseen: whether it ended because no limit would have let it get there.
     """
 
     found: Mapping[str, Latency] = field(default_factory=dict)
@@ -104,6 +108,7 @@ class Turns(Mapping[str, Latency]):
     spread: float | None = None
     narrow: bool = False
     claimed: tuple[str, ...] = ()
+    foreseen: bool = False
 
     def __getitem__(self, name: str) -> Latency:
         return self.found[name]
@@ -128,6 +133,9 @@ class Turns(Mapping[str, Latency]):
         )
         if self.narrow:
             return f"stopped after {counted(self.rounds, 'rounds')}: {what} within ±{self.spread:.1%}"
+        if self.foreseen:
+            rounds = counted(self.rounds, "rounds")
+            return f"stopped after {rounds}: {what} within ±{self.spread:.1%}, more would not have brought ±{WIDTH:.0%}"
         return f"stopped at the limit, after {counted(self.rounds, 'rounds')}: {what} only within ±{self.spread:.1%}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -194,6 +202,9 @@ def take_turns(
 ) -> Turns:
     """Blocks of calls in rounds, in a new random order each, until every wanted interval is narrow.
 
+    It ends earlier where, by how the intervals narrow (with the square root of the rounds), a limit will come before
+    that, and all ratios are far from 1. That is judged by widths, and ends on wide intervals: it costs no coverage.
+
     Args:
         blocks: by model, what makes a block of calls and gives the milliseconds of each.
         references: models that all others are compared with; the first, if none is named.
@@ -213,6 +224,7 @@ def take_turns(
     pairs = [(first, name) for first in firsts for name in told or blocks if name != first]
     begun = time.perf_counter()
     spread: float | None = None
+    narrow = foreseen = False
     for done in range(1, rounds + 1):
         shuffle.shuffle(order)
         for name in order:
@@ -220,8 +232,11 @@ def take_turns(
             calls[name] += block
             medians[name].append(statistics.median(block))
         spread = _spread(medians, pairs) if done >= min(FEWEST, rounds) else None
-        late = time.perf_counter() - begun > seconds
-        over = done >= FEWEST and (late or (spread is not None and spread <= width))
+        passed = time.perf_counter() - begun
+        narrow = spread is not None and spread <= width
+        left = min(rounds, int(done * seconds / max(passed, 1e-9)))  # rounds, until a limit comes
+        foreseen = not narrow and FORESEEN <= done < left and _in_vain(medians, pairs, spread, width, done / left)
+        over = done >= FEWEST and (passed > seconds or narrow or foreseen)
         progress(done, done if over else rounds)
         if over:
             break
@@ -231,8 +246,11 @@ def take_turns(
         low, high = (None, None) if interval is None else interval[1:]
         p99 = float(np.percentile(calls[name], 99))
         found[name] = Latency(statistics.median(taken), p99, tuple(calls[name]), tuple(taken), low, high)
-    narrow = spread is not None and spread <= width
-    return Turns(found, time.perf_counter() - begun, spread, narrow, told)
+    return Turns(found, time.perf_counter() - begun, spread, narrow, told, foreseen)
+
+
+def _ratios(medians: Mapping[str, Sequence[float]], pairs: Sequence[tuple[str, str]]) -> list[Ratio | None]:
+    return [ratio(medians[before], medians[after]) for before, after in pairs]
 
 
 def _spread(medians: Mapping[str, Sequence[float]], pairs: Sequence[tuple[str, str]]) -> float | None:
@@ -240,13 +258,28 @@ def _spread(medians: Mapping[str, Sequence[float]], pairs: Sequence[tuple[str, s
     if not pairs:
         found = [median_interval(values) for values in medians.values()]
     else:
-        ratios = [ratio(medians[before], medians[after]) for before, after in pairs]
         found = [
             None if each is None or each.low is None or each.high is None else (each.value, each.low, each.high)
-            for each in ratios
+            for each in _ratios(medians, pairs)
         ]
     known = [(high - low) / 2 / max(value, 1e-12) for value, low, high in filter(None, found)]
     return max(known) if len(known) == len(found) else None
+
+
+def _in_vain(
+    medians: Mapping[str, Sequence[float]],
+    pairs: Sequence[tuple[str, str]],
+    spread: float | None,
+    width: float,
+    share: float,
+) -> bool:
+    """Whether the rounds so far, this share of all there will be, show that the rest will not make them narrow enough.
+
+    Never where a ratio is near 1: there a somewhat narrower interval may tell which of the two is faster.
+    """
+    if spread is None or not pairs or spread * math.sqrt(share) <= FAR_OFF * width:
+        return False
+    return all(each is not None and not 1 / FAR < each.value < FAR for each in _ratios(medians, pairs))
 
 
 def latency(

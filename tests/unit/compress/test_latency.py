@@ -18,7 +18,7 @@ from compress.artifact import Artifact, Measured, Signature, StageReport, Tensor
 from compress.evidence import missed_budgets
 from compress.findings import findings
 from compress.gains import apart, gains_of, speed, times
-from compress.latency import FEWEST, MOST, latency, median_interval, ratio, take_turns
+from compress.latency import FAR, FEWEST, FORESEEN, MOST, latency, median_interval, ratio, take_turns
 from compress.model import Arrays
 from compress.options import ExportOptions
 
@@ -40,7 +40,7 @@ def test_measuring_ends_as_soon_as_the_ratios_are_known_and_says_so() -> None:
 
 
 def test_measuring_ends_at_the_limit_when_they_stay_wide_and_says_that() -> None:
-    found = take_turns({"a": noisy(2, 0.6, 0), "b": noisy(1, 0.6, 1)})
+    found = take_turns({"a": noisy(1, 0.6, 0), "b": noisy(1, 0.6, 1)})
     assert (found.rounds, found.narrow) == (MOST, False)
     assert "at the limit" in found.told
     assert "only within" in found.told
@@ -66,6 +66,34 @@ def test_only_ratios_that_are_claimed_are_waited_for() -> None:
     assert found.told == f"stopped after {FEWEST} rounds: ratios of result within ±{found.spread:.1%}"
     assert all(len(taken.rounds_ms) == FEWEST for taken in found.values()), "and the same rounds for all"
     assert take_turns(blocks, references=("original",)).rounds == MOST
+
+
+def test_where_no_limit_would_bring_them_near_rounds_end_early_for_ratios_far_from_one_alone() -> None:
+    far = {"original": noisy(4, 0.2, 0), "result": noisy(1, 0.2, 1)}
+    found = take_turns(far)
+    assert (found.rounds, found.foreseen, found.narrow) == (FORESEEN, True, False)
+    assert found.told.startswith(f"stopped after {FORESEEN} rounds: ratios within ±")
+    assert found.told.endswith("more would not have brought ±3%")
+    near = take_turns(far | {"original": noisy(1.2, 0.2, 0)})
+    assert (near.rounds, near.foreseen) == (MOST, False)
+    assert near.told.startswith("stopped at the limit")
+    assert take_turns({"alone": noisy(1, 0.6, 0)}).rounds == MOST, "no ratio is asked for"
+    assert take_turns(far, rounds=FORESEEN).told.startswith("stopped at the limit")
+
+
+@pytest.mark.parametrize("truth", [FAR, 10.0])
+@pytest.mark.parametrize("noise", [0.1, 0.3])
+def test_ending_on_wide_intervals_costs_no_coverage(truth: float, noise: float) -> None:
+    trials = inside = foreseen = 0
+    for seed in range(300):
+        found = take_turns({"a": noisy(truth, noise, 2 * seed), "b": noisy(1.0, noise, 2 * seed + 1)})
+        pair = ratio(found["a"].rounds_ms, found["b"].rounds_ms)
+        assert pair is not None
+        assert pair.low is not None
+        assert pair.high is not None
+        trials, inside, foreseen = trials + 1, inside + (pair.low <= truth <= pair.high), foreseen + found.foreseen
+    assert foreseen > trials / 4, "that is what is looked at"
+    assert inside / trials > 0.93
 
 
 def test_the_fewest_rounds_are_the_fewest_that_bound_a_median() -> None:
@@ -231,7 +259,7 @@ def test_intervals_hold_the_truth_with_short_blocks_too(
             assert pair.high is not None
             inside += pair.low <= RESNET50[before] / RESNET50["result"] <= pair.high
         assert found.narrow == (found.spread is not None and found.spread <= 0.03)
-        assert found.narrow or found.rounds == MOST or found.seconds > 20
+        assert found.narrow or found.foreseen or found.rounds == MOST or found.seconds > 20
     assert inside / (2 * trials) > 0.93
 
 
