@@ -122,8 +122,9 @@ def lacking(model: onnx.ModelProto, element: int) -> list[str]:
 
 
 def halved(tensor: onnx.TensorProto, name: str, element: int) -> onnx.TensorProto:
-    """A float32 tensor in the type, to the nearest; beyond the type's range, its largest."""
-    values = np.clip(numpy_helper.to_array(tensor), -LARGEST[element], LARGEST[element])
+    """A float32 tensor in the type, to the nearest; beyond the type's range, its largest; infinities stay."""
+    stored = numpy_helper.to_array(tensor)
+    values = np.where(np.isinf(stored), stored, np.clip(stored, -LARGEST[element], LARGEST[element]))
     if element == TensorProto.FLOAT16:
         return numpy_helper.from_array(values.astype(np.float16), name)
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)

@@ -75,7 +75,7 @@ class HalfOnnx:
 
     def run(self, model: OnnxModel, folder: Path, progress: Progress) -> Given:
         data = _random(model) if self.calibration is None else self.calibration
-        ranges = calibrate(model.path, data, "minmax", progress)
+        ranges = calibrate(model.path, data, "minmax", progress, masks=True)
         graph = plain(model.path)
         if self.target == "tensorrt":
             _round_scales(graph, ELEMENT[self.precision])
@@ -269,7 +269,7 @@ def _overflow(node: onnx.NodeProto, ranges: Ranges, weights: Mapping[str, np.nda
         values = weights.get(name)
         if values is None or values.dtype != np.float32 or not values.size:
             continue
-        size = np.abs(values[values != 0])
+        size = np.abs(values[(values != 0) & np.isfinite(values)])  # half precision has infinities, too
         if size.size and float(size.max()) > LARGEST[TensorProto.FLOAT16]:
             return f"its weight {name} reaches {size.max():.3g}"
         if size.size and float((size < SMALLEST).mean()) > LOST_WEIGHTS:
