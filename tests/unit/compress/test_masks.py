@@ -179,7 +179,10 @@ def test_what_is_trained_is_what_is_exported(form: str, tmp_path: Path) -> None:
     module = Decoder(form).eval()
     original = wrapped(module, *INPUTS)
     asked = TrainingOptions(epochs=1, learning_rate=1e-4, batch_size=16)
-    given = TrainQuantized(Finetune(data(), original, asked, 0)).run(original, tmp_path, quiet)
+    stage = TrainQuantized(Finetune(data(), original, asked, 0))
+    (tmp_path / "work").mkdir()
+    simulated = set(stage._simulation(original, tmp_path / "work", quiet)[0].activations)
+    given = stage.run(original, tmp_path, quiet)
     assert not given.details["not_simulated"]
     assert all(levels["rms"] < 1 for levels in given.details["off_levels"].values())
     folder = tmp_path / "export"
@@ -190,8 +193,48 @@ def test_what_is_trained_is_what_is_exported(form: str, tmp_path: Path) -> None:
     int8 = QuantizeOnnx("static", data()).run(model, folder / "next", quiet)
     assert not int8.warnings
     assert isinstance(int8.model, OnnxModel)
-    assert len(rounded(int8.model.path)) == given.details["tensors"]
+    assert rounded(int8.model.path) == simulated
+    assert not simulated & mask_chain(onnx.load(model.path).graph).all
     holds(int8.model.path, given.model.module, 0.05)  # type: ignore[union-attr]
+
+
+class Looking(nn.Module):
+    """Self-attention on tokens, of which an input says which are there."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.value, self.embed, self.head = value, nn.Embedding(10, 16), nn.Linear(16, 4)
+
+    def extra_repr(self) -> str:
+        return str(self.value)
+
+    def forward(self, tokens: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        scores = (x @ x.transpose(1, 2)).masked_fill(there[:, None, :] == 0, self.value)
+        return self.head(torch.softmax(scores, -1) @ x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("shown", [True, False])
+@pytest.mark.parametrize("value", [-math.inf, -1e9, torch.finfo(torch.float32).min])
+def test_in_fp16_a_mask_hides_what_it_hid_before(value: float, shown: bool, tmp_path: Path) -> None:
+    """And of a row that a finite mask hides whole, the answer stays a number."""
+    module = Looking(value).eval()
+    model = exported(module, ("tokens:int64[batch,6]", "there:int64[batch,6]"), tmp_path)
+    rng = np.random.default_rng(0)
+    there = rng.integers(0, 2, (8, 6)) | (np.arange(6) == 0)
+    fed = {"tokens": rng.integers(0, 10, (8, 6)), "there": there}
+    seen = Dataset("", fed if shown else fed | {"there": np.ones_like(there)}, None, "tokens")
+    given = HalfOnnx("fp16", seen).run(model, tmp_path / "next", quiet)
+    assert isinstance(given.model, OnnxModel)
+    if np.isfinite(value):
+        fed["there"][1] = 0
+    running = onnxruntime.InferenceSession(str(given.model.path), providers=["CPUExecutionProvider"])
+    got = np.asarray(running.run(None, fed)[0])
+    with torch.no_grad():
+        want = module(*(torch.from_numpy(values) for values in fed.values())).numpy()
+    assert np.isfinite(got).all()
+    assert np.linalg.norm(got - want) < 0.005 * np.linalg.norm(want)
 
 
 class Pooled(nn.Module):
@@ -248,7 +291,7 @@ BARE = np.array([True, False, False])
 WHOLE = np.array([True, True, True])
 EYE, NONE, HUGE = np.eye(3, dtype=np.float32), np.float32(-np.inf), np.float32(3e38)
 node = helper.make_node
-REFUSED = {
+REFUSED: dict[str, tuple[list[onnx.NodeProto], dict[str, Any], str, str, str]] = {
     "a product overflows": (
         [node("Mul", ["x", "huge"], ["big"]), node("Mul", ["big", "big"], ["far"]), node("Relu", ["far"], ["y"])],
         {"huge": np.float32(1e30), "bare": BARE}, "'far'", "infinite", "overflows",
