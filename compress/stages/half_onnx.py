@@ -24,6 +24,7 @@ from compress.stages.half_graph import ELEMENT, LARGEST, convert, halved, lackin
 from compress.stages.half_parity import LEVELS, TOLERANCE, Parity, error_of, repaired
 from compress.stages.index_arithmetic import index_arithmetic
 from compress.stages.int8_onnx import plain
+from compress.stages.mask_chain import mask_chain
 from compress.stages.place_qdq import MOVING
 from compress.stages.quantize_onnx import Target
 from compress.stages.tied_onnx import share
@@ -142,7 +143,8 @@ class HalfOnnx:
         """Write the file; how far its outputs are from float32's, and their least cosine similarity."""
         inputs, _ = data.take(slice(0, SAMPLES))
         expected = OnnxBackend(before, threads=1).infer(inputs)
-        large = index_arithmetic(graph, WHOLE[self.precision]).large
+        # What a mask of -1e9 hides whole is a number still, as in float32.
+        large = index_arithmetic(graph, WHOLE[self.precision]).large | mask_chain(graph.graph).holding
         got: Arrays = {}
 
         def measure(more: Mapping[str, str]) -> float:
