@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, numpy_helper
 
@@ -101,4 +100,6 @@ def _made(node: NodeProto) -> float:
 
 
 def _reach(tensor: TensorProto) -> float:
-    return float(np.abs(numpy_helper.to_array(tensor).astype(np.float32, copy=False)).max(initial=0))
+    """The largest size in it, without a copy of what may be a table of embeddings."""
+    values = numpy_helper.to_array(tensor)
+    return max(float(values.max(initial=0)), -float(values.min(initial=0)))
