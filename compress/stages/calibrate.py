@@ -19,6 +19,8 @@ from compress.model import OnnxModel, Ranges
 from compress.onnx_shapes import shapes_for
 from compress.stages import Progress
 from compress.stages.histogram import Histogram, Method
+from compress.stages.mask_chain import mask_chain
+from compress.stages.no_numbers import no_numbers
 from compress.stages.tied_onnx import apart
 
 __all__ = ["batch_for", "calibrate", "samples_within", "trained_ranges"]
@@ -28,7 +30,9 @@ ACTIVATION_BYTES = 64 * 1024 * 1024
 LARGEST_BATCH = 32
 
 
-def calibrate(path: Path, data: Dataset, method: Method, progress: Progress) -> dict[str, tuple[float, float]]:
+def calibrate(
+    path: Path, data: Dataset, method: Method, progress: Progress, *, masks: bool = False
+) -> dict[str, tuple[float, float]]:
     """Run the data through an ONNX file and find the range of each float tensor in it.
 
     Args:
@@ -36,16 +40,23 @@ def calibrate(path: Path, data: Dataset, method: Method, progress: Progress) -> 
         data: fits its inputs; the last batch may be smaller.
         method: see `Histogram.range`.
         progress: is told of samples done.
+        masks: whether tensors that hold a mask are given, too, with the range of their finite values. Without, they
+            are left out: what has no range is not rounded to 8 bits.
 
     Returns:
         (lowest, highest) by tensor name; both finite, with 0 between them.
 
     Raises:
-        StageError: an activation is NaN or infinite, or there are no samples.
+        StageError: an activation is NaN; or infinite, and not by a mask, or in an output; or there are no samples.
     """
     model = onnx.load(path)
     apart(model)  # a weight that is another's transpose is no activation
     tensors = _float_tensors(model)
+    chain = mask_chain(model.graph)
+    outputs = {value.name for value in model.graph.output}
+    steps = [name for node in model.graph.node for name in node.output]
+    order = [name for name in dict.fromkeys([*(v.name for v in model.graph.input), *steps]) if name in tensors]
+    infinite: set[str] = set()
     known = {value.name for value in (*model.graph.input, *model.graph.output)}
     model.graph.output.extend(value for name, value in tensors.items() if name not in known)
     histograms = {name: Histogram() for name in tensors}
@@ -58,13 +69,16 @@ def calibrate(path: Path, data: Dataset, method: Method, progress: Progress) -> 
     done = 0
     for inputs, _ in data.batches(batch_for(path, tensors, data)):
         found = dict(zip(computed, running.run(computed, inputs), strict=True))
-        for name, values in (found | {name: inputs[name] for name in fed}).items():
-            if not np.isfinite(values).all():
-                raise StageError(
-                    "calibration gives values that are no numbers",
-                    why=f"the activation {name!r} is NaN or infinite for some calibration sample",
-                    mend="look for overflow in the model, or drop those samples",
-                )
+        found |= {name: inputs[name] for name in fed}
+        for name in order:  # the first that is no number is the cause of those behind it
+            values = found[name]
+            held = np.isfinite(values)
+            if not held.all():
+                if np.isnan(values).any() or name in outputs or name not in chain.infinite:
+                    last = done + len(next(iter(inputs.values()))) - 1
+                    raise no_numbers(model.graph, name, found, (done, last), shown=name in outputs)
+                infinite.add(name)
+                values = values[held]
             histograms[name].add(values)
         done += len(next(iter(inputs.values())))
         progress(done, len(data), "calibrating")
@@ -74,13 +88,23 @@ def calibrate(path: Path, data: Dataset, method: Method, progress: Progress) -> 
             why=f"{data.source or 'the calibration data'} holds none",
             mend="give 100 typical inputs",
         )
-    return {name: histogram.range(method) for name, histogram in histograms.items()}
+    left_out = set() if masks else infinite | chain.holding
+    return {name: _range(histogram, method) for name, histogram in histograms.items() if name not in left_out}
+
+
+def _range(histogram: Histogram, method: Method) -> tuple[float, float]:
+    """The range of what was counted; empty where nothing was finite."""
+    return histogram.range(method) if histogram.counts.any() else (0.0, 0.0)
 
 
 def trained_ranges(model: OnnxModel) -> Ranges | None:
     """The ranges that a training has found, where there are some and they are those of this graph's tensors."""
-    fits = bool(model.ranges) and set(_float_tensors(onnx.load(model.path))) == set(model.ranges)
-    return model.ranges if fits else None
+    if not model.ranges:
+        return None
+    loaded = onnx.load(model.path)
+    tensors, found = set(_float_tensors(loaded)), set(model.ranges)
+    # Only what carries a mask has no range.
+    return model.ranges if found <= tensors and tensors - found <= mask_chain(loaded.graph).all else None
 
 
 def batch_for(path: Path, names: Iterable[str], data: Dataset) -> int:

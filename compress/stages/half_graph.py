@@ -9,6 +9,7 @@ import onnx
 from onnx import TensorProto, defs, helper, numpy_helper
 
 from compress.onnx_scope import bodies, captured, drop_unused, fresh, names_in, opset_of
+from compress.stages.mask_chain import mask_chain
 
 __all__ = ["ELEMENT", "LARGEST", "convert", "halved", "lacking", "takes"]
 
@@ -27,7 +28,8 @@ def convert(model: onnx.ModelProto, element: int, keep: Collection[str], saturat
         model: its shapes can be inferred; node names are unique.
         element: TensorProto.FLOAT16 or BFLOAT16.
         keep: names of nodes that stay in float32.
-        saturate: names of tensors that are cut to the type's range before they are cast to it.
+        saturate: names of tensors that are cut to the type's range before they are cast to it; a mask's infinities
+            stay what they are.
     """
     graph = model.graph
     opset = opset_of(model)
@@ -39,6 +41,7 @@ def convert(model: onnx.ModelProto, element: int, keep: Collection[str], saturat
     weights = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in fed}
     made: dict[str, onnx.TensorProto] = {}
     taken = names_in(graph)
+    endless = mask_chain(graph).infinite if saturate else frozenset[str]()
 
     def new(wish: str) -> str:
         name = fresh(wish, taken)
@@ -53,6 +56,10 @@ def convert(model: onnx.ModelProto, element: int, keep: Collection[str], saturat
             for bound, value in zip(bounds, (-LARGEST[element], LARGEST[element]), strict=True):
                 made[bound] = numpy_helper.from_array(np.float32(value), bound)
             nodes.append(helper.make_node("Clip", [name, *bounds], [given], name=given))
+            if name in endless:
+                finite, given, infinite = given, new(f"{name}_kept"), new(f"{name}_infinite")
+                nodes.append(helper.make_node("IsInf", [name], [infinite], name=infinite))
+                nodes.append(helper.make_node("Where", [infinite, name, finite], [given], name=given))
         output = new(f"{name}_cast{wanted}")
         nodes.append(helper.make_node("Cast", [given], [output], name=output, to=wanted))
         return output
@@ -122,8 +129,9 @@ def lacking(model: onnx.ModelProto, element: int) -> list[str]:
 
 
 def halved(tensor: onnx.TensorProto, name: str, element: int) -> onnx.TensorProto:
-    """A float32 tensor in the type, to the nearest; beyond the type's range, its largest."""
-    values = np.clip(numpy_helper.to_array(tensor), -LARGEST[element], LARGEST[element])
+    """A float32 tensor in the type, to the nearest; beyond the type's range, its largest; infinities stay."""
+    stored = numpy_helper.to_array(tensor)
+    values = np.where(np.isinf(stored), stored, np.clip(stored, -LARGEST[element], LARGEST[element]))
     if element == TensorProto.FLOAT16:
         return numpy_helper.from_array(values.astype(np.float16), name)
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)

@@ -24,6 +24,7 @@ from compress.stages.half_graph import ELEMENT, LARGEST, convert, halved, lackin
 from compress.stages.half_parity import LEVELS, TOLERANCE, Parity, error_of, repaired
 from compress.stages.index_arithmetic import index_arithmetic
 from compress.stages.int8_onnx import plain
+from compress.stages.mask_chain import mask_chain
 from compress.stages.place_qdq import MOVING
 from compress.stages.quantize_onnx import Target
 from compress.stages.tied_onnx import share
@@ -75,7 +76,7 @@ class HalfOnnx:
 
     def run(self, model: OnnxModel, folder: Path, progress: Progress) -> Given:
         data = _random(model) if self.calibration is None else self.calibration
-        ranges = calibrate(model.path, data, "minmax", progress)
+        ranges = calibrate(model.path, data, "minmax", progress, masks=True)
         graph = plain(model.path)
         if self.target == "tensorrt":
             _round_scales(graph, ELEMENT[self.precision])
@@ -142,7 +143,8 @@ class HalfOnnx:
         """Write the file; how far its outputs are from float32's, and their least cosine similarity."""
         inputs, _ = data.take(slice(0, SAMPLES))
         expected = OnnxBackend(before, threads=1).infer(inputs)
-        large = index_arithmetic(graph, WHOLE[self.precision]).large
+        # What a mask of -1e9 hides whole is a number still, as in float32.
+        large = index_arithmetic(graph, WHOLE[self.precision]).large | mask_chain(graph.graph).holding
         got: Arrays = {}
 
         def measure(more: Mapping[str, str]) -> float:
@@ -269,7 +271,7 @@ def _overflow(node: onnx.NodeProto, ranges: Ranges, weights: Mapping[str, np.nda
         values = weights.get(name)
         if values is None or values.dtype != np.float32 or not values.size:
             continue
-        size = np.abs(values[values != 0])
+        size = np.abs(values[(values != 0) & np.isfinite(values)])  # half precision has infinities, too
         if size.size and float(size.max()) > LARGEST[TensorProto.FLOAT16]:
             return f"its weight {name} reaches {size.max():.3g}"
         if size.size and float((size < SMALLEST).mean()) > LOST_WEIGHTS:

@@ -99,7 +99,8 @@ def _counts(stored: np.ndarray[Any, Any], largest: int) -> bool:
 
 
 def _reach(stored: np.ndarray[Any, Any]) -> float:
-    return float(np.abs(stored).max(initial=0))
+    """The largest finite size: an infinity stays one in every type."""
+    return float(np.abs(stored[np.isfinite(stored)]).max(initial=0))
 
 
 def _outer(node: NodeProto, shapes: Mapping[str, list[int]]) -> bool:

@@ -25,6 +25,7 @@ from compress.onnx_outline import set_apart
 from compress.onnx_scope import captured, drop_unused, fresh, inner_names, name_nodes, names_in, rename, sort
 from compress.quiet import errors_only
 from compress.stages.fold_onnx import stripped
+from compress.stages.mask_chain import beside, mask_chain
 from compress.stages.onnx_file import save
 from compress.stages.tied_onnx import apart, share
 from compress.stages.tied_tables import tables, tie
@@ -110,11 +111,12 @@ def static_for_cpu(model: ModelProto, ranges: Ranges, exclude: Collection[str], 
 
     Args:
         model: see `plain`; its shapes inferred. It is left as it is.
-        ranges: (lowest, highest) of each activation.
+        ranges: (lowest, highest) of each activation; what carries a mask and has none stays in float.
         exclude: names of nodes that stay in float.
         reduce_range: 7-bit weights.
     """
     model = _copy(model)
+    exclude = [*exclude, *beside(model.graph, mask_chain(model.graph).all - set(ranges))]
     quantize_weights(model, exclude, RECURRENT)
     kinds, weightless = attention(model)
     left = [*exclude, *weightless, *_kept_activations(model), *_odd(model), *(node.name for node in tables(model))]
