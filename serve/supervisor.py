@@ -1,4 +1,7 @@
-"""Keeping a Triton alive: when it dies it is started again, after a wait that grows with each death."""
+"""Keeping a Triton alive: when it dies it is started again, after a wait that grows with each death.
+
+Where one key alone did it there is no wait, which all the others would share: that key is refused before long.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,19 @@ from dataclasses import dataclass, field
 
 from compress.errors import ToolkitError
 from serve.gateway.outages import Outages
-from serve.gateway.suspects import Suspect, Suspects
+from serve.gateway.suspects import DEATHS_OF_KEY, Suspect, Suspects
 from serve.heal import told
 from serve.triton.launch import TritonServer
 from serve.triton.stubs import signal_name
 
-__all__ = ["CLIENT", "SCARCE", "SERVER", "START", "Backoff", "cause_of", "supervise"]
+__all__ = ["AT_ONCE", "CLIENT", "KEY", "SCARCE", "SERVER", "START", "Backoff", "cause_of", "supervise"]
 
 # Triton is asked this often whether it still lives, in seconds.
 WATCH_S = 0.05
-SERVER, START, CLIENT, SCARCE = "server", "start", "client", "scarce"
+SERVER, START, CLIENT, KEY, SCARCE = "server", "start", "client", "key", "scarce"
+# Starts in a row without a wait: enough for several keys, each of which is refused after its share. A server that dies
+# more often so is not ended by these keys, or by too many of them.
+AT_ONCE = 4 * DEATHS_OF_KEY
 # Clients can use these up: that a start fails for want of them says nothing about the server.
 WANTING = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS))
 
@@ -30,7 +36,8 @@ class Backoff:
     """How long to wait before the next start, and when to give up.
 
     Deaths in a row are counted by their cause. Those with clients' requests in flight are never enough: one client
-    would end the service for all others. Nor are starts for which the process had no files or memory.
+    would end the service for all others. Nor are starts for which the process had no files or memory. After a death of
+    one key's requests alone there is no wait, `AT_ONCE` times in a row; then it is as any other client's.
 
     Attributes:
         restarts: how many in a row for one cause; a server that lived for `steady_s` begins a new row. 0 for never.
@@ -49,10 +56,15 @@ class Backoff:
 
         Args:
             lived_s: seconds for which it was ready; 0 where it never was.
-            cause: SERVER, START, SCARCE or CLIENT.
+            cause: SERVER, START, SCARCE, CLIENT or KEY.
         """
         if lived_s >= self.steady_s:
             self._done.clear()
+        if cause == KEY and self.restarts:
+            self._done[KEY] += 1
+            if self._done[KEY] <= AT_ONCE:
+                return 0.0
+            cause = CLIENT
         endless = cause in (SCARCE, CLIENT)
         if not self.restarts or (self._done[cause] >= self.restarts and not endless):
             return None
@@ -61,12 +73,16 @@ class Backoff:
 
 
 def cause_of(suspects: Sequence[Suspect]) -> str:
-    """What a death is counted for: clients, where any request was in flight; else the server itself.
+    """What a death is counted for: a key, where all that was in flight is of one; else clients, where any request was;
+    else the server itself.
 
     A hostile client has neighbours in flight whenever it likes, so that a death which several share says no more about
-    the server than one of a single client.
+    the server than one of a single client. Who has no key can't be refused, and is no known one.
     """
-    return CLIENT if suspects else SERVER
+    keys = {suspect.key for suspect in suspects}
+    if len(keys) == 1 and "" not in keys:
+        return KEY
+    return CLIENT if keys else SERVER
 
 
 async def supervise(
@@ -109,7 +125,9 @@ async def supervise(
 
 
 def _next(wait_s: float | None) -> str:
-    return "that is enough" if wait_s is None else f"it is started again in {wait_s:g} s"
+    if wait_s is None:
+        return "that is enough"
+    return f"it is started again in {wait_s:g} s" if wait_s else "it is started again at once"
 
 
 async def _started(triton: TritonServer, on_event: Callable[[str], None]) -> str | None:

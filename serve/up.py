@@ -91,7 +91,9 @@ def up(
             why="there is neither a repository nor a Triton" if repository is None else "both are given",
             mend="name a model repository, or give --triton URL",
         )
-    check_settings(_settings(options, options.triton or "http://127.0.0.1", "127.0.0.1:1"))
+    settings = _settings(options, options.triton or "http://127.0.0.1", "127.0.0.1:1")
+    check_settings(settings)
+    drain_s = float(settings.drain_timeout_s) if options.drain_timeout is None else options.drain_timeout
     # Until the event loop takes the signals over, SIGTERM ends the start as Ctrl-C does: Triton is stopped, not left.
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -106,13 +108,17 @@ def up(
             changes = options.trust_changes
             with claimed(repository), serving(repository, options.public_key, trust_changes=changes) as served:
                 check_models(repository, container=container, trust_changes=changes)
-                serve(served, options, on_ready, on_event)
+                serve(served, options, drain_s, on_ready, on_event)
     finally:
         signal.signal(signal.SIGTERM, previous)
 
 
 def _embedded(
-    served: Served, options: UpOptions, on_ready: Callable[[Started], None], on_event: Callable[[str], None]
+    served: Served,
+    options: UpOptions,
+    drain_s: float,
+    on_ready: Callable[[Started], None],
+    on_event: Callable[[str], None],
 ) -> None:
     repository = served.repository
     models = tuple(read_models(repository))
@@ -122,7 +128,7 @@ def _embedded(
         ports=options.ports,
         options=TritonOptions(
             start_timeout_s=options.start_timeout,
-            stop_timeout_s=options.drain_timeout,
+            stop_timeout_s=drain_s,
             explicit=options.model_control or options.watch,
             heal=True,
             cache_bytes=options.cache_mb * 1024 * 1024,
@@ -174,7 +180,11 @@ def _advice(repository: Path, cpus: Sequence[int]) -> list[str]:
 
 
 def _container(
-    served: Served, options: UpOptions, on_ready: Callable[[Started], None], _on_event: Callable[[str], None]
+    served: Served,
+    options: UpOptions,
+    drain_s: float,
+    on_ready: Callable[[Started], None],
+    _on_event: Callable[[str], None],
 ) -> None:
     models = read_models(served.repository)
     # A mount is of what a link stands for now: in a container, what is loaded stays what was verified at the start.
@@ -213,7 +223,7 @@ def _container(
         )
     finally:
         process.terminate()
-        process.wait(options.drain_timeout + 10)
+        process.wait(drain_s + 10)
 
 
 def _answers(url: str) -> bool:
@@ -242,14 +252,15 @@ def _gateway(
 
 
 def _settings(options: UpOptions, url: str, grpc: str) -> Settings:
-    ours = {} if options.triton is not None else {"grpc_upstream": (grpc,)}
+    ours: dict[str, Any] = {} if options.triton is not None else {"grpc_upstream": (grpc,)}
+    if options.drain_timeout is not None:  # else what the file says holds
+        ours["drain_timeout_s"] = max(1, round(options.drain_timeout))
     return load_settings(
         options.gateway,
         os.environ,
         upstream=(url,),
         host=options.host,
         port=options.port,
-        drain_timeout_s=max(1, round(options.drain_timeout)),
         **ours,
     )
 

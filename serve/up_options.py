@@ -73,8 +73,9 @@ class UpOptions:
     start_timeout: float = 120.0
     """How long all models together may take to load and warm up, in seconds."""
 
-    drain_timeout: float = 30.0
-    """How long requests in flight may take to end when the server stops, in seconds."""
+    drain_timeout: float | None = None
+    """How long requests in flight may take to end when the server stops, in seconds; by default what --gateway's file
+    or the environment says, else 30."""
 
     @property
     def ports(self) -> Ports:

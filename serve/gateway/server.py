@@ -74,7 +74,9 @@ async def serve_gateway(
         ServerError: it can't listen.
     """
     check_settings(settings)
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # not a line for each client that sends rubbish
+    uvicorn_log = logging.getLogger("uvicorn.error")
+    uvicorn_log.setLevel(logging.ERROR)  # not a line for each client that sends rubbish
+    uvicorn_log.addFilter(_of_no_cut)
     app = create_app(settings, incidents, loading)
     listener = _listen(settings.host, settings.port, reuse_port=settings.reuse_port)
     clients, grpc_clients = _clients(settings)
@@ -108,7 +110,8 @@ async def serve_gateway(
             limit_concurrency=clients,
             ssl_certfile=settings.tls_certificate,
             ssl_keyfile=settings.tls_key,
-        )
+        ),
+        lambda: len(app.state.direct.calls),
     )
     proxy = None
     if settings.grpc_port:
@@ -202,11 +205,29 @@ def forwarding_signals(stop: asyncio.Event, force: asyncio.Event) -> Iterator[No
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: `serve up` has a Triton to stop, too."""
+    """uvicorn without its signal handlers (`serve up` has a Triton to stop, too), which tells of what it cuts.
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    Args:
+        config: uvicorn's.
+        direct: how many requests are on the short way, which is no task.
+    """
+
+    def __init__(self, config: uvicorn.Config, direct: Callable[[], int]) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
+        self._direct = direct
+
+    async def _wait_tasks_to_complete(self) -> None:
+        try:
+            await super()._wait_tasks_to_complete()
+        except asyncio.CancelledError:  # the time is over
+            connections = self.server_state.connections
+            waiting = sum(len(getattr(each, "pipeline", ())) for each in connections)
+            cut = len(self.server_state.tasks) + self._direct() + waiting
+            if cut:
+                seconds = self.config.timeout_graceful_shutdown
+                logger.warning("the gateway ends after drain_timeout_s = %s; requests cut: %d", seconds, cut)
+            raise
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -214,6 +235,12 @@ class _Server(uvicorn.Server):
 
     def capture_signals(self) -> Any:
         return nullcontext()
+
+
+def _of_no_cut(record: logging.LogRecord) -> bool:
+    """Whether a line of uvicorn's is of something else than the requests that the end has cut: those have one line."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, asyncio.CancelledError) and not str(record.msg).startswith("Cancel %s running task")
 
 
 def _listen(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:

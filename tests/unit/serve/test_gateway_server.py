@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import signal
 import socket
@@ -103,6 +104,41 @@ def test_force_ends_it_at_once() -> None:
             await asyncio.gather(stuck, return_exceptions=True)
 
     uvloop.run(main())
+
+
+@pytest.mark.parametrize("pipelined", [1, 8])
+def test_what_is_cut_is_told_in_one_line(pipelined: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Requests that do not end in time: on the short way, in a task of their own, and those that wait their turn."""
+    asked: list[Received] = []
+
+    async def never(request: Received, _: asyncio.StreamWriter) -> None:
+        if request.method == "POST":
+            asked.append(request)
+            await asyncio.sleep(600)
+
+    async def main() -> None:
+        async with scripted_server(never) as triton:
+            async with gateway(Settings(upstream=(triton.url,), port=0, max_clients=100, drain_timeout_s=1)) as address:
+                writers = []
+                for _ in range(4):
+                    _reader, writer = await asyncio.open_connection(address.host, address.port)
+                    head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}"
+                    writer.write(head * pipelined)
+                    writers.append(writer)
+                for _ in range(600):
+                    if len(asked) == 4:
+                        break
+                    await asyncio.sleep(0.1)
+                assert len(asked) == 4
+            for writer in writers:
+                writer.close()
+
+    uvloop.run(main())
+    # The scripted server's own connections, which the gateway has none of, end in lines of asyncio's.
+    records = [record for record in caplog.records if "StreamReaderProtocol" not in record.getMessage()]
+    told = [record.getMessage() for record in records if record.levelno >= logging.WARNING]
+    assert told == [f"the gateway ends after drain_timeout_s = 1; requests cut: {4 * pipelined}"]
+    assert not [record for record in records if record.exc_info]
 
 
 def test_the_docs_need_no_other_host() -> None:

@@ -12,6 +12,8 @@ from serve.cli import main
 from serve.gateway.keys import add_key
 from serve.gateway.settings import ModelSettings
 from serve.gateway.settings_file import load_settings
+from serve.up import _settings
+from serve.up_options import UpOptions
 
 FILE = """\
 upstream = ["http://127.0.0.1:9001", "http://127.0.0.1:9002"]
@@ -129,3 +131,14 @@ def test_nothing_of_any_setting_is_secret(capsys: pytest.CaptureFixture[str], fi
     secret, _ = add_key(file.parent / "keys.json", "other")
     values: Any = check(capsys, "--config", str(file))
     assert secret not in values[1] + values[2]
+
+
+@pytest.mark.parametrize(("flag", "seconds"), [(None, 8), (30.0, 30), (0.2, 1)])
+def test_under_serve_up_the_file_says_how_long_to_drain_unless_the_flag_does(
+    flag: float | None, seconds: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text("drain_timeout_s = 8\n")
+    options = UpOptions(gateway=file, drain_timeout=flag)
+    assert _settings(options, "http://127.0.0.1:1", "127.0.0.1:2").drain_timeout_s == seconds
+    assert _settings(UpOptions(), "http://127.0.0.1:1", "127.0.0.1:2").drain_timeout_s == 30

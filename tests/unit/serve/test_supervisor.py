@@ -20,7 +20,7 @@ from serve.gateway.server import SPARE_FILES, _clients
 from serve.gateway.settings import Settings
 from serve.gateway.suspects import Suspect, Suspects
 from serve.heal import Healer
-from serve.supervisor import CLIENT, SERVER, START, Backoff, cause_of, supervise
+from serve.supervisor import AT_ONCE, CLIENT, KEY, SERVER, START, Backoff, cause_of, supervise
 from serve.triton.processes import Family
 from serve.triton.stubs import Stub, stubs_in
 from serve.up_options import cpus_of
@@ -52,7 +52,7 @@ def test_deaths_are_counted_by_their_cause() -> None:
     assert [backoff.after(1.0, SERVER), backoff.after(0.0, START)] == [None, None]
 
 
-@pytest.mark.parametrize("flying", [["a"], ["a", "a"], ["a", "b"], [""], ["", "a"]])
+@pytest.mark.parametrize("flying", [["a", "b"], [""], ["", "a"]])
 def test_clients_never_end_it_alone_or_together(flying: list[str]) -> None:
     cause = cause_of([Suspect(key, "m", str(number)) for number, key in enumerate(flying)])
     assert cause == CLIENT
@@ -63,6 +63,18 @@ def test_clients_never_end_it_alone_or_together(flying: list[str]) -> None:
     assert backoff.after(1.0, cause_of([])) == 0.5, "their deaths are not the server's"
     assert backoff.after(1.0, cause_of([])) is None
     assert Backoff(0).after(1.0, cause) is None
+
+
+def test_what_one_key_did_alone_is_waited_for_by_nobody_up_to_a_bound() -> None:
+    assert cause_of([Suspect("a", "m", "1"), Suspect("a", "m", "2"), Suspect("a", "n", "")]) == KEY
+    backoff = Backoff(1)
+    assert [backoff.after(1.0, KEY) for _ in range(AT_ONCE)] == [0.0] * AT_ONCE
+    assert backoff.after(1.0, SERVER) == 0.5, "their deaths are not the server's"
+    waits = [backoff.after(1.0, KEY) for _ in range(50)]
+    assert waits[:3] == [0.5, 1.0, 2.0], "so many deaths are not of one key that is refused"
+    assert waits[-1] == 30.0
+    assert backoff.after(100.0, KEY) == 0.0
+    assert Backoff(0).after(1.0, KEY) is None
 
 
 @pytest.mark.parametrize(("text", "cores"), [(None, ()), ("0", (0,)), ("0-2,5, 1", (0, 1, 2, 5))])
