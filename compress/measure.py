@@ -94,6 +94,11 @@ def onnx_params(path: Path) -> int:
     not_weights = {name for node in graph.node if node.op_type in _QDQ for name in node.input[1:]}
     not_weights |= {name for node in graph.node if node.op_type in _SHAPED for name in node.input[1:]}
     not_weights |= {name for node in graph.node for name in node.input[_AFTER.get(node.op_type, len(node.input)) :]}
+    # A dynamically quantized product is multiplied by the input's scale times the weight's.
+    ranged = {node.output[1] for node in graph.node if node.op_type == "DynamicQuantizeLinear"}
+    not_weights |= {
+        name for node in graph.node if node.op_type == "Mul" and ranged & {*node.input} for name in node.input
+    }
     inside = [t for body in inner_bodies(graph) for t in body.initializer]
     return sum(int(np.prod(t.dims)) for t in (*graph.initializer, *inside) if t.name not in not_weights)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from compress import __version__
-from compress.artifact import Signature
+from compress.artifact import Signature, sha256_of
 from compress.checkpoint import load, write
 from compress.errors import CheckpointError, RecipeError, ToolkitError
 from compress.files import make_folder, remove_empty
@@ -171,6 +171,7 @@ def _fill(stage: Stage, model: Model, folder: Path, beside: Path, progress: Prog
     }
     if not isinstance(given.model, EngineModel) and given.model.ranges:
         data["ranges"] = dict(given.model.ranges)
+    data["sha256"] = _digest(data, beside)
     (beside / "stage.json").write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     beside.rename(folder)
@@ -180,9 +181,28 @@ def _fill(stage: Stage, model: Model, folder: Path, beside: Path, progress: Prog
     return Outcome(stage, given, seconds, reused=False, size_bytes=(folder / str(data["model"])).stat().st_size)
 
 
+def _digest(data: Mapping[str, Any], folder: Path) -> str:
+    """SHA-256 of all that a stage leaves: what it says, and its model's files.
+
+    A damaged file is often one that still loads, with other numbers in it.
+
+    Raises:
+        ValueError: what bears a model's name is no file.
+    """
+    said = json.loads(json.dumps({name: value for name, value in data.items() if name != "sha256"}))  # keys as text
+    digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
+    for path in sorted(folder.glob("model*")):
+        if not path.is_file():
+            raise ValueError("it is no file")
+        digest.update(f"\n{path.name} {sha256_of(path)}".encode())
+    return digest.hexdigest()
+
+
 def _take(stage: Stage, folder: Path) -> Outcome | None:
     try:
         data: Mapping[str, Any] = read_json(folder / "stage.json")
+        if data["sha256"] != _digest(data, folder):
+            return None
         path = folder / Path(data["model"]).name
         signature = Signature.from_dict(data["signature"])
         model = load(path) if stage.gives is TorchModel else stage.gives(path, signature)

@@ -137,6 +137,15 @@ def test_folding_drops_what_only_takes_room(tmp_path: Path) -> None:
     assert {entry.domain for entry in onnx.load(after.path).opset_import} == {""}
 
 
+@pytest.mark.parametrize(("name", "mode"), [("mlp", "dynamic"), ("residual", "dynamic"), ("residual", "weights")])
+def test_int8_without_calibration_has_as_many_weights_as_before(name: str, mode: str, tmp_path: Path) -> None:
+    before = folded(exported(loaded(name), tmp_path / "onnx"), tmp_path / "folded")
+    (tmp_path / "int8").mkdir()
+    given = QuantizeOnnx(mode).run(before, tmp_path / "int8", quiet)  # type: ignore[arg-type]
+    assert isinstance(given.model, OnnxModel)
+    assert onnx_params(given.model.path) == onnx_params(before.path)
+
+
 @pytest.mark.parametrize("count", [16, 37])
 def test_static_int8_is_small_close_and_per_channel_also_with_a_ragged_last_batch(tmp_path: Path, count: int) -> None:
     model = loaded("residual")

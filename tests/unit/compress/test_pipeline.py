@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -15,7 +16,7 @@ from torch import nn
 from compress.errors import RecipeError, StageError
 from compress.job import Silent
 from compress.model import Model, OnnxModel, TorchModel
-from compress.pipeline import Outcome, _take, check, run
+from compress.pipeline import Outcome, _digest, _take, check, run
 from compress.stages import Given, Progress
 from compress.stages.fold_onnx import FoldOnnx
 from compress.stages.onnx_from_torch import OnnxFromTorch
@@ -102,6 +103,38 @@ def test_a_damaged_output_is_made_again(tmp_path: Path, damage: str) -> None:
     assert not go([Scale(2.0)], tmp_path)[0].reused
 
 
+@pytest.mark.parametrize("value", [None, 5, -1.5, "text", [], {}, ["text"], {"int8": 1}], ids=str)
+@pytest.mark.parametrize("name", ["did", "details", "warnings", "seconds", "signature", "model", "sha256"])
+def test_what_is_said_of_a_kept_stage_is_what_was_written(tmp_path: Path, name: str, value: object) -> None:
+    go([Scale(2.0)], tmp_path)
+    path = next(tmp_path.glob("*/stage.json"))
+    said = json.loads(path.read_text())
+    was, said[name] = said[name], value
+    path.write_text(json.dumps(said))
+    again = go([Scale(2.0)], tmp_path)[0]
+    assert again.reused == (was == value)
+    assert again.given.did.startswith("times 2")
+
+
+@pytest.mark.parametrize("said", [None, [], 5, "text", {}, {"sha256": None}], ids=str)
+def test_a_stage_of_which_nothing_is_said_is_made_again(tmp_path: Path, said: object) -> None:
+    go([Scale(2.0)], tmp_path)
+    next(tmp_path.glob("*/stage.json")).write_text(json.dumps(said))
+    assert not go([Scale(2.0)], tmp_path)[0].reused
+
+
+def test_a_kept_model_with_other_numbers_in_it_is_made_again(tmp_path: Path) -> None:
+    first = go([OnnxFromTorch()], tmp_path)[0]
+    assert isinstance(first.given.model, OnnxModel)
+    path = first.given.model.path
+    was, model = path.read_bytes(), onnx.load(path)
+    weight = max(model.graph.initializer, key=lambda tensor: len(tensor.raw_data))
+    weight.raw_data = bytes(len(weight.raw_data))
+    onnx.save(model, path)
+    assert not go([OnnxFromTorch()], tmp_path)[0].reused
+    assert onnx.load(path) == onnx.load_from_string(was)
+
+
 def test_a_model_that_cannot_be_kept_still_goes_through(tmp_path: Path) -> None:
     class Branching(nn.Module):
         def __init__(self) -> None:
@@ -141,5 +174,5 @@ def test_a_kept_stage_that_is_not_as_it_was_written_is_run_again(tmp_path: Path,
     (folder / "model.onnx").write_bytes(b"no graph")
     signature = {"inputs": ["x:float32[batch,4]"], "outputs": ["y:float32[batch,4]"]}
     kept = {"did": "", "details": {}, "warnings": [], "seconds": 1, "signature": signature, "model": model}
-    (folder / "stage.json").write_text(json.dumps(kept))
+    (folder / "stage.json").write_text(json.dumps({**kept, "sha256": _digest(kept, folder)}))
     assert _take(FoldOnnx(), folder) is None
