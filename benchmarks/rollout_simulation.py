@@ -151,6 +151,7 @@ class Tritons:
         _timeout_s: float,
         *,
         who: bytes | None = None,  # noqa: ARG002
+        sequence: bytes | None = None,  # noqa: ARG002
     ) -> Response:
         candidate = b"/candidate/" in path
         outcome = self._traffic.outcome(candidate=candidate, poison=body == POISON)

@@ -33,6 +33,7 @@ from compress.sensitivity_report import write_sensitivity
 from compress.stages import Progress, Stage
 from compress.stages.fold_onnx import FoldOnnx
 from compress.stages.onnx_from_torch import OnnxFromTorch
+from compress.unused import prunes
 from compress.wording import counted
 
 __all__ = ["Prepared", "baseline_of", "export", "optimize", "prepare", "sensitivity"]
@@ -89,7 +90,8 @@ def prepare(checkpoint: Path, options: ExportOptions, *, chosen: bool = False) -
     check_ranges(options)
     check_output(options.output)
     model = with_sizes(_load(checkpoint, options), checkpoint, _data(options), options.dims)
-    curves = None if options.sensitivity is None else Sensitivity.load(options.sensitivity)
+    # One that no pruning needs is refused with the other contradictions, whatever stands in it.
+    curves = Sensitivity.load(options.sensitivity) if options.sensitivity is not None and prunes(options) else None
     before = "" if curves is None or options.eval is None else curves.data
     found = evaluation_of(
         options, model, sources_of(options, checkpoint), chooses=chosen or chooses(options), chosen_before=before

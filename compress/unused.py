@@ -17,7 +17,7 @@ from compress.options import (
 )
 from compress.training_options import TrainingOptions
 
-__all__ = ["RULES", "unused"]
+__all__ = ["RULES", "prunes", "unused"]
 
 Rule = tuple[tuple[str, ...], Callable[[Any], bool], str]
 """Options; whether something reads them; what is missing where nothing does."""
@@ -27,7 +27,8 @@ def _names(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
-def _prunes(options: Any) -> bool:
+def prunes(options: Any) -> bool:
+    """Whether channels are pruned."""
     if isinstance(options, OptimizeOptions):
         return any(options.prune)
     goals = (options.prune, options.target_latency_ms, options.target_size_mb, options.target_params)
@@ -50,7 +51,7 @@ TRAINING: tuple[Rule, ...] = (
 
 SHARED: tuple[Rule, ...] = (
     (_names(TrainingOptions), lambda o: o.finetune is not None, "nothing is trained without --finetune"),
-    (("importance", "scope", "round_to"), _prunes, "nothing is pruned"),
+    (("importance", "scope", "round_to"), prunes, "nothing is pruned"),
     (("scope",), lambda o: o.sensitivity is None, "--sensitivity sets what each layer loses, in its place"),
     (("metric", "confidence"), lambda o: o.eval is not None, "nothing is judged without --eval"),
 )
@@ -71,7 +72,7 @@ RULES: dict[type, tuple[Rule, ...]] = {
     OptimizeOptions: (
         *SHARED,
         *TRAINING,
-        (("sensitivity",), _prunes, "nothing is pruned"),
+        (("sensitivity",), prunes, "nothing is pruned"),
         (
             ("calibrators",),
             lambda o: "static" in o.int8 and o.calibration is not None,

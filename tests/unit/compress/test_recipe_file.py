@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -136,7 +137,15 @@ def test_a_recipe_that_is_none_is_told_in_three_lines(tmp_path: Path, text: str)
         read(tmp_path / "r.toml")
 
 
-@pytest.mark.skipif(not Path("/dev/zero").is_char_device(), reason="no such device")
-def test_a_recipe_without_an_end_is_not_read_to_it() -> None:
+def test_what_has_no_end_is_not_read_to_it(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.toml"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero")):
+        with pytest.raises(RecipeError) as caught:
+            read(path)
+        assert caught.value.why == "it is no file"
+    sparse = tmp_path / "sparse.toml"
+    with sparse.open("wb") as file:
+        file.truncate(20 << 30)
     with pytest.raises(RecipeError, match="more than"):
-        read(Path("/dev/zero"))
+        read(sparse)

@@ -26,6 +26,7 @@ from serve.gateway.grpc_status import EndedCallError
 from serve.gateway.releases import Releases
 from serve.gateway.settings import Settings
 from serve.gateway.telemetry import Telemetry
+from serve.gateway.upstream import Upstream
 from tests.serve_http import in_loop
 
 HOUR_S = 3600.0
@@ -94,7 +95,8 @@ async def over_grpc(held: Hourly, left_s: float | None = None) -> None:
     class Calls:
         infer = held.ask
 
-    incoming = Incoming(SETTINGS, held.gate, cast("Contracts", None), Clients(1, 1))
+    contracts = Contracts(cast("Upstream", None), 0, validate=False)
+    incoming = Incoming(SETTINGS, held.gate, contracts, Clients(1, 1))
     inference = Inference(SETTINGS, held.gate, cast("GrpcChannels", Calls()), incoming, Telemetry())
     await inference.answer(Call(left_s))
 
