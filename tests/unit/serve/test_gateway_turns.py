@@ -198,6 +198,39 @@ def test_without_keys_it_is_found_by_what_it_says(seed: int, number: int) -> Non
     assert model.deaths <= 4
 
 
+@pytest.mark.parametrize(("seconds", "leaves_s"), [(0.1, 60.0), (5.0, 0.01), (5.0, 0.5), (30.0, 2.0)])
+def test_a_suspect_whose_client_leaves_does_not_keep_the_model_in_turns(seconds: float, leaves_s: float) -> None:
+    async def main() -> float:
+        model, chance = Model(), random.Random(1)
+        tasks = [
+            asyncio.ensure_future(client(model, key, 5.0, 0.05, 1e9, chance, same=False)) for key in ("good", "other")
+        ]
+        for number in range(2):  # deaths that it shares
+            beside = asyncio.ensure_future(model.ask("bad", b"the same", 0.5))
+            await asyncio.sleep(0.01)
+            await model.ask("worse", b"die %d" % number, 0.05)
+            await beside
+            await asyncio.sleep(15.0)
+        assert model.deaths == 2
+
+        async def again() -> None:
+            while True:
+                await model.ask("bad", b"the same", seconds, leaves_s)
+                await asyncio.sleep(0.01)
+
+        tasks += [asyncio.ensure_future(again()) for _ in range(8)]
+        seen = []
+        for _ in range(2400):
+            await asyncio.sleep(0.05)
+            seen.append(model.suspects._turns.taken)
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return sum(seen) / len(seen)
+
+    assert simulated(main()) < 0.3
+
+
 def test_a_request_left_at_work_that_kills_later_convicts_nobody_else() -> None:
     async def main() -> Model:
         model = Model()
