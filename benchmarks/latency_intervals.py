@@ -46,7 +46,7 @@ def simulate(noise: float, held_up: float, trials: int, truth: float) -> dict[st
 
             return take
 
-        found = take_turns({"first": block(truth), "second": block(1.0)})
+        found = take_turns({"first": block(truth), "second": block(1.0)}, claimed=("second",))
         pair = ratio(found["first"].rounds_ms, found["second"].rounds_ms)
         if pair is None or pair.low is None or pair.high is None:
             continue  # counts as outside

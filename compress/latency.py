@@ -203,7 +203,8 @@ def take_turns(
     """Blocks of calls in rounds, in a new random order each, until every wanted interval is narrow.
 
     It ends earlier where, by how the intervals narrow (with the square root of the rounds), a limit will come before
-    that, and all ratios are far from 1. That is judged by widths, and ends on wide intervals: it costs no coverage.
+    that, and all ratios are far from 1: of those that are claimed alone, since whoever names none may compare any two.
+    That is judged by widths, and ends on wide intervals: it costs no coverage.
 
     Args:
         blocks: by model, what makes a block of calls and gives the milliseconds of each.
@@ -235,7 +236,10 @@ def take_turns(
         passed = time.perf_counter() - begun
         narrow = spread is not None and spread <= width
         left = min(rounds, int(done * seconds / max(passed, 1e-9)))  # rounds, until a limit comes
-        foreseen = not narrow and FORESEEN <= done < left and _in_vain(medians, pairs, spread, width, done / left)
+        foreseen = (
+            bool(told) and not narrow and FORESEEN <= done < left
+            and _in_vain(medians, pairs, spread, width, done / left)
+        )  # fmt: skip
         over = done >= FEWEST and (passed > seconds or narrow or foreseen)
         progress(done, done if over else rounds)
         if over:

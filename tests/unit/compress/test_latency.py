@@ -70,15 +70,16 @@ def test_only_ratios_that_are_claimed_are_waited_for() -> None:
 
 def test_where_no_limit_would_bring_them_near_rounds_end_early_for_ratios_far_from_one_alone() -> None:
     far = {"original": noisy(4, 0.2, 0), "result": noisy(1, 0.2, 1)}
-    found = take_turns(far)
+    found = take_turns(far, claimed=("result",))
     assert (found.rounds, found.foreseen, found.narrow) == (FORESEEN, True, False)
-    assert found.told.startswith(f"stopped after {FORESEEN} rounds: ratios within ±")
+    assert found.told.startswith(f"stopped after {FORESEEN} rounds: ratios of result within ±")
     assert found.told.endswith("more would not have brought ±3%")
-    near = take_turns(far | {"original": noisy(1.2, 0.2, 0)})
+    near = take_turns(far | {"original": noisy(1.2, 0.2, 0)}, claimed=("result",))
     assert (near.rounds, near.foreseen) == (MOST, False)
     assert near.told.startswith("stopped at the limit")
     assert take_turns({"alone": noisy(1, 0.6, 0)}).rounds == MOST, "no ratio is asked for"
-    assert take_turns(far, rounds=FORESEEN).told.startswith("stopped at the limit")
+    assert take_turns(far).rounds == MOST, "a search compares any two of its candidates"
+    assert take_turns(far, claimed=("result",), rounds=FORESEEN).told.startswith("stopped at the limit")
 
 
 @pytest.mark.parametrize("truth", [FAR, 10.0])
@@ -86,7 +87,8 @@ def test_where_no_limit_would_bring_them_near_rounds_end_early_for_ratios_far_fr
 def test_ending_on_wide_intervals_costs_no_coverage(truth: float, noise: float) -> None:
     trials = inside = foreseen = 0
     for seed in range(300):
-        found = take_turns({"a": noisy(truth, noise, 2 * seed), "b": noisy(1.0, noise, 2 * seed + 1)})
+        blocks = {"a": noisy(truth, noise, 2 * seed), "b": noisy(1.0, noise, 2 * seed + 1)}
+        found = take_turns(blocks, claimed=("b",))
         pair = ratio(found["a"].rounds_ms, found["b"].rounds_ms)
         assert pair is not None
         assert pair.low is not None
