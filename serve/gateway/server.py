@@ -111,7 +111,7 @@ async def serve_gateway(
             ssl_certfile=settings.tls_certificate,
             ssl_keyfile=settings.tls_key,
         ),
-        lambda: len(app.state.direct.calls),
+        lambda: 0 if app.state.direct is None else len(app.state.direct.calls),
     )
     proxy = None
     if settings.grpc_port:

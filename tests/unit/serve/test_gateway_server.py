@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -106,9 +107,12 @@ def test_force_ends_it_at_once() -> None:
     uvloop.run(main())
 
 
-@pytest.mark.parametrize("pipelined", [1, 8])
-def test_what_is_cut_is_told_in_one_line(pipelined: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Requests that do not end in time: on the short way, in a task of their own, and those that wait their turn."""
+@pytest.mark.parametrize(("pipelined", "upstreams"), [(1, 1), (8, 1), (2, 2)])
+def test_what_is_cut_is_told_in_one_line(pipelined: int, upstreams: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Requests that do not end in time: on the short way, in a task of their own, and those that wait their turn.
+
+    With several model servers there is no short way.
+    """
     asked: list[Received] = []
 
     async def never(request: Received, _: asyncio.StreamWriter) -> None:
@@ -117,8 +121,10 @@ def test_what_is_cut_is_told_in_one_line(pipelined: int, caplog: pytest.LogCaptu
             await asyncio.sleep(600)
 
     async def main() -> None:
-        async with scripted_server(never) as triton:
-            async with gateway(Settings(upstream=(triton.url,), port=0, max_clients=100, drain_timeout_s=1)) as address:
+        async with AsyncExitStack() as stack:
+            tritons = [await stack.enter_async_context(scripted_server(never)) for _ in range(upstreams)]
+            urls = tuple(triton.url for triton in tritons)
+            async with gateway(Settings(upstream=urls, port=0, max_clients=100, drain_timeout_s=1)) as address:
                 writers = []
                 for _ in range(4):
                     _reader, writer = await asyncio.open_connection(address.host, address.port)
