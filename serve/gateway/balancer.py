@@ -39,6 +39,7 @@ __all__ = ["MOST_SENT", "STOPPING", "Attempt", "Balancer", "Node", "scope_of"]
 HEALTHY_PANIC_PERCENT = 50
 MOST_SENT = 2  # servers that a request may have reached: one that ends a server must not end them all
 LOST_S, MOST_LOST, LOST_BYTES = 600.0, 1024, 256 * 1024  # requests whose connection was lost, by their hash
+ONE_DEATH_S = 1.0  # in which a dead server's connections are all found to be closed
 MOST_SCOPES, MOST_UNKNOWN = 1000, 64
 SMOOTHING = 0.05
 _SCOPE = re.compile(rb"(/v2/models/[^/]+(?:/versions/[^/]+)?)(?:/[a-z]+)?")
@@ -59,16 +60,17 @@ class Attempt:
 
     Attributes:
         node: the server.
+        begun: when, on the monotonic clock.
         trial: whether it decides on the server's return.
     """
 
-    __slots__ = ("_balancer", "_begun", "_epochs", "_trials", "node", "scope")
+    __slots__ = ("_balancer", "_epochs", "_trials", "begun", "node", "scope")
 
     def __init__(self, balancer: Balancer, node: Node, scope: Scope, now: float, *, trial: bool) -> None:
         self.node = node
         self.scope = scope
         self._balancer = balancer
-        self._begun = now
+        self.begun = now
         records = [level.of(node) for level in balancer.levels(scope)]
         self._epochs = [record.epoch for record in records]
         self._trials = [trial and record.state(now) is State.DUE for record in records]
@@ -91,9 +93,9 @@ class Attempt:
         node.in_flight -= 1
         now = time.monotonic()
         if model is Verdict.GOOD:
-            seconds = now - self._begun
+            seconds = now - self.begun
             scope.seconds += (seconds - scope.seconds) * (SMOOTHING if scope.seconds else 1.0)
-        elif Verdict.NOTHING not in (server, model) and (until := self._begun + scope.seconds) > now:
+        elif Verdict.NOTHING not in (server, model) and (until := self.begun + scope.seconds) > now:
             node.hold(until)
         for level, verdict, epoch, trial in zip(
             balancer.levels(scope), (server, model), self._epochs, self._trials, strict=True
@@ -143,7 +145,7 @@ class Balancer:
         self._unknown: OrderedDict[bytes, Scope] = OrderedDict()
         self._unknown_budget = Budget()
         self._sequences: Sequences[Node] = Sequences()
-        self._lost: OrderedDict[bytes, float] = OrderedDict()
+        self._lost: OrderedDict[bytes, tuple[Node, float]] = OrderedDict()
         self._probed = asyncio.Event()
 
     @property
@@ -224,6 +226,7 @@ class Balancer:
         scope.budget.earn()
         tried: list[Node] = []
         sent = 0
+        suspect = b""
         while True:
             attempt = self.begin(scope, tried, sequence)
             tried.append(attempt.node)
@@ -236,7 +239,9 @@ class Balancer:
                 if err.kind == "refused" and sequence is not None:
                     self._sequences.forget(scope.name + sequence)
                 again = may and sent < MOST_SENT and err.kind not in ("timeout", "stalled", "too_large")
-                again = again and not (err.unanswered and self._lost_before(scope, body))
+                if again and err.unanswered:
+                    suspect = suspect or _hash_of(scope, body)
+                    again = not self._lost_before(suspect, attempt)
                 if not again or time.monotonic() >= deadline or not scope.budget.spend():
                     raise
             else:
@@ -244,22 +249,31 @@ class Balancer:
                     self.known(scope)
                 elsewhere = is_leaving(answer) or (attempt.trial and answer.status >= 500)
                 if not (elsewhere and may and sent < MOST_SENT and scope.budget.spend()):
+                    if not is_leaving(answer):  # it does not end whom it is answered by
+                        self._lost.pop(suspect, None)
                     return answer
                 sent += answer.status >= 500 and not is_leaving(answer)
             self._on_retry()
 
-    def _lost_before(self, scope: Scope, body: bytes | GrowingBody) -> bool:
-        """Whether a connection was lost with this very request before: it may be what ends servers."""
-        said = body if isinstance(body, bytes) else body.so_far() if body.whole else b""
-        if not said:
+    def _lost_before(self, suspect: bytes, attempt: Attempt) -> bool:
+        """Whether the very same request was lost before: it may be what ends servers.
+
+        A server that dies loses all that is with it, and what meets its other connections a moment later: requests that
+        say the same are then lost together, by one death.
+
+        Args:
+            suspect: the request, by its hash; b"" for one that is not known whole.
+            attempt: in which it was lost now.
+        """
+        if not suspect:
             return False
-        what = blake2b(b"%b %d " % (scope.name, len(said)) + said[:LOST_BYTES], digest_size=12).digest()
         now = time.monotonic()
-        before = self._lost.pop(what, None)
-        self._lost[what] = now
+        node, when = self._lost.pop(suspect, (None, 0.0))
+        together = node is attempt.node and attempt.begun <= when + ONE_DEATH_S
+        self._lost[suspect] = attempt.node, when if together else now
         if len(self._lost) > MOST_LOST:
             self._lost.popitem(last=False)
-        return before is not None and now - before < LOST_S
+        return node is not None and not together and now - when < LOST_S
 
     def retried(self) -> None:
         """A request is asked of another server."""
@@ -411,3 +425,11 @@ class Balancer:
             self._servers.joined(node, time.monotonic())
         if node.silent and any(other.ready and other is not node for other in self.nodes):
             node.pool.abort()  # what waits for it is better asked of another
+
+
+def _hash_of(scope: Scope, body: bytes | GrowingBody) -> bytes:
+    """What a request says, to know it by; b"" for one that has not come whole."""
+    said = body if isinstance(body, bytes) else body.so_far() if body.whole else b""
+    if not said:
+        return b""
+    return blake2b(b"%b %d " % (scope.name, len(said)) + said[:LOST_BYTES], digest_size=12).digest()

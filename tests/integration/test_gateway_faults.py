@@ -91,6 +91,27 @@ def test_a_triton_that_is_killed_loses_no_request_and_the_last_one_is_told_at_on
     assert others == {"200", "503"}, outcomes
 
 
+def test_requests_that_say_the_same_are_not_lost_with_a_triton_that_had_several_of_them(
+    two: tuple[TritonServer, TritonServer],
+) -> None:
+    async def main() -> list[int]:
+        settings = Settings(upstream=tuple(f"http://{server.http_address}" for server in two), port=0)
+        async with gateway(settings) as address:
+            pool = Pool(address, timeout_s=60)
+            for _ in range(4):
+                await asyncio.gather(*(pool.request(b"POST", INFER, (), BODY) for _ in range(CLIENTS)))
+            os.kill(pid_of(two[0]), signal.SIGSTOP)  # so that it has some when it dies
+            asking = [asyncio.ensure_future(pool.request(b"POST", INFER, (), BODY)) for _ in range(CLIENTS)]
+            while sum(each.done() for each in asking) < CLIENTS // 2:  # noqa: ASYNC110  # nobody tells
+                await asyncio.sleep(0.01)
+            os.kill(pid_of(two[0]), signal.SIGKILL)
+            statuses = [(await each).status for each in asking]
+            await pool.close()
+            return statuses
+
+    assert uvloop.run(main()) == [200] * CLIENTS
+
+
 def test_no_request_is_lost_when_one_of_two_tritons_stops(two: tuple[TritonServer, TritonServer]) -> None:
     outcomes = against(two, 4.0, lambda: os.kill(pid_of(two[0]), signal.SIGTERM))
     assert set(outcomes) == {"200"}, outcomes

@@ -139,6 +139,125 @@ def test_a_request_that_ends_servers_ends_two_at_most_and_one_more_each_time_it_
     uvloop.run(main())
 
 
+class Mortal:
+    """A server that answers until it dies with its connections, and may live again at the same port."""
+
+    def __init__(self) -> None:
+        self.address = Address("127.0.0.1", 0)
+        self.held = False
+        self.asked: list[asyncio.StreamWriter] = []
+        """Connections with a request that is held."""
+        self._writers: list[asyncio.StreamWriter] = []
+        self._server: asyncio.Server | None = None
+
+    async def live(self) -> None:
+        self.held = False
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.address.port)
+        self.address = Address("127.0.0.1", self._server.sockets[0].getsockname()[1])
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        try:
+            while await reader.readuntil(b"}"):
+                if self._server is None:
+                    writer.transport.abort()
+                elif self.held:
+                    self.asked.append(writer)
+                else:
+                    writer.write(answer(b"ok"))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    def go_on(self) -> None:
+        """Answer what is held."""
+        self.held = False
+        for writer in self.asked:
+            writer.write(answer(b"ok"))
+        self.asked.clear()
+
+    def die(self, *, first: bool = False) -> None:
+        """Lose what is asked; connections that are kept close with it, or after it where only it is `first`."""
+        if self._server is not None:
+            self._server.close()
+        self._server = None
+        for writer in self.asked if first else self._writers:
+            writer.transport.abort()
+        self.asked.clear()
+        if not first:
+            self._writers.clear()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0)
+
+
+def with_mortals(count: int, check: Callable[[Balancer, list[Mortal]], Awaitable[None]]) -> None:
+    """Run `check` with a balancer of servers that may die, each of which has eight connections that are kept."""
+
+    async def main() -> None:
+        servers = [Mortal() for _ in range(count)]
+        for server in servers:
+            await server.live()
+        balancer = Balancer([server.address for server in servers], max_connections=64, timeout_s=20.0)
+        try:
+            async with asyncio.timeout(60):
+                while any(len(node.pool._idle) < 8 for node in balancer.nodes):
+                    await asyncio.gather(*(balancer.exchange(b"POST", INFER, body=b"{}") for _ in range(8 * count)))
+                await check(balancer, servers)
+        finally:
+            await balancer.close()
+            for server in servers:
+                server.die()
+
+    uvloop.run(main())
+
+
+def test_requests_that_say_the_same_and_are_lost_with_one_server_are_all_asked_of_another() -> None:
+    """They are lost together: that is one death, not one for each."""
+
+    async def check(balancer: Balancer, servers: list[Mortal]) -> None:
+        servers[0].held = True
+        asking = asyncio.gather(*(balancer.exchange(b"POST", INFER, body=b"{}") for _ in range(8)))
+        await until(lambda: len(servers[0].asked) == 4)
+        servers[0].die()
+        assert {each.body for each in await asking} == {b"ok"}
+
+    with_mortals(2, check)
+
+
+def test_a_kept_connection_to_a_server_that_has_died_is_of_the_same_death() -> None:
+    async def check(balancer: Balancer, servers: list[Mortal]) -> None:
+        dying, other = servers
+        dying.held = other.held = True
+        asking = [asyncio.ensure_future(balancer.exchange(b"POST", INFER, body=b"{}")) for _ in range(2)]
+        await until(lambda: bool(dying.asked))
+        dying.die(first=True)
+        for _ in range(2):  # they meet the other connections, which nobody has closed yet
+            asking.append(asyncio.ensure_future(balancer.exchange(b"POST", INFER, body=b"{}")))
+            await until(lambda: len(other.asked) == len(asking) or any(each.done() for each in asking))
+        other.go_on()
+        assert {each.body for each in await asyncio.gather(*asking)} == {b"ok"}
+
+    with_mortals(2, check)
+
+
+def test_a_request_that_was_lost_with_one_server_and_answered_by_another_is_no_suspect_of_later_deaths() -> None:
+    async def check(balancer: Balancer, servers: list[Mortal]) -> None:
+        for dying in (servers[0], servers[1], servers[0]):
+            dying.held = True
+            asking = []
+            while not dying.asked:
+                asking.append(asyncio.ensure_future(balancer.exchange(b"POST", INFER, body=b"{}")))
+                await asyncio.sleep(0.01)
+            dying.die()
+            assert {each.body for each in await asyncio.gather(*asking)} == {b"ok"}
+            await dying.live()
+
+    with_mortals(2, check)
+
+
 @pytest.mark.parametrize("verdict", [full])
 def test_a_refusal_that_is_meant_goes_to_the_client(verdict: Respond) -> None:
     async def check(balancer: Balancer, servers: list[Scripted]) -> None:
