@@ -279,11 +279,13 @@ def connection_class(
             """What waits is held for as long as the client makes the first ones last, with nobody who counts it."""
             if self._queued is None:
                 self._queued = Share(memory)
-            size = sum(PIPELINED_BYTES + len(cycle.body) for cycle, _ in self.pipeline)
             try:
-                self._queued.take(max(0, size - self._queued.size))
+                self._queued.take(max(0, self._queued_bytes() - self._queued.size))
             except MemoryFullError:
                 self.transport.abort()
+
+        def _queued_bytes(self) -> int:
+            return sum(PIPELINED_BYTES + len(cycle.body) for cycle, _ in self.pipeline)
 
         def _begin_cycle(self) -> None:
             """As uvicorn does: a scope, and a task."""
@@ -311,7 +313,7 @@ def connection_class(
         def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
             self._running = cycle
             if self._queued is not None:
-                self._queued.resize(sum(PIPELINED_BYTES + len(each.body) for each, _ in self.pipeline))
+                self._queued.resize(self._queued_bytes())
             super()._start_asgi_task(cycle, app)
 
         def _may_go_directly(self) -> bool:

@@ -224,7 +224,7 @@ class _Call(Observed):
         self._end(answer, error)
 
     def _done(self, answer: Response | None, error: Exception | None) -> None:
-        if error is not None and isinstance(error, ExchangeError) and error.unanswered:
+        if isinstance(error, ExchangeError) and error.unanswered:
             self._again = self._direct.spawn(self, error)
             return
         self._pool.give(self._connection)

@@ -223,8 +223,9 @@ class Suspects(Collector):
                 if not flight.key:  # whose it is nobody knows: each suspect takes turns by itself
                     flight.owner = flight.suspect.fingerprint
                 if (known := self._deaths.get(flight.suspect)) is not None:
-                    flight.guest = self._turns.invite(known.models, at_once=known.shared > 1)
-                    if flight.guest and known.shared > 1:
+                    several = known.shared > 1
+                    flight.guest = self._turns.invite(known.models, at_once=several)
+                    if flight.guest and several:
                         known.shared -= 1  # a client that leaves is neither cleared nor convicted: one turn a death
             left = max(0.0, patience_s - (self._clock() - began))
             flight.turn = await self._turns.take(flight.owner, flight.model, left)

@@ -105,8 +105,8 @@ class Turns:
 
         Args:
             models: that it is suspected to end; None for all.
-            at_once: whether turns were taken a moment ago or not. For one that was there at several deaths: its answer
-                clears it or its death convicts it, so each such turn has cost its owner those deaths.
+            at_once: whether turns were taken a moment ago or not. For one that shared several deaths: whoever invites
+                it spends one of these for each invitation.
         """
         now = self._clock()
         rests = (self._guests and now >= self._until) if self.taken else now < self._rested

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from serve.gateway import server as server_module
 from serve.gateway.connections import MOST_PIPELINED, PIPELINED_BYTES, connection_class
 from serve.gateway.settings import Settings
 from serve.http_client import Address
-from tests.serve_http import Received, answer, gateway, in_loop, scripted_server
+from tests.serve_http import Received, Scripted, answer, gateway, in_loop, scripted_server
 from tests.unit.serve.test_gateway_upstream import ask, metric
 
 PATIENCE_S = 60
@@ -141,10 +141,9 @@ async def test_behind_a_proxy_one_address_may_have_all_connections() -> None:
         assert await alive(address, "127.0.0.1") == 503
 
 
-@pytest.mark.parametrize("first", [ABOUT % b"held", INFER % b"held"])
-@in_loop
-async def test_only_so_many_requests_wait_on_one_connection(first: bytes) -> None:
-    """Each is answered that was taken, and the connection closes: what follows is to be sent anew."""
+@contextlib.asynccontextmanager
+async def held_gateway() -> AsyncIterator[tuple[Scripted, Address, asyncio.Event]]:
+    """A gateway whose model server answers once the event is set."""
     go = asyncio.Event()
 
     async def held(_: Received, writer: asyncio.StreamWriter) -> None:
@@ -152,6 +151,14 @@ async def test_only_so_many_requests_wait_on_one_connection(first: bytes) -> Non
         writer.write(answer(b"{}"))
 
     async with scripted_server(held) as triton, gateway(Settings(upstream=(triton.url,), port=0)) as address:
+        yield triton, address, go
+
+
+@pytest.mark.parametrize("first", [ABOUT % b"held", INFER % b"held"])
+@in_loop
+async def test_only_so_many_requests_wait_on_one_connection(first: bytes) -> None:
+    """Each is answered that was taken, and the connection closes: what follows is to be sent anew."""
+    async with held_gateway() as (triton, address, go):
         reader, writer = await asyncio.open_connection(address.host, address.port)
         async with asyncio.timeout(PATIENCE_S):
             writer.write(first)
@@ -170,13 +177,7 @@ async def test_only_so_many_requests_wait_on_one_connection(first: bytes) -> Non
 
 @in_loop
 async def test_bodies_of_requests_that_wait_on_a_connection_are_counted() -> None:
-    go = asyncio.Event()
-
-    async def held(_: Received, writer: asyncio.StreamWriter) -> None:
-        await go.wait()
-        writer.write(answer(b"{}"))
-
-    async with scripted_server(held) as triton, gateway(Settings(upstream=(triton.url,), port=0)) as address:
+    async with held_gateway() as (triton, address, go):
         _, writer = await asyncio.open_connection(address.host, address.port)
         async with asyncio.timeout(PATIENCE_S):
             writer.write(ABOUT % b"held")
