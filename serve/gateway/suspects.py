@@ -34,6 +34,7 @@ __all__ = ["BarredError", "Flight", "PoisonError", "StreamFlight", "Suspect", "S
 
 REMEMBERED_S, REMEMBERED = 600.0, 1024
 LOST_S, LOST_BYTES = 2.0, 64 * 1024 * 1024  # a dead server's connections break a moment before its death is known
+FLIGHT_BYTES = 4096  # that one of these counts, besides its body
 LONG_BYTES = 256 * 1024
 MOST_WAITING = 16  # suspects of one key for one model
 MOST_OF_KEY = 64  # suspects of one key
@@ -96,7 +97,7 @@ class Flight:
         body: that it sends; b"" where it is not to be told from others.
     """
 
-    __slots__ = ("body", "first", "guest", "key", "lost", "model", "owner", "sent", "suspect", "turn")
+    __slots__ = ("body", "counted", "first", "guest", "key", "lost", "model", "owner", "sent", "suspect", "turn")
 
     def __init__(self, key: str, model: str, body: bytes | GrowingBody) -> None:
         self.key = key
@@ -105,6 +106,7 @@ class Flight:
         self.suspect: Suspect | None = None
         self.owner = key
         self.sent = 0.0
+        self.counted = 0
         self.first = self.turn = self.guest = self.lost = False
 
 
@@ -182,6 +184,7 @@ class Suspects(Collector):
         self._clock = clock
         self._flying: dict[int, Flight] = {}
         self._lost: dict[int, Flight] = {}
+        self._lost_bytes = 0
         self._ghosts: OrderedDict[tuple[str, str], float] = OrderedDict()
         self._deaths: OrderedDict[Suspect, _Death] = OrderedDict()
         self._watched: set[tuple[str, str]] = set()
@@ -289,8 +292,10 @@ class Suspects(Collector):
         """
         there = self._flying.pop(id(flight), None) is not None
         if there and not answered and sent:
-            if sum(len(other.body) for other in self._lost.values()) < LOST_BYTES:
+            if self._lost_bytes < LOST_BYTES:
                 self._lost[id(flight)] = flight
+                flight.counted = FLIGHT_BYTES + len(flight.body)
+                self._lost_bytes += flight.counted
                 asyncio.get_running_loop().call_later(LOST_S, self._haunt, id(flight))
             else:
                 self._haunt(id(flight), flight)
@@ -309,7 +314,7 @@ class Suspects(Collector):
         flights = [flight for flight in (*self._lost.values(), *self._flying.values()) if _within(flight.model, scope)]
         for flight in flights:  # each is blamed for one death, however long its connection hangs
             self._flying.pop(id(flight), None)
-            self._lost.pop(id(flight), None)
+            self._no_longer_lost(id(flight))
         ghosts = self._lay(scope)
         keys = {flight.key for flight in flights} | {ghost.key for ghost in ghosts}
         alone = len(keys) == 1 and ("" not in keys or len(flights) + len(ghosts) == 1)
@@ -353,7 +358,7 @@ class Suspects(Collector):
         scope = None if models is None else frozenset(models)
         for which, flight in list(self._lost.items()):
             if _within(flight.model, scope) and (since is None or flight.sent < since):
-                del self._lost[which]
+                self._no_longer_lost(which)
         self._lay(scope)
         self._turns.resume(PROBATION_S)
 
@@ -372,12 +377,18 @@ class Suspects(Collector):
 
     def _haunt(self, which: int, flight: Flight | None = None) -> None:
         """Nobody waits for a request any more; the model may be at work on it for long."""
-        flight = flight or self._lost.pop(which, None)
+        flight = flight or self._no_longer_lost(which)
         if flight is not None:
             self._ghosts[flight.key, flight.model] = self._clock()
             self._ghosts.move_to_end((flight.key, flight.model))
             if len(self._ghosts) > MOST_GHOSTS:
                 self._ghosts.popitem(last=False)
+
+    def _no_longer_lost(self, which: int) -> Flight | None:
+        flight = self._lost.pop(which, None)
+        if flight is not None:
+            self._lost_bytes -= flight.counted
+        return flight
 
     def _lay(self, models: frozenset[str] | None) -> list[Suspect]:
         """Requests that nobody waits for any more and that may have been at work; they are now over."""

@@ -12,6 +12,8 @@ from serve.gateway.errors import OverloadedError
 from serve.gateway.outages import ModelDownError, Outages
 from serve.gateway.suspects import (
     DEATHS_OF_KEY,
+    FLIGHT_BYTES,
+    LOST_BYTES,
     MOST_WAITING,
     PROBATION_S,
     REMEMBERED,
@@ -260,6 +262,22 @@ async def test_a_client_that_left_before_the_death_is_told_is_suspected_too() ->
     assert [suspect.key for suspect in await suspects.died(None)] == ["a"]
     suspects.land(await flown(suspects, Flight("b", "m", b"fine")), answered=True)
     assert await suspects.died(None) == []
+
+
+@in_loop
+async def test_only_so_many_that_were_lost_are_held_whatever_they_send() -> None:
+    """Messages of streams have no bytes to tell them by."""
+    suspects = Suspects()
+    most = LOST_BYTES // FLIGHT_BYTES
+    for body in (b"", bytes(LOST_BYTES // 4)):
+        flights = [Flight("a", "m", body) for _ in range(most + 100)]
+        for flight in flights:
+            suspects.take_off(flight)
+            suspects.land(flight, answered=False)
+        assert len(suspects._lost) == (4 if body else most)
+        assert {str(each) for each in await suspects.died(["m"])} >= {"m (key a, fingerprint unknown)"}
+        assert not suspects._lost
+        assert not suspects._lost_bytes
 
 
 @in_loop
