@@ -360,7 +360,7 @@ class Suspects(Collector):
             if _within(flight.model, scope) and (since is None or flight.sent < since):
                 self._no_longer_lost(which)
         self._lay(scope)
-        self._turns.resume(PROBATION_S)
+        self._turns.resume(scope, PROBATION_S)
 
     def collect(self) -> Iterator[Metric]:
         """Prometheus metrics."""

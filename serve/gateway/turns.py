@@ -59,7 +59,7 @@ class Turns:
         self._guests = 0  # suspects for which turns are taken beyond that time
         self._owner = ""
         self._since = self._asked = 0.0
-        self._pending = False
+        self._down: set[str | None] = set()  # models that are not served again yet; None for all
         self._queue: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -91,12 +91,14 @@ class Turns:
     def suspend(self, models: Collection[str] | None) -> None:
         """These models died, of a request that is not known: turns begin when they are served again."""
         self.begin(models, LONGEST_DOWN_S)
-        self._pending = True
+        self._down.update({None} if models is None else models)
 
-    def resume(self, seconds: float) -> None:
-        """What died is served again: there are turns for so long."""
-        if self._pending:
-            self._pending = False
+    def resume(self, models: Collection[str] | None, seconds: float) -> None:
+        """These models (None for all) are served again: there are turns for so long, where they had died."""
+        back = self._down if models is None else self._down.intersection(models)
+        if back:
+            self.begin(None if None in back else {each for each in back if each is not None}, seconds)
+            self._down = self._down - back
             self._until = self._clock() + seconds
             self._advance()
 

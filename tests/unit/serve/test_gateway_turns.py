@@ -277,6 +277,42 @@ def test_one_that_does_not_end_keeps_the_next_waiting_for_so_long() -> None:
     simulated(main())
 
 
+@pytest.mark.parametrize("died", [(["slow"], ["fast"]), (["slow", "fast"],), (["fast"], ["slow"], ["slow"])])
+def test_each_model_that_died_takes_turns_once_it_is_back(died: tuple[list[str], ...]) -> None:
+    async def main() -> None:
+        turns = Turns(lambda *_: False, now)
+        for models in died:
+            turns.suspend(models)
+        await asyncio.sleep(1.0)
+        turns.resume(["fast"], 10.0)
+        assert turns.covers("fast")
+        await asyncio.sleep(20.0)
+        assert not turns.covers("fast")
+        turns.resume(["slow"], 10.0)
+        assert turns.covers("slow")
+        assert not turns.covers("fast")
+        await asyncio.sleep(10.5)
+        turns.resume(["slow", "fast"], 10.0)
+        assert not turns.taken, "nothing had died"
+
+    simulated(main())
+
+
+def test_a_server_that_is_back_has_all_its_models_back() -> None:
+    async def main() -> None:
+        turns = Turns(lambda *_: False, now)
+        for died, back in ((None, None), (["m"], None)):
+            turns.suspend(died)
+            await asyncio.sleep(1.0)
+            turns.resume(back, 10.0)
+            assert turns.covers("m")
+            await asyncio.sleep(10.5)
+            turns.resume(None, 10.0)
+            assert not turns.taken
+
+    simulated(main())
+
+
 def test_they_wait_within_bounds() -> None:
     async def main() -> None:
         turns = Turns(lambda *_: True, now)
