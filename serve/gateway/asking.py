@@ -80,9 +80,10 @@ async def ask_model(
             gate.known(model)
         return response
     except (ClientGoneError, EarlyTimeoutError):
-        given_up = True
+        given_up = flight.left = True
         raise
     except UpstreamTimeoutError:
+        flight.left = True
         seconds = time.monotonic() - started
         raise
     except UpstreamDownError as err:

@@ -250,6 +250,7 @@ class _Call(Observed):
         except Exception as err:
             refusal = direct.refusal(err)
             if isinstance(refusal, UpstreamTimeoutError):
+                self._flight.left = True
                 seconds = took
             code, body = refusal.status, refusal.body
             head = answer_lines([JSON], refusal.headers)
@@ -260,6 +261,7 @@ class _Call(Observed):
 
     def _give_up(self) -> None:
         """Nobody is left to answer."""
+        self._flight.left = True
         self._let_go(answered=False)
         self._places.abandon(time.monotonic() - self.started)
         self._direct.telemetry.observe(self, CLIENT_LEFT)

@@ -127,11 +127,12 @@ class Inference:
                 answered = False
                 self._gate.incidents.outages.seen(dead[1].decode(), started, request.model_name)
             if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                flight.left = True
                 given_up = not tells(patience, self._settings.timeout_s)
                 seconds = None if given_up else time.monotonic() - started
             raise
         except asyncio.CancelledError:
-            given_up = True
+            given_up = flight.left = True
             raise
         finally:
             suspects.land(flight, answered=answered, sent=sent)

@@ -117,6 +117,7 @@ class Streams:
         except SlowMessageError as err:
             failed.append(bare(err))
         except grpc.aio.AioRpcError as err:
+            flights.end(left=False)
             raise EndedCallError(err.code(), err.details() or "") from None
         except asyncio.CancelledError:
             if not failed:

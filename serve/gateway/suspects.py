@@ -63,7 +63,7 @@ class BarredError(OverloadedError):
     def __init__(self, model: str, seconds: float) -> None:
         super().__init__(
             f"the model {model!r} is not asked for this key for now",
-            why="its process has ended several times with nobody else's requests in flight",
+            why="its process has ended several times while it had this key's requests",
             mend="try again when Retry-After says, with other requests",
             retry_after_s=seconds,
         )
@@ -95,9 +95,14 @@ class Flight:
         key: the id of its key.
         model: that is asked.
         body: that it sends; b"" where it is not to be told from others.
+
+    Attributes:
+        left: whether its client did not wait for it any more, or the gateway: the model may be at work on it.
     """
 
-    __slots__ = ("body", "counted", "first", "guest", "key", "lost", "model", "owner", "sent", "suspect", "turn")
+    __slots__ = (
+        "body", "counted", "first", "guest", "key", "left", "lost", "model", "owner", "sent", "suspect", "turn",
+    )  # fmt: skip
 
     def __init__(self, key: str, model: str, body: bytes | GrowingBody) -> None:
         self.key = key
@@ -107,7 +112,7 @@ class Flight:
         self.owner = key
         self.sent = 0.0
         self.counted = 0
-        self.first = self.turn = self.guest = self.lost = False
+        self.first = self.turn = self.guest = self.lost = self.left = False
 
 
 @dataclass
@@ -122,12 +127,16 @@ class _Death:
 
 @dataclass
 class _Record:
-    """How often a key alone ended these models (None for the model server), and until when it is refused."""
+    """How often a key alone ended these models (None for the model server), and until when it is refused.
+
+    `left` counts deaths that it may have brought about without waiting for them.
+    """
 
     models: frozenset[str] | None
     count: int
     when: float
     until: float
+    left: int = 0
 
 
 @dataclass
@@ -166,10 +175,16 @@ class StreamFlight:
         if self._flying:
             self._suspects.land(self._flying.pop(0), answered=True)
 
-    def end(self) -> None:
-        """The stream is over; what was not answered is lost."""
+    def end(self, *, left: bool = True) -> None:
+        """The stream is over; what was not answered is lost.
+
+        Args:
+            left: whether it was not the model server that ended it.
+        """
         while self._flying:
-            self._suspects.land(self._flying.pop(), answered=False)
+            flight = self._flying.pop()
+            flight.left = left
+            self._suspects.land(flight, answered=False)
 
 
 class Suspects(Collector):
@@ -279,6 +294,9 @@ class Suspects(Collector):
         try:
             yield flight
             answered = not flight.lost
+        except asyncio.CancelledError:
+            flight.left = True
+            raise
         finally:
             self.land(flight, answered=answered)
 
@@ -329,6 +347,10 @@ class Suspects(Collector):
             if self._turns.lasting:  # or the next one would be shared again, and tell nothing
                 self._turns.suspend(scope)
             self._count_key(next(iter(keys)), scope)
+        there = {flight.key for flight in flights if not flight.left}
+        if not alone and len(there) <= 1:
+            for key in keys - there:
+                self._count_left(key, scope)
         long = sum(len(flight.body) for flight in blamed) > LONG_BYTES
         found = await asyncio.to_thread(_all_named, blamed) if long else _all_named(blamed)
         now = self._clock()
@@ -396,18 +418,38 @@ class Suspects(Collector):
         there = [ghost for ghost in self._ghosts if _within(ghost[1], models)]
         return [Suspect(*ghost, "") for ghost in there if self._ghosts.pop(ghost) >= oldest]
 
-    def _count_key(self, key: str, models: frozenset[str] | None) -> None:
-        """It ended these models, with nobody else there."""
-        if not key:
-            return
+    def _record(self, key: str, models: frozenset[str] | None) -> _Record:
         now = self._clock()
         records = self._alone.setdefault(key, [])
         record = next((each for each in records if each.models == models), None)
         if record is None:
             record = _Record(models, 0, now, 0.0)
             records.append(record)
-        record.count += 1
         record.when = now
+        return record
+
+    def _count_left(self, key: str, models: frozenset[str] | None) -> None:
+        """It had left requests that these models may have been at work on when they died, with one other key there.
+
+        Either of the two did it. Whoever leaves each time is refused for a short time, so that the next death tells:
+        else two keys, one of which leaves, could end the models for ever, and so could one that leaves before they do.
+        """
+        if not key:
+            return
+        record = self._record(key, models)
+        record.left += 1
+        if record.left >= DEATHS_OF_KEY:
+            record.left = 0
+            self._barred.add(key)
+            record.until = max(record.until, record.when + BARRED_S)
+
+    def _count_key(self, key: str, models: frozenset[str] | None) -> None:
+        """It ended these models, with nobody else there."""
+        if not key:
+            return
+        record = self._record(key, models)
+        now = record.when
+        record.count += 1
         if record.count >= DEATHS_OF_KEY:
             self._barred.add(key)
             record.until = now + min(BARRED_S * 2.0 ** min(record.count - DEATHS_OF_KEY, 16), LONGEST_BARRED_S)

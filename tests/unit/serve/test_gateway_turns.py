@@ -67,6 +67,7 @@ class Model:
             work = asyncio.ensure_future(self._work(process, body, seconds))
             done, _ = await asyncio.wait((work,), timeout=leaves_s)
             if not done:
+                flight.left = True
                 return LATER  # the client left, the model goes on
             answered = work.result()
             return ANSWERED if answered else ENDED
@@ -245,6 +246,35 @@ def test_a_request_left_at_work_that_kills_later_convicts_nobody_else() -> None:
 
     model: Model = simulated(main())
     assert model.told["good", REFUSED] == 0
+
+
+@pytest.mark.parametrize("leavers", [0, 1, 2])
+def test_a_key_that_leaves_is_no_cover_for_another_that_kills(leavers: int) -> None:
+    """Before each request that kills, another key has left one that the model may be at work on."""
+
+    async def main() -> Model:
+        model, chance = Model(), random.Random(0)
+        good = [
+            asyncio.ensure_future(client(model, key, 5.0, 0.02, 240.0, chance, same=False)) for key in ("good", "other")
+        ]
+        number = 0
+        while time.monotonic() < 240.0:
+            number += 1
+            if leavers and model._up:
+                await model.ask(f"leaver {number % leavers}", b"%d" % number, 5.0, leaves_s=0.01)
+            if model._up:
+                await model.ask("bad", b"die %d" % number, 0.02)
+            await asyncio.sleep(0.05)
+        await asyncio.gather(*good)
+        return model
+
+    model = simulated(main())
+    for key in ("good", "other"):
+        assert model.told[key, REFUSED] == 0
+        asked = sum(count for (whose, _), count in model.told.items() if whose == key)
+        assert model.told[key, ANSWERED] > 0.8 * asked
+    assert model.deaths < 60
+    assert model.told["bad", REFUSED] > 0
 
 
 def test_a_key_that_ends_it_again_and_again_is_refused_for_a_while() -> None:
