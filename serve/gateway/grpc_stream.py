@@ -71,7 +71,7 @@ class Streams:
                     kind, before = await self._incoming.kind(request), kind
                     if before not in (None, kind):  # Triton 24.10 writes both at once, and aborts
                         raise BadRequestError(
-                            "the stream asks models that are decoupled and models that are not",
+                            "a stream is for models that are decoupled, or for others, not for both",
                             mend="open one for each",
                         )
                     unanswered.of(sequence)
