@@ -118,3 +118,22 @@ def test_a_stream_that_asks_both_kinds_is_refused_and_ends_nothing(
 def test_a_stream_may_ask_several_models_of_a_kind(address: str) -> None:
     assert asked(address, "many", "more", "around", "many") == 80
     assert asked(address, "one", "other", "one") == 3
+
+
+def test_clients_that_leave_a_decoupled_model_end_nothing(triton: TritonServer, address: str) -> None:
+    before = triton.pid
+    for left_after in [1, 5, 0, 40] * 50:
+        requests = []
+        for _ in range(4):
+            request = messages.ModelInferRequest(model_name="many", raw_input_contents=[struct.pack("<q", 50)])
+            request.inputs.add(name="count", datatype="INT64", shape=[1])
+            requests.append(request)
+        with grpc.insecure_channel(address) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            answers = stub.ModelStreamInfer(iter(requests), timeout=TIMEOUT_S)
+            for _ in range(left_after):
+                next(answers)
+            answers.cancel()
+    assert asked(address, "many") == 20
+    assert triton.running
+    assert triton.pid == before
