@@ -11,14 +11,22 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from serve.gateway.errors import BadRequestError, TooManyElementsError
 from serve.gateway.metadata import ModelMetadata, TensorMetadata
 from serve.gateway.tensors import DATATYPES
 
-__all__ = ["ITEM_BYTES", "Contract", "UnfitError", "check_framing", "check_parameters"]
+__all__ = ["ITEM_BYTES", "Contract", "UnfitError", "check_framing", "check_parameters", "check_range"]
 
 # Bytes of one element, raw; BYTES elements have lengths of their own.
 ITEM_BYTES = {name: 2 if name == "BF16" else dtype.itemsize for name, dtype in DATATYPES.items() if name != "BYTES"}
+# The least and the largest number of a datatype; None where whatever carries them has no more.
+_ENDS = {name: np.iinfo(dtype) for name, dtype in DATATYPES.items() if dtype.kind in "iu"}
+RANGES: Mapping[object, tuple[int | None, int | None]] = {
+    name: (None if ends.min == -(2**63) else int(ends.min), None if ends.max == 2**64 - 1 else int(ends.max))
+    for name, ends in _ENDS.items()
+}
 # Of which Triton can name the largest values (TopkClassifications in its core).
 RANKED = frozenset(ITEM_BYTES) - {"BOOL", "FP16", "BF16"}
 MOST_PARAMETERS, MOST_LETTERS, MOST_CLASSES = 64, 4096, 1_000_000
@@ -191,6 +199,22 @@ def _check_own(name: str, value: object) -> None:
             raise UnfitError(f"the parameter {name!r} is from {least} to {end - 1}, not {_short(value)}")
     elif name.startswith(RESERVED) and name not in FREE:
         raise UnfitError(f"parameters that begin with {RESERVED} are Triton's own")
+
+
+def check_range(datatype: object, numbers: Collection[int]) -> None:
+    """Whether whole numbers of up to 64 bits are such as a datatype holds.
+
+    Triton fails at some of the others with a status of its servers' (what JSON says beyond 64 bits with a sign, or
+    below 0), and takes the rest for what their lower bits say.
+
+    Raises:
+        UnfitError: one is not.
+    """
+    least, most = RANGES.get(datatype, (None, None))
+    if (least is not None and min(numbers, default=least) < least) or (
+        most is not None and max(numbers, default=most) > most
+    ):
+        raise UnfitError(f"a number is beyond what {datatype} holds")
 
 
 def check_framing(name: str, raw: bytes | memoryview, count: int) -> None:

@@ -77,6 +77,12 @@ class Contracts:
             return holding
         return await self._told(target)
 
+    async def decoupled(self, target: Target) -> bool | None:
+        """Whether a model gives any number of answers to a request; None where nobody tells."""
+        with contextlib.suppress(GatewayError):
+            return (await self._upstream.metadata(target.model, target.version)).decoupled
+        return None
+
     async def _told(self, target: Target) -> Contract:
         """The contract by the model's metadata."""
         try:

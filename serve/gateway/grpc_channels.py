@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from serve.http_message import Address
 __all__ = ["GrpcChannels"]
 
 SERVICE = "/inference.GRPCInferenceService/"
+MOST_LEFT = 1024  # streams that go on though their clients have left
 FAILED = frozenset((grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS))
 
 
@@ -36,6 +38,7 @@ class GrpcChannels:
         self._options = options
         self._channels: dict[Node, Any] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._left: set[asyncio.Task[None]] = set()
 
     def channel(self, node: Node) -> Any:
         """To a server; those of servers that are gone are closed once nothing uses them."""
@@ -50,6 +53,8 @@ class GrpcChannels:
         return channel
 
     async def close(self) -> None:
+        for task in self._left:
+            task.cancel()
         for channel in self._channels.values():
             await channel.close()
         await asyncio.gather(*self._closing, return_exceptions=True)
@@ -138,18 +143,53 @@ class GrpcChannels:
         """
         attempt = self._balancer.begin(self._balancer.scope(scope_name), (), sequence, trial=False)
         server = Verdict.NOTHING
-        call = self.channel(attempt.node).stream_stream(f"{SERVICE}ModelStreamInfer")(requests)
+        call = self.channel(attempt.node).stream_stream(f"{SERVICE}ModelStreamInfer")(_to_their_end(requests))
         on_call(call)
+        left = False
         try:
-            async for answer in call:
+            while True:
+                reading = asyncio.ensure_future(call.read())
+                left = True
+                await asyncio.wait((reading,))  # where this is cancelled, what reads is not
+                left = False
+                answer = reading.result()
+                if answer is grpc.aio.EOF:
+                    break
                 server = Verdict.GOOD
+                left = True
                 yield answer
+                left = False
         except grpc.aio.AioRpcError as err:
             server, _ = _verdicts(err, early=True)
             raise
         finally:
+            if left and len(self._left) < MOST_LEFT:
+                task = asyncio.ensure_future(self._read_to_its_end(call, attempt, reading))
+                self._left.add(task)
+                task.add_done_callback(self._left.discard)
+            else:
+                call.cancel()
+                attempt.end(server, Verdict.NOTHING)
+
+    async def _read_to_its_end(self, call: Any, attempt: Attempt, reading: asyncio.Future[Any]) -> None:
+        """Take the answers that nobody waits for any more: Triton 24.10 may die of a stream that is cancelled while a
+        decoupled model answers it."""
+        try:
+            async with asyncio.timeout(self._balancer.timeout_s):
+                while await reading is not grpc.aio.EOF:
+                    reading = asyncio.ensure_future(call.read())
+        except (TimeoutError, grpc.aio.AioRpcError, grpc.aio.UsageError):
+            pass
+        finally:
             call.cancel()
-            attempt.end(server, Verdict.NOTHING)
+            attempt.end(Verdict.NOTHING, Verdict.NOTHING)
+
+
+async def _to_their_end(requests: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    """The same, but that a failure is an end like others, and cancels nothing."""
+    with contextlib.suppress(Exception):
+        async for request in requests:
+            yield request
 
 
 def _leaving(err: grpc.aio.AioRpcError) -> bool:

@@ -169,6 +169,12 @@ class Incoming:
             body = request.SerializeToString()
         return request, body, sequence
 
+    async def kind(self, request: Any) -> object:
+        """Of which kind an infer request's model is: requests for one kind may share a stream."""
+        target = Target(request.model_name, request.model_version or None)
+        decoupled = await self._contracts.decoupled(target)
+        return target if decoupled is None else decoupled
+
 
 def parsed(kind: Callable[[], Any], body: bytes) -> Any:
     """A message of the service, read; raises BadRequestError."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as messages
 
-from serve.gateway.contract import ITEM_BYTES, Contract, UnfitError, check_framing, check_parameters
+from serve.gateway.contract import ITEM_BYTES, Contract, UnfitError, check_framing, check_parameters, check_range
 from serve.gateway.sequences import SEQUENCE_ID, Named, named
 
 __all__ = ["check_message", "in_reply", "rename", "restore"]
@@ -58,6 +58,7 @@ def check_message(message: Any, contract: Contract, *, shared_memory: bool) -> N
             if filled not in ([field], []) or (have := len(getattr(tensor.contents, field, ()))) != count:
                 have = 0 if filled not in ([field], []) else have
                 raise UnfitError(f"the input {tensor.name!r} has {count} elements by its shape, and {have} of its type")
+            check_range(tensor.datatype, getattr(tensor.contents, field, ()))
     if carried != len(raws):
         raise UnfitError(f"there are {len(raws)} raw inputs, and {carried} that take them")
     contract.check_together(

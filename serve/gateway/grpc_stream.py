@@ -11,7 +11,7 @@ from contextlib import aclosing
 
 import grpc
 
-from serve.gateway.errors import GatewayError, UnauthorizedError
+from serve.gateway.errors import BadRequestError, GatewayError, UnauthorizedError
 from serve.gateway.gate import Gate
 from serve.gateway.grpc_channels import GrpcChannels
 from serve.gateway.grpc_message import Incoming, SlowMessageError, about
@@ -50,9 +50,10 @@ class Streams:
         unanswered = Unanswered(share, min(self._settings.max_body_bytes, self._gate.memory.bound // 8))
 
         scope: tuple[bytes, bytes | None] = b"", None
+        kind: object = None
 
         async def checked() -> AsyncIterator[bytes]:
-            nonlocal scope
+            nonlocal scope, kind
             while True:
                 await unanswered.room()
                 body = await context.read()
@@ -67,6 +68,12 @@ class Streams:
                     identity.take()
                     # A stream stays with what Triton serves by itself.
                     request, body, sequence = await self._incoming.request(identity, body)
+                    kind, before = await self._incoming.kind(request), kind
+                    if before not in (None, kind):  # Triton 24.10 writes both at once, and aborts
+                        raise BadRequestError(
+                            "a stream is for models that are decoupled, or for others, not for both",
+                            mend="open one for each",
+                        )
                     unanswered.of(sequence)
                     await flights.sent(identity.id, request.model_name, self._settings.timeout_s)
                 except GatewayError as err:

@@ -48,6 +48,7 @@ class ModelMetadata:
         sequence_texts: whether the id of a sequence may be a text: where the model asks for numbers, or nothing is
             known, a text would end Triton.
         steps: models, and their versions (None for Triton's choice), that an ensemble asks.
+        decoupled: whether it gives any number of answers to a request; None where nothing is known.
     """
 
     name: str
@@ -61,6 +62,7 @@ class ModelMetadata:
     max_batch_size: int = 0
     sequence_texts: bool = False
     steps: tuple[tuple[str, str | None], ...] = ()
+    decoupled: bool | None = None
 
     @classmethod
     def parse(cls, metadata: bytes, config: bytes | None) -> Self:
@@ -92,8 +94,10 @@ class ModelMetadata:
             most = int(known.get("max_batch_size", 0))
             texts = config is not None and _ids(known) <= {TEXT}
             steps = tuple(map(_step, known.get("ensemble_scheduling", {}).get("step", ())))
+            decoupled = bool(known.get("model_transaction_policy", {}).get("decoupled")) if config is not None else None
             return cls(
-                data["name"], versions, inputs, outputs, batched, example, part_of, shares, most, texts, steps
+                data["name"], versions, inputs, outputs, batched, example, part_of, shares, most, texts, steps,
+                decoupled,
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise ProtocolError(f"can't read the model's metadata: {err!r}") from err

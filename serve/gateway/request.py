@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from serve.gateway.contract import ITEM_BYTES, Contract, UnfitError, check_framing, check_parameters
+from serve.gateway.contract import ITEM_BYTES, Contract, UnfitError, check_framing, check_parameters, check_range
 from serve.gateway.errors import BadRequestError, GatewayError
 from serve.gateway.sequences import SEQUENCE_ID, Named, named
 
@@ -23,7 +23,7 @@ ELEMENT_BYTES, LIST_BYTES = 32, 88  # a float in a list; a list or an object, em
 
 # What a JSON element of a datatype may be.
 _JSON: dict[object, set[type]] = {name: {int, float} if name.startswith("FP") else {int} for name in ITEM_BYTES}
-_JSON |= {"BOOL": {bool, int}, "BYTES": {str}}
+_JSON |= {"BOOL": {bool}, "BYTES": {str}}
 _NO_JSON = ("FP16", "BF16")
 _KNOWN = frozenset(("id", "parameters", "inputs", "outputs"))
 _OF_INPUT = frozenset(("name", "datatype", "shape", "parameters", "data"))
@@ -90,7 +90,7 @@ def read_request(
     """
     header = loaded(head)
     _only(header, _KNOWN, "the request")
-    inputs = header.get("inputs", [])  # there are models that need none
+    inputs = header.setdefault("inputs", [])  # there are models that need none, and Triton fails without the list
     if type(inputs) is not list:
         raise UnfitError("it has no list of inputs")
     if "id" in header and (type(header["id"]) is not str or len(header["id"]) > 1024):
@@ -181,7 +181,7 @@ def _input(request: Request, item: Any, start: int, contract: Contract, *, share
         raise UnfitError(f"the input {name!r} has no data")
     if datatype in _NO_JSON:
         raise UnfitError(f"{datatype} has no form in JSON: send it raw")
-    if (have := _count(data, _JSON[datatype], len(shape))) != count:
+    if (have := _count(data, datatype, len(shape))) != count:
         raise UnfitError(f"the input {name!r} has {count} elements by its shape, and {have} in its data")
     return 0
 
@@ -217,17 +217,21 @@ def _outputs(outputs: Any, contract: Contract, *, shared_memory: bool) -> None:
     contract.check_outputs(names)
 
 
-def _count(data: list[Any], allowed: set[type], depth: int) -> int:
+def _count(data: list[Any], datatype: object, depth: int) -> int:
     """Elements of a flat list, or of one that is nested as the shape is."""
+    allowed = _JSON[datatype]
     kinds = set(map(type, data))
     if kinds <= allowed:
+        check_range(datatype, data)
         return len(data)
     if kinds == {list} and depth > 1:
         if depth == 2:  # the lists of most elements, without a call for each
-            if not set(map(type, chain.from_iterable(data))) <= allowed:
+            flat = list(chain.from_iterable(data))
+            if not set(map(type, flat)) <= allowed:
                 raise UnfitError("its data is nested deeper than its shape, or of mixed types")
-            return sum(map(len, data))
-        return sum(_count(part, allowed, depth - 1) for part in data)
+            check_range(datatype, flat)
+            return len(flat)
+        return sum(_count(part, datatype, depth - 1) for part in data)
     raise UnfitError("its data is not of its datatype, or nested deeper than its shape")
 
 
