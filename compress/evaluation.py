@@ -295,7 +295,8 @@ def _refuse_options(options: CompressOptions) -> None:
             why="--confidence is a share above 0 and below 1",
             mend="give 0.95 for 95%",
         )
-    for flag, value in (("--selection", options.selection), ("--judge", options.judge)):
+    taught = None if options.finetune is not None else options.judge  # it names what labels teach, too
+    for flag, value in (("--selection", options.selection), ("--judge", taught)):
         if value is not None and options.eval is None:
             raise RecipeError(
                 f"{flag} is given, but no evaluation data",

@@ -98,8 +98,11 @@ def _slower(before: Measured, now: Measured) -> str:
     if ratio is None or ratio.low is None or ratio.high is None or not ratio.slower:
         return ""
     low, high = apart(1 / ratio.high, 1 / ratio.low, 2)
-    told = "{1} ms against {0} ms".format(*apart(before.latency_p50_ms or 0.0, now.latency_p50_ms or 0.0))
-    return f"{1 / ratio.value:.2f}× slower ({low} to {high}; {told} at batch 1)"
+    told = "; {1} ms against {0} ms".format(*apart(before.latency_p50_ms or 0.0, now.latency_p50_ms or 0.0))
+    # On a machine of two speeds, the median round of one model may be a fast one, and that of the other a slow one.
+    if (now.latency_p50_ms or 0.0) < (before.latency_p50_ms or 0.0):
+        told = ", paired by round"
+    return f"{1 / ratio.value:.2f}× slower ({low} to {high}{told} at batch 1)"
 
 
 def _as_fast(before: Measured, now: Measured) -> str:

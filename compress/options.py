@@ -109,7 +109,7 @@ class CompressOptions(TrainingOptions, SourceOptions):
     package.module:function; by default what fits the data."""
 
     judge: Annotated[str | None, Parameter(group=_PROOF)] = None
-    """The output to judge, of a model that has several."""
+    """The output to judge, of a model that has several; labels teach it, too."""
 
     confidence: Annotated[float, Parameter(group=_PROOF)] = 0.95
     """Of the intervals; --max-drop is kept when the upper end keeps it."""
@@ -299,7 +299,7 @@ class FinetuneOptions(TrainingOptions, SourceOptions):
     package.module:function; by default what fits the data."""
 
     judge: Annotated[str | None, Parameter(group=_PROOF)] = None
-    """The output to judge, of a model that has several."""
+    """The output to judge, of a model that has several; labels teach it, too."""
 
     train_precision: Annotated[
         Literal["auto", "bf16-mixed", "16-mixed", "32"],

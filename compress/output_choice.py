@@ -12,7 +12,7 @@ from compress.artifact import Signature, TensorSpec
 from compress.errors import RecipeError
 from compress.model import Arrays
 
-__all__ = ["OutputContent", "content_of", "the_output"]
+__all__ = ["OutputContent", "class_outputs", "content_of", "the_output"]
 
 # By the names that outputs usually have; "output" and its like say nothing.
 _CLASSES = re.compile(r"logit|prob|class|score|label", re.IGNORECASE)
@@ -113,6 +113,16 @@ def the_output(
     raise RecipeError(
         "can't tell which output to judge", why=f"the model gives {told}", mend=f"name it: --judge {names[0]}"
     )
+
+
+def class_outputs(signature: Signature, labels: Any | None) -> list[str]:
+    """The names of the outputs that class ids may belong to, by shape and name.
+
+    Args:
+        signature: of the model.
+        labels: class ids [n], or None.
+    """
+    return _classifying(signature, {spec.name: content_of(spec) for spec in signature.outputs}, labels)
 
 
 def _classifying(signature: Signature, kinds: dict[str, OutputContent], labels: Any | None) -> list[str]:

@@ -13,9 +13,9 @@ from compress.engine.profiles import ranges_of
 from compress.errors import RecipeError
 from compress.infer import proven
 from compress.machine import int8_saturates
-from compress.metrics import Metric
+from compress.metrics import METRICS, Metric
 from compress.model import TorchModel
-from compress.options import CompressOptions, EngineOptions, ExportOptions, SourceOptions
+from compress.options import CompressOptions, EngineOptions, ExportOptions, FinetuneOptions, SourceOptions
 from compress.sensitivity import Sensitivity
 from compress.sizes import sized_by
 from compress.stages import Stage
@@ -32,7 +32,7 @@ from compress.stages.train_quantized import TrainQuantized, shorter
 from compress.training_options import TrainingOptions
 from compress.wording import counted
 
-__all__ = ["chooses", "find_data", "inputs_of", "sources_of", "stages_for", "training_of", "with_sizes"]
+__all__ = ["chooses", "find_data", "inputs_of", "labelled_of", "sources_of", "stages_for", "training_of", "with_sizes"]
 
 # Options that name what is read.
 INPUTS = ("eval", "selection", "calibration", "finetune", "validation", "data", "teacher", "sensitivity")
@@ -162,6 +162,7 @@ def _pruning(
         data=training if options.importance == "taylor" else None,
         samples=samples,
         curves=curves,
+        labelled=labelled_of(options),
         shared=rounds > 1,
     )
     stages: list[Stage] = []
@@ -193,7 +194,13 @@ def _finetune(
 ) -> Finetune:
     asked = training_of(options)
     asked = dataclasses.replace(asked, epochs=math.ceil(options.epochs / options.rounds))
-    return Finetune(training, model, asked, options.seed, validation, seen)
+    return Finetune(training, model, asked, options.seed, validation, seen, labelled_of(options))
+
+
+def labelled_of(options: CompressOptions | FinetuneOptions) -> str | None:
+    """The output that labels teach, where the user says so: what is judged, unless that is against the original's."""
+    metric = METRICS.get(options.metric or "")
+    return None if metric is not None and metric.compares else options.judge
 
 
 def training_of(options: TrainingOptions) -> TrainingOptions:

@@ -29,7 +29,7 @@ from compress.options import FinetuneOptions
 from compress.output import check_output, claimed, replacing
 from compress.pipeline import Outcome, Watcher, check, hashing_shown, run
 from compress.ranges import check_ranges
-from compress.recipe import find_data, inputs_of, training_of, with_sizes
+from compress.recipe import find_data, inputs_of, labelled_of, training_of, with_sizes
 from compress.stages import Given
 from compress.stages.finetune import Finetune
 from compress.training.loop import TRACE_FILE
@@ -130,7 +130,7 @@ def _finetune(checkpoint: Path, options: FinetuneOptions, watcher: Watcher) -> R
     if judged is not None:
         judged, metric, notes = judged_by(judged, options.metric, options.judge, model)
     seen = "" if judged is None else judged.sha256
-    stage = Finetune(training, teacher, training_of(options), options.seed, validation, seen)
+    stage = Finetune(training, teacher, training_of(options), options.seed, validation, seen, labelled_of(options))
     check([stage], model)
     if judged is not None and rank() == 0:  # of the same data as a whole, the stage warns
         made_with = {"data": training} | ({} if validation is None else {"validation": validation})

@@ -52,6 +52,7 @@ class Finetune:
         seed: of everything random.
         validation: data to judge epochs by; a share of `data` is, where the options say so.
         evaluation: the hash of what the result is judged by afterwards, which nothing here should have seen.
+        labelled: the output that labels teach, where they fit several.
     """
 
     data: Dataset
@@ -60,6 +61,7 @@ class Finetune:
     seed: int = 0
     validation: Dataset | None = None
     evaluation: str = ""
+    labelled: str | None = None
 
     name: ClassVar[str] = "finetune"
     takes: ClassVar[type] = TorchModel
@@ -82,7 +84,8 @@ class Finetune:
         validation = {} if self.validation is None else {"validation": self.validation.sha256}
         taught = {} if self.teacher is not None else {"teacher": None}
         code = {"code": found} if (found := code_of(self.training.augment)) else {}
-        return {"data": self.data.sha256, **named, "seed": self.seed, **validation, **taught, **code}
+        output = {} if self.labelled is None else {"labelled": self.labelled}
+        return {"data": self.data.sha256, **named, "seed": self.seed, **validation, **taught, **code, **output}
 
     def check(self, model: Model) -> None:
         for broken, what, why, mend in self._rules():
@@ -93,7 +96,8 @@ class Finetune:
                 why = "TorchScript and exported programs have no layers any more"
                 mend = "give the model from before, or leave it out"
                 raise RecipeError("can't finetune this file", why=why, mend=mend)
-            output = model.signature.outputs[labelled_output(model.signature, self.data.labels)]
+            at = labelled_output(model.signature, self.data.labels, self.labelled, ask=True)
+            output = model.signature.outputs[at]
             for data in (self.data, self.validation):
                 if data is not None and data.labels is not None:
                     refuse_labels(data.labels, output, data.source, taught=self.teacher is not None)
@@ -173,7 +177,7 @@ class Finetune:
 
     def _forms(self, model: TorchModel) -> tuple[tuple[OutputForm, ...], int]:
         """What each output is, and which of them labels teach; of that one, what was said of it, or what they tell."""
-        forms, at = forms_of(model, self.data.labels)
+        forms, at = forms_of(model, self.data.labels, self.labelled)
         if self.training.loss == "auto":
             return forms, at
         taught, shape = forms[at], model.signature.outputs[at].shape

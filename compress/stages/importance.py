@@ -33,6 +33,7 @@ def importance_of(
     seed: int = 0,
     data: Dataset | None = None,
     progress: Progress = lambda _done, _total, _note: None,
+    labelled: str | None = None,
 ) -> dict[str, torch.Tensor]:
     """The importance of each unit, float32 [units], by its group's root; large is important.
 
@@ -47,6 +48,7 @@ def importance_of(
         seed: for random, and for which samples taylor looks at.
         data: for taylor.
         progress: is told of samples done.
+        labelled: the output that labels are of, where they fit several.
     """
     if kind == "random":
         random = torch.Generator().manual_seed(seed)
@@ -54,7 +56,7 @@ def importance_of(
     changes: Mapping[torch.Tensor, torch.Tensor] = {}
     if kind == "taylor":
         assert data is not None  # noqa: S101  checked before
-        changes = squared_changes(channels.module, channels.signature, data, seed, progress)
+        changes = squared_changes(channels.module, channels.signature, data, seed, progress, labelled)
     found = {}
     for group in channels.groups:
         score = torch.zeros(group.units)
@@ -68,7 +70,12 @@ def importance_of(
 
 
 def squared_changes(
-    module: nn.Module, signature: Signature, data: Dataset, seed: int, progress: Progress
+    module: nn.Module,
+    signature: Signature,
+    data: Dataset,
+    seed: int,
+    progress: Progress,
+    labelled: str | None = None,
 ) -> dict[torch.Tensor, torch.Tensor]:
     """For each parameter, (gradient · weight)² summed over batches.
 
@@ -85,13 +92,14 @@ def squared_changes(
         data: fits it; at most 1,024 samples from all over it are taken, one batch of 32 in memory at a time.
         seed: for which samples.
         progress: is told of samples done.
+        labelled: the output that labels are of, where they fit several.
     """
     total = min(len(data), SAMPLES)
     chosen = np.random.default_rng(seed).permutation(len(data))[:total]
     found: dict[torch.Tensor, torch.Tensor] = {
         parameter: torch.zeros_like(parameter, dtype=torch.float32) for parameter in module.parameters()
     }
-    forms, at = forms_of(TorchModel(module, signature), data.labels)
+    forms, at = forms_of(TorchModel(module, signature), data.labels, labelled)
     done = 0
     for batch in np.array_split(chosen, -(-total // BATCH)):
         inputs, labels = data.take(np.sort(batch))

@@ -57,6 +57,7 @@ class PruneChannels:
         curves: by layer, pairs of (share of channels taken away, drop that this alone costs), shares rising, as
             `compress sensitivity` measures them: every layer then loses what costs it the same drop, in place of
             `scope`.
+        labelled: the output that labels are of, where they fit several: for taylor.
         shared: whether what can lose channels is kept in the work folder, for the rounds and candidates that follow.
     """
 
@@ -69,6 +70,7 @@ class PruneChannels:
     samples: Dataset | None = None
     seconds: float = SECONDS
     curves: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    labelled: str | None = None
     shared: bool = False
 
     name: ClassVar[str] = "prune_channels"
@@ -87,7 +89,7 @@ class PruneChannels:
             "samples": self.samples.sha256 if self.samples is not None else None,
             "seconds": self.seconds,
             "curves": {name: [list(pair) for pair in curve] for name, curve in self.curves.items()},
-        }
+        } | ({"labelled": self.labelled} if self.labelled is not None and self.importance == "taylor" else {})
 
     def check(self, model: Model) -> None:
         if not 0 < self.fraction < 1:
@@ -137,9 +139,8 @@ class PruneChannels:
         before = channels.macs({})
         if not channels.groups or before == 0:
             raise _nothing(channels, model)
-        return Prepared(
-            model, channels, importance_of(channels, self.importance, self.seed, self.data, progress), before
-        )
+        scores = importance_of(channels, self.importance, self.seed, self.data, progress, self.labelled)
+        return Prepared(model, channels, scores, before)
 
     def cut(self, prepared: Prepared, progress: Progress, *, prove: bool = True) -> Given:
         """Remove the fraction; several can be tried on what was prepared once.

@@ -39,7 +39,9 @@ class Judge:
         self._signature = signature
         self._fabric = fabric
         self._name = signature.outputs[at].name
-        found = find_metric(None, data, signature)
+        # Class ids that fit several outputs are judged by the one that they teach.
+        classes = form.kind is OutputKind.SOFTMAX and data.labels is not None and len(signature.outputs) > 1
+        found = find_metric(None, data, signature, output=self._name if classes else None)
         self.metric: Metric = found if taught or found.needs_labels else METRICS["mse"]
         if form.kind in (OutputKind.SIGMOID, OutputKind.EMBEDDING, OutputKind.DENSE):
             # The largest of several labels says nothing, nor do squares of logits.

@@ -350,6 +350,15 @@ def test_int8_is_slower_only_beyond_the_noise_and_the_figures_show_it() -> None:
     assert "INT8" not in found_in([1.02 * ms for ms in SAME]), "two sessions of one file differ by so much"
 
 
+def test_no_finding_is_illustrated_by_figures_that_say_the_opposite() -> None:
+    """On a machine of two speeds every pair of rounds may say slower where the medians of all rounds say faster."""
+    floats = [*[0.146] * 7, 0.233, *[0.30] * 7]
+    int8 = [1.11 * ms for ms in (*floats[:7], 0.146, *floats[8:])]
+    assert "slower" in (told := found_in(int8, floats))
+    assert "(1.11 to 1.11, paired by round at batch 1)" in told
+    assert "0.162 ms against" not in told
+
+
 def test_that_pruning_gained_no_time_is_told_from_that_nobody_knows() -> None:
     assert "Pruning removed MACs, and yet the model is 1.40× slower (" in found_in(SAME, SLOWER, pruned=True)
     unsure = found_in(SAME, OTHER, pruned=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,12 @@ from torch import nn
 
 from compress.artifact import Signature, TensorSpec
 from compress.dataset import Dataset
+from compress.errors import RecipeError
 from compress.model import TorchModel
+from compress.options import ExportOptions
 from compress.output_forms import forms_of, labelled_output
 from compress.output_kind import OutputKind
+from compress.recipe import labelled_of
 from compress.stages.finetune import Finetune
 from compress.stages.importance import squared_changes
 from compress.training.judging import Judge
@@ -149,3 +153,56 @@ def test_epochs_are_judged_by_the_output_of_that_name() -> None:
     forms, at = forms_of(two, labels)
     judge = Judge(given, two.signature, Fabric(accelerator="cpu", devices=1), forms[at], taught=False, at=at)
     assert judge(two.module, None) == pytest.approx(1.0)
+
+
+FEATURES = {"output_0": 8, "output_1": 3}
+
+
+def test_features_beside_the_logits_are_not_taught_the_classes() -> None:
+    """A forward that gives (features, logits) names none: the first was trained as if it had 8 classes."""
+    given = data()
+    given = data(given.inputs["x"][:, :3].argmax(1))
+    assert labelled_output(model(Heads(8, 3), **FEATURES).signature, given.labels) == 1
+    student, told = trained(given, given, **FEATURES)
+    with torch.no_grad():
+        _, logits = student.module(torch.from_numpy(given.inputs["x"]))
+    assert float((logits.argmax(1).numpy() == given.labels).mean()) > 0.8
+    assert told.figures["best_value"] > 0.8, "epochs are judged by what is taught"
+
+
+@pytest.mark.parametrize(("named", "at"), [(None, None), ("output_0", 0), ("output_1", 1), ("boxes", None)])
+def test_labels_that_fit_several_outputs_teach_the_one_that_is_named(named: str | None, at: int | None) -> None:
+    two = model(Heads(8, 5, 4), output_0=8, output_1=5, boxes=4)
+    stage = Finetune(data(CLASSES), two, TrainingOptions(), labelled=named)
+    if at is None:
+        with pytest.raises(RecipeError, match="can't tell which output the labels teach"):
+            stage.check(two)
+        return
+    stage.check(two)
+    forms, found = forms_of(two, CLASSES, named)
+    assert (found, forms[at].kind) == (at, OutputKind.SOFTMAX)
+    assert stage.options["labelled"] == named
+
+
+def test_taylor_feels_the_labels_of_the_output_that_is_named() -> None:
+    two = model(Heads(3, 3), output_0=3, output_1=3)
+    heads: Any = two.module.heads
+    felt = [
+        squared_changes(two.module, two.signature, data(CLASSES), 0, lambda *_: None, named)[heads[1].weight]
+        for named in (None, "output_1")
+    ]
+    assert not torch.equal(*felt)
+
+
+@pytest.mark.parametrize(
+    ("metric", "judge", "named"),
+    [
+        (None, "output_1", "output_1"),
+        ("top1", "output_1", "output_1"),
+        ("cosine", "output_1", None),
+        (None, None, None),
+    ],
+)
+def test_what_is_judged_by_labels_is_what_they_teach(metric: str | None, judge: str | None, named: str | None) -> None:
+    options = ExportOptions(output=Path("out"), finetune="train.npz", metric=metric, judge=judge)
+    assert labelled_of(options) == named
