@@ -183,6 +183,8 @@ def _header(start: bytes, name: str) -> tuple[int, tuple[int, ...], bool, np.dty
         raise ArrayFileError(f"the header of {name} is damaged: {told}") from err
     if dtype.kind not in "biufUS" or dtype.names is not None or (dtype.kind in "US" and dtype.itemsize > MAX_TEXT):
         raise ArrayFileError(f"{name} is an array of {str(dtype)[:80]}, not of numbers")
+    if not dtype.itemsize:  # as many as it likes would fit into no bytes
+        raise ArrayFileError(f"{name} is an array of {dtype.str}, whose values have no size")
     if any(type(size) is not int or size < 0 for size in shape) or len(shape) > 32:
         raise ArrayFileError(f"{name} declares the shape {str(list(shape))[:80]}")
     return file.tell(), shape, bool(fortran), dtype

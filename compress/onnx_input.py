@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from compress.artifact import Signature, TensorSpec
 from compress.errors import StageError
-from compress.vetting.onnx_wire import OnnxFileError, vet_onnx, vet_onnx_bytes
+from compress.vetting.onnx_wire import OnnxFileError, check_size, vet_onnx, vet_onnx_bytes
 from compress.wording import counted
 
 __all__ = ["read_onnx", "signature_of_onnx", "vetted_onnx"]
@@ -46,9 +46,8 @@ def read_onnx(path: Path, *, runs: bool = False) -> onnx.ModelProto:
         StageError: as for `vetted_onnx`.
     """
     try:
+        check_size(path.stat().st_size)
         data = path.read_bytes()
-        if not data:
-            raise OnnxFileError("it is empty")
         vet_onnx_bytes(data, path.parent, runs=runs)
         return onnx.load_model_from_string(data)
     except (OSError, OnnxFileError, DecodeError) as err:

@@ -21,8 +21,10 @@ import numpy as np
 
 from compress.vetting.onnx_fields import BITS, BYTES, DIMENSIONS, MESSAGES, NAMES, STRING
 
-__all__ = ["OnnxFileError", "vet_onnx", "vet_onnx_bytes"]
+__all__ = ["OnnxFileError", "check_size", "vet_onnx", "vet_onnx_bytes"]
 
+MAX_BYTES = (1 << 31) - 1
+"""Of a file without its weights outside: Protobuf's own bound."""
 MAX_PARTS = 2_000_000
 MAX_DEPTH = 64
 MAX_SUBGRAPHS = 16
@@ -34,7 +36,8 @@ _STANDARD |= {"com.microsoft.nchwc", "com.ms.internal.nhwc"}
 # It names a file with what another runtime has compiled.
 _LOADING = {"EPContext"}
 
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# Those that steer a terminal, and those that turn the direction of what is read.
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _NUMBERS = {"int": 0, "f8": 1, "f4": 5}
 _WIDTHS = {1: 8, 5: 4}
 Fields = dict[int, list[Any]]
@@ -56,12 +59,23 @@ def vet_onnx(path: Path, *, runs: bool = True) -> None:
     """
     try:
         with path.open("rb") as file:
-            if not path.stat().st_size:
-                raise OnnxFileError("it is empty")
+            check_size(path.stat().st_size)
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as held, memoryview(held) as data:
                 vet_onnx_bytes(data, path.parent, runs=runs)
     except OSError as err:
         raise OnnxFileError(f"it can't be read: {err.strerror or err}") from err
+
+
+def check_size(size: int) -> None:
+    """Of a file, before any of it is read: one with holes has as many bytes as it likes.
+
+    Raises:
+        OnnxFileError: it holds nothing, or more than Protobuf can.
+    """
+    if not size:
+        raise OnnxFileError("it is empty")
+    if size > MAX_BYTES:
+        raise OnnxFileError(f"it has {size:,} bytes: more than the 2 GiB that Protobuf can hold")
 
 
 def vet_onnx_bytes(data: bytes | memoryview, folder: Path, *, runs: bool = True) -> None:
@@ -299,7 +313,8 @@ class _Scan:
             raise OnnxFileError("it holds a tensor that does not say where its bytes are")
         location = given["location"]
         place = PurePosixPath(location)
-        plain = location and location.isprintable() and not {"\\", ":"} & set(location)
+        # ONNX Runtime takes "*/_ORT_MEM_ADDR_/*" and its like for places in its own memory, at the offset.
+        plain = location and location.isprintable() and not {"\\", ":", "*"} & set(location)
         if not plain or place.is_absolute() or ".." in place.parts:
             raise OnnxFileError(f"its weights are to lie in {location!r}, outside of the file's folder")
         path = self.folder / place

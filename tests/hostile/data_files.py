@@ -74,6 +74,15 @@ def array_of_a_petabyte(path: Path, canary: Path) -> None:
 
 
 @attack(".npz", "data")
+def data_whose_labels_have_no_size(path: Path, canary: Path) -> None:
+    """Seventy trillion of them fit into no bytes."""
+    del canary
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", npy())
+        archive.writestr("label.npy", npy(descr="<U0", shape=(64, 2**40), body=b""))
+
+
+@attack(".npz", "data")
 def data_that_overflows(path: Path, canary: Path) -> None:
     del canary
     npz(path, npy(shape=(2**62, 4)))

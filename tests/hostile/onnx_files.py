@@ -84,6 +84,19 @@ def small_beside(made: ModelProto, folder: Path, **more: str) -> None:
     outside("small.bin", **more)(made, folder)
 
 
+def at_an_address(marker: str) -> Change:
+    """ONNX Runtime marks tensors in its memory so; a file of that name and size stands there, so that it is found."""
+
+    def change(made: ModelProto, folder: Path) -> None:
+        place = folder / marker
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with place.open("wb") as file:
+            file.truncate(1 << 30)
+        outside(marker, offset="4096", length="64")(made, folder)
+
+    return change
+
+
 def dims(*sizes: int) -> Change:
     def change(made: ModelProto, _folder: Path) -> None:
         made.graph.initializer[0].dims[:] = sizes
@@ -164,6 +177,8 @@ for _name, _change in {
     "onnx_with_weights_through_a_link": through_a_link,
     "onnx_with_weights_on_a_share": outside("\\\\host\\share"),
     "onnx_with_weights_in_a_device": outside("../../../../dev/zero"),
+    "onnx_with_weights_at_an_address": at_an_address("*/_ORT_MEM_ADDR_/*"),
+    "onnx_with_weights_at_an_address_of_any_order": at_an_address("*/_ORT_NATIVE_ENDIAN_MEM_ADDR_/*"),
     "onnx_with_weights_nowhere": outside("nothing.bin"),
     "onnx_with_more_weights_than_are_there": small_beside,
     "onnx_with_a_negative_offset": lambda made, folder: small_beside(made, folder, offset="-8"),
@@ -234,6 +249,15 @@ def onnx_whose_names_command_a_terminal(path: Path, canary: Path) -> None:
     del canary
     made = model()
     made.graph.node[0].name = "\x1b]0;owned\x07\x1b[2J"
+    path.write_bytes(made.SerializeToString())
+
+
+@attack(".onnx", "onnx")
+def onnx_whose_names_are_read_backwards(path: Path, canary: Path) -> None:
+    """What a terminal or a page shows of such a name is another one."""
+    del canary
+    made = model()
+    made.graph.node[0].name = "\u202exnno.\u2066"
     path.write_bytes(made.SerializeToString())
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from compress.array_files import memory_left, open_npy, open_npz
+from compress.array_files import ArrayFileError, memory_left, open_npy, open_npz
 from compress.artifact import Signature, TensorSpec
 from compress.dataset import Dataset
 from compress.errors import DatasetError
@@ -129,3 +129,15 @@ def test_more_than_the_memory_that_is_left_is_refused(
     with pytest.raises(DatasetError, match="GiB"):
         np.asarray(Dataset.open(str(tmp_path if folder else tmp_path / "a.npz"), ONE).inputs["x"][:])
     assert memory_left() > 1_000_000
+
+
+@pytest.mark.parametrize("kind", ["<U0", "|S0"])
+def test_values_without_a_size_are_refused_however_many(tmp_path: Path, kind: str) -> None:
+    for shape in ((3,), (64, 2**40)):
+        out = io.BytesIO()
+        np.lib.format.write_array_header_1_0(out, {"descr": kind, "fortran_order": False, "shape": shape})  # type: ignore[no-untyped-call]
+        path = tmp_path / "x.npz"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x.npy", out.getvalue())
+        with pytest.raises(ArrayFileError, match="no size"):
+            open_npz(path)

@@ -18,7 +18,7 @@ from compress.errors import SignatureError, StageError
 from compress.metrics import cosine_similarity
 from compress.onnx_input import read_onnx, signature_of_onnx, vetted_onnx
 from compress.vetting.onnx_wire import OnnxFileError, vet_onnx, vet_onnx_bytes
-from tests.hostile.onnx_files import dims, function, functions, model, outside
+from tests.hostile.onnx_files import at_an_address, dims, function, functions, model, outside
 
 KINDS = [np.float32, np.float64, np.float16, np.int64, np.int32, np.uint8, np.int8, np.bool_, np.uint64, np.complex64]
 
@@ -198,3 +198,30 @@ def test_answers_without_a_batch_or_without_elements_are_compared(shape: tuple[i
     alike = cosine_similarity(values, values)
     assert len(alike) == (shape[0] if shape else 1)
     assert np.all(alike == 1)
+
+
+def test_a_file_of_more_bytes_than_protobuf_holds_is_refused_unread(tmp_path: Path) -> None:
+    """One with holes takes no room on a disk, and all of it in memory."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model().SerializeToString())
+    with path.open("r+b") as file:
+        file.truncate(1 << 40)
+    for read in (read_onnx, vetted_onnx, signature_of_onnx):
+        with pytest.raises(StageError, match="2 GiB"):
+            read(path)
+
+
+@pytest.mark.parametrize("marker", ["*/_ORT_MEM_ADDR_/*", "*/_ORT_NATIVE_ENDIAN_MEM_ADDR_/*"])
+def test_weights_are_in_no_place_of_the_runtimes_memory(tmp_path: Path, marker: str) -> None:
+    made = model()
+    at_an_address(marker)(made, tmp_path)
+    with pytest.raises(OnnxFileError, match="outside of the file's folder"):
+        vet_onnx_bytes(made.SerializeToString(), tmp_path)
+
+
+@pytest.mark.parametrize("letter", ["\u202e", "\u2066", "\u200f", "\u061c", "\u2028", "\x1b"])
+def test_names_that_a_terminal_shows_as_others_are_refused(tmp_path: Path, letter: str) -> None:
+    made = model()
+    made.graph.node[0].name = f"n{letter}"
+    with pytest.raises(OnnxFileError, match="control characters"):
+        vet_onnx_bytes(made.SerializeToString(), tmp_path)
