@@ -44,7 +44,7 @@ class Halved(nn.Module):
 
 
 def saved(path: Path, **arrays: np.ndarray[Any, Any]) -> str:
-    np.savez(path, **arrays)  # type: ignore[arg-type]
+    np.savez(path, **arrays)
     return str(path)
 
 
