@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 
-from compress.errors import CheckpointError, SignatureError
+from compress.errors import CheckpointError, SignatureError, StageError, ToolkitError, first_line
 from compress.signature import Signature, TensorSpec
 
-__all__ = ["Arrays", "call", "example_inputs", "sample_inputs", "symbols_of", "telling"]
+__all__ = ["Arrays", "call", "example_inputs", "run_on", "sample_inputs", "symbols_of", "telling"]
 
 Arrays = dict[str, np.ndarray[Any, Any]]
+_Answer = TypeVar("_Answer")
 
 # A signature may come from a file of anybody's, and a size from a slip of the finger.
 LARGEST_BYTES = 4 * 1024**3
@@ -78,6 +79,38 @@ def call(module: nn.Module, specs: tuple[TensorSpec, ...], arrays: Mapping[str, 
     """Run a module on arrays or tensors by input name; outputs by name (`output`, `output_0`…, or a dict's keys)."""
     tensors = [torch.as_tensor(arrays[spec.name]) for spec in specs]
     return dict(_named(module(*tensors)))
+
+
+def run_on(inputs: Mapping[str, Any], run: Callable[[], _Answer]) -> _Answer:
+    """What a model gives for inputs that fit its signature, which it may refuse nonetheless.
+
+    A size that its layers can't halve, a token that its embedding lacks: no signature tells of these.
+
+    Args:
+        inputs: arrays or tensors by input name, for the error.
+        run: runs the model on them.
+
+    Raises:
+        StageError: it does not run on them.
+    """
+    try:
+        return run()
+    except (ToolkitError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as err:  # the user's forward and ONNX Runtime: anything may come out of them
+        raise StageError(
+            "the model does not run on the inputs that it is given",
+            why=f"{', '.join(_described(name, values) for name, values in inputs.items())}: {first_line(err)[:300]}",
+            mend="give data of sizes and, where they are integers, of values that the model takes, as in its training",
+        ) from err
+
+
+def _described(name: str, values: Any) -> str:
+    shape = f"{name} {list(values.shape)}"
+    array = np.asarray(values.cpu()) if isinstance(values, torch.Tensor) and not values.is_floating_point() else values
+    if isinstance(array, np.ndarray) and array.dtype.kind in "iu" and array.size:
+        return f"{shape} from {array.min()} to {array.max()}"
+    return shape
 
 
 def _named(result: Any) -> Iterator[tuple[str, torch.Tensor]]:

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from compress.backends.bfloat16 import emulated
 from compress.errors import StageError, first_line
+from compress.inputs import run_on
 from compress.model import Arrays, OnnxModel
 from compress.onnx_outline import outline
 
@@ -96,4 +97,5 @@ class OnnxBackend:
         return self._emulated
 
     def infer(self, inputs: Arrays) -> Arrays:
-        return dict(zip(self._names, self._session.run(self._names, inputs), strict=True))
+        outputs = run_on(inputs, lambda: self._session.run(self._names, inputs))
+        return dict(zip(self._names, outputs, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from compress.inputs import run_on
 from compress.model import Arrays, TorchModel, call
 
 __all__ = ["TorchBackend"]
@@ -34,5 +35,5 @@ class TorchBackend:
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         with torch.inference_mode():
-            outputs = call(self._model.module, self._model.signature.inputs, inputs)
+            outputs = run_on(inputs, lambda: call(self._model.module, self._model.signature.inputs, inputs))
         return {name: tensor.numpy() for name, tensor in zip(self._names, outputs.values(), strict=True)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from onnx import TensorProto
 from compress.backends.onnxrt import session
 from compress.dataset import Dataset
 from compress.errors import StageError
+from compress.inputs import run_on
 from compress.measure import cores
 from compress.model import OnnxModel, Ranges
 from compress.onnx_shapes import shapes_for
@@ -68,7 +70,7 @@ def calibrate(
         running = session(augmented, cores())
     done = 0
     for inputs, _ in data.batches(batch_for(path, tensors, data)):
-        found = dict(zip(computed, running.run(computed, inputs), strict=True))
+        found = dict(zip(computed, run_on(inputs, partial(running.run, computed, inputs)), strict=True))
         found |= {name: inputs[name] for name in fed}
         for name in order:  # the first that is no number is the cause of those behind it
             values = found[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 from compress.artifact import Signature
 from compress.dataset import Dataset
+from compress.inputs import run_on
 from compress.model import TorchModel, call
 from compress.output_forms import forms_of
 from compress.output_kind import OutputForm, OutputKind
@@ -104,7 +106,8 @@ def squared_changes(
     for batch in np.array_split(chosen, -(-total // BATCH)):
         inputs, labels = data.take(np.sort(batch))
         with torch.enable_grad():
-            loss = _loss(list(call(module, signature.inputs, inputs).values()), forms, at, labels)
+            outputs = run_on(inputs, partial(call, module, signature.inputs, inputs))
+            loss = _loss(list(outputs.values()), forms, at, labels)
             loss.backward()  # type: ignore[no-untyped-call]
         for parameter, sum_ in found.items():
             if parameter.grad is not None:

@@ -286,7 +286,7 @@ def _parity(
     except Exception as err:  # ONNX Runtime's own exception classes have no common base but this
         raise StageError(
             f"the exported model fails at {told}",
-            why=f"{shapes}: {str(err).strip().splitlines()[-1][:300]}",
+            why=f"{shapes}: {str(err.__cause__ or err).strip().splitlines()[-1][:300]}",
             mend="look in the forward for sizes written as numbers, such as reshape(2, -1)",
         ) from err
     for spec in signature.outputs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from compress.backends.onnxrt import session
 from compress.dataset import Dataset
+from compress.inputs import run_on
 from compress.measure import cores
 from compress.model import Arrays
 from compress.onnx_scope import captured, drop_unused, name_nodes
@@ -166,5 +168,6 @@ def observe(path: Path, names: Sequence[str], data: Dataset) -> Iterator[Arrays]
         onnx.save(model, augmented)
         running = session(augmented, cores())
     for inputs, _ in data.batches(batch_for(path, floats, data)):
-        found = dict(zip(computed, running.run(computed, inputs), strict=True)) if computed else {}
+        run = partial(running.run, computed, inputs)
+        found = dict(zip(computed, run_on(inputs, run), strict=True)) if computed else {}
         yield found | {name: inputs[name] for name in names if name in fed}

@@ -144,7 +144,7 @@ class TrainQuantized:
         except Exception as err:  # ONNX Runtime's own exception classes have no common base but this
             raise StageError(
                 "the model can't be quantized statically",
-                why=f"ONNX Runtime does not run what its quantizer wrote: {first_line(err)[:200]}",
+                why=f"ONNX Runtime does not run what its quantizer wrote: {first_line(err.__cause__ or err)[:200]}",
                 mend="ask for --int8 dynamic or weights",
             ) from err
         names = tuple(call(model.module, model.signature.inputs, two))

@@ -9,6 +9,7 @@ import torch
 
 from compress.artifact import Signature
 from compress.dataset import Dataset
+from compress.inputs import run_on
 from compress.metrics import METRICS, Metric, find_metric
 from compress.model import Arrays, call
 from compress.output_kind import OutputForm, OutputKind
@@ -81,7 +82,7 @@ class Judge:
 
     def _outputs(self, model: Any, inputs: dict[str, torch.Tensor]) -> Arrays:
         with self._fabric.autocast():
-            given = call(model, self._signature.inputs, inputs)
+            given = run_on(inputs, lambda: call(model, self._signature.inputs, inputs))
         # By the names that a metric knows them by, which a forward that gives a tuple does not.
         outputs = {spec.name: value for spec, value in zip(self._signature.outputs, given.values(), strict=True)}
         return {name: tensor.float().cpu().numpy() for name, tensor in outputs.items() if tensor.is_floating_point()}

@@ -73,7 +73,7 @@ def falls_back(
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             module.eval()
             run()
-    except RuntimeError as err:
+    except Exception as err:  # the user's forward: anything may come out of it
         why = first_line(err)[:200]
         if asked != "auto":
             mend = "take --train-precision 32 or auto"

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from compress.model import call
+from compress.inputs import call, run_on
 from compress.training.answers import Answers
 from compress.training.average import Average
 from compress.training.compiling import Compiling
@@ -145,7 +145,7 @@ class Stepper:
             return self._outputs(self.teacher, batch.to(self._fabric.device))
 
     def _outputs(self, model: Any, batch: Batch) -> dict[str, torch.Tensor]:
-        return call(model, self._inputs, batch.inputs)
+        return run_on(batch.inputs, lambda: call(model, self._inputs, batch.inputs))
 
     def update(self, rate: float, momentum: float | None, step: int, left: int) -> None:
         """Move the weights.
