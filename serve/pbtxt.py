@@ -19,7 +19,7 @@ from compress.errors import MissingExtraError, RepositoryError
 from compress.vetting.texts import read_text
 from serve.model_config import ModelConfig
 
-__all__ = ["from_message", "from_pbtxt", "parse", "read_config", "text_of", "to_message", "to_pbtxt"]
+__all__ = ["config_text", "from_message", "from_pbtxt", "parse", "read_config", "text_of", "to_message", "to_pbtxt"]
 
 LARGEST = 1 << 20
 
@@ -58,6 +58,20 @@ def read_config(path: Path) -> str:
         ValueError: it is no file, no text, or longer than any is.
     """
     return read_text(path, 4 * LARGEST)
+
+
+def config_text(path: Path) -> str:
+    """As `read_config`, for a command that can't go on without it.
+
+    Raises:
+        RepositoryError: it can't be read.
+    """
+    try:
+        return read_config(path)
+    except (OSError, ValueError) as err:
+        raise RepositoryError(
+            f"can't read {path}", why=str(err), mend="write the model again with `serve pack`"
+        ) from err
 
 
 def from_pbtxt(text: str, *, source: str = "config.pbtxt") -> ModelConfig:

@@ -10,7 +10,7 @@ from compress.errors import RepositoryError
 from serve.lock import locked
 from serve.model_config import ModelConfig
 from serve.model_folders import PACKED_FILE, parts_of
-from serve.pbtxt import from_pbtxt, parse, text_of
+from serve.pbtxt import config_text, from_pbtxt, parse, text_of
 
 __all__ = ["add_version", "fits", "newest", "replace_file", "roll_back", "served", "versions_of"]
 
@@ -114,7 +114,7 @@ def roll_back(repository: Path, name: str) -> tuple[int, int]:
                 mend="name a model that it wrote",
             )
         paths = {part: repository / part / "config.pbtxt" for part in parts}
-        configs = {part: from_pbtxt(path.read_text(encoding="utf-8"), source=str(path)) for part, path in paths.items()}
+        configs = {part: from_pbtxt(config_text(path), source=str(path)) for part, path in paths.items()}
         now = served(configs[name], versions_of(repository / name)) or 0
         common = set.intersection(*(set(versions_of(repository / part)) for part in parts))
         before = max((number for number in common if number < now), default=None)
@@ -127,7 +127,7 @@ def roll_back(repository: Path, name: str) -> tuple[int, int]:
         for path in paths.values():
             for file in (path, path.with_name(PACKED_FILE)):  # in both, because it is no edit by hand
                 if file.exists():
-                    message = parse(file.read_text(encoding="utf-8"))
+                    message = parse(config_text(file))
                     message.version_policy.Clear()
                     message.version_policy.specific.versions.append(before)
                     replace_file(file, text_of(message).encode())

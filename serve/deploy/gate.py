@@ -7,7 +7,7 @@ from pathlib import Path
 
 from compress.errors import RepositoryError
 from serve.model_folders import parts_of
-from serve.pbtxt import from_pbtxt
+from serve.pbtxt import config_text, from_pbtxt
 from serve.provenance import Provenance, read_provenance, verify
 from serve.versions import served, versions_of
 
@@ -66,7 +66,7 @@ def _network(repository: Path, model: str) -> tuple[int, Provenance | None]:
     version = 0
     for part in parts:
         folder = repository / part
-        config = from_pbtxt((folder / "config.pbtxt").read_text(encoding="utf-8"), source=str(folder))
+        config = from_pbtxt(config_text(folder / "config.pbtxt"), source=str(folder))
         version = served(config, versions_of(folder)) or 0
         told = read_provenance(folder / str(version))
         if told is not None and told.stages:

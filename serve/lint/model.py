@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from serve.pbtxt import parse, read_config
@@ -59,9 +59,12 @@ def read(folder: Path) -> Model:
 
     Raises:
         OSError: config.pbtxt is missing or can't be read.
-        ValueError: it is no text, or no Triton configuration.
+        ValueError: it is no text, no Triton configuration, or names a model file outside the version's folder.
     """
     config = parse(read_config(folder / "config.pbtxt"))
+    named = PurePosixPath(config.default_model_filename)
+    if named.is_absolute() or ".." in named.parts:  # no rule may open what stands elsewhere
+        raise ValueError(f"default_model_filename {str(named)!r} leads out of the version's folder")
     present = tuple(
         sorted(int(sub.name) for sub in folder.iterdir() if sub.is_dir() and sub.name == str_of_number(sub.name))
     )
