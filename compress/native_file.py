@@ -18,6 +18,7 @@ from compress.errors import CheckpointError, SignatureError, first_line
 from compress.graph_file import GraphError, from_data, to_data
 from compress.model import TorchModel, call, example_inputs, sample_inputs, symbols_of
 from compress.pickles import unpickle
+from compress.wording import counted
 
 __all__ = ["is_native", "read", "write"]
 
@@ -53,8 +54,9 @@ def write(model: TorchModel, path: Path, original: TorchModel | None = None) -> 
         long = max(texts, key=len)
         raise CheckpointError(
             f"can't write {path}",
-            why=f"it has {len(texts):,} inputs and outputs, the longest of {len(long):,} letters with its shape "
-            f"({long[:20]}…); a file may tell of {MOST_TENSORS} of less than {LONGEST}",
+            why=f"it has {counted(len(texts), 'inputs and outputs')}, the longest of "
+            f"{counted(len(long), 'letters')} with its shape ({long[:20]}…); a file may tell of {MOST_TENSORS}, each "
+            f"shorter than {LONGEST}",
             mend="give each input and output a short name, and pack what are many into fewer tensors",
         )
     path.parent.mkdir(parents=True, exist_ok=True)
