@@ -234,10 +234,11 @@ class Buffered(nn.Module):
 
     def __init__(self, table: torch.Tensor) -> None:
         super().__init__()
+        self.table: torch.Tensor
         self.register_buffer("table", table)
         self.register_buffer("unused", torch.zeros(3))
         self.norm = nn.BatchNorm1d(3)
-        self.first = self.table[:1]
+        self.first = table[:1]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.norm(x) + self.table.to(x.dtype) + self.first
