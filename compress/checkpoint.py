@@ -24,7 +24,7 @@ from compress.exported_program import load_exported_program
 from compress.file_kind import FileKind, file_kind
 from compress.folded_norms import fold_norms, folded
 from compress.graph_file import GraphError, to_data
-from compress.hashing import digest_of_code, plainly
+from compress.hashing import digest_of_code, place, plainly
 from compress.infer import infer_signature, proven
 from compress.model import TorchModel
 from compress.native_file import is_native, read, write
@@ -168,7 +168,12 @@ def _code(model: TorchModel) -> str:
         # Its constants are in the file alone, whose entries carry no times.
         return hashlib.sha256(module.save_to_buffer()).hexdigest()
     try:  # what a layer was made with need not be in its repr: an attention's heads, what a pool counts
-        return json.dumps(plainly(to_data(module, inputs=len(model.signature.inputs))))
+        hashed = {
+            place(tensor): name
+            for name, tensor in module.named_buffers()
+            if type(tensor) is torch.Tensor and tensor.layout is torch.strided
+        }
+        return json.dumps(plainly(to_data(module, inputs=len(model.signature.inputs)), hashed))
     except GraphError:
         code = str(getattr(module, "code", ""))
         for kind in dict.fromkeys(type(layer) for layer in module.modules()):

@@ -149,7 +149,8 @@ def optimize(
         "" if found.proof is None or found.proof.drop is None else f", {found.proof.drop:+.2f} points on other samples"
     )
     wrote = f"wrote {options.output}, and all candidates in {options.output}.search/search.html"
-    console.print(f"best for {options.goal}: {best.candidate.name}{told}; {wrote}", markup=False, soft_wrap=True)
+    how = f" ({found.how})" if found.how else ""
+    console.print(f"best for {options.goal}: {best.candidate.name}{how}{told}; {wrote}", markup=False, soft_wrap=True)
 
 
 @app.command

@@ -225,11 +225,11 @@ def judged(
     metric = find_metric(name, data, model.signature, output=output, sample=sample, endings=endings, ask=True)
     if metric.needs_labels and not metric.classifies:
         notes = ()  # they are looked at as they are
-    if name is None and len(model.signature.outputs) > 1:
+    if (name is None or output is None) and len(model.signature.outputs) > 1:
+        other = " (another: --judge)" if output is None and metric.output is not None else ""
         which = "all of them together" if metric.output is None else repr(metric.output)
-        notes += (
-            Note(f"The model gives {counted(len(model.signature.outputs), 'outputs')}: {metric.name} judges {which}."),
-        )
+        given = counted(len(model.signature.outputs), "outputs")
+        notes += (Note(f"The model gives {given}: {metric.name} judges {which}{other}."),)
     elif name is None and notes and not metric.needs_labels:
         notes += (Note(f"The metric is {metric.name}, with the original's own answers."),)
     return data, metric, notes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -145,10 +146,14 @@ def _script(checkpoint: Path, options: CompressOptions, recipe: Path | None) -> 
         return ""
     asked = (options.finetune, options.validation, options.calibration, options.selection, options.eval)
     sources = [find_data(source, checkpoint) for source in asked if source]
+    command = command_line()
+    if recipe is not None and (not recipe.is_file() or recipe.is_relative_to("/dev") or recipe.is_relative_to("/proc")):
+        # What came through a pipe is not there again; all of it, and the flags, are in the recipe that is kept.
+        command, recipe = shlex.join(["compress", "run", str(options.output / "recipe.toml")]), None
     named = [options.sensitivity, recipe]
     files = [checkpoint, *map(Path, sources), *(path for path in named if path is not None)]
     inputs = {path: sha256_of(path) for path in files if path.is_file()}
-    return script(command_line(), Path.cwd(), inputs, versions())
+    return script(command, Path.cwd(), inputs, versions())
 
 
 def unique_names(names: Sequence[str]) -> list[str]:

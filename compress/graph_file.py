@@ -216,8 +216,8 @@ def _add(graph: fx.Graph, node: Any, name: str, root: nn.Module, decoder: Decode
             target = given
             if given == "type" and not _names_no_memory(args, kwargs):
                 raise GraphError("a type that it asks for is none of plain tensors")
-            if given == "repeat_interleave":
-                op, target = "call_function", function_of("torch.repeat_interleave")
+            if given in ("repeat_interleave", "matrix_power", "tensor_split"):
+                op, target = "call_function", function_of(f"torch.{given}")
             if given.strip("_") in ("div", "divide") and "rounding_mode" in kwargs:
                 op, target = "call_function", function_of("torch.divide")
                 kwargs = {**kwargs, "out": args[0]} if given.endswith("_") else kwargs

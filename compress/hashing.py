@@ -6,10 +6,11 @@ import ast
 import hashlib
 import importlib.util
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from compress.user_code import user_code
 
-__all__ = ["digest_of_arrays", "digest_of_code", "digest_of_samples", "heard", "listener", "plainly"]
+__all__ = ["digest_of_arrays", "digest_of_code", "digest_of_samples", "heard", "listener", "place", "plainly"]
 
 CHUNK = 256
 """Samples in memory at a time."""
@@ -105,22 +106,28 @@ def _imported(path: Path, package: str) -> Iterator[str]:
             yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
 
 
-def plainly(value: Any) -> Any:
+def plainly(value: Any, known: Mapping[Hashable, str] = MappingProxyType({})) -> Any:
     """What JSON can hold of attributes, arguments and graphs: arrays and tensors by their hash, code by its name.
 
-    Tensors that are a module's own parameters or buffers are known by its weights; here they only have a shape.
+    Parameters are known by a module's weights; here they only have a shape.
+
+    Args:
+        value: what is to be identified.
+        known: names of tensors by their `place`, whose numbers are hashed elsewhere under these.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):
-        return [[plainly(key), plainly(held)] for key, held in value.items()]
+        return [[plainly(key, known), plainly(held, known)] for key, held in value.items()]
     if isinstance(value, (list, tuple)):
-        return [type(value).__name__, *map(plainly, value)]
+        return [type(value).__name__, *(plainly(item, known) for item in value)]
     if isinstance(value, (set, frozenset)):
         return sorted(map(repr, value))
     if isinstance(value, nn.Parameter):
         return [str(value.dtype), list(value.shape)]
     if isinstance(value, torch.Tensor):
+        if known and (name := known.get(place(value))) is not None:
+            return ["tensor", name]
         held = value.detach().cpu().contiguous()
         return [str(held.dtype), list(held.shape), digest_of_arrays({"": held.reshape(-1).view(torch.uint8).numpy()})]
     if isinstance(value, np.ndarray):
@@ -129,6 +136,11 @@ def plainly(value: Any) -> Any:
         return repr(value)
     name = getattr(value, "__qualname__", None)
     return f"{value.__module__}.{name}" if isinstance(name, str) else str(type(value)) + _without_place(value)
+
+
+def place(tensor: torch.Tensor) -> Hashable:
+    """Where a tensor's numbers lie, and how: two of one place hold the same."""
+    return tensor.data_ptr(), tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride()
 
 
 def _without_place(value: Any) -> str:

@@ -18,6 +18,7 @@ from compress.errors import CheckpointError, SignatureError, first_line
 from compress.graph_file import GraphError, from_data, to_data
 from compress.model import TorchModel, call, example_inputs, sample_inputs, symbols_of
 from compress.pickles import unpickle
+from compress.wording import counted
 
 __all__ = ["is_native", "read", "write"]
 
@@ -25,6 +26,7 @@ FORMAT = "compress.model"
 VERSION = 2
 LARGEST_SAMPLE = 1 << 28
 TOLERANCE = 1e-4
+MOST_TENSORS, LONGEST = 200, 200  # of a signature, and the letters of each, name and shape
 
 
 def write(model: TorchModel, path: Path, original: TorchModel | None = None) -> None:
@@ -46,9 +48,20 @@ def write(model: TorchModel, path: Path, original: TorchModel | None = None) -> 
         raise CheckpointError(
             f"can't write {path} so that it loads without your code", why=str(err), mend=instead
         ) from err
+    signature = model.signature.to_dict()
+    texts = [*signature["inputs"], *signature["outputs"]]
+    if not _told_briefly(texts):
+        long = max(texts, key=len)
+        raise CheckpointError(
+            f"can't write {path}",
+            why=f"it has {counted(len(texts), 'inputs and outputs')}, the longest of "
+            f"{counted(len(long), 'letters')} with its shape ({long[:20]}…); a file may tell of {MOST_TENSORS}, each "
+            f"shorter than {LONGEST}",
+            mend="give each input and output a short name, and pack what are many into fewer tensors",
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".part")
-    data = {"format": FORMAT, "version": VERSION, "signature": model.signature.to_dict(), "graph": graph}
+    data = {"format": FORMAT, "version": VERSION, "signature": signature, "graph": graph}
     try:
         torch.save(data, beside)
         if original is not None and (why := _differs(original, _model(unpickle(beside, trust=False), beside))):
@@ -150,12 +163,17 @@ def _fits(spec: TensorSpec, answer: torch.Tensor) -> bool:
     )
 
 
+def _told_briefly(texts: list[Any]) -> bool:
+    """Whether inputs and outputs are as few, and as short, as a file may have them."""
+    return len(texts) <= MOST_TENSORS and all(type(text) is str and len(text) < LONGEST for text in texts)
+
+
 def _signature(data: Any) -> Signature:
     """A signature of a file, whose sizes an array can have."""
     if type(data) is not dict or not all(type(data.get(key)) is list for key in ("inputs", "outputs")):
         raise ValueError("its signature is not plain")
     texts = [*data["inputs"], *data["outputs"]]
-    if len(texts) > 200 or not all(type(text) is str and len(text) < 200 for text in texts):
+    if not _told_briefly(texts):
         raise ValueError("its signature is not plain")
     signature = Signature.from_dict(data)
     sizes = signature.at(1)

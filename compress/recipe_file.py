@@ -47,12 +47,14 @@ def write(path: Path, checkpoint: Path, options: ExportOptions | OptimizeOptions
 def read(path: Path) -> tuple[str, Mapping[str, Any]]:
     """The command of a recipe, and its other keys as they stand; their types are the command line's to check.
 
+    It may come from a pipe, or a terminal: it is read once, to its end or its limit.
+
     Raises:
         RecipeError: missing, no TOML, or of a command that there is not.
     """
     mend = "write one with --save-config, or see its keys with `compress export --help`"
     try:
-        values = tomllib.loads(read_text(path, MAX_BYTES))
+        values = tomllib.loads(read_text(path, MAX_BYTES, named=True))
     except tomllib.TOMLDecodeError as err:
         raise RecipeError(f"can't read the recipe {path}", why=f"it is not TOML: {err}", mend=mend) from err
     except (OSError, ValueError, RecursionError) as err:  # numbers of thousands of digits, lists in lists

@@ -49,14 +49,15 @@ def write_search(result: SearchResult, folder: Path) -> None:
 
 
 def _rows(result: SearchResult) -> list[tuple[str, ...]]:
-    front, best = result.front, result.best
+    front, tied, best = result.front, result.tied, result.best
 
     def shown(value: float | None, text: str) -> str:
         return "–" if value is None else text.format(value)
 
     rows: list[tuple[str, ...]] = []
     for trial in result.trials:
-        word = trial.why if trial.status != "measured" else "best" if trial is best else "★" if trial in front else ""
+        starred = ("★" if trial in front else "") + (" tied" if trial in tied else "")
+        word = trial.why if trial.status != "measured" else "best" if trial is best else starred.strip()
         interval = "–" if trial.drop_low is None else f"{trial.drop_low:+.2f} to {trial.drop_high:+.2f}"
         rows.append(
             (

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from compress.judge import Budget
 from compress.latency import ratio
 from compress.options import Calibrator, ExportOptions, OptimizeOptions
+from compress.wording import counted
 
 __all__ = ["Candidate", "Goal", "SearchResult", "Trial", "candidates"]
 
@@ -155,29 +156,42 @@ class SearchResult:
         return tuple(trial for trial in self.trials if trial.status == "measured")
 
     @property
-    def best(self) -> Trial | None:
-        """The cheapest by the goal of those inside the largest drop, or None.
+    def tied(self) -> tuple[Trial, ...]:
+        """Those inside the largest drop that no other of them beats by the goal beyond doubt, in the search's order.
 
-        Of those that are not slower than it beyond doubt, the one that loses least, then the smallest.
+        Not those like the cheapest: which one that is of some that are alike, and so whom it is like, is chance.
         """
         budget = Budget(self.max_drop, self.confidence)
         inside = [trial for trial in self.measured if budget.keeps(trial.drop, trial.drop_high)]
-        cheapest = min(inside, key=lambda trial: trial.cost(self.goal), default=None)
-        if cheapest is None:
-            return None
-        alike = [trial for trial in inside if trial is cheapest or self._alike(cheapest, trial)]
+        tied = [trial for trial in inside if not any(self._beats(other, trial) for other in inside)]
+        # Medians of ratios can go round in a circle, where each is beaten by one.
+        return tuple(tied or sorted(inside, key=lambda trial: trial.cost(self.goal))[:1])
+
+    @property
+    def best(self) -> Trial | None:
+        """Of those that are tied: the one that loses least, then the smallest, then the first of the search."""
         return min(
-            alike,
-            key=lambda trial: (
-                math.inf if trial.drop is None else trial.drop,
-                trial.size_bytes or 0,
-                trial.cost(self.goal),
-            ),
+            self.tied,
+            key=lambda trial: (math.inf if trial.drop is None else trial.drop, trial.size_bytes or 0),
+            default=None,
         )
 
-    def _alike(self, cheapest: Trial, trial: Trial) -> bool:
-        found = ratio(cheapest.rounds(self.goal), trial.rounds(self.goal))
-        return found is not None and found.high is not None and not found.slower
+    def _beats(self, one: Trial, other: Trial) -> bool:
+        found = ratio(other.rounds(self.goal), one.rounds(self.goal))
+        if found is None or found.low is None:  # a size, or too few rounds
+            return one.cost(self.goal) < other.cost(self.goal)
+        return found.faster
+
+    @property
+    def how(self) -> str:
+        """One clause: how the best was told from those that are as good by the goal; empty where none is."""
+        if len(self.tied) < 2:
+            return ""
+        alike = "are of one size" if self.goal == "size" else "can't be told apart by the clock"
+        return (
+            f"{counted(len(self.tied), 'candidates')} {alike}: of these it loses least; where these are equal, too, "
+            "it is the smallest, then the first that was tried"
+        )
 
     @property
     def nearest(self) -> Trial | None:
@@ -195,12 +209,14 @@ class SearchResult:
         return tuple(front)
 
     def to_dict(self) -> dict[str, Any]:
-        front, best = self.front, self.best
+        front, tied, best = self.front, self.tied, self.best
 
         def row(trial: Trial) -> dict[str, Any]:
             fields = dataclasses.asdict(trial) | {"candidate": dataclasses.asdict(trial.candidate)}
             fields.pop("path")
-            return fields | {"name": trial.candidate.name, "on_front": trial in front, "best": trial is best}
+            return fields | {"name": trial.candidate.name, "on_front": trial in front} | {
+                "tied": trial in tied, "best": trial is best,
+            }  # fmt: skip
 
         return {
             "schema_version": SCHEMA_VERSION,

@@ -16,6 +16,7 @@ from compress.vetting.onnx_wire import OnnxFileError, vet_onnx
 __all__ = ["OnnxFile", "OnnxTensor", "read_onnx"]
 
 TIMEOUT_S = 300.0
+LATE = f"ONNX Runtime takes more than {TIMEOUT_S:.0f} s to read it"
 # One line of JSON for each file, so that a file that ends the process does not take the others' answers along.
 _PROGRAM = """
 import json, sys
@@ -67,19 +68,30 @@ def read_onnx(paths: Sequence[Path]) -> dict[Path, OnnxFile] | None:
             found[path] = OnnxFile(error=str(err))
     left = [path for path in paths if path not in found]
     while left:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROGRAM, *map(str, left)],
-            capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
-        )  # fmt: skip
-        for line in done.stdout.splitlines():
-            answer = json.loads(line)
-            found[Path(answer["path"])] = _file(answer)
-        if done.returncode and "No module named 'onnxruntime'" in done.stderr:
+        lines, failed = _asked(left)
+        if lines is None:
             return None
+        for answer in map(json.loads, lines):
+            found[Path(answer["path"])] = _file(answer)
+        if failed and (failed != LATE or left[0] not in found):  # of what was late, the others had the time
+            blamed = next((path for path in left if path not in found), None)
+            found |= {} if blamed is None else {blamed: OnnxFile(error=failed)}
         left = [path for path in left if path not in found]
-        if left:  # it went down over the first of these
-            found[left.pop(0)] = OnnxFile(error=f"ONNX Runtime crashes on it (exit code {done.returncode})")
     return found
+
+
+def _asked(paths: Sequence[Path]) -> tuple[list[str] | None, str]:
+    """A line for each file that it came to the end of, None where there is no onnxruntime; and what ended it, or ""."""
+    command = [sys.executable, "-c", _PROGRAM, *map(str, paths)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired as err:
+        told = err.stdout or ""  # bytes, even of text, and maybe half of a line
+        lines = (told.decode("utf-8", "replace") if isinstance(told, bytes) else told).splitlines(keepends=True)
+        return [line for line in lines if line.endswith("\n")], LATE
+    if done.returncode and "No module named 'onnxruntime'" in done.stderr:
+        return None, ""
+    return done.stdout.splitlines(), f"ONNX Runtime crashes on it (exit code {done.returncode})"
 
 
 def _file(answer: dict[str, Any]) -> OnnxFile:

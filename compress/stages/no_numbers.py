@@ -42,6 +42,11 @@ def no_numbers(
     )
     if masked is not None and np.isneginf(found[masked]).all(-1).any() and maker and maker.op_type == "Softmax":
         mend = f"a row of {masked!r} is masked whole: leave each row a place, or mask with torch.finfo(x.dtype).min"
+    elif maker is not None and maker.op_type == "Log" and masked is None and kind == "infinite":
+        mend = (
+            "the logarithm of 0 is -inf: where it is a mask, give it its number itself (torch.where(mask, 0.0, -1e4), "
+            "masked_fill before the softmax), else keep what it takes above 0 (x.clamp(min=1e-6).log())"
+        )
     elif masked is not None and maker and maker.op_type != "Softmax":
         mend = f"{masked!r} holds a mask's infinities, which only a softmax or a maximum takes away: mask just before"
     elif shown and kind == "infinite" and name in mask_chain(graph).infinite:

@@ -28,7 +28,7 @@ from compress.training.schedule import SCHEDULES, one_cycle_momentum
 from compress.training.stepper import Stepper, copied
 from compress.training.synced_norm import synced
 from compress.training.task import Task, Trained
-from compress.wording import counted
+from compress.wording import Note, counted
 
 __all__ = ["STATE_FILE", "TRACE_FILE", "train"]
 
@@ -314,6 +314,15 @@ class _Training:
             }
         )
         notes = [*self.warnings]
+        outputs = self.task.signature.outputs
+        if self.task.data.labels is not None and len(outputs) > 1 and not any("don't count" in note for note in notes):
+            notes.append(
+                Note(
+                    f"The model gives {counted(len(outputs), 'outputs')}: the labels teach "
+                    f"{outputs[self.task.labelled].name!r}; to teach another that holds them, name it as what it is "
+                    "(such as 'logits'), or put it first."
+                )
+            )
         if self.best is not None and self.judge is not None:
             figures |= {"best_epoch": self.best["epoch"], "best_value": self.best["value"]}
             figures |= {"validation_metric": self.judge.metric.name}

@@ -1,4 +1,4 @@
-"""Operators of torch that read beyond a tensor, or end the process, where their arguments contradict each other.
+"""Operators of torch that read beyond a tensor, end the process or never end, by what they are called with.
 
 Their public forms check them, a file need not call these; or nothing does. What a graph of a file calls is, in place
 of such an operator, a function that looks at the sizes first. While a graph is traced (tensors without memory, proxies)
@@ -17,6 +17,7 @@ from torch import fx, nn
 __all__ = ["guard_module", "guarded"]
 
 _MOST = 1 << 40
+_PARTS = 1 << 16
 _GIVEN = Mapping[str, Any]
 
 
@@ -59,6 +60,23 @@ def _repeats(given: _GIVEN) -> bool:
     return (
         not _real(repeats) or not repeats.numel() or (int(repeats.min()) >= 0 and float(repeats.double().sum()) < _MOST)
     )
+
+
+def _power(given: _GIVEN) -> bool:
+    """The smallest integer has no opposite: its inverse's powers are multiplied without end."""
+    n = given["n"]
+    return isinstance(n, int) and abs(n) < _MOST
+
+
+def _parts(given: _GIVEN) -> bool:
+    """As many tensors as are asked for, empty ones where the dimension has fewer."""
+    names = ("indices_or_sections", "sections", "indices", "tensor_indices_or_sections")
+    asked: Any = next(given[name] for name in names if name in given)
+    if isinstance(asked, list | tuple):
+        return len(asked) < _PARTS
+    if isinstance(asked, torch.Tensor):
+        return asked.numel() < _PARTS and (asked.dim() > 0 or int(asked) <= _PARTS)
+    return isinstance(asked, int) and asked <= _PARTS
 
 
 def _rounded_division(given: _GIVEN) -> bool:
@@ -114,6 +132,9 @@ _CHECKS: dict[str, Callable[[_GIVEN], bool]] = {
     "embedding_bag": _bag,
     "_embedding_bag": _bag,
     "repeat_interleave": _repeats,
+    "matrix_power": _power,
+    "linalg_matrix_power": _power,
+    "tensor_split": _parts,
     "lstm.input": _recurrent(4),
     "gru.input": _recurrent(3),
     "rnn_tanh.input": _recurrent(1),
@@ -212,8 +233,29 @@ divide = _checked(
     lambda given: given.get("rounding_mode") is None or _rounded_division(given),
     lambda args, kwargs: {**dict(zip(("input", "other"), args, strict=False)), **kwargs},
 )
+matrix_power = _checked(
+    torch.matrix_power,
+    "torch.matrix_power",
+    _power,
+    lambda args, kwargs: {**dict(zip(("input", "n"), args, strict=False)), **kwargs},
+)
+linalg_matrix_power = _checked(
+    torch.linalg.matrix_power,
+    "torch.linalg.linalg_matrix_power",
+    _power,
+    lambda args, kwargs: {**dict(zip(("A", "n"), args, strict=False)), **kwargs},
+)
+tensor_split = _checked(
+    torch.tensor_split,
+    "torch.tensor_split",
+    _parts,
+    lambda args, kwargs: {**dict(zip(("input", "indices_or_sections"), args, strict=False)), **kwargs},
+)
 _FUNCTIONS = {
     "torch.divide": divide,
     "torch.nn.functional.scaled_dot_product_attention": scaled_dot_product_attention,
     "torch.repeat_interleave": repeat_interleave,
+    "torch.matrix_power": matrix_power,
+    "torch.linalg.matrix_power": linalg_matrix_power,
+    "torch.tensor_split": tensor_split,
 }

@@ -15,23 +15,27 @@ MAX_BYTES = 16 << 20
 MAX_VALUES = 2_000_000
 
 
-def read_text(path: Path, limit: int = MAX_BYTES) -> str:
+def read_text(path: Path, limit: int = MAX_BYTES, *, named: bool = False) -> str:
     """What a file says, in UTF-8.
+
+    Args:
+        path, limit: of the file; of its bytes.
+        named: by the user, on the command line: it may be a pipe, then.
 
     Raises:
         OSError, ValueError: as for bytes, or it is no text.
     """
-    return read_bytes(path, limit).decode("utf-8")
+    return read_bytes(path, limit, named=named).decode("utf-8")
 
 
-def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
+def read_bytes(path: Path, limit: int = MAX_BYTES, *, named: bool = False) -> bytes:
     """What is in a file.
 
     Raises:
         OSError: it can't be read.
         ValueError: it is no file, or too large; says what.
     """
-    if path.exists() and not path.is_file():  # a pipe in a folder of someone else's would never end
+    if not named and path.exists() and not path.is_file():  # a pipe in a folder of someone else's would never end
         raise ValueError("it is no file")
     with path.open("rb") as file:
         data = file.read(limit + 1)

@@ -292,3 +292,14 @@ def test_a_fingerprint_follows_weights_code_and_signature(tmp_path: Path) -> Non
     assert of(Doubled(module, 2)) != of(Doubled(module, 3))
     module.get_parameter("0.bias").data += 1e-3
     assert of(module) != first
+
+
+def test_an_input_whose_name_is_too_long_to_load_is_not_saved_and_told(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        save(nn.Linear(4, 3), tmp_path / "model.pt", inputs=f"{'x' * 10_000}:float32[batch,4]")
+    assert "10,017 letters" in caught.value.why
+    assert "short name" in caught.value.mend
+    assert len(str(caught.value)) < 1000
+    assert not list(tmp_path.iterdir())
+    save(nn.Linear(4, 3), tmp_path / "model.pt", inputs=f"{'x' * 150}:float32[batch,4]")
+    assert load(tmp_path / "model.pt").signature.inputs[0].name == "x" * 150

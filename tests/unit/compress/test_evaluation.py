@@ -446,7 +446,7 @@ def test_a_report_names_the_output_and_the_labels(tmp_path: Path) -> None:
     assert report.stages[-1].measured.accuracy == 1.0
     told = " ".join(report.findings)
     assert "one-hot: they are taken as class ids" in told
-    assert "2 outputs: top1 judges 'scores'" in told
+    assert "2 outputs: top1 judges 'scores' (another: --judge)" in told
 
 
 def test_a_model_that_answers_nan_is_told_and_its_report_is_json(tmp_path: Path) -> None:

@@ -58,6 +58,10 @@ def test_operators_that_believe_their_arguments_are_not_called(target: str) -> N
         (aten.scaled_dot_product_attention.default, ("x", "short")),
         (aten._scaled_dot_product_flash_attention_for_cpu.default, ("short", "x")),
         (aten.repeat_interleave.self_Tensor, ("huge",)),
+        (aten.matrix_power.default, (-(2**63),)),
+        (aten.linalg_matrix_power.default, (-(2**63),)),
+        (aten.tensor_split.sections, (1 << 24, 0)),
+        (aten.tensor_split.tensor_indices_or_sections, ("parts",)),
     ],
     ids=str,
 )
@@ -65,6 +69,7 @@ def test_a_program_whose_arguments_contradict_each_other_is_refused(operator: An
     x = torch.ones(2, 3, 4, 5)
     named = {
         "mean": torch.zeros(1), "x": x, "short": x[:, :, :1], "huge": torch.full((4,), 1 << 62),
+        "parts": torch.tensor(1 << 24),
         "indices": torch.zeros(1, 0, dtype=torch.int64),
     }  # fmt: skip
     if operator is aten.embedding_bag.default:
@@ -111,6 +116,10 @@ def test_what_fits_is_calculated_as_before(tmp_path: Path, then: Callable[..., A
         lambda x: torch.div(x, 2, rounding_mode="trunc"),
         lambda x: (x + 0).div_(x, rounding_mode="floor"),
         lambda x: torch.divide(x, 2),
+        lambda x: torch.matrix_power(x[:, :3, :3], 2),
+        lambda x: x[:, :3, :3].matrix_power(n=2),
+        lambda x: torch.linalg.matrix_power(x[:, :3, :3], 2),
+        lambda x: x.tensor_split(3, dim=1)[0] + torch.tensor_split(x, (1,), 1)[0],
         lambda x: x.long().type(torch.float64),
     ],
 )
@@ -133,6 +142,25 @@ def test_functions_that_are_guarded_are_saved_and_load_twice(tmp_path: Path, the
 def test_a_type_is_one_of_plain_tensors(tmp_path: Path, kind: str) -> None:
     native(tmp_path / "a.pt", ending_with(node("r", "call_method", "type", {"node": "y"}, kind)))
     with pytest.raises(CheckpointError, match="none of plain tensors"):
+        load(tmp_path / "a.pt")
+
+
+@pytest.mark.timeout(120)  # what is not refused ends in hours
+@pytest.mark.parametrize(
+    "last",
+    [
+        node("r", "call_method", "matrix_power", {"node": "s"}, -(2**62)),
+        node("r", "call_method", "matrix_power", {"node": "s"}, n=-(2**62)),
+        node("r", "call_function", "torch.matrix_power", {"node": "s"}, -(2**62)),
+        node("r", "call_function", "torch.linalg.matrix_power", {"node": "s"}, -(2**62)),
+        node("r", "call_method", "tensor_split", {"node": "s"}, 1 << 24),
+        node("r", "call_function", "torch.tensor_split", {"node": "s"}, sections=1 << 24),
+    ],
+    ids=lambda last: str(last)[:80],
+)
+def test_work_that_only_a_number_makes_long_is_refused(tmp_path: Path, last: Any) -> None:
+    native(tmp_path / "a.pt", ending_with(node("s", "call_method", "new_ones", {"node": "y"}, {"tuple": [3, 3]}), last))
+    with pytest.raises(ToolkitError, match="do not fit"):
         load(tmp_path / "a.pt")
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from compress import dataset, job, pipeline
+from compress import checkpoint, dataset, hashing, job, pipeline
 from compress.artifact import Signature, TensorSpec
 from compress.hashing import digest_of_arrays, digest_of_samples
 from compress.metrics import find_metric
@@ -226,3 +227,37 @@ def test_the_output_that_chose_is_a_part_of_what_a_result_is_kept_under() -> Non
         for name in ("a", "b")
     }
     assert len(keys) == 2
+
+
+class Buffered(nn.Module):
+    """A table that its graph names, one that a layer holds, and one that the graph alone has."""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        super().__init__()
+        self.table: torch.Tensor
+        self.register_buffer("table", table)
+        self.register_buffer("unused", torch.zeros(3))
+        self.norm = nn.BatchNorm1d(3)
+        self.first = table[:1]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.norm(x) + self.table.to(x.dtype) + self.first
+        return found
+
+
+def test_numbers_of_buffers_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+    real = digest_of_arrays
+
+    def spy(arrays: Any) -> str:
+        hashed.extend(array.nbytes for array in arrays.values())
+        return real(arrays)
+
+    monkeypatch.setattr(hashing, "digest_of_arrays", spy)
+    found = []
+    for at, value in ((0, 0.0), (0, 1.0), (5, 1.0)):
+        table = torch.zeros(2, 3)
+        table.view(-1)[at] = value
+        found.append(checkpoint.fingerprint_of_module(TorchModel(Buffered(table).eval(), ONE)))
+    assert len(set(found)) == 3, "they are in it still"
+    assert hashed == [12, 12, 12], "what is no buffer, as `first`, is hashed with the graph"

@@ -321,6 +321,13 @@ REFUSED: dict[str, tuple[list[onnx.NodeProto], dict[str, Any], str, str, str]] =
         ],
         {"bare": BARE, "none": NONE, "w": np.ones((3, 3), np.float32)}, "'made'", "infinite", "'masked'",
     ),
+    "a mask that is the logarithm of 0": (
+        [
+            node("Sub", ["x", "x"], ["zero"]), node("Log", ["zero"], ["m"]), node("Add", ["x", "m"], ["masked"]),
+            node("Softmax", ["masked"], ["y"]),
+        ],
+        {}, "'m'", "infinite", "torch.where(mask, 0.0, -1e4)",
+    ),
     "a mask times 0": (
         [node("Sub", ["x", "x"], ["zero"]), node("Mul", ["zero", "none"], ["m"]), node("Softmax", ["m"], ["y"])],
         {"none": NONE}, "'m'", "NaN", "'m'",

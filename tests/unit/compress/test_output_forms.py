@@ -13,6 +13,7 @@ from torch import nn
 from compress.artifact import Signature, TensorSpec
 from compress.dataset import Dataset
 from compress.errors import RecipeError
+from compress.evaluation import judged
 from compress.model import TorchModel
 from compress.options import ExportOptions
 from compress.output_forms import forms_of, labelled_output
@@ -97,6 +98,22 @@ def test_class_ids_do_not_train_the_boxes_before_them() -> None:
     assert float((heads[0].weight - boxes).abs().max()) < 0.2, "no label speaks of boxes"
     assert told.figures["validation_metric"] == "top1"
     assert told.figures["best_value"] > 0.8, "epochs are judged by the scores, not by the first output"
+
+
+def test_of_heads_that_are_alike_the_one_that_labels_teach_is_told() -> None:
+    given = data(CLASSES)
+    _, told = trained(given, given, a=3, b=3)
+    (note,) = [said for said in told.warnings if "the labels teach" in said]
+    assert "2 outputs: the labels teach 'a'; to teach another" in note
+    _, alone = trained(given, given, a=3)
+    assert not any("the labels teach" in said for said in alone.warnings)
+
+
+@pytest.mark.parametrize("metric", [None, "top1"])
+def test_the_output_that_a_metric_found_is_told(metric: str | None) -> None:
+    network = model(Heads(4, 3), boxes=4, scores=3)
+    _, _, notes = judged(data(CLASSES), metric, None, network)
+    assert "The model gives 2 outputs: top1 judges 'scores' (another: --judge)." in notes
 
 
 def test_importance_is_felt_by_every_output() -> None:

@@ -99,6 +99,50 @@ def test_what_the_clock_can_not_tell_apart_goes_to_the_more_accurate(slower: flo
     assert result(smaller, trials[1], goal=goal).best is smaller
 
 
+def timed(prune: float, drop: float, ms: tuple[float, ...], size: int) -> Trial:
+    made = trial(prune, drop, float(np.median(ms)))
+    return dataclasses.replace(made, rounds_ms=ms, batched_rounds_ms=ms, size_bytes=size)
+
+
+def drawn(scale: float, seed: int) -> tuple[float, ...]:
+    return tuple(scale * (1 + 0.004 * np.random.default_rng(seed).standard_normal(20)))
+
+
+@pytest.mark.parametrize(
+    ("drops", "sizes", "wins"),
+    [((0.5, 0.2, 0.4), (1, 3, 2), 1), ((0.2, 0.2, 0.2), (2, 3, 1), 2), ((0.2, 0.2, 0.2), (2, 2, 2), 0)],
+    ids=["the most accurate", "the smallest", "the first"],
+)
+def test_whoever_is_fastest_by_chance_candidates_that_tie_end_alike(
+    drops: tuple[float, ...], sizes: tuple[int, ...], wins: int
+) -> None:
+    for seed in range(12):
+        noise = [drawn(1.0, 3 * seed + place) for place in range(3)]
+        found = result(*(timed(0.1 * place, drops[place], noise[place], sizes[place]) for place in range(3)))
+        assert found.best is found.trials[wins]
+        assert found.tied == found.trials
+        assert "3 candidates can't be told apart by the clock" in found.how
+        assert [row["tied"] for row in found.to_dict()["trials"]] == [True] * 3
+
+
+def test_what_is_beaten_beyond_doubt_does_not_win_through_one_that_was_measured_badly() -> None:
+    """The second's noise makes it the fastest by chance, and like each of the others."""
+    first, third = drawn(1.0, 1), drawn(1.06, 3)
+    second = tuple(0.99 * (1 + 0.3 * place) for place in np.linspace(-1, 1, 20))
+    found = result(timed(0.0, 0.9, first, 9), timed(0.1, 0.5, second, 9), timed(0.2, 0.1, third, 9))
+    assert found.tied == found.trials[:2]
+    assert found.best is found.trials[1]
+
+
+def test_one_that_is_alone_at_the_front_is_told_without_more_words() -> None:
+    found = result(timed(0.0, 0.1, drawn(2.0, 1), 9), timed(0.5, 0.5, drawn(1.0, 2), 9))
+    assert found.how == ""
+    assert found.tied == found.trials[1:]
+    by_size = result(timed(0.0, 0.1, drawn(2.0, 1), 9), timed(0.5, 0.05, drawn(1.0, 2), 9), goal="size")
+    assert by_size.best is by_size.trials[1]
+    assert "of one size" in by_size.how
+
+
 def main(arguments: list[str]) -> None:
     """The command, which ends well."""
     with pytest.raises(SystemExit) as caught:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,6 +108,34 @@ def test_a_file_that_takes_onnx_runtime_down_is_named(tmp_path: Path, monkeypatc
     assert found is not None
     assert "crashes" in found[tmp_path / "bad.onnx"].error
     assert found[tmp_path / "good.onnx"].error == ""
+
+
+def test_a_file_that_takes_onnx_runtime_minutes_is_named_and_the_others_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "import json, sys, time\nfor path in sys.argv[1:]:\n    if 'slow' in path: time.sleep(3600)\n"
+    program += "    print(json.dumps({'path': path, 'tensors': [[], []]}), flush=True)"
+    monkeypatch.setattr("serve.onnx_reader._PROGRAM", program)
+    whole, cut = subprocess.run, []
+
+    def run(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
+        if not any("slow" in path for path in command[3:]):
+            return whole(command, **how)
+        try:
+            return whole(command, **how | {"timeout": 0.01})
+        except subprocess.TimeoutExpired as err:
+            cut.append(command[3:])
+            if "first" in command[3]:  # what it has said by then, and half a line
+                err.stdout = json.dumps({"path": command[3], "tensors": [[], []]}).encode() + b'\n{"path'
+            raise
+
+    monkeypatch.setattr(subprocess, "run", run)
+    first, slow, last = (tmp_path / f"{name}.onnx" for name in ("first", "slow", "last"))
+    found = read_onnx([first, slow, last])
+    assert found is not None
+    assert "takes more than 300 s" in found[slow].error
+    assert found[first].error == found[last].error == ""
+    assert [list(map(Path, paths)) for paths in cut] == [[first, slow, last], [slow, last]], "it had all the time alone"
 
 
 def test_without_onnx_runtime_the_files_are_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
