@@ -45,7 +45,7 @@ pipeline: $(VENV)/.installed
 	deploy/pipeline.sh
 
 deploy-check: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(wildcard tests/unit/serve/test_deploy_*.py) tests/e2e/test_prometheus.py
+	$(BIN)/python -m pytest tests/unit/serve/deploy tests/e2e/test_prometheus.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -30,9 +30,9 @@ from torch import nn
 
 import compress
 from compress import ExportOptions
-from compress.dataset import Dataset
-from compress.machine import environment
-from compress.stages.calibrate import calibrate
+from compress.data.dataset import Dataset
+from compress.quantize.calibrate import calibrate
+from compress.runtime.machine import environment
 
 OURS, THEIRS = "compress", "ONNX Runtime"
 CASES = [(tool, method) for method in ("minmax", "entropy", "percentile") for tool in (OURS, THEIRS)] + [(OURS, "mse")]

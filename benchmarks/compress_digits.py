@@ -29,12 +29,12 @@ from rich.table import Table
 
 import compress
 from compress import ExportOptions
-from compress.backends import Backend, OnnxBackend, TorchBackend
-from compress.compare import compare
-from compress.dataset import Dataset
-from compress.machine import environment
-from compress.measure import latency
+from compress.data.dataset import Dataset
+from compress.evaluate.compare import compare
 from compress.model import Arrays, OnnxModel, TorchModel
+from compress.runtime.backends import Backend, OnnxBackend, TorchBackend
+from compress.runtime.machine import environment
+from compress.runtime.measure import latency
 
 ROOT = Path(__file__).parents[1]
 EAGER, COMPILED, ORT = "torch eager", "torch.compile", "ONNX Runtime FP32"

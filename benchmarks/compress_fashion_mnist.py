@@ -24,11 +24,11 @@ from rich.table import Table
 import compress
 from compress import ExportOptions
 from compress.artifact import StageReport
-from compress.backends import Backend, OnnxBackend, TorchBackend
-from compress.machine import environment
-from compress.measure import latency
 from compress.model import OnnxModel, sample_inputs
-from compress.progress import Terminal
+from compress.report.progress import Terminal
+from compress.runtime.backends import Backend, OnnxBackend, TorchBackend
+from compress.runtime.machine import environment
+from compress.runtime.measure import latency
 
 ROOT = Path(__file__).parents[1]
 EAGER, FLOAT, INT8 = "torch eager", "ONNX Runtime FP32", "INT8"

@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import compress
-from compress.machine import environment
+from compress.runtime.machine import environment
 
 WIDTH, HEADS, DEPTH, HIDDEN = 768, 12, 12, 3072
 WORDS, LENGTH = 30522, 128

@@ -22,14 +22,14 @@ from rich.table import Table
 
 import compress
 from compress import ExportOptions
-from compress.backends import Backend, OnnxBackend, TorchBackend
-from compress.dataset import Dataset
-from compress.machine import environment
-from compress.measure import latency
-from compress.metrics import cosine_similarity
+from compress.data.dataset import Dataset
+from compress.evaluate.metrics import cosine_similarity
 from compress.model import OnnxModel, TorchModel
-from compress.stages.fold_onnx import FoldOnnx
-from compress.stages.onnx_from_torch import OnnxFromTorch
+from compress.onnx_export.fold import FoldOnnx
+from compress.onnx_export.from_torch import OnnxFromTorch
+from compress.runtime.backends import Backend, OnnxBackend, TorchBackend
+from compress.runtime.machine import environment
+from compress.runtime.measure import latency
 
 EAGER, FLOAT = "torch eager", "ONNX Runtime FP32"
 KINDS: dict[str, dict[str, Any]] = {

@@ -29,14 +29,14 @@ from rich.table import Table
 
 import compress
 from compress import ExportOptions
-from compress.backends import Backend, OnnxBackend, TorchBackend
-from compress.dataset import Dataset
-from compress.judge import Judge
-from compress.machine import environment
-from compress.measure import latency
-from compress.metrics import find_metric
+from compress.data.dataset import Dataset
+from compress.evaluate.judge import Judge
+from compress.evaluate.metrics import find_metric
 from compress.model import Arrays, OnnxModel
-from compress.stages.precision import precisions
+from compress.quantize.precision import precisions
+from compress.runtime.backends import Backend, OnnxBackend, TorchBackend
+from compress.runtime.machine import environment
+from compress.runtime.measure import latency
 
 ROOT = Path(__file__).parents[1]
 FLOAT, OURS = "FP32 ONNX", "compress --int8 static"

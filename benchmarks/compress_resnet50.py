@@ -24,11 +24,11 @@ from torch.nn import functional as F
 
 import compress
 from compress import ExportOptions
-from compress.backends import Backend, OnnxBackend, TorchBackend
-from compress.machine import environment
-from compress.measure import latency
 from compress.model import OnnxModel, TorchModel, sample_inputs
-from compress.progress import Terminal
+from compress.report.progress import Terminal
+from compress.runtime.backends import Backend, OnnxBackend, TorchBackend
+from compress.runtime.machine import environment
+from compress.runtime.measure import latency
 
 EAGER, COMPILED, FLOAT = "torch eager", "torch.compile", "ONNX Runtime FP32"
 

@@ -42,7 +42,7 @@ def main() -> None:
         kind, start, folder = arguments.part
         part(kind, int(start), Path(folder))
         return
-    from compress.machine import environment
+    from compress.runtime.machine import environment
 
     counts: collections.Counter[str] = collections.Counter()
     by_kind: collections.Counter[str] = collections.Counter()

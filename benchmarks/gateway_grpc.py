@@ -32,10 +32,10 @@ import psutil
 from gateway_overhead import save_network, spent
 from tritonclient.grpc import service_pb2 as messages
 
-from serve.gateway.keys import add_key
+from serve.gateway.access.keys import add_key
 from serve.load.options import LoadOptions
 from serve.load.run import run_load
-from serve.repository import pack
+from serve.repository.repository import pack
 from serve.triton.launch import Ports, TritonServer
 
 GATEWAY = """

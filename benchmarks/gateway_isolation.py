@@ -31,8 +31,8 @@ import psutil
 import uvloop
 from gateway_overhead import save_network
 
-from serve.http_client import Address, ExchangeError, Pool
-from serve.repository import pack
+from serve.http.client import Address, ExchangeError, Pool
+from serve.repository.repository import pack
 
 MIB = 1 << 20
 BYSTANDERS = 4

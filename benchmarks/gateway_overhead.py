@@ -30,15 +30,15 @@ import psutil
 from onnx import TensorProto, helper, numpy_helper
 
 from compress.artifact import Artifact, Signature, TensorSpec, sha256_of
-from serve.gateway.admission import Admission, Bounds
-from serve.gateway.identity import KeyRing
-from serve.gateway.keys import add_key
-from serve.gateway.telemetry import INFER_ROUTE, Telemetry
-from serve.http_message import Address, encode_head
+from serve.gateway.access.admission import Admission, Bounds
+from serve.gateway.access.identity import KeyRing
+from serve.gateway.access.keys import add_key
+from serve.gateway.observe.telemetry import INFER_ROUTE, Telemetry
+from serve.http.message import Address, encode_head
+from serve.load.figures.result import LoadResult
 from serve.load.options import LoadOptions
-from serve.load.result import LoadResult
 from serve.load.run import run_load
-from serve.repository import pack
+from serve.repository.repository import pack
 from serve.triton.launch import Ports, TritonServer
 
 GATEWAY = """

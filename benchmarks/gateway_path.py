@@ -23,13 +23,13 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
+from serve.gateway.access.keys import add_key
 from serve.gateway.app import create_app
-from serve.gateway.connections import connection_class
-from serve.gateway.keys import add_key
+from serve.gateway.edge.connections import connection_class
 from serve.gateway.server import prepare_memory
 from serve.gateway.settings import Settings
-from serve.http_client import Connection, Pool, Response
-from serve.http_connection import Done
+from serve.http.client import Connection, Pool, Response
+from serve.http.connection import Done
 
 COLUMNS = {"tiny": 64, "wide": 3500}
 RAW = b"\0" * 40

@@ -17,14 +17,14 @@ from rich.console import Console
 from rich.table import Table
 
 import compress
-from compress.backends.onnxrt_device import OnnxDeviceBackend, ProviderOptions
-from compress.backends.pytorch_device import TorchDeviceBackend
-from compress.device import accelerator, described, elapsed_ms, new_stream
-from compress.machine import environment
-from compress.measure import onnx_macs, torch_macs
-from compress.measured import Prepares, time_in_turns
-from compress.metrics import cosine_similarity
+from compress.evaluate.metrics import cosine_similarity
+from compress.jobs.measure import Prepares, time_in_turns
 from compress.model import Arrays, OnnxModel, TorchModel
+from compress.runtime.backends.onnxrt_device import OnnxDeviceBackend, ProviderOptions
+from compress.runtime.backends.pytorch_device import TorchDeviceBackend
+from compress.runtime.device import accelerator, described, elapsed_ms, new_stream
+from compress.runtime.machine import environment
+from compress.runtime.measure import onnx_macs, torch_macs
 
 __all__ = ["Way", "arguments", "finish", "measure_network", "onnx_ways", "peaks", "run", "torch_ways"]
 

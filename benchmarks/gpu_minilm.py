@@ -17,7 +17,7 @@ from gpu_common import arguments, measure_network
 from gpu_resnet50 import made
 
 import compress
-from compress.dataset import Dataset
+from compress.data.dataset import Dataset
 from compress.model import Arrays
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {

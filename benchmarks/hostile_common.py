@@ -23,8 +23,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from serve.gateway.keys import add_key
-from serve.http_client import Address, ExchangeError, Pool
+from serve.gateway.access.keys import add_key
+from serve.http.client import Address, ExchangeError, Pool
 from serve.triton.launch import TritonServer
 from tests.gateway_models import served_models
 from tests.integration.test_gateway_hostile import GOOD, HOSTILE, TEXT

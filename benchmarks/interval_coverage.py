@@ -21,8 +21,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from compress.intervals import Interval, difference_interval, paired_interval, share_interval
-from compress.machine import environment
+from compress.evaluate.intervals import Interval, difference_interval, paired_interval, share_interval
+from compress.runtime.machine import environment
 
 SAMPLES = (50, 200, 2000)
 ACCURACIES = (0.9, 0.99)

@@ -22,8 +22,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-import compress.latency as shipped
-from compress.latency import latency, ratio, take_turns
+import compress.runtime.latency as shipped
+from compress.runtime.latency import latency, ratio, take_turns
 
 NOISE = (0.005, 0.02, 0.03, 0.04, 0.05, 0.1)
 HELD_UP = (0.0, 0.1)  # share of blocks that something else holds up

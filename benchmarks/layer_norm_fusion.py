@@ -19,7 +19,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from rich.console import Console
 from rich.table import Table
 
-from compress.machine import environment
+from compress.runtime.machine import environment
 
 SIZES = ((32, 384), (128, 384), (128, 768), (512, 1024))
 KINDS = ("LayerNormalization alone", "Add, then it: fused", "Sum, then it")

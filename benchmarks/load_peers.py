@@ -35,11 +35,11 @@ from gateway_overload import save_network
 from perf_analyzer import install
 from serving_networks import network
 
-from serve.gateway.protocol import build_request, parse_request
+from serve.gateway.oip.protocol import build_request, parse_request
 from serve.load.options import LoadOptions
 from serve.load.run import run_load
-from serve.load.timer import PreciseTimer
-from serve.repository import pack
+from serve.load.send.timer import PreciseTimer
+from serve.repository.repository import pack
 from serve.triton.launch import Ports, TritonServer
 
 Figures = dict[str, float]

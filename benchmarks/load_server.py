@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import uvloop
 
-from serve.load.timer import PreciseTimer
+from serve.load.send.timer import PreciseTimer
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 64\r\n\r\n" + b" " * 64
 SEED = 20_261

@@ -28,10 +28,10 @@ import matplotlib as mpl
 import numpy as np
 from load_server import answer_times
 
-from serve.load.arrivals import Arrivals, Leg
+from serve.load.figures.result import LoadResult
 from serve.load.options import LoadOptions
-from serve.load.result import LoadResult
 from serve.load.run import run_load
+from serve.load.send.arrivals import Arrivals, Leg
 
 PERCENTS = (50.0, 90.0, 99.0, 99.9)
 WARMUP_S = 1.0

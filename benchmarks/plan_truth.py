@@ -25,15 +25,15 @@ from pathlib import Path
 import numpy as np
 from gateway_overload import gateway, save_network
 
-from serve.load.arrivals import Arrivals, Leg
+from serve.load.figures.result import LoadResult
 from serve.load.options import LoadOptions
-from serve.load.report import LoadReport
-from serve.load.result import LoadResult
+from serve.load.report.report import LoadReport
 from serve.load.run import run_load
-from serve.pack_options import PackOptions
+from serve.load.send.arrivals import Arrivals, Leg
+from serve.pack.options import PackOptions
 from serve.plan.replica import closed_loop, open_loop
 from serve.plan.service import Service, batching_of, service_of
-from serve.repository import pack, read_models
+from serve.repository.repository import pack, read_models
 from serve.triton.launch import Ports, TritonServer
 
 CLIENTS = (1, 2, 8, 32)

@@ -23,10 +23,10 @@ from rich.table import Table
 
 import compress
 from compress import ExportOptions
-from compress.backends import OnnxBackend
-from compress.machine import environment
-from compress.measure import latency
 from compress.model import OnnxModel
+from compress.runtime.backends import OnnxBackend
+from compress.runtime.machine import environment
+from compress.runtime.measure import latency
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "digits"))
 

@@ -22,21 +22,21 @@ from rich.console import Console
 from rich.table import Table
 
 import compress
-from compress.backends import open_model
-from compress.dataset import Dataset
-from compress.judge import Judge, spread
-from compress.machine import environment
-from compress.measure import cores
-from compress.metrics import METRICS, find_metric
+from compress.data.dataset import Dataset
+from compress.evaluate.judge import Judge, spread
+from compress.evaluate.metrics import METRICS, find_metric
 from compress.model import Model, OnnxModel
-from compress.stages import Stage
-from compress.stages.fold_onnx import FoldOnnx
-from compress.stages.histogram import METHODS
-from compress.stages.onnx_from_torch import OnnxFromTorch
-from compress.stages.onnx_graph import Graph
-from compress.stages.quantize_onnx import QuantizeOnnx
-from compress.stages.scale_links import divide_producer, find_links, multiply_consumers
-from compress.stages.smooth_onnx import SmoothOnnx
+from compress.onnx_export.fold import FoldOnnx
+from compress.onnx_export.from_torch import OnnxFromTorch
+from compress.quantize.graph import Graph
+from compress.quantize.histogram import METHODS
+from compress.quantize.quantize_onnx import QuantizeOnnx
+from compress.quantize.scale_links import divide_producer, find_links, multiply_consumers
+from compress.quantize.smooth_onnx import SmoothOnnx
+from compress.runtime.backends import open_model
+from compress.runtime.machine import environment
+from compress.runtime.measure import cores
+from compress.stage import Stage
 
 
 def chains(data: Dataset) -> dict[str, list[Stage]]:

@@ -21,10 +21,10 @@ from gateway_overhead import save_network
 from rich.console import Console
 from rich.table import Table
 
-from compress.machine import environment
+from compress.runtime.machine import environment
 from serve.load.options import LoadOptions
 from serve.load.run import run_load
-from serve.repository import pack
+from serve.repository.repository import pack
 from serve.triton.launch import Ports, TritonServer
 
 POLICIES: dict[str, str] = {

@@ -26,14 +26,14 @@ from typing import Any, cast
 
 from simulated_time import simulated
 
-from serve.gateway.gate import Gate
-from serve.gateway.identity import Identity
-from serve.gateway.keys import Key
-from serve.gateway.release import Release
-from serve.gateway.released import Released
-from serve.gateway.releases import LOOK_S
+from serve.gateway.access.gate import Gate
+from serve.gateway.access.identity import Identity
+from serve.gateway.access.keys import Key
+from serve.gateway.release.release import Release
+from serve.gateway.release.released import Released
+from serve.gateway.release.releases import LOOK_S
 from serve.gateway.settings import Settings
-from serve.http_client import Response
+from serve.http.client import Response
 from serve.rollout.analysis import Outcome
 from serve.rollout.course import Course
 from serve.rollout.plan import Plan, Target

@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 from serving_networks import SIDES, network
 
-from compress.machine import environment
-from serve.repository import PackOptions, pack
+from compress.runtime.machine import environment
+from serve.repository.repository import PackOptions, pack
 from serve.triton.launch import Ports, TritonServer
 
 BARE = """

@@ -19,7 +19,7 @@ from torch import nn
 
 import compress
 from compress import ExportOptions
-from compress.progress import Terminal
+from compress.report.progress import Terminal
 
 FOLDER = Path("build/serving")
 SIDES = {"compute": 224, "medium": 64, "small": 56}

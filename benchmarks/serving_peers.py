@@ -42,11 +42,11 @@ from rich.console import Console
 from rich.table import Table
 from serving_networks import network
 
-from compress.machine import environment
-from serve.gateway.protocol import build_request, parse_request
+from compress.runtime.machine import environment
+from serve.gateway.oip.protocol import build_request, parse_request
 from serve.load.options import LoadOptions
 from serve.load.run import run_load
-from serve.repository import PackOptions, pack
+from serve.repository.repository import PackOptions, pack
 from serve.triton.launch import Ports, TritonServer
 
 HERE = Path(__file__).parent

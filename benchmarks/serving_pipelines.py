@@ -19,10 +19,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from compress.machine import environment
+from compress.runtime.machine import environment
 from serve.load.options import LoadOptions
 from serve.load.run import run_load
-from serve.repository import PackOptions, pack
+from serve.repository.repository import PackOptions, pack
 from serve.triton.launch import Ports, TritonServer
 
 NETWORK = Path("model_repository/digits_network/1/model.onnx")

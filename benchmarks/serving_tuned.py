@@ -17,8 +17,8 @@ from typing import Any
 from rich.console import Console
 from serving_networks import network
 
-from compress.machine import environment
-from serve.repository import pack
+from compress.runtime.machine import environment
+from serve.repository.repository import pack
 from serve.tune.options import TuneOptions
 from serve.tune.report import verdict
 from serve.tune.run import tune

@@ -20,10 +20,10 @@ import idx  # noqa: E402
 from networks import ResNet  # noqa: E402
 
 from compress.artifact import Signature  # noqa: E402
-from compress.checkpoint import load, save  # noqa: E402
-from compress.dataset import Dataset  # noqa: E402
-from compress.measure import cores  # noqa: E402
-from compress.stages.prune_channels import PruneChannels  # noqa: E402
+from compress.data.dataset import Dataset  # noqa: E402
+from compress.formats.checkpoint import load, save  # noqa: E402
+from compress.prune.prune_channels import PruneChannels  # noqa: E402
+from compress.runtime.measure import cores  # noqa: E402
 
 __all__ = ["Clock", "Reached", "accuracy", "fresh", "loaded", "open_data", "original_and_pruned", "test_data"]
 

@@ -23,12 +23,12 @@ from rich.console import Console
 from rich.table import Table
 from train_common import FOLDER, ROOT, accuracy, loaded, original_and_pruned, test_data
 
-from compress.checkpoint import write
-from compress.machine import environment
-from compress.measure import cores, torch_macs
+from compress.formats.checkpoint import write
+from compress.jobs.recovery import finetune
 from compress.options import FinetuneOptions
-from compress.progress import Terminal
-from compress.recovery import finetune
+from compress.report.progress import Terminal
+from compress.runtime.machine import environment
+from compress.runtime.measure import cores, torch_macs
 
 EPOCHS = 24  # of the original's training
 

@@ -22,11 +22,11 @@ from rich.console import Console
 from rich.table import Table
 from train_common import open_data, original_and_pruned, test_data
 
-from compress.intervals import difference_interval
-from compress.machine import environment
-from compress.measure import cores
-from compress.stages.finetune import Finetune
-from compress.training_options import TrainingOptions
+from compress.evaluate.intervals import difference_interval
+from compress.options.training import TrainingOptions
+from compress.runtime.machine import environment
+from compress.runtime.measure import cores
+from compress.training.finetune import Finetune
 
 SAMPLERS = ("uniform", "uncertainty", "margin", "entropy")
 

@@ -42,13 +42,13 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 from train_common import FOLDER, Clock, Reached, accuracy, fresh, open_data, test_data
 
-from compress.data_sources import Fetched, Fetcher
-from compress.dataset import Dataset
-from compress.machine import environment
-from compress.measure import cores
-from compress.stages.finetune import Finetune
+from compress.data.dataset import Dataset
+from compress.data.sources import Fetched, Fetcher
+from compress.options.training import TrainingOptions
+from compress.runtime.machine import environment
+from compress.runtime.measure import cores
+from compress.training.finetune import Finetune
 from compress.training.loop import LOOK_EVERY
-from compress.training_options import TrainingOptions
 
 PLANS = (*(quarters / 4 for quarters in range(1, 17)), 5.0, 6.0, 8.0)
 MOST = 12  # epochs of a constant rate

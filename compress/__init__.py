@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from compress.artifact import Artifact
-    from compress.checkpoint import load, save
-    from compress.job import export, optimize
+    from compress.formats.checkpoint import load, save
+    from compress.jobs.export import export, optimize
     from compress.options import ExportOptions, OptimizeOptions
 
 __version__ = "0.1.0"
@@ -17,10 +17,10 @@ _HOMES = {
     "Artifact": "compress.artifact",
     "ExportOptions": "compress.options",
     "OptimizeOptions": "compress.options",
-    "export": "compress.job",
-    "load": "compress.checkpoint",
-    "optimize": "compress.job",
-    "save": "compress.checkpoint",
+    "export": "compress.jobs.export",
+    "load": "compress.formats.checkpoint",
+    "optimize": "compress.jobs.export",
+    "save": "compress.formats.checkpoint",
 }
 
 

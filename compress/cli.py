@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from compress import __version__
+from compress.console.wording import Note
+from compress.jobs.running import at_work, run_to_end, spread, warn, work_of
 from compress.options import (
     RUN,
     EngineOptions,
@@ -23,8 +25,6 @@ from compress.options import (
     SensitivityOptions,
     SourceOptions,
 )
-from compress.running import at_work, run_to_end, spread, warn, work_of
-from compress.wording import Note
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -66,18 +66,18 @@ def export(
     save_config
         Write these options to a recipe for `compress run`.
     """
-    from compress.durations import duration
-    from compress.gains import gains_of
-    from compress.job import export as run
-    from compress.quiet import quiet
-    from compress.report import stage_table
+    from compress.console.durations import duration
+    from compress.console.quiet import quiet
+    from compress.evaluate.gains import gains_of
+    from compress.jobs.export import export as run
+    from compress.report.export import stage_table
 
     console = _console()
     if save_config is not None:
         _save(save_config, checkpoint, options)
     warned = warn(options)
     if dry_run:
-        from compress.plan import plan
+        from compress.jobs.plan import plan
 
         with quiet(verbose=options.verbose):
             planned = plan(checkpoint, options)
@@ -123,8 +123,8 @@ def optimize(
     save_config
         Write these options to a recipe for `compress run`.
     """
-    from compress.job import optimize as run
-    from compress.search_report import search_table
+    from compress.jobs.export import optimize as run
+    from compress.report.search import search_table
 
     if save_config is not None:
         _save(save_config, checkpoint, options)
@@ -162,8 +162,8 @@ def sensitivity(checkpoint: Path, *, options: SensitivityOptions) -> None:
     checkpoint
         Any model file that still has its layers.
     """
-    from compress.job import sensitivity as run
-    from compress.sensitivity_report import sensitivity_table
+    from compress.jobs.export import sensitivity as run
+    from compress.report.sensitivity import sensitivity_table
 
     warn(options)
     with at_work(options) as terminal:
@@ -185,8 +185,8 @@ def finetune(checkpoint: Path, *, options: FinetuneOptions) -> None:
     checkpoint
         Any model file that still has its layers.
     """
-    from compress.recovery import finetune as run
-    from compress.training_report import training_table
+    from compress.jobs.recovery import finetune as run
+    from compress.report.training import training_table
 
     warn(options)
     with at_work(options, work_of(options)) as terminal:
@@ -216,7 +216,7 @@ def run_recipe(recipe: Path, *flags: Annotated[str, Parameter(allow_leading_hyph
     """
     from cyclopts.config import Dict
 
-    from compress.recipe_file import read
+    from compress.jobs.recipe_file import read
 
     command, values = read(recipe)
     config = Dict(data=dict(values), source=str(recipe), use_commands_as_keys=False)
@@ -233,7 +233,7 @@ def _console() -> Console:
 
 
 def _save(path: Path, checkpoint: Path, options: ExportOptions | OptimizeOptions) -> None:
-    from compress.recipe_file import write
+    from compress.jobs.recipe_file import write
 
     write(path, checkpoint, options)
 
@@ -251,10 +251,10 @@ def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: 
     threads
         For the roofline.
     """
-    from compress.examine import examine, next_of, told_of
-    from compress.file_kind import file_kind
-    from compress.measure import torch_macs, torch_params
-    from compress.quiet import quiet
+    from compress.console.quiet import quiet
+    from compress.formats.file_kind import file_kind
+    from compress.jobs.examine import examine, next_of, told_of
+    from compress.runtime.measure import torch_macs, torch_params
 
     source = source or SourceOptions()
     with quiet(verbose=source.verbose):
@@ -276,7 +276,7 @@ def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: 
     if found.artifact is not None:
         print("\n".join(f"{'next' if not at else '':<8} {line}" for at, line in enumerate(next_of(found.artifact))))
     if found.roofline is not None:
-        from compress.roofline_report import roofline_table
+        from compress.report.roofline import roofline_table
 
         _console().print(roofline_table(found.roofline))
 
@@ -306,9 +306,9 @@ def lint(
     """
     import json
 
-    from compress.engine.lint import lint_tensorrt
-    from compress.engine.lint_cpu import lint_cpu
-    from compress.engine.lint_report import show_lint
+    from compress.tensorrt.lint import lint_tensorrt
+    from compress.tensorrt.lint_cpu import lint_cpu
+    from compress.tensorrt.lint_report import show_lint
 
     found = (lint_cpu if (target or _made_for(model)) == "cpu" else lint_tensorrt)(_onnx_of(model))
     if json_:
@@ -337,7 +337,7 @@ def engine_script(
     output
         The script; replaced if it is there.
     """
-    from compress.engine.script import write_script
+    from compress.tensorrt.script import write_script
 
     write_script(artifact, engine or EngineOptions(), output)
     print(f"wrote {output}: run it as `python3 {output.name} ARTIFACT OUTPUT` where TensorRT is")
@@ -362,9 +362,9 @@ def measure(
     """
     import json
 
-    from compress.files import write_files
-    from compress.measure_report import measure_table
-    from compress.measured import measure_files
+    from compress.jobs.measure import measure_files
+    from compress.jobs.measure_report import measure_table
+    from compress.storage.files import write_files
 
     options = options or MeasureOptions()
     warn(options, models)

@@ -15,15 +15,15 @@ from typing import Any, Protocol
 
 from compress import __version__
 from compress.artifact import Signature, sha256_of
-from compress.checkpoint import load, write
 from compress.errors import CheckpointError, RecipeError, ToolkitError
-from compress.files import make_folder, remove_empty
-from compress.hashing import heard
-from compress.memory import give_back
+from compress.formats.checkpoint import load, write
+from compress.formats.onnx.read import vetted_onnx
 from compress.model import EngineModel, Model, OnnxModel, TorchModel
-from compress.onnx_input import vetted_onnx
-from compress.shortages import shortages
-from compress.stages import Given, Progress, Stage
+from compress.runtime.memory import give_back
+from compress.stage import Given, Progress, Stage
+from compress.storage.files import make_folder, remove_empty
+from compress.storage.hashing import heard
+from compress.storage.shortages import shortages
 from compress.vetting.texts import read_json
 
 __all__ = ["Outcome", "Watcher", "check", "hashing_shown", "kept_from_before", "run"]

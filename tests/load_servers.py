@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from serve.load.histogram import Histogram
+from serve.load.figures.histogram import Histogram
+from serve.load.figures.result import Latency, LoadResult, Second
 from serve.load.options import LoadOptions
-from serve.load.result import Latency, LoadResult, Second
 from tests.serve_http import Received, Respond, Scripted, answer, scripted_server
 
 METADATA = json.dumps(

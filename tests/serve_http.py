@@ -14,14 +14,14 @@ from unittest.mock import patch
 
 import uvloop
 
-from serve.gateway.contracts import Contracts
-from serve.gateway.incidents import Incidents
-from serve.gateway.protocol import SEQUENCE
-from serve.gateway.sequences import Named
+from serve.gateway.health.incidents import Incidents
+from serve.gateway.oip.contracts import Contracts
+from serve.gateway.oip.protocol import SEQUENCE
 from serve.gateway.server import serve_gateway
 from serve.gateway.settings import Settings
-from serve.http_body import GrowingBody
-from serve.http_client import Address
+from serve.gateway.upstream.sequences import Named
+from serve.http.body import GrowingBody
+from serve.http.client import Address
 from serve.rollout.plan import Target
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from compress.errors import MissingExtraError
-from compress.measure import cores
+from compress.runtime.measure import cores
 
 __all__ = ["Journal"]
 

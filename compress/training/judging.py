@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from compress.artifact import Signature
-from compress.dataset import Dataset
-from compress.inputs import run_on
-from compress.metrics import METRICS, Metric, find_metric
+from compress.data.dataset import Dataset
+from compress.evaluate.metrics import METRICS, Metric, find_metric
+from compress.evaluate.output_kind import OutputForm, OutputKind
 from compress.model import Arrays, call
-from compress.output_kind import OutputForm, OutputKind
-from compress.training.loader import tensors_of
+from compress.model.inputs import run_on
+from compress.training.batches.loader import tensors_of
 from compress.training.losses import distance, fits, labelled
 
 __all__ = ["Judge"]

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from compress.artifact import TensorSpec
-from compress.data_sources import Fetched
+from compress.data.sources import Fetched
 from compress.errors import DatasetError
-from compress.output_kind import OutputForm, OutputKind
+from compress.evaluate.output_kind import OutputForm, OutputKind
 
 __all__ = ["are_classes", "counts", "refuse_labels"]
 

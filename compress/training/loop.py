@@ -8,27 +8,27 @@ from typing import Any
 
 import torch
 
+from compress.console.wording import Note, counted
 from compress.errors import StageError
 from compress.model import call
-from compress.training.answers import Answers
-from compress.training.augment import augmentation
-from compress.training.batch_size import BASE, scaled_rate, try_batch_sizes
-from compress.training.gpu_watch import GpuWatch
+from compress.training.batches.answers import Answers
+from compress.training.batches.augment import augmentation
+from compress.training.batches.batch_size import BASE, scaled_rate, try_batch_sizes
+from compress.training.batches.loader import Loader, example, seed_of, workers_for
+from compress.training.batches.sampler import Sampler
 from compress.training.journal import Journal
 from compress.training.judging import Judge
-from compress.training.kept_state import KeptState
 from compress.training.labels import counts
-from compress.training.loader import Loader, example, seed_of, workers_for
-from compress.training.machine_setup import device_kind, fabric_for
-from compress.training.precision import falls_back, precision_for
-from compress.training.profile import Profile
-from compress.training.rollback import Rollback
-from compress.training.sampler import Sampler
-from compress.training.schedule import SCHEDULES, one_cycle_momentum
+from compress.training.machine.gpu_watch import GpuWatch
+from compress.training.machine.profile import Profile
+from compress.training.machine.setup import device_kind, fabric_for
+from compress.training.machine.synced_norm import synced
 from compress.training.stepper import Stepper, copied
-from compress.training.synced_norm import synced
 from compress.training.task import Task, Trained
-from compress.wording import Note, counted
+from compress.training.updates.kept_state import KeptState
+from compress.training.updates.precision import falls_back, precision_for
+from compress.training.updates.rollback import Rollback
+from compress.training.updates.schedule import SCHEDULES, one_cycle_momentum
 
 __all__ = ["STATE_FILE", "TRACE_FILE", "train"]
 

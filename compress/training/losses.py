@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from compress.output_kind import OutputForm, OutputKind
+from compress.evaluate.output_kind import OutputForm, OutputKind
 
 __all__ = ["distance", "fits", "labelled", "logits_of"]
 

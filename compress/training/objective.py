@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from compress.errors import StageError
-from compress.output_kind import OutputForm
+from compress.evaluate.output_kind import OutputForm
+from compress.options.training import TrainingOptions
 from compress.training.losses import distance, fits, labelled
-from compress.training_options import TrainingOptions
 
 __all__ = ["Features", "Objective"]
 

@@ -12,17 +12,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from compress.inputs import call, run_on
-from compress.training.answers import Answers
-from compress.training.average import Average
-from compress.training.compiling import Compiling
-from compress.training.loader import Batch, tensors_of
+from compress.model.inputs import call, run_on
+from compress.training.batches.answers import Answers
+from compress.training.batches.loader import Batch, tensors_of
 from compress.training.losses import logits_of
+from compress.training.machine.compiling import Compiling
+from compress.training.machine.profile import Profile
+from compress.training.machine.segments import in_segments
 from compress.training.objective import Features, Objective
-from compress.training.optimizers import optimizer_for
-from compress.training.profile import Profile
-from compress.training.segments import in_segments
 from compress.training.task import Task
+from compress.training.updates.average import Average
+from compress.training.updates.optimizers import optimizer_for
 
 __all__ = ["Stepper", "copied"]
 

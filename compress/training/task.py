@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from compress.artifact import Signature
-from compress.dataset import Dataset
-from compress.output_kind import OutputForm
-from compress.training_options import TrainingOptions
+from compress.data.dataset import Dataset
+from compress.evaluate.output_kind import OutputForm
+from compress.options.training import TrainingOptions
 
 __all__ = ["Task", "Trained"]
 

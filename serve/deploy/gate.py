@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress.errors import RepositoryError
-from serve.model_folders import parts_of
-from serve.pbtxt import config_text, from_pbtxt
-from serve.provenance import Provenance, read_provenance, verify
-from serve.versions import served, versions_of
+from serve.config.pbtxt import config_text, from_pbtxt
+from serve.repository.folders import parts_of
+from serve.repository.provenance import Provenance, read_provenance, verify
+from serve.repository.versions import served, versions_of
 
 __all__ = ["Judged", "judge"]
 

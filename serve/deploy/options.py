@@ -12,7 +12,7 @@ from typing import Any
 from cyclopts import Parameter
 
 from compress.errors import ServerError
-from serve.deploy.objectives import DEFAULT
+from serve.deploy.monitoring.objectives import DEFAULT
 
 __all__ = ["RenderOptions", "image_of", "read_plan"]
 

@@ -15,30 +15,30 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from serve import __version__
-from serve.gateway.access_log import AccessLog
-from serve.gateway.admin import admin_router
-from serve.gateway.contracts import Contracts
-from serve.gateway.direct import Direct
-from serve.gateway.docs import add_docs
+from serve.gateway.access.footprint import reader_bytes
+from serve.gateway.access.gate import Gate
+from serve.gateway.access.memory import Memory
+from serve.gateway.edge.admin import admin_router
+from serve.gateway.edge.direct import Direct
+from serve.gateway.edge.guard import GuardMiddleware
+from serve.gateway.edge.infer import InferEndpoint
+from serve.gateway.edge.predict import predict_router
+from serve.gateway.edge.rollouts_route import rollouts_router
+from serve.gateway.edge.routes import health_router, protocol_router
 from serve.gateway.errors import GatewayError, Refusal
-from serve.gateway.footprint import reader_bytes
-from serve.gateway.gate import Gate
-from serve.gateway.guard import GuardMiddleware
-from serve.gateway.history import History
-from serve.gateway.incidents import Incidents
-from serve.gateway.infer import InferEndpoint
-from serve.gateway.loading import Loading
-from serve.gateway.memory import Memory
-from serve.gateway.page import add_page
-from serve.gateway.predict import predict_router
-from serve.gateway.released import Released
-from serve.gateway.releases import Releases
-from serve.gateway.rollouts_route import rollouts_router
-from serve.gateway.routes import health_router, protocol_router
+from serve.gateway.health.incidents import Incidents
+from serve.gateway.observe.access_log import AccessLog
+from serve.gateway.observe.history import History
+from serve.gateway.observe.telemetry import Telemetry, TelemetryMiddleware
+from serve.gateway.observe.tracing import Tracing
+from serve.gateway.oip.contracts import Contracts
+from serve.gateway.release.released import Released
+from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
-from serve.gateway.telemetry import Telemetry, TelemetryMiddleware
-from serve.gateway.tracing import Tracing
-from serve.gateway.upstream import Upstream
+from serve.gateway.site.docs import add_docs
+from serve.gateway.site.page import add_page
+from serve.gateway.upstream.loading import Loading
+from serve.gateway.upstream.upstream import Upstream
 
 __all__ = ["Parts", "create_app"]
 

@@ -18,14 +18,14 @@ from typing import Any
 import uvicorn
 
 from compress.errors import ServerError
+from serve.gateway.access.identity import KeyRing
+from serve.gateway.access.memory import CONNECTION_BYTES
 from serve.gateway.app import create_app
-from serve.gateway.connections import connection_class
-from serve.gateway.grpc_clients import Clients
-from serve.gateway.identity import KeyRing
-from serve.gateway.incidents import Incidents
-from serve.gateway.loading import Loading
-from serve.gateway.memory import CONNECTION_BYTES
+from serve.gateway.edge.connections import connection_class
+from serve.gateway.grpc.clients import Clients
+from serve.gateway.health.incidents import Incidents
 from serve.gateway.settings import Settings
+from serve.gateway.upstream.loading import Loading
 
 __all__ = ["check_port", "check_settings", "forwarding_signals", "run_gateway", "serve_gateway"]
 
@@ -115,7 +115,7 @@ async def serve_gateway(
     )
     proxy = None
     if settings.grpc_port:
-        from serve.gateway.grpc_proxy import GrpcProxy  # grpcio takes a while to import
+        from serve.gateway.grpc.proxy import GrpcProxy  # grpcio takes a while to import
 
         parts = app.state.parts
         proxy = GrpcProxy(

@@ -11,7 +11,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from compress.errors import ServerError
-from serve.http_message import Address
+from serve.http.message import Address
 
 __all__ = ["ModelSettings", "Settings"]
 

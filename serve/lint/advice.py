@@ -7,7 +7,7 @@ from pathlib import Path
 
 from serve.lint.finding import Findings, warning
 from serve.lint.model import Model
-from serve.onnx_reader import OnnxFile
+from serve.pack.onnx_reader import OnnxFile
 
 __all__ = ["batch_advice", "core_advice", "file_advice", "instance_advice", "queue_advice"]
 

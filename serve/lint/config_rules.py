@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from serve.config.shell_words import MEND, unsafe_words
 from serve.lint.finding import Findings, error, warning
 from serve.lint.model import AOTI, FILES, PLATFORMS, Model
-from serve.shell_words import MEND, unsafe_words
 
 __all__ = ["backend_rules", "batch_tensor_rules", "instance_rules", "metric_rules", "newer_rules", "tensor_rules"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from serve.lint.finding import Findings, error, warning
 from serve.lint.model import FILES, Model, str_of_number
-from serve.onnx_reader import OnnxFile, OnnxTensor
+from serve.pack.onnx_reader import OnnxFile, OnnxTensor
 
 __all__ = ["file_rules", "onnx_files", "onnx_rules", "session_rules", "version_rules"]
 

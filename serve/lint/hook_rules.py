@@ -56,7 +56,7 @@ def _stages(model: Model) -> Any:
 
 
 def _usable(spec: Any) -> bool:
-    """Whether a stage says what serve.hook_values.Hook is made of."""
+    """Whether a stage says what serve.hooks.packed.values.Hook is made of."""
     return (
         isinstance(spec, Mapping)
         and isinstance(spec.get("arguments"), dict)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from serve.pbtxt import parse, read_config
+from serve.config.pbtxt import parse, read_config
 
 __all__ = ["AOTI", "FILES", "Model", "read"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from compress.vetting.texts import parse_json
-from serve.hook_values import missing_requirements
+from serve.hooks.packed.values import missing_requirements
 from serve.lint.finding import Finding, Findings, error, warning
 from serve.lint.model import Model
 from serve.lint.python_class import class_rules

@@ -32,8 +32,8 @@ from serve.lint.packed_rules import packed_rules
 from serve.lint.plan_rules import Version, plan_rules
 from serve.lint.python_rules import python_rules
 from serve.lint.warmup_rules import warmup_rules
-from serve.model_folders import folders_of
-from serve.onnx_reader import read_onnx
+from serve.pack.onnx_reader import read_onnx
+from serve.repository.folders import folders_of
 
 __all__ = ["lint"]
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import uvloop
 
 from compress.errors import ServerError
+from serve.load.figures.result import LoadResult
 from serve.load.options import LoadOptions, Scenario
-from serve.load.report import Found, LoadReport, describe_machine
-from serve.load.result import LoadResult
+from serve.load.report.report import Found, LoadReport, describe_machine
 from serve.load.run import OnProgress, Session
 from serve.load.search import search
 from serve.load.slo import Objective, parse_objective

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 
 import uvloop
 
-from serve.load.arrivals import Arrivals, Leg, parse_arrivals, parse_rate, read_trace
-from serve.load.batch import NS_PER_S
-from serve.load.crew import Crew
-from serve.load.generator import DOWN
-from serve.load.job import Job
+from serve.load.ask.target import Target, find_target
+from serve.load.figures.recorder import Recorder
+from serve.load.figures.result import LoadResult
+from serve.load.figures.server_side import Observation, observe
+from serve.load.figures.summary import summarize
 from serve.load.options import LoadOptions
-from serve.load.recorder import Recorder
-from serve.load.result import LoadResult
-from serve.load.server_side import Observation, observe
-from serve.load.summary import summarize
-from serve.load.target import Target, find_target
+from serve.load.send.arrivals import Arrivals, Leg, parse_arrivals, parse_rate, read_trace
+from serve.load.send.batch import NS_PER_S
+from serve.load.send.crew import Crew
+from serve.load.send.generator import DOWN
+from serve.load.send.job import Job
 
 __all__ = ["Progress", "Session", "run_load"]
 

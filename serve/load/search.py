@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from serve.load.intervals import share_above
+from serve.load.figures.intervals import share_above
+from serve.load.figures.result import LoadResult
+from serve.load.figures.summary import LATE_SHARE, LEAST_BOUND_MS
 from serve.load.options import LoadOptions
-from serve.load.report import Found, Trial
-from serve.load.result import LoadResult
+from serve.load.report.report import Found, Trial
 from serve.load.run import Session
 from serve.load.slo import Objective
-from serve.load.summary import LATE_SHARE, LEAST_BOUND_MS
 
 __all__ = ["search"]
 

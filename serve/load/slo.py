@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 from compress.errors import ServerError
-from serve.load.recorder import Recorder
-from serve.load.result import LoadResult
+from serve.load.figures.recorder import Recorder
+from serve.load.figures.result import LoadResult
 
 __all__ = ["Objective", "Term", "parse_objective"]
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import uvloop
 
 from compress.errors import ServerError
-from serve.load.compare import Comparison, compare_rounds
+from serve.load.figures.compare import Comparison, compare_rounds
+from serve.load.figures.result import LoadResult
 from serve.load.options import LoadOptions
-from serve.load.report import LoadReport, describe_machine
-from serve.load.result import LoadResult
+from serve.load.report.report import LoadReport, describe_machine
 from serve.load.run import OnProgress, Session
 
 __all__ = ["take_turns"]

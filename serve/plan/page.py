@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from serve.load.page_style import STYLE
-from serve.load.plot_style import BLUE, GREEN, GREY, INK, ORANGE, RED, figure_of, legend_of, plain_log, svg_of
-from serve.load.result import LoadResult
+from serve.load.figures.result import LoadResult
+from serve.load.report.page_style import STYLE
+from serve.load.report.plot_style import BLUE, GREEN, GREY, INK, ORANGE, RED, figure_of, legend_of, plain_log, svg_of
 from serve.plan.choose import Planned
 from serve.plan.report import advice, verdict
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from compress.errors import ServerError
-from serve.load.report import LoadReport
-from serve.load.result import LoadResult
-from serve.load.server_side import ModelTime
-from serve.model_config import ModelConfig
+from serve.config.model_config import ModelConfig
+from serve.load.figures.result import LoadResult
+from serve.load.figures.server_side import ModelTime
+from serve.load.report.report import LoadReport
 
 __all__ = ["Batching", "Service", "Stage", "batching_of", "service_of"]
 

@@ -15,9 +15,9 @@ from types import TracebackType
 from typing import Self
 
 from compress.errors import ServerError
-from serve.repository import ModelInfo, read_models
-from serve.served import Served
-from serve.shell_words import PLAIN
+from serve.config.shell_words import PLAIN
+from serve.repository.repository import ModelInfo, read_models
+from serve.repository.served import Served
 from serve.triton.find import Triton, build_backends, find_triton
 from serve.triton.flags import CACHE_BYTES, flags_for
 from serve.triton.log import failed_models, failures

@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from compress.errors import ServerError
-from serve.up_options import cpus_of
+from serve.up.options import cpus_of
 
 __all__ = ["TuneOptions"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.errors import MissingExtraError
-from serve.load.plot_style import INK, svg_of
+from serve.load.report.plot_style import INK, svg_of
 from serve.tune.final import Duel, Final
 from serve.tune.run import Tuned
 from serve.tune.trial import Point, Trial

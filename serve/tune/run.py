@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from compress.errors import ServerError, ToolkitError
-from serve.lock import locked
-from serve.pbtxt import text_of
+from serve.config.pbtxt import text_of
+from serve.repository.lock import locked
+from serve.repository.versions import replace_file
 from serve.tune.candidate import Candidate, candidate_of, candidates, write_into
 from serve.tune.final import DUEL_ROUNDS, Duel, Final, duel, final, winner
 from serve.tune.options import TuneOptions
 from serve.tune.state import State, key_of
 from serve.tune.trial import Point, Stand, Subject, Trial, confirm, load_subject, measure, once, settle
-from serve.up_options import cpus_of
-from serve.versions import replace_file
+from serve.up.options import cpus_of
 
 __all__ = ["Final", "Tuned", "apply", "tune"]
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from compress.errors import ServerError
-from serve.control import load_alone, unload_model
+from serve.config.pbtxt import parse, text_of
+from serve.load.figures.result import LoadResult
 from serve.load.options import LoadOptions
-from serve.load.result import LoadResult
 from serve.load.run import run_load
-from serve.model_folders import parts_of
-from serve.pbtxt import parse, text_of
+from serve.repository.folders import parts_of
+from serve.triton.control import load_alone, unload_model
 from serve.triton.launch import Ports, TritonOptions, TritonServer
 from serve.tune.candidate import Candidate, write_into
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import compress
-from compress.backends import open_model
+from compress.runtime.backends import open_model
 from tests.e2e.conftest import ROOT
 
 FOLDER = ROOT / "examples/fashion_mnist"

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from serve.load.measure import Plan, measure
-from serve.load.page import page as page_of
+from serve.load.report.page import page as page_of
 from tests.load_servers import at_once, options, served
 
 

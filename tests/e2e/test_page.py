@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from serve.gateway.keys import add_key
+from serve.gateway.access.keys import add_key
 from serve.gateway.settings import Settings
 from serve.rollout.plan import Plan, Target
 from serve.rollout.store import Store

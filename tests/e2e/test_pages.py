@@ -17,9 +17,9 @@ from playwright.sync_api import sync_playwright
 import compress
 from compress import ExportOptions
 from compress.artifact import Measured, Signature, StageReport, TensorSpec
-from compress.report import Report
-from compress.roofline import Layer, Roofline
-from compress.roofs import Machine
+from compress.report.export import Report
+from compress.runtime.roofline import Layer, Roofline
+from compress.runtime.roofs import Machine
 from tests.models import build
 
 

@@ -18,17 +18,17 @@ from typing import Any
 
 import pytest
 
-from serve.deploy.alerts import alerts
-from serve.deploy.canary import analysis_queries
-from serve.deploy.dashboards import dashboard, queries
-from serve.deploy.monitoring import MonitoringOptions, write_monitoring
-from serve.deploy.objectives import objectives_of
+from serve.deploy.cluster.canary import analysis_queries
+from serve.deploy.cluster.scaling import Signal, adapter_rules, signals
+from serve.deploy.monitoring.alerts import alerts
+from serve.deploy.monitoring.dashboards import dashboard, queries
+from serve.deploy.monitoring.monitoring import MonitoringOptions, write_monitoring
+from serve.deploy.monitoring.objectives import objectives_of
+from serve.deploy.monitoring.rules import recording_rules
 from serve.deploy.options import RenderOptions, read_plan
-from serve.deploy.rules import recording_rules
-from serve.deploy.scaling import Signal, adapter_rules, signals
 from serve.gateway.settings import Settings
-from serve.pack_options import PackOptions
-from serve.repository import pack
+from serve.pack.options import PackOptions
+from serve.repository.repository import pack
 from serve.rollout.plan import Plan
 from serve.triton.launch import Ports, TritonOptions, TritonServer
 from tests.e2e.conftest import free_port

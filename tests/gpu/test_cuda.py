@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import compress
-from compress.backends import OnnxBackend, open_model
-from compress.backends.onnxrt_device import OnnxDeviceBackend, ProviderOptions
-from compress.backends.pytorch_device import TorchDeviceBackend
-from compress.device import elapsed_ms
-from compress.measured import measure_files
+from compress.jobs.measure import measure_files
 from compress.model import EngineModel, OnnxModel, TorchModel, sample_inputs
 from compress.options import ExportOptions, MeasureOptions
+from compress.runtime.backends import OnnxBackend, open_model
+from compress.runtime.backends.onnxrt_device import OnnxDeviceBackend, ProviderOptions
+from compress.runtime.backends.pytorch_device import TorchDeviceBackend
+from compress.runtime.device import elapsed_ms
 from tests.families import family
 from tests.unit.compress.training.networks import accuracy, patterns, weights
 from tests.unit.compress.training.networks import trained as training

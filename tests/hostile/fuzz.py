@@ -23,14 +23,14 @@ import onnx
 import torch
 
 from compress.artifact import Signature, TensorSpec
-from compress.backends.onnxrt import OnnxBackend
-from compress.checkpoint import load
-from compress.dataset import Dataset
-from compress.engine.lint import lint_tensorrt
+from compress.data.dataset import Dataset
 from compress.errors import ToolkitError
+from compress.formats.checkpoint import load
+from compress.formats.onnx.read import signature_of_onnx
 from compress.model import OnnxModel
-from compress.onnx_input import signature_of_onnx
-from compress.vetting.functions import functions, methods
+from compress.runtime.backends.onnxrt import OnnxBackend
+from compress.tensorrt.lint import lint_tensorrt
+from compress.vetting.calls.functions import functions, methods
 from tests.hostile.exported_programs import _plain as program_entries
 from tests.hostile.onnx_files import model as onnx_model
 from tests.hostile.pickles import calling, expression, node

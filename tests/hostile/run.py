@@ -33,7 +33,7 @@ def main() -> None:
         torch.set_num_threads(1)
         _warm()
     else:
-        from serve.cli import main as run
+        from serve.cli.main import main as run
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     signal.signal(signal.SIGALRM, _alarm)
     for line in sys.stdin:
@@ -54,9 +54,9 @@ def _warm() -> None:
     """What is imported when it is first needed counts for no file."""
     import onnxruntime  # noqa: F401
 
-    import compress.examine
-    import compress.job
-    import compress.measured  # noqa: F401
+    import compress.jobs.examine
+    import compress.jobs.export
+    import compress.jobs.measure  # noqa: F401
 
 
 def _run(run: Callable[[list[str]], None], arguments: list[str]) -> tuple[int, str]:

@@ -15,9 +15,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compress.errors import ServerError
-from serve.model_config import ModelConfig
-from serve.pbtxt import from_pbtxt
-from serve.repository import PackOptions, pack
+from serve.config.model_config import ModelConfig
+from serve.config.pbtxt import from_pbtxt
+from serve.repository.repository import PackOptions, pack
 from serve.triton.launch import TritonServer
 from tests.integration.test_triton import FREE, infer
 from tests.serve_models import hook_file, tiny_artifact

@@ -21,7 +21,7 @@ import tritonclient.http
 import tritonclient.http.aio
 import tritonclient.utils
 
-from serve.gateway.keys import add_key
+from serve.gateway.access.keys import add_key
 from serve.gateway.settings import Settings
 from tests.gateway_models import fetch, served_models, triton_with_models
 from tests.serve_http import gateway_thread

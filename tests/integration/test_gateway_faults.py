@@ -18,8 +18,8 @@ import pytest
 import uvloop
 
 from serve.gateway.settings import Settings
-from serve.http_client import Address, ExchangeError, Pool
-from serve.repository import pack
+from serve.http.client import Address, ExchangeError, Pool
+from serve.repository.repository import pack
 from serve.triton.launch import TritonServer
 from tests.integration.test_triton import FREE
 from tests.serve_http import gateway

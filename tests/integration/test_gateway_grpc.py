@@ -18,7 +18,7 @@ import tritonclient.grpc as triton_grpc
 from tritonclient.utils import InferenceServerException
 
 from compress.errors import ServerError
-from serve.gateway.keys import add_key
+from serve.gateway.access.keys import add_key
 from serve.gateway.server import run_gateway
 from serve.gateway.settings import ModelSettings, Settings
 from serve.triton.launch import TritonServer

@@ -17,8 +17,8 @@ import pytest
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc import service_pb2_grpc
 
-from serve.gateway.footprint import MIB, footprint_bytes
-from serve.gateway.keys import add_key
+from serve.gateway.access.footprint import MIB, footprint_bytes
+from serve.gateway.access.keys import add_key
 from serve.triton.launch import TritonServer
 from tests.gateway_models import served_models
 from tests.integration.test_gateway_grpc_bounds import MANY_CONFIG, MANY_MODEL, many, silence

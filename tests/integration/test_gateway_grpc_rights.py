@@ -15,8 +15,9 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as messages
 
-from serve.gateway import grpc_questions, identity
-from serve.gateway.keys import add_key, revoke_key
+from serve.gateway.access import identity
+from serve.gateway.access.keys import add_key, revoke_key
+from serve.gateway.grpc import questions as grpc_questions
 from serve.gateway.settings import Settings
 from tests.gateway_models import served_models
 from tests.integration.test_gateway_grpc import free_port

@@ -16,7 +16,7 @@ import uvloop
 from tritonclient.grpc import service_pb2 as messages
 
 from serve.gateway.settings import Settings
-from serve.http_client import Address, Pool
+from serve.http.client import Address, Pool
 from serve.triton.launch import TritonServer
 from tests.integration.test_gateway_grpc import free_port
 from tests.integration.test_triton import FREE

@@ -24,7 +24,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc import service_pb2_grpc
 
-from serve.gateway.footprint import MIB, footprint_bytes
+from serve.gateway.access.footprint import MIB, footprint_bytes
 from serve.triton.launch import TritonServer
 from tests.gateway_models import fetch, served_models
 

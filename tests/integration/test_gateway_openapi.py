@@ -13,10 +13,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from serve.control import load_model, unload_model
-from serve.gateway.keys import add_key
+from serve.gateway.access.keys import add_key
 from serve.gateway.settings import Settings
-from serve.repository import pack
+from serve.repository.repository import pack
+from serve.triton.control import load_model, unload_model
 from serve.triton.launch import TritonOptions, TritonServer
 from tests.gateway_models import fetch
 from tests.integration.test_triton import FREE

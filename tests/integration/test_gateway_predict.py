@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from compress.errors import ServerError
-from serve.client import infer_file
 from serve.gateway.settings import Settings
+from serve.http.ask import infer_file
 from tests.gateway_models import fetch, triton_with_models
 from tests.serve_http import gateway_thread
 from tests.serve_models import WEIGHT

@@ -17,7 +17,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc import service_pb2_grpc
 
-from serve.gateway.keys import add_key
+from serve.gateway.access.keys import add_key
 from serve.gateway.settings import Settings
 from serve.triton.launch import TritonServer
 from tests.integration.test_gateway_grpc import free_port

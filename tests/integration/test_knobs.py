@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from serve.cli import main
-from serve.repository import PackOptions, pack
+from serve.cli.main import main
+from serve.repository.repository import PackOptions, pack
 from serve.triton.launch import TritonOptions, TritonServer
 from tests.integration.test_triton import FREE, get, infer, refusal
 from tests.serve_models import hook_file, tiny_artifact

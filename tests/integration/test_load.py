@@ -14,10 +14,10 @@ import pytest
 
 from compress.errors import ServerError
 from serve.gateway.settings import Settings
+from serve.load.figures.result import LoadResult
 from serve.load.options import LoadOptions
-from serve.load.result import LoadResult
 from serve.load.run import run_load
-from serve.repository import pack
+from serve.repository.repository import pack
 from serve.triton.launch import Ports, TritonServer
 from tests.serve_http import gateway_thread
 from tests.serve_models import hook_file, tiny_artifact

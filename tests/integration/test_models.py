@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from compress.errors import ServerError
-from serve.cli import main
-from serve.control import list_models, load_model, unload_model
-from serve.repository import PackOptions, pack
+from serve.cli.main import main
+from serve.repository.repository import PackOptions, pack
+from serve.triton.control import list_models, load_model, unload_model
 from serve.triton.launch import Ports, TritonOptions, TritonServer
 from tests.serve_models import HOOKS, hook_file, tiny_artifact
 

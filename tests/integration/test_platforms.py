@@ -14,10 +14,10 @@ from torch import nn
 
 from compress.artifact import Signature, TensorSpec
 from compress.errors import RepositoryError, ServerError
-from serve.cli import main
+from serve.cli.main import main
+from serve.config.pbtxt import from_pbtxt
 from serve.lint.run import lint
-from serve.pbtxt import from_pbtxt
-from serve.repository import PackOptions, pack
+from serve.repository.repository import PackOptions, pack
 from serve.triton.launch import TritonServer
 from tests.integration.test_triton import FREE, infer, refusal
 from tests.serve_models import plan_of

@@ -20,10 +20,10 @@ import pytest
 import tritonclient.grpc
 from onnx import numpy_helper
 
-from serve.control import load_model
 from serve.gateway.settings import Settings
-from serve.pack_options import PackOptions
-from serve.repository import pack
+from serve.pack.options import PackOptions
+from serve.repository.repository import pack
+from serve.triton.control import load_model
 from serve.triton.launch import Ports, TritonOptions, TritonServer
 from tests.gateway_models import fetch
 from tests.serve_http import gateway_thread

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import tritonclient.grpc
 
-from serve.gateway.keys import add_key
-from serve.signing import check_files, sign
+from serve.gateway.access.keys import add_key
+from serve.repository.signing import check_files, sign
 from tests.gateway_models import fetch
 from tests.integration.test_gateway_grpc import free_port as free
 from tests.integration.test_up import FREE, pack_letters, triton_of, up

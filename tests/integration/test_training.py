@@ -18,12 +18,12 @@ import torch
 
 import compress
 from compress.cli import main
-from compress.dataset import Dataset
+from compress.data.dataset import Dataset
 from compress.errors import StageError
 from compress.model import TorchModel
-from compress.stages.finetune import Finetune
-from compress.stages.train_quantized import TrainQuantized
-from compress.training_options import TrainingOptions
+from compress.options.training import TrainingOptions
+from compress.quantize.qat.train_quantized import TrainQuantized
+from compress.training.finetune import Finetune
 from tests.unit.compress.training.networks import data, model, two_headed
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -190,7 +190,7 @@ def trainers(parent: psutil.Process) -> dict[str, psutil.Process]:
     found = {}
     for process in parent.children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if "compress.stages.training_process" in process.cmdline():
+            if "compress.training.process" in process.cmdline():
                 found[process.environ()["RANK"]] = process
     return found
 

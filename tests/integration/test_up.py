@@ -21,11 +21,11 @@ from typing import Any
 import pytest
 import tritonclient.grpc
 
-from serve.cli import main
-from serve.gateway.keys import add_key
-from serve.preflight import claimed
-from serve.repository import PackOptions, pack
+from serve.cli.main import main
+from serve.gateway.access.keys import add_key
+from serve.repository.repository import PackOptions, pack
 from serve.triton.launch import Ports, TritonServer
+from serve.up.preflight import claimed
 from tests.gateway_models import fetch
 from tests.serve_models import HOOKS, hook_file, tiny_artifact
 

@@ -12,10 +12,10 @@ import pytest
 
 from compress.artifact import Artifact, Measured, StageReport
 from compress.errors import ArtifactError, RepositoryError, ServerError
-from serve.cli import main
-from serve.repository import PackOptions, pack
+from serve.cli.main import main
+from serve.repository.repository import PackOptions, pack
 from serve.triton.launch import Ports, TritonServer
-from serve.verify import samples_of, verify
+from serve.verify.run import samples_of, verify
 from tests.integration.test_up import up
 from tests.serve_models import WEIGHT, hook_file, lookup_artifact, tiny_artifact
 

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from torch.onnx._internal.exporter import _registration
 
-from compress import grid, prove, report, search
-from compress.measure import latency
+from compress.jobs import prove, search
+from compress.report import export as report
+from compress.runtime import grid
+from compress.runtime.measure import latency
 
 
 @pytest.fixture(autouse=True)
 def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two rounds of some calls in place of a dozen of 60 ms; `compress.measure.latency` itself stays as it is."""
+    """Two rounds of some calls in place of a dozen of 60 ms; `compress.runtime.measure.latency` itself stays as it is."""
 
     def short(models: Any, inputs: Any, **options: Any) -> Any:
         return latency(models, inputs, **(options | {"rounds": 2, "block_seconds": 0.01}))

@@ -11,7 +11,7 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from compress.artifact import Signature, TensorSpec
-from compress.dataset import Dataset
+from compress.data.dataset import Dataset
 from compress.model import Arrays, OnnxModel, example_inputs
 
 __all__ = ["branching", "data_for", "error_of", "looping", "normal", "written"]

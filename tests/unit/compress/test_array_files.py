@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from compress.array_files import ArrayFileError, memory_left, open_npy, open_npz
 from compress.artifact import Signature, TensorSpec
-from compress.dataset import Dataset
+from compress.data.dataset import Dataset
 from compress.errors import DatasetError
+from compress.formats.arrays import ArrayFileError, memory_left, open_npy, open_npz
 
 X = np.arange(600, dtype=np.float32).reshape(200, 3)
 ONE = Signature((TensorSpec("x", "float32", ("batch", 3)),), ())
@@ -125,7 +125,7 @@ def test_more_than_the_memory_that_is_left_is_refused(
     tmp_path: Path, folder: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     np.savez_compressed(tmp_path / "a.npz", x=np.zeros((100_000, 3), np.float32))
-    monkeypatch.setattr("compress.array_files.memory_left", lambda: 1_000_000)
+    monkeypatch.setattr("compress.formats.arrays.memory_left", lambda: 1_000_000)
     with pytest.raises(DatasetError, match="GiB"):
         np.asarray(Dataset.open(str(tmp_path if folder else tmp_path / "a.npz"), ONE).inputs["x"][:])
     assert memory_left() > 1_000_000

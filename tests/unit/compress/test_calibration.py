@@ -15,13 +15,13 @@ from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper, numpy_helper
 
 from compress.artifact import Signature, TensorSpec
-from compress.dataset import Dataset
+from compress.data.dataset import Dataset
 from compress.errors import StageError
 from compress.model import OnnxModel
-from compress.stages import calibrate as calibrate_module
-from compress.stages.calibrate import batch_for, calibrate, samples_within
-from compress.stages.histogram import BINS, LEVELS, METHODS, Histogram, Method
-from compress.stages.quantize_onnx import QuantizeOnnx
+from compress.quantize import calibrate as calibrate_module
+from compress.quantize.calibrate import batch_for, calibrate, samples_within
+from compress.quantize.histogram import BINS, LEVELS, METHODS, Histogram, Method
+from compress.quantize.quantize_onnx import QuantizeOnnx
 from tests.unit.compress.test_onnx_stages import exported, folded
 from tests.unit.compress.test_prune_channels import loaded, quiet
 
@@ -145,8 +145,8 @@ def test_the_sizes_of_the_data_decide_the_batch_and_not_those_that_the_file_leav
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_gives_a_close_int8_model_with_a_ragged_last_batch(tmp_path: Path, method: Method) -> None:
-    from compress.backends import OnnxBackend
-    from compress.compare import cosine_similarity
+    from compress.evaluate.compare import cosine_similarity
+    from compress.runtime.backends import OnnxBackend
 
     model = folded(exported(loaded("residual"), tmp_path / "onnx"), tmp_path / "folded")
     data = data_for(model, tmp_path, 37)

@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 import compress
-from compress.checkpoint import fingerprint, load, save
 from compress.errors import CheckpointError, SignatureError, ToolkitError
-from compress.file_kind import FileKind, file_kind
+from compress.formats.checkpoint import fingerprint, load, save
+from compress.formats.file_kind import FileKind, file_kind
 from tests.models import ZOO, build, mlp
 
 X = "x:float32[batch,4]"

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from compress.checkpoint import save
 from compress.cli import main
+from compress.formats.checkpoint import save
 from tests.models import build, mlp
 from tests.unit.compress.test_checkpoint import Malicious, X
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from compress.artifact import Signature, TensorSpec
-from compress.compare import compare, cosine_similarity, max_abs_error
-from compress.dataset import Dataset
-from compress.measure import latency
-from compress.metrics import METRICS
+from compress.data.dataset import Dataset
+from compress.evaluate.compare import compare, cosine_similarity, max_abs_error
+from compress.evaluate.metrics import METRICS
 from compress.model import Arrays
+from compress.runtime.measure import latency
 
 pytestmark = pytest.mark.clock
 

@@ -11,16 +11,16 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from compress.backends import OnnxBackend
-from compress.measure import onnx_params
+from compress.formats.onnx.scope import captured, drop_dead, drop_unused, fresh, name_nodes, names_in, read, sort
 from compress.model import OnnxModel
-from compress.onnx_scope import captured, drop_dead, drop_unused, fresh, name_nodes, names_in, read, sort
-from compress.stages import Stage
-from compress.stages.fold_onnx import FoldOnnx
-from compress.stages.half_onnx import HalfOnnx
-from compress.stages.onnx_graph import Graph
-from compress.stages.quantize_onnx import QuantizeOnnx
-from compress.stages.smooth_onnx import SmoothOnnx
+from compress.onnx_export.fold import FoldOnnx
+from compress.quantize.graph import Graph
+from compress.quantize.half.half_onnx import HalfOnnx
+from compress.quantize.quantize_onnx import QuantizeOnnx
+from compress.quantize.smooth_onnx import SmoothOnnx
+from compress.runtime.backends import OnnxBackend
+from compress.runtime.measure import onnx_params
+from compress.stage import Stage
 from tests.unit.compress.onnx_graphs import branching, data_for, looping, normal, written
 from tests.unit.compress.test_prune_channels import quiet
 from tests.unit.compress.test_quantize_targets import cosine

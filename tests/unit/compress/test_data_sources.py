@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from compress.data_sources import KEPT, open_shards
-from compress.dataset import Dataset
+from compress.data.dataset import Dataset
+from compress.data.sources import KEPT, open_shards
 from compress.errors import DatasetError, SignatureError
-from compress.training_options import TrainingOptions
+from compress.options.training import TrainingOptions
 from tests.unit.compress.training.networks import model, patterns, same, stage, weights
 
 IMAGES, LABELS = patterns(100)
@@ -70,7 +70,7 @@ def test_a_dataset_of_shards_trains_as_one_in_memory(tmp_path: Path) -> None:
 
 
 def test_compressed_shards_are_read_a_few_at_a_time(tmp_path: Path) -> None:
-    from compress.training.sampler import Sampler
+    from compress.training.batches.sampler import Sampler
 
     sampler = Sampler(100, 10, "uniform", 0, (0, 30, 31, 75))
     order = np.concatenate(sampler.order(0))

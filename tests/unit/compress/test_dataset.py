@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from compress.artifact import Signature, TensorSpec
-from compress.dataset import Dataset
+from compress.data.dataset import Dataset
 from compress.errors import DatasetError, SignatureError, ToolkitError
 
 X = TensorSpec.parse("x:float32[batch,3]")

@@ -19,15 +19,15 @@ from onnx import TensorProto, helper, numpy_helper
 
 import compress
 from compress.artifact import Artifact, Signature, TensorSpec, sha256_of
-from compress.backends import OnnxBackend, open_model
-from compress.engine.build import BuildError, BuildOptions, build
-from compress.engine.layers import precision_of, precisions_of
-from compress.engine.profiles import profiles_for
-from compress.engine.script import write_script
 from compress.errors import ArtifactError, MissingExtraError, RecipeError, StageError, ToolkitError
 from compress.model import EngineModel, OnnxModel, sample_inputs
 from compress.options import EngineOptions, ExportOptions
-from compress.stages.engine_from_onnx import EngineFromOnnx
+from compress.runtime.backends import OnnxBackend, open_model
+from compress.tensorrt.build import BuildError, BuildOptions, build
+from compress.tensorrt.engine_from_onnx import EngineFromOnnx
+from compress.tensorrt.layers import precision_of, precisions_of
+from compress.tensorrt.profiles import profiles_for
+from compress.tensorrt.script import write_script
 from tests.families import family
 from tests.tensorrt_double import Double, listing
 from tests.unit.compress.test_prune_channels import quiet
@@ -41,7 +41,7 @@ def trt(monkeypatch: pytest.MonkeyPatch) -> Double:
     """The double as the module `tensorrt`; tensors stay in main memory, where it computes."""
     double = Double()
     monkeypatch.setitem(sys.modules, "tensorrt", double)
-    for module in ("compress.backends.trt", "compress.stages.engine_from_onnx"):
+    for module in ("compress.runtime.backends.trt", "compress.tensorrt.engine_from_onnx"):
         monkeypatch.setattr(f"{module}.accelerator", lambda: torch.device("cpu"))
     return double
 
@@ -71,7 +71,12 @@ def test_every_name_of_tensorrt_in_the_code_is_a_published_one() -> None:
     known = {name: set(members) for name, members in enums.items()}
     classes = set(methods) | set(known) | {"__version__"}
     found = set()
-    for path in ("engine/build.py", "engine/run_script.py", "backends/trt.py", "stages/engine_from_onnx.py"):
+    for path in (
+        "tensorrt/build.py",
+        "tensorrt/run_script.py",
+        "runtime/backends/trt.py",
+        "tensorrt/engine_from_onnx.py",
+    ):
         for node in ast.walk(ast.parse((ROOT / "compress" / path).read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Attribute):
                 continue

@@ -16,22 +16,24 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import compress
-from compress import ExportOptions, OptimizeOptions, checkpoint, graph_file
+from compress import ExportOptions, OptimizeOptions
 from compress.artifact import Measured, Signature, StageReport, TensorSpec
-from compress.class_labels import with_class_ids
-from compress.data_sources import Fetched, Fetcher
-from compress.dataset import Dataset
+from compress.data.class_labels import with_class_ids
+from compress.data.dataset import Dataset
+from compress.data.overlap import overlaps
+from compress.data.sources import Fetched, Fetcher
 from compress.errors import BudgetError, RecipeError
-from compress.evaluation import budget_of, evaluation_of, halves
-from compress.evidence import missed_budgets
-from compress.job import prepare, sensitivity
-from compress.judge import KEPT_BYTES, Budget, Judge
-from compress.metrics import METRICS, find_metric
+from compress.evaluate.evaluation import budget_of, evaluation_of, halves
+from compress.evaluate.judge import KEPT_BYTES, Budget, Judge
+from compress.evaluate.metrics import METRICS, find_metric
+from compress.evaluate.scoring import batch_for
+from compress.formats import checkpoint
+from compress.formats.native import graph as graph_file
+from compress.jobs.evidence import missed_budgets
+from compress.jobs.export import prepare, sensitivity
 from compress.model import Arrays, TorchModel
 from compress.options import SensitivityOptions
-from compress.overlap import overlaps
-from compress.scoring import batch_for
-from compress.sensitivity import Sensitivity
+from compress.prune.sensitivity import Sensitivity
 
 X = TensorSpec("x", "float32", ("batch", 4))
 CLASSIFIER = Signature((X,), (TensorSpec("y", "float32", ("batch", 6)),))
@@ -205,7 +207,9 @@ def test_a_winner_that_fails_its_proof_is_not_written(
     asked = OptimizeOptions(
         output=tmp_path / "best", eval="eval.npz", prune=(0.0,), int8=("dynamic",), goal="size", max_drop=5.0
     )
-    monkeypatch.setattr("compress.job.budget_of", lambda *_given: Budget(-200.0))  # as if it had lost on the other half
+    monkeypatch.setattr(
+        "compress.jobs.export.budget_of", lambda *_given: Budget(-200.0)
+    )  # as if it had lost on the other half
     with pytest.raises(BudgetError, match="samples that did not choose it"):
         compress.optimize(task / "model.pt", asked)
     assert not (tmp_path / "best").exists()
@@ -487,7 +491,7 @@ def test_no_outputs_are_kept_and_large_ones_go_a_few_at_a_time(monkeypatch: pyte
     assert sum(o["y"].nbytes for o in judge._reference._kept.values()) <= KEPT_BYTES
     labelled = Judge(Gives(y=wide), samples(200, answers(samples(200))), METRICS["top1"])
     assert not labelled._reference._kept, "top1 looks at no outputs of the original"
-    monkeypatch.setattr("compress.judge.KEPT_BYTES", 0)
+    monkeypatch.setattr("compress.evaluate.judge.KEPT_BYTES", 0)
     again = Judge(Gives(y=wide), samples(200), METRICS["agreement"])
     assert not again._reference._kept
     assert again.drop(Gives(y=wide)).points == 0
@@ -599,7 +603,7 @@ def test_a_sensitivity_is_read_once_and_the_model_traced_once_to_know_it(
         return trace(module, inputs=inputs)
 
     monkeypatch.setattr(Sensitivity, "load", loading)
-    monkeypatch.setattr("compress.checkpoint.to_data", tracing)
+    monkeypatch.setattr("compress.formats.checkpoint.to_data", tracing)
     asked = ExportOptions(output=tmp_path / "o", eval="eval.npz", prune=0.3, sensitivity=tmp_path / "s")
     prepared = prepare(task / "model.pt", asked)
     assert len(read) == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from compress.artifact import Artifact
-from compress.examine import told_of
+from compress.jobs.examine import told_of
 from tests.hostile.onnx_files import artifact, model
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import compress.artifact
-import compress.checkpoint
-import compress.job
-from compress.checkpoint import save
+import compress.formats.checkpoint
+import compress.jobs.export
+from compress.formats.checkpoint import save
 from tests.models import mlp
 
 
@@ -32,11 +32,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        (compress.checkpoint, "load"),
-        (compress.checkpoint, "save"),
-        (compress.job, "export"),
-        (compress.job, "optimize"),
-        (compress.job, "sensitivity"),
+        (compress.formats.checkpoint, "load"),
+        (compress.formats.checkpoint, "save"),
+        (compress.jobs.export, "export"),
+        (compress.jobs.export, "optimize"),
+        (compress.jobs.export, "sensitivity"),
         (compress.artifact, "Artifact.load"),
     ],
 )

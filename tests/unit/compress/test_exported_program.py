@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from compress.checkpoint import load
 from compress.errors import CheckpointError
-from compress.vetting.expressions import clean_expression
-from compress.vetting.operators import allowed
+from compress.formats.checkpoint import load
+from compress.formats.exported.expressions import clean_expression
+from compress.vetting.calls.operators import allowed
 from tests.hostile.pickles import Runs
 
 

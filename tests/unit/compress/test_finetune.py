@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from compress.dataset import Dataset
+from compress.data.dataset import Dataset
 from compress.errors import RecipeError, StageError
 from compress.model import TorchModel
-from compress.stages.finetune import Finetune
-from compress.stages.prune_channels import PruneChannels
-from compress.training_options import TrainingOptions
+from compress.options.training import TrainingOptions
+from compress.prune.prune_channels import PruneChannels
+from compress.training.finetune import Finetune
 from tests.unit.compress.test_prune_channels import loaded, quiet
 
 

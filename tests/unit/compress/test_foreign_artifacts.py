@@ -8,7 +8,7 @@ import pytest
 
 from compress.artifact import Artifact, Measured, Signature, StageReport, TensorSpec
 from compress.errors import SignatureError
-from compress.examine import told_of
+from compress.jobs.examine import told_of
 
 
 def test_an_interval_with_one_end_is_left_out(tmp_path: Path) -> None:

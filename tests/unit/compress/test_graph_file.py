@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from compress.artifact import TensorSpec
-from compress.graph_file import GraphError, from_data, to_data
+from compress.formats.native.graph import GraphError, from_data, to_data
 from compress.model import call, example_inputs
 from tests.models import ZOO, build
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from compress.checkpoint import load, save
-from compress.graph_file import GraphError, from_data, to_data
-from compress.graph_words import function_of, methods
+from compress.formats.checkpoint import load, save
+from compress.formats.native.graph import GraphError, from_data, to_data
+from compress.formats.native.words import function_of, methods
 from compress.model import call, sample_inputs
 
 Forward = Callable[[Any], Any]

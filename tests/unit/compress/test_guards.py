@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from compress.checkpoint import load, save
 from compress.errors import CheckpointError, ToolkitError
-from compress.vetting.functions import functions, methods
-from compress.vetting.guards import guard_module
-from compress.vetting.operators import allowed
+from compress.formats.checkpoint import load, save
+from compress.vetting.calls.functions import functions, methods
+from compress.vetting.calls.guards import guard_module
+from compress.vetting.calls.operators import allowed
 from tests.hostile.pickles import ending_with, native, node
 
 aten = torch.ops.aten

@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 from compress.artifact import Signature
-from compress.backends import OnnxBackend
-from compress.backends.onnxrt import session
-from compress.dataset import Dataset
+from compress.data.dataset import Dataset
 from compress.model import OnnxModel, example_inputs
-from compress.stages.fold_onnx import FoldOnnx
-from compress.stages.half_graph import ELEMENT, convert
-from compress.stages.half_onnx import HalfOnnx
-from compress.stages.onnx_from_torch import OnnxFromTorch
-from compress.stages.quantize_onnx import QuantizeOnnx
+from compress.onnx_export.fold import FoldOnnx
+from compress.onnx_export.from_torch import OnnxFromTorch
+from compress.quantize.half.graph import ELEMENT, convert
+from compress.quantize.half.half_onnx import HalfOnnx
+from compress.quantize.quantize_onnx import QuantizeOnnx
+from compress.runtime.backends import OnnxBackend
+from compress.runtime.backends.onnxrt import session
 from tests.families import family
 from tests.unit.compress.test_prune_channels import quiet, wrapped
 

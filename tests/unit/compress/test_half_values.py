@@ -15,13 +15,13 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 from compress.artifact import Signature, TensorSpec
-from compress.backends import OnnxBackend
-from compress.dataset import Dataset
+from compress.data.dataset import Dataset
 from compress.model import OnnxModel
-from compress.stages.half_onnx import HalfOnnx
-from compress.stages.half_parity import error_of, repaired
-from compress.stages.index_arithmetic import index_arithmetic
-from compress.stages.quantize_onnx import QuantizeOnnx
+from compress.quantize.half.half_onnx import HalfOnnx
+from compress.quantize.half.index_arithmetic import index_arithmetic
+from compress.quantize.half.parity import error_of, repaired
+from compress.quantize.quantize_onnx import QuantizeOnnx
+from compress.runtime.backends import OnnxBackend
 from tests.models import conv
 from tests.unit.compress.test_half_onnx import exported, random_data
 from tests.unit.compress.test_prune_channels import quiet

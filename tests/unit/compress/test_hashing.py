@@ -12,15 +12,19 @@ import torch
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from compress import checkpoint, dataset, hashing, job, pipeline
+from compress import pipeline
 from compress.artifact import Signature, TensorSpec
-from compress.hashing import digest_of_arrays, digest_of_samples
-from compress.metrics import find_metric
+from compress.data import dataset
+from compress.evaluate.metrics import find_metric
+from compress.formats import checkpoint
+from compress.jobs import export as job
 from compress.model import TorchModel
-from compress.stages.finetune import Finetune
-from compress.stages.quantize_onnx import QuantizeOnnx
-from compress.stages.quantize_within import QuantizeWithin
-from compress.training_options import TrainingOptions
+from compress.options.training import TrainingOptions
+from compress.quantize.quantize_onnx import QuantizeOnnx
+from compress.quantize.quantize_within import QuantizeWithin
+from compress.storage import hashing
+from compress.storage.hashing import digest_of_arrays, digest_of_samples
+from compress.training.finetune import Finetune
 
 ONE = Signature((TensorSpec("x", "float32", ("batch", 3)),), ())
 X = torch.arange(3000, dtype=torch.float32).reshape(1000, 3)

@@ -18,12 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from compress import pickle_machine
-from compress.checkpoint import load, save
 from compress.cli import main
 from compress.errors import CheckpointError, ToolkitError
-from compress.graph_file import GraphError, from_data
-from compress.layers import LayerError, layer_of, record_of
+from compress.formats.checkpoint import load, save
+from compress.formats.native.graph import GraphError, from_data
+from compress.formats.native.layers import LayerError, layer_of, record_of
+from compress.formats.pickles import machine as pickle_machine
 from tests.models import mlp
 
 X = "x:float32[batch,4]"

@@ -13,8 +13,8 @@ from torch import nn
 
 import compress
 from compress.errors import SignatureError
-from compress.infer import elsewhere, infer_signature, runs_at
 from compress.model import call, example_inputs
+from compress.model.infer import elsewhere, infer_signature, runs_at
 from compress.signature import Signature, TensorSpec
 from tests.families import Bert, Lstm, UNet
 

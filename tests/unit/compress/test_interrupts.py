@@ -20,7 +20,7 @@ RUNS = """
 import sys
 import numpy as np
 import onnxruntime
-from compress.running import run_to_end
+from compress.jobs.running import run_to_end
 
 def run():
     session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])

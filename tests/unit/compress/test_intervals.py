@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import bootstrap, norm
 
-from compress.intervals import (
+from compress.evaluate.intervals import (
     Interval,
     difference_interval,
     least_samples,

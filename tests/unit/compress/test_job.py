@@ -12,9 +12,9 @@ import torch
 
 import compress
 from compress import Artifact, ExportOptions
-from compress.checkpoint import save
 from compress.cli import main
 from compress.errors import ToolkitError
+from compress.formats.checkpoint import save
 from tests.models import build, mlp
 
 X = "x:float32[batch,4]"
@@ -111,7 +111,7 @@ def test_bf16_is_judged_by_emulation_and_timed_not_at_all(exported: Path) -> Non
 def test_the_originals_own_export_is_made_once_where_nothing_comes_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from compress.stages.onnx_from_torch import OnnxFromTorch
+    from compress.onnx_export.from_torch import OnnxFromTorch
 
     real, runs = OnnxFromTorch.run, 0
 

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from compress.model import TorchModel
-from compress.stages.channels import Channels
-from compress.stages.known_channels import Known, KnownChannels
-from compress.stages.prune_channels import PruneChannels
+from compress.prune.channels import Channels
+from compress.prune.known_channels import Known, KnownChannels
+from compress.prune.prune_channels import PruneChannels
 from tests.families import FAMILIES, family
 from tests.unit.compress.test_prune_channels import wrapped
 

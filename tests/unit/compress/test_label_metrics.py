@@ -12,12 +12,12 @@ from torch import nn
 
 import compress
 from compress.artifact import TensorSpec
-from compress.dataset import Dataset
+from compress.data.dataset import Dataset
 from compress.errors import RecipeError
-from compress.evaluation import judged
-from compress.judge import Judge
-from compress.label_metrics import IntersectionOverUnion, constant_f1, f1_of, pixel_accuracy_of
-from compress.metrics import find_metric
+from compress.evaluate.evaluation import judged
+from compress.evaluate.judge import Judge
+from compress.evaluate.label_metrics import IntersectionOverUnion, constant_f1, f1_of, pixel_accuracy_of
+from compress.evaluate.metrics import find_metric
 from compress.model import Arrays, TorchModel
 from compress.signature import Signature
 
@@ -25,7 +25,7 @@ RNG = np.random.default_rng(0)
 
 
 def model(module: nn.Module, *takes: str) -> TorchModel:
-    from compress.infer import infer_signature
+    from compress.model.infer import infer_signature
 
     return TorchModel(module.eval(), infer_signature(module.eval(), tuple(map(TensorSpec.parse, takes))))
 
@@ -102,7 +102,7 @@ def test_one_logit_is_judged_by_the_label(labels: type, name: str) -> None:
     given, metric, _ = judged(data(x, (x.sum(1) > 0).astype(labels)[:, None]), None, None, one)
     assert metric.name == name
     assert metric.counted
-    from compress.backends import open_model
+    from compress.runtime.backends import open_model
 
     judge = Judge(open_model(one, threads=1), given, metric)
     assert not judge.doubts
@@ -208,7 +208,7 @@ def test_a_network_that_finds_edges_is_exported_and_judged_by_its_pixels(tmp_pat
     loaded = compress.load(tmp_path / "model.pt")
     given, metric, notes = judged(Dataset.open(str(tmp_path / "eval.npz"), loaded.signature), None, None, loaded)
     assert (metric.name, notes) == ("pixel_accuracy", ())
-    from compress.backends import open_model
+    from compress.runtime.backends import open_model
 
     judge = Judge(open_model(loaded, threads=1), given, metric)
     assert not judge.doubts

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.artifact import Artifact, Measured, Signature, StageReport, TensorSpec
-from compress.evidence import missed_budgets
-from compress.findings import findings
-from compress.gains import apart, gains_of, speed, times
-from compress.latency import FAR, FEWEST, FORESEEN, MOST, latency, median_interval, ratio, take_turns
+from compress.evaluate.gains import apart, gains_of, speed, times
+from compress.jobs.evidence import missed_budgets
 from compress.model import Arrays
 from compress.options import ExportOptions
+from compress.report.findings import findings
+from compress.runtime.latency import FAR, FEWEST, FORESEEN, MOST, latency, median_interval, ratio, take_turns
 
 pytestmark = pytest.mark.clock
 
@@ -167,8 +167,10 @@ class Slow:
 
 
 def test_a_model_of_long_calls_gets_few_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.latency.LONGEST_BLOCK", 1e-4)  # as if this call were one of a third of a second
-    monkeypatch.setattr("compress.latency.LONG_CALL", 1e-4)
+    monkeypatch.setattr(
+        "compress.runtime.latency.LONGEST_BLOCK", 1e-4
+    )  # as if this call were one of a third of a second
+    monkeypatch.setattr("compress.runtime.latency.LONG_CALL", 1e-4)
     model = Slow()
     found = latency({"a": model}, {}, block_seconds=1e-4, seconds=0.0)
     assert found.rounds == FEWEST

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from compress.layer_classes import CLASSES
-from compress.layers import LayerError, layer_of, record_of
-from compress.pickles import unpickle
+from compress.formats.native.layer_classes import CLASSES
+from compress.formats.native.layers import LayerError, layer_of, record_of
+from compress.formats.pickles.read import unpickle
 
 X1, X2, X3 = (2, 4, 8), (2, 4, 8, 8), (2, 4, 4, 4, 4)
 

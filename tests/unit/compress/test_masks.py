@@ -17,16 +17,16 @@ from onnx.reference import ReferenceEvaluator
 from torch import nn
 
 from compress.artifact import Signature, TensorSpec
-from compress.dataset import Dataset
+from compress.data.dataset import Dataset
 from compress.errors import StageError
 from compress.model import OnnxModel
-from compress.stages.calibrate import calibrate, trained_ranges
-from compress.stages.finetune import Finetune
-from compress.stages.half_onnx import HalfOnnx
-from compress.stages.mask_chain import mask_chain
-from compress.stages.quantize_onnx import QuantizeOnnx
-from compress.stages.train_quantized import TrainQuantized
-from compress.training_options import TrainingOptions
+from compress.options.training import TrainingOptions
+from compress.quantize.calibrate import calibrate, trained_ranges
+from compress.quantize.half.half_onnx import HalfOnnx
+from compress.quantize.half.mask_chain import mask_chain
+from compress.quantize.qat.train_quantized import TrainQuantized
+from compress.quantize.quantize_onnx import QuantizeOnnx
+from compress.training.finetune import Finetune
 from tests.unit.compress.test_half_onnx import exported
 from tests.unit.compress.test_prune_channels import quiet, wrapped
 

@@ -14,17 +14,17 @@ import pytest
 import torch
 
 import compress
-from compress import measured
 from compress.artifact import Artifact, sha256_of
-from compress.backends import OnnxBackend, open_model
-from compress.backends import onnxrt_device as device_module
-from compress.backends.onnxrt_device import OnnxDeviceBackend, ProviderOptions
 from compress.cli import main
 from compress.errors import RecipeError, StageError, ToolkitError
-from compress.measure_report import measure_table
-from compress.measured import measure_files, signature_of_onnx
+from compress.jobs import measure as measured
+from compress.jobs.measure import measure_files, signature_of_onnx
+from compress.jobs.measure_report import measure_table
 from compress.model import OnnxModel, sample_inputs
 from compress.options import ExportOptions, MeasureOptions
+from compress.runtime.backends import OnnxBackend, open_model
+from compress.runtime.backends import onnxrt_device as device_module
+from compress.runtime.backends.onnxrt_device import OnnxDeviceBackend, ProviderOptions
 from tests.families import family
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from compress.memory import give_back, standing
+from compress.runtime.memory import give_back, standing
 
 
 class Node:

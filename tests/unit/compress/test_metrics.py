@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compress.artifact import Signature, TensorSpec
-from compress.dataset import Dataset
+from compress.data.dataset import Dataset
 from compress.errors import RecipeError
-from compress.intervals import mean_interval
-from compress.judge import Judge, spread
-from compress.metrics import METRICS, find_metric
+from compress.evaluate.intervals import mean_interval
+from compress.evaluate.judge import Judge, spread
+from compress.evaluate.metrics import METRICS, find_metric
 from compress.model import Arrays
 
 CLASSIFIER = Signature((TensorSpec("x", "float32", ("batch", 4)),), (TensorSpec("y", "float32", ("batch", 6)),))

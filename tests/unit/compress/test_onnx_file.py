@@ -13,9 +13,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compress.errors import StageError
-from compress.onnx_outline import LARGE, set_apart
-from compress.stages import folding, onnx_file
-from compress.stages.folding import folded
+from compress.formats.onnx.outline import LARGE, set_apart
+from compress.onnx_export import file as onnx_file
+from compress.onnx_export import folding
+from compress.onnx_export.folding import folded
 
 ROOT = Path(__file__).parents[3]
 FOLDED_AT_MOST = 5  # times the file: it was nearly seven, and is about three
@@ -25,7 +26,7 @@ import sys
 from pathlib import Path
 from compress.artifact import Signature, TensorSpec
 from compress.model import OnnxModel
-from compress.stages.fold_onnx import FoldOnnx
+from compress.onnx_export.fold import FoldOnnx
 
 def status(name):
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from compress.measure import onnx_layer_bytes, onnx_params
-from compress.onnx_outline import outline
+from compress.formats.onnx.outline import outline
+from compress.runtime.measure import onnx_layer_bytes, onnx_params
 
 VALUES = ("float_data", "int32_data", "string_data", "int64_data", "raw_data", "double_data", "uint64_data")
 KINDS = (np.float32, np.float64, np.float16, np.int8, np.uint8, np.int64)

@@ -12,16 +12,16 @@ import torch
 from torch import nn
 
 import compress
-from compress.backends import OnnxBackend, TorchBackend
-from compress.checkpoint import load
-from compress.compare import cosine_similarity
-from compress.dataset import Dataset
+from compress.data.dataset import Dataset
 from compress.errors import RecipeError, StageError
-from compress.measure import onnx_macs, onnx_params, torch_macs
+from compress.evaluate.compare import cosine_similarity
+from compress.formats.checkpoint import load
 from compress.model import OnnxModel, TorchModel, example_inputs, sample_inputs
-from compress.stages.fold_onnx import FoldOnnx
-from compress.stages.onnx_from_torch import IR_VERSION, OPSET, OnnxFromTorch
-from compress.stages.quantize_onnx import QuantizeOnnx
+from compress.onnx_export.fold import FoldOnnx
+from compress.onnx_export.from_torch import IR_VERSION, OPSET, OnnxFromTorch
+from compress.quantize.quantize_onnx import QuantizeOnnx
+from compress.runtime.backends import OnnxBackend, TorchBackend
+from compress.runtime.measure import onnx_macs, onnx_params, torch_macs
 from tests.families import FAMILIES, family
 from tests.models import ZOO
 from tests.unit.compress.test_checkpoint import WRITERS, X

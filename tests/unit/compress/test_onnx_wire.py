@@ -15,8 +15,8 @@ from hypothesis.extra import numpy as st_numpy
 from onnx import TensorProto, helper, numpy_helper
 
 from compress.errors import SignatureError, StageError
-from compress.metrics import cosine_similarity
-from compress.onnx_input import read_onnx, signature_of_onnx, vetted_onnx
+from compress.evaluate.metrics import cosine_similarity
+from compress.formats.onnx.read import read_onnx, signature_of_onnx, vetted_onnx
 from compress.vetting.onnx_wire import OnnxFileError, vet_onnx, vet_onnx_bytes
 from tests.hostile.onnx_files import at_an_address, dims, function, functions, model, outside
 

@@ -22,18 +22,18 @@ import torch
 import compress
 from compress import ExportOptions
 from compress.artifact import Artifact
-from compress.checkpoint import save
 from compress.cli import main
 from compress.errors import ArtifactError, CheckpointError, ResourceError
-from compress.files import locked, write_files
-from compress.footprint import footprint
-from compress.job import Silent, export, optimize, sensitivity
+from compress.formats.checkpoint import save
+from compress.jobs.export import Silent, export, optimize, sensitivity
+from compress.jobs.output import check_output, claimed, replacing
 from compress.model import OnnxModel
 from compress.options import OptimizeOptions, SensitivityOptions
-from compress.output import check_output, claimed, replacing
 from compress.pipeline import Outcome
-from compress.shortages import shortages
-from compress.stages import Progress
+from compress.runtime.footprint import footprint
+from compress.stage import Progress
+from compress.storage.files import locked, write_files
+from compress.storage.shortages import shortages
 from tests.models import build
 
 X = "x:float32[batch,4]"
@@ -325,7 +325,7 @@ def test_a_bug_stays_a_traceback(tmp_path: Path, error: Exception) -> None:
 def test_a_process_that_the_system_ended_is_told(
     made: Path, monkeypatch: pytest.MonkeyPatch, program: str, says: str
 ) -> None:
-    monkeypatch.setattr("compress.footprint._PROGRAM", f"import os\n{program}")
+    monkeypatch.setattr("compress.runtime.footprint._PROGRAM", f"import os\n{program}")
     artifact = Artifact.load(made / "artifact")
     with pytest.raises(ResourceError, match="in a process of its own") as caught:
         footprint(OnnxModel(artifact.model_path, artifact.signature), 1)
@@ -386,7 +386,7 @@ def test_a_work_folder_that_vanishes_is_named(here: Path, begun: str) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from compress.files import locked
+from compress.storage.files import locked
 with locked(Path(sys.argv[1]), inside=sys.argv[1].endswith(".work")):
     print("held", flush=True)
     time.sleep(60)
@@ -394,7 +394,7 @@ with locked(Path(sys.argv[1]), inside=sys.argv[1].endswith(".work")):
 HOLD_AND_FORK = """
 import os, sys, time
 from pathlib import Path
-from compress.files import locked
+from compress.storage.files import locked
 with locked(Path(sys.argv[1])):
     child = os.fork()
     if child == 0:
@@ -408,7 +408,7 @@ COUNT = """
 import sys, time
 from pathlib import Path
 from compress.errors import ResourceError
-from compress.files import locked
+from compress.storage.files import locked
 place, won = Path(sys.argv[1]), 0
 while won < 40:
     try:

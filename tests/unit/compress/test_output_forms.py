@@ -11,18 +11,18 @@ import torch
 from torch import nn
 
 from compress.artifact import Signature, TensorSpec
-from compress.dataset import Dataset
+from compress.data.dataset import Dataset
 from compress.errors import RecipeError
-from compress.evaluation import judged
+from compress.evaluate.evaluation import judged
+from compress.evaluate.output_forms import forms_of, labelled_output
+from compress.evaluate.output_kind import OutputKind
+from compress.jobs.recipe import labelled_of
 from compress.model import TorchModel
 from compress.options import ExportOptions
-from compress.output_forms import forms_of, labelled_output
-from compress.output_kind import OutputKind
-from compress.recipe import labelled_of
-from compress.stages.finetune import Finetune
-from compress.stages.importance import squared_changes
+from compress.options.training import TrainingOptions
+from compress.prune.importance import squared_changes
+from compress.training.finetune import Finetune
 from compress.training.judging import Judge
-from compress.training_options import TrainingOptions
 
 CLASSES = np.arange(96) % 3
 

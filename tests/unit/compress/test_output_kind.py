@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from compress.artifact import Signature, TensorSpec
+from compress.evaluate.output_kind import OutputForm, OutputKind, by_labels, class_axis, ending_of, form_of, kind_of
 from compress.model import TorchModel
-from compress.output_kind import OutputForm, OutputKind, by_labels, class_axis, ending_of, form_of, kind_of
 
 N = 12
 IDS, MAP = np.arange(N) % 4, np.zeros((N, 5, 5), np.int64)

@@ -16,15 +16,15 @@ from hypothesis.extra import numpy as hnp
 from onnx import numpy_helper
 from torch import nn
 
-from compress.dataset import Dataset
-from compress.drawn import drawn_inputs, indices_of
+from compress.data.dataset import Dataset
 from compress.errors import StageError
-from compress.infer import infer_signature
+from compress.evaluate.parity import difference, differences
 from compress.model import TorchModel
-from compress.parity import difference, differences
+from compress.model.drawn import drawn_inputs, indices_of
+from compress.model.infer import infer_signature
+from compress.onnx_export import from_torch as onnx_from_torch
+from compress.onnx_export.from_torch import OnnxFromTorch
 from compress.signature import TensorSpec
-from compress.stages import onnx_from_torch
-from compress.stages.onnx_from_torch import OnnxFromTorch
 from tests.families import Bert
 from tests.unit.compress.test_prune_channels import quiet
 

@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from compress.errors import RecipeError, StageError
-from compress.job import Silent
+from compress.jobs.export import Silent
 from compress.model import Model, OnnxModel, TorchModel
+from compress.onnx_export.fold import FoldOnnx
+from compress.onnx_export.from_torch import OnnxFromTorch
 from compress.pipeline import Outcome, _digest, _take, check, run
-from compress.stages import Given, Progress
-from compress.stages.fold_onnx import FoldOnnx
-from compress.stages.onnx_from_torch import OnnxFromTorch
-from compress.stages.prune_channels import PruneChannels
+from compress.prune.prune_channels import PruneChannels
+from compress.stage import Given, Progress
 from tests.unit.compress.test_prune_channels import loaded
 
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from compress.dataset import Dataset
-from compress.engine.lint import lint_tensorrt
+from compress.data.dataset import Dataset
 from compress.model import OnnxModel
-from compress.stages.half_onnx import HalfOnnx
-from compress.stages.place_qdq import place
-from compress.stages.quantize_onnx import QuantizeOnnx
+from compress.quantize.half.half_onnx import HalfOnnx
+from compress.quantize.place_qdq import place
+from compress.quantize.quantize_onnx import QuantizeOnnx
+from compress.tensorrt.lint import lint_tensorrt
 from tests.families import family
 from tests.unit.compress.test_half_onnx import exported, random_data
 from tests.unit.compress.test_prune_channels import quiet
@@ -198,7 +198,7 @@ def test_a_scale_too_small_for_fp16_keeps_its_layer_in_fp32(tmp_path: Path) -> N
     weights["tiny_w"][0] = 1e-6
     path = tmp_path / "model.onnx"
     onnx.save(placed(nodes, weights, "y"), path)
-    from compress.stages.half_onnx import float32_islands
+    from compress.quantize.half.half_onnx import float32_islands
 
     kept = float32_islands(onnx.load(path), {"x": (-1.0, 1.0)})
     assert "below what FP16 holds" in kept["tiny"]

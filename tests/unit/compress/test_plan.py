@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 import compress
+from compress.jobs.plan import Cost, estimate, plan
 from compress.model import sample_inputs
+from compress.onnx_export.fold import FoldOnnx
+from compress.onnx_export.from_torch import OnnxFromTorch
 from compress.options import ExportOptions
-from compress.plan import Cost, estimate, plan
-from compress.stages.fold_onnx import FoldOnnx
-from compress.stages.onnx_from_torch import OnnxFromTorch
-from compress.stages.prune_channels import PruneChannels
+from compress.prune.prune_channels import PruneChannels
 from tests.families import family
 from tests.unit.compress.test_prune_channels import wrapped
 

@@ -12,8 +12,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 
-from compress.plot_labels import label_points
-from compress.plots import axes_of, svg_of
+from compress.report.plot_labels import label_points
+from compress.report.plots import axes_of, svg_of
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -7,16 +7,16 @@ import io
 import pytest
 from rich.console import Console
 
+from compress.console.wording import Note
+from compress.onnx_export.fold import FoldOnnx
 from compress.pipeline import Outcome
-from compress.progress import Terminal
-from compress.stages import Given
-from compress.stages.fold_onnx import FoldOnnx
-from compress.wording import Note
+from compress.report.progress import Terminal
+from compress.stage import Given
 
 
 def test_without_a_terminal_long_work_tells_of_itself_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("compress.progress.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("compress.report.progress.time.perf_counter", lambda: clock[0])
     shown = io.StringIO()
     with Terminal(Console(file=shown, width=200)) as terminal:
         tell = terminal.started("finetune")
@@ -31,7 +31,7 @@ def test_without_a_terminal_long_work_tells_of_itself_line_by_line(monkeypatch: 
 
 def test_what_an_earlier_run_had_done_does_not_count_as_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("compress.progress.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("compress.report.progress.time.perf_counter", lambda: clock[0])
     shown = io.StringIO()
     with Terminal(Console(file=shown, width=200)) as terminal:
         tell = terminal.started("finetune")

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from compress.artifact import Signature, TensorSpec
-from compress.dataset import Dataset
+from compress.data.dataset import Dataset
 from compress.errors import RecipeError, StageError
-from compress.measure import torch_macs, torch_params
 from compress.model import TorchModel, call, example_inputs, infer_outputs, sample_inputs
-from compress.stages.prune_channels import TOLERANCE, PruneChannels, bearable
+from compress.prune.prune_channels import TOLERANCE, PruneChannels, bearable
+from compress.runtime.measure import torch_macs, torch_params
 from tests.families import FAMILIES, Made, family
 from tests.models import ZOO, build
 

@@ -13,11 +13,11 @@ from torch import nn
 
 import compress
 from compress.errors import StageError
-from compress.measure import torch_macs
 from compress.model import TorchModel, call, sample_inputs
-from compress.stages.channels import Channels
-from compress.stages.onnx_from_torch import OnnxFromTorch
-from compress.stages.prune_channels import PruneChannels
+from compress.onnx_export.from_torch import OnnxFromTorch
+from compress.prune.channels import Channels
+from compress.prune.prune_channels import PruneChannels
+from compress.runtime.measure import torch_macs
 from tests.families import FAMILIES, family
 from tests.unit.compress.test_prune_channels import quiet, wrapped
 

@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 from torch import nn
 
 from compress.artifact import Signature, TensorSpec
-from compress.dataset import Dataset
+from compress.data.dataset import Dataset
 from compress.errors import RecipeError, StageError
-from compress.measure import torch_params
 from compress.model import Arrays, TorchModel, call, infer_outputs
-from compress.stages.channels import Channels
-from compress.stages.choose_channels import MOST, chosen
-from compress.stages.cut_layers import Layers
-from compress.stages.follow_channels import ChannelGroup
-from compress.stages.importance import squared_changes
-from compress.stages.prove_channels import Proof
-from compress.stages.prune_channels import PruneChannels
-from compress.stages.prune_to_budget import PruneToBudget
+from compress.prune.channels import Channels
+from compress.prune.choose_channels import MOST, chosen
+from compress.prune.cut_layers import Layers
+from compress.prune.follow_channels import ChannelGroup
+from compress.prune.importance import squared_changes
+from compress.prune.prove_channels import Proof
+from compress.prune.prune_channels import PruneChannels
+from compress.prune.prune_to_budget import PruneToBudget
+from compress.runtime.measure import torch_params
 from tests.modern_networks import MODERN
 from tests.pruning_oracle import distinct, embedded
 from tests.random_networks import Block, Free, OfImages, OfTokens, conv, networks
@@ -341,7 +341,7 @@ def test_a_budget_is_searched_for_with_one_discovery(tmp_path: Path, monkeypatch
             super().__init__(*args, **options)
             built.append(self)
 
-    monkeypatch.setattr("compress.stages.prune_channels.Channels", Counted)
+    monkeypatch.setattr("compress.prune.prune_channels.Channels", Counted)
     model = wrapped(OfImages(16, ["residual"], flat=False), "x:float32[batch,3,6,6]")
     limit = torch_params(model.module) * 0.6
     given = PruneToBudget(PruneChannels(0.5), "params", limit, ()).run(model, tmp_path, lambda *_: None)

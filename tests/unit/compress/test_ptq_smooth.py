@@ -14,13 +14,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from compress.artifact import sha256_of
-from compress.backends import OnnxBackend
-from compress.dataset import Dataset
+from compress.data.dataset import Dataset
 from compress.model import Arrays, OnnxModel, example_inputs
-from compress.stages.onnx_graph import Graph, observe
-from compress.stages.quantize_onnx import QuantizeOnnx
-from compress.stages.scale_links import find_links
-from compress.stages.smooth_onnx import SmoothOnnx
+from compress.quantize.graph import Graph, observe
+from compress.quantize.quantize_onnx import QuantizeOnnx
+from compress.quantize.scale_links import find_links
+from compress.quantize.smooth_onnx import SmoothOnnx
+from compress.runtime.backends import OnnxBackend
 from tests.models import IMAGE, ZOO
 from tests.unit.compress.test_onnx_stages import calibration, exported, folded
 from tests.unit.compress.test_prune_channels import loaded, quiet, wrapped
@@ -147,7 +147,7 @@ def test_a_link_that_would_change_the_answers_is_left_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the mistake: here what divides forgets the first producer."""
-    from compress.stages import scale_links, smooth_onnx
+    from compress.quantize import scale_links, smooth_onnx
 
     model = prepared("LayerNorm and residual", tmp_path)
     data = calibration(model, tmp_path, 20)

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from compress.backends import OnnxBackend
-from compress.dataset import Dataset
-from compress.metrics import METRICS
+from compress.data.dataset import Dataset
+from compress.evaluate.metrics import METRICS
 from compress.model import OnnxModel
-from compress.stages.calibrate import calibrate
-from compress.stages.int8_onnx import finish, plain
-from compress.stages.precision import precisions
-from compress.stages.put_back import Mixed
-from compress.stages.quantize_onnx import QuantizeOnnx, Target, quantize, quantized
-from compress.stages.quantize_within import QuantizeWithin
+from compress.quantize.calibrate import calibrate
+from compress.quantize.int8_onnx import finish, plain
+from compress.quantize.precision import precisions
+from compress.quantize.put_back import Mixed
+from compress.quantize.quantize_onnx import QuantizeOnnx, Target, quantize, quantized
+from compress.quantize.quantize_within import QuantizeWithin
+from compress.runtime.backends import OnnxBackend
 from tests.families import family
 from tests.unit.compress.onnx_graphs import branching, data_for, error_of, looping
 from tests.unit.compress.test_half_onnx import exported, random_data

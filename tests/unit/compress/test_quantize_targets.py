@@ -11,13 +11,13 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
-from compress.backends import OnnxBackend
-from compress.dataset import Dataset
+from compress.data.dataset import Dataset
 from compress.errors import BudgetError, RecipeError, StageError
-from compress.metrics import METRICS
+from compress.evaluate.metrics import METRICS
 from compress.model import OnnxModel, TorchModel, sample_inputs
-from compress.stages.quantize_onnx import QuantizeOnnx
-from compress.stages.quantize_within import QuantizeWithin, layer_names
+from compress.quantize.quantize_onnx import QuantizeOnnx
+from compress.quantize.quantize_within import QuantizeWithin, layer_names
+from compress.runtime.backends import OnnxBackend
 from tests.families import family
 from tests.unit.compress.test_half_onnx import exported, random_data
 from tests.unit.compress.test_prune_channels import quiet, wrapped

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from compress.console.quiet import LOG_FILE, quiet
 from compress.errors import StageError
-from compress.quiet import LOG_FILE, quiet
 
 PROGRAM = """
 import os, subprocess, sys, warnings
 from pathlib import Path
 from compress.errors import StageError
-from compress.quiet import quiet
+from compress.console.quiet import quiet
 
 def library():
     print("python out")

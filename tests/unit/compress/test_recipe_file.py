@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.artifact import sha256_of
-from compress.checkpoint import save
 from compress.cli import main
 from compress.errors import RecipeError
+from compress.formats.checkpoint import save
+from compress.jobs.recipe_file import COMMANDS, read, recipe_text, write
 from compress.options import ExportOptions, OptimizeOptions
-from compress.recipe_file import COMMANDS, read, recipe_text, write
 from tests.models import mlp
 from tests.unit.compress.test_checkpoint import X
 

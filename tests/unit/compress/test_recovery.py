@@ -12,10 +12,10 @@ import torch
 import compress
 from compress import pipeline
 from compress.cli import main
-from compress.job import Silent
+from compress.jobs.export import Silent
+from compress.jobs.recovery import finetune
 from compress.options import FinetuneOptions
-from compress.recovery import finetune
-from compress.stages import Progress
+from compress.stage import Progress
 from tests.unit.compress.training.networks import data, model
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from compress.artifact import Measured, Signature, StageReport, TensorSpec
-from compress.durations import bytes_text
-from compress.findings import findings
-from compress.plots import axes_of, log_axis, plots
-from compress.report import Report
-from compress.wording import Note
+from compress.console.durations import bytes_text
+from compress.console.wording import Note
+from compress.report.export import Report
+from compress.report.findings import findings
+from compress.report.plots import axes_of, log_axis, plots
 
 
 def row(stage: str, latency: float | None = 1.0, accuracy: float | None = 0.9, **figures: object) -> StageReport:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.reproduce import script
+from compress.report.reproduce import script
 
 SHELLS = [shell for name in ("bash", "dash", "sh") if (shell := shutil.which(name))]
 NASTY = [

@@ -11,15 +11,15 @@ from torch import nn
 
 from compress.artifact import sha256_of
 from compress.errors import StageError
-from compress.footprint import footprint
-from compress.grid import measure_grid
-from compress.measure import onnx_layer_bytes, onnx_macs
 from compress.model import Model, OnnxModel, sample_inputs
-from compress.reproduce import script
-from compress.roofline import Layer, Roofline, _fastest, roofline, same_roofs
-from compress.roofline_report import roofline_plot, roofline_table
-from compress.roofs import TRIES, Machine, machine
-from compress.stages.quantize_onnx import QuantizeOnnx
+from compress.quantize.quantize_onnx import QuantizeOnnx
+from compress.report.reproduce import script
+from compress.report.roofline import roofline_plot, roofline_table
+from compress.runtime.footprint import footprint
+from compress.runtime.grid import measure_grid
+from compress.runtime.measure import onnx_layer_bytes, onnx_macs
+from compress.runtime.roofline import Layer, Roofline, _fastest, roofline, same_roofs
+from compress.runtime.roofs import TRIES, Machine, machine
 from tests.families import family
 from tests.unit.compress.test_half_onnx import exported, random_data
 from tests.unit.compress.test_prune_channels import quiet, wrapped

@@ -15,14 +15,14 @@ from torch import nn
 import compress
 from compress import ExportOptions
 from compress.artifact import TensorSpec
-from compress.checkpoint import fingerprint
 from compress.errors import RecipeError
-from compress.hashing import digest_of_code
-from compress.infer import infer_signature
-from compress.job import prepare, sensitivity
-from compress.measured import measure_files
+from compress.formats.checkpoint import fingerprint
+from compress.jobs.export import prepare, sensitivity
+from compress.jobs.measure import measure_files
 from compress.model import TorchModel
+from compress.model.infer import infer_signature
 from compress.options import MeasureOptions, SensitivityOptions
+from compress.storage.hashing import digest_of_code
 
 
 def model_of(module: nn.Module, spec: str) -> TorchModel:

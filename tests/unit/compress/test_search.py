@@ -19,7 +19,7 @@ import compress
 from compress import OptimizeOptions
 from compress.cli import main as command
 from compress.errors import BudgetError, RecipeError
-from compress.search_result import Candidate, SearchResult, Trial, candidates
+from compress.evaluate.search_result import Candidate, SearchResult, Trial, candidates
 
 
 def trial(

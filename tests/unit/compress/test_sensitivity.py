@@ -12,13 +12,13 @@ from torch import nn
 
 import compress
 from compress.cli import main as command
-from compress.dataset import Dataset
+from compress.data.dataset import Dataset
 from compress.errors import RecipeError, StageError
-from compress.metrics import METRICS
+from compress.evaluate.metrics import METRICS
 from compress.model import TorchModel
-from compress.sensitivity import GroupSensitivity, Sensitivity, layer_sensitivity
-from compress.sensitivity_report import heat_map
-from compress.stages.prune_channels import PruneChannels
+from compress.prune.prune_channels import PruneChannels
+from compress.prune.sensitivity import GroupSensitivity, Sensitivity, layer_sensitivity
+from compress.report.sensitivity import heat_map
 from tests.unit.compress.test_prune_channels import loaded, quiet, wrapped
 
 

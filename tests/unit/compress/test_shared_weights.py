@@ -12,14 +12,14 @@ import torch
 from onnx import helper, numpy_helper
 from torch import nn
 
-from compress.dataset import Dataset
-from compress.measure import onnx_layer_bytes, onnx_macs, onnx_params
+from compress.data.dataset import Dataset
 from compress.model import OnnxModel
-from compress.stages import Stage
-from compress.stages.half_onnx import HalfOnnx
-from compress.stages.quantize_onnx import QuantizeOnnx
-from compress.stages.smooth_onnx import SmoothOnnx
-from compress.stages.tied_onnx import apart, share
+from compress.onnx_export.tied import apart, share
+from compress.quantize.half.half_onnx import HalfOnnx
+from compress.quantize.quantize_onnx import QuantizeOnnx
+from compress.quantize.smooth_onnx import SmoothOnnx
+from compress.runtime.measure import onnx_layer_bytes, onnx_macs, onnx_params
+from compress.stage import Stage
 from tests.unit.compress.onnx_graphs import data_for, normal, written
 from tests.unit.compress.test_half_onnx import exported
 from tests.unit.compress.test_prune_channels import quiet

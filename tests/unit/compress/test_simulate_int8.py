@@ -12,20 +12,20 @@ import pytest
 import torch
 from torch import nn
 
-from compress.dataset import Dataset
-from compress.job import Silent
+from compress.data.dataset import Dataset
+from compress.jobs.export import Silent
+from compress.jobs.recipe import stages_for
 from compress.model import OnnxModel, TorchModel
+from compress.onnx_export.fold import FoldOnnx
+from compress.onnx_export.from_torch import exported
 from compress.options import ExportOptions
 from compress.pipeline import run
-from compress.recipe import stages_for
-from compress.stages.calibrate import calibrate
-from compress.stages.fake_quantize import FakeActivation, FakeWeight
-from compress.stages.fold_onnx import FoldOnnx
-from compress.stages.int8_scheme import FloatGraph, Scheme
-from compress.stages.onnx_from_torch import exported
-from compress.stages.quantize_onnx import QuantizeOnnx, quantize
-from compress.stages.simulate_int8 import Simulation, simulate
-from compress.stages.train_quantized import TrainQuantized
+from compress.quantize.calibrate import calibrate
+from compress.quantize.qat.fake_quantize import FakeActivation, FakeWeight
+from compress.quantize.qat.scheme import FloatGraph, Scheme
+from compress.quantize.qat.simulate import Simulation, simulate
+from compress.quantize.qat.train_quantized import TrainQuantized
+from compress.quantize.quantize_onnx import QuantizeOnnx, quantize
 from tests.families import family
 from tests.unit.compress.test_prune_channels import quiet, wrapped
 
@@ -255,7 +255,7 @@ def test_an_export_quantizes_with_what_was_trained_also_when_it_goes_on_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a CPU whose 8-bit products saturate."""
-    monkeypatch.setattr("compress.recipe.int8_saturates", lambda: True)
+    monkeypatch.setattr("compress.jobs.recipe.int8_saturates", lambda: True)
     model = wrapped(Everything().eval(), "image:float32[batch,3,16,16]")
     x = np.random.default_rng(0).standard_normal((32, 3, 16, 16)).astype(np.float32)
     np.savez(tmp_path / "data.npz", image=x)

@@ -14,21 +14,21 @@ from torch import nn
 
 import compress
 from compress.artifact import Artifact
-from compress.checkpoint import fingerprint, load, save
 from compress.cli import main
-from compress.dataset import Dataset
+from compress.data.dataset import Dataset
+from compress.data.sizes import typical_inputs
 from compress.errors import RecipeError, SignatureError
-from compress.infer import infer_signature
-from compress.measure import onnx_macs, torch_macs
-from compress.measured import measure_files
+from compress.formats.checkpoint import fingerprint, load, save
+from compress.jobs.measure import measure_files
+from compress.jobs.recipe import with_sizes
 from compress.model import TorchModel
-from compress.onnx_shapes import shapes_for
+from compress.model.infer import infer_signature
+from compress.onnx_export.from_torch import OnnxFromTorch
 from compress.options import ExportOptions, MeasureOptions
 from compress.pipeline import run
-from compress.recipe import with_sizes
+from compress.runtime.measure import onnx_macs, torch_macs
+from compress.runtime.onnx_shapes import shapes_for
 from compress.signature import Signature, TensorSpec, parse_sizes
-from compress.sizes import typical_inputs
-from compress.stages.onnx_from_torch import OnnxFromTorch
 from tests.families import Bert, Lstm, UNet
 from tests.models import conv
 from tests.unit.compress.test_prune_channels import quiet

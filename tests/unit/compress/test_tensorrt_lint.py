@@ -13,12 +13,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 import compress
 from compress.cli import main
-from compress.engine.lint import lint_tensorrt
-from compress.engine.lint_cpu import lint_cpu
 from compress.errors import StageError
 from compress.model import OnnxModel
-from compress.stages.half_onnx import HalfOnnx
-from compress.stages.quantize_onnx import QuantizeOnnx
+from compress.quantize.half.half_onnx import HalfOnnx
+from compress.quantize.quantize_onnx import QuantizeOnnx
+from compress.tensorrt.lint import lint_tensorrt
+from compress.tensorrt.lint_cpu import lint_cpu
 from tests.families import family
 from tests.unit.compress.test_half_onnx import exported, random_data
 from tests.unit.compress.test_prune_channels import quiet

@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 import compress
-from compress.backends import OnnxBackend
-from compress.checkpoint import write
-from compress.dataset import Dataset
+from compress.data.dataset import Dataset
 from compress.errors import StageError
+from compress.formats.checkpoint import write
 from compress.model import TorchModel, call
-from compress.stages.finetune import Finetune
-from compress.stages.quantize_onnx import QuantizeOnnx
-from compress.stages.train_quantized import TrainQuantized, shorter
-from compress.training_options import TrainingOptions
+from compress.options.training import TrainingOptions
+from compress.quantize.qat.train_quantized import TrainQuantized, shorter
+from compress.quantize.quantize_onnx import QuantizeOnnx
+from compress.runtime.backends import OnnxBackend
+from compress.training.finetune import Finetune
 from tests.families import family
 from tests.unit.compress.test_half_onnx import exported
 from tests.unit.compress.test_prune_channels import quiet, wrapped

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from compress.cli import main
+from compress.jobs.running import spread
 from compress.options import ExportOptions, FinetuneOptions, MeasureOptions, OptimizeOptions, SensitivityOptions
-from compress.running import spread
-from compress.unused import RULES, unused
+from compress.options.unused import RULES, unused
 
 OUT = Path("out")
 

@@ -15,21 +15,21 @@ from torch import nn
 from torch.nn import functional as F
 
 import compress
-from compress.apart import share_of_own_size
-from compress.engine.view import View
 from compress.errors import CheckpointError, StageError
-from compress.graph_file import GraphError, from_data, to_data
-from compress.infer import infer_signature
-from compress.intervals import difference_interval
-from compress.measure import onnx_macs, torch_macs
-from compress.metrics import cosine_similarity
+from compress.evaluate.intervals import difference_interval
+from compress.evaluate.metrics import cosine_similarity
+from compress.evaluate.parity import difference
+from compress.formats.native.graph import GraphError, from_data, to_data
+from compress.formats.onnx.scope import in_order
 from compress.model import OnnxModel, TorchModel
-from compress.onnx_scope import in_order
-from compress.parity import difference
+from compress.model.apart import share_of_own_size
+from compress.model.infer import infer_signature
+from compress.onnx_export.from_torch import OnnxFromTorch
+from compress.prune.channels import Channels
+from compress.runtime.measure import onnx_macs, torch_macs
 from compress.signature import Signature, TensorSpec
-from compress.stages import Given
-from compress.stages.channels import Channels
-from compress.stages.onnx_from_torch import OnnxFromTorch
+from compress.stage import Given
+from compress.tensorrt.view import View
 from tests.unit.compress.test_prune_channels import quiet
 
 # What an output may end in that leaves next to nothing of how it was made.

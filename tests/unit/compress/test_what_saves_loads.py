@@ -16,9 +16,9 @@ from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 
 import compress
 from compress.artifact import TensorSpec
-from compress.checkpoint import fingerprint, load, save
 from compress.cli import main
 from compress.errors import CheckpointError
+from compress.formats.checkpoint import fingerprint, load, save
 from compress.model import call, example_inputs, symbols_of
 from tests.models import ZOO, build, mlp
 
@@ -164,7 +164,7 @@ def test_a_fingerprint_tells_tied_weights_from_equal_ones(tmp_path: Path) -> Non
 
 def release_1(module: nn.Module, inputs: tuple[str, ...], path: Path) -> Path:
     """Write as the first release did: its leaves as pickled modules, its free tensors detached."""
-    from compress.graph_file import to_data
+    from compress.formats.native.graph import to_data
 
     signature = load(save(module, path, inputs=inputs)).signature
     data = to_data(module, inputs=len(inputs))
@@ -204,7 +204,7 @@ def test_weights_are_mapped_from_the_file_not_read(tmp_path: Path, layout: str) 
     else:
         torch.save(module.state_dict() if layout == "state_dict" else module, path)
     if layout == "state_dict":
-        from compress.pickles import unpickle
+        from compress.formats.pickles.read import unpickle
 
         weight = unpickle(path, trust=False)["0.weight"]
     else:

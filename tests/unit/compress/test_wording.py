@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import compress
-from compress.wording import Note, counted
+from compress.console.wording import Note, counted
 
 
 @pytest.mark.parametrize(

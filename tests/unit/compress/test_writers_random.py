@@ -12,17 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from compress.backends import OnnxBackend
 from compress.errors import StageError
 from compress.model import OnnxModel
-from compress.stages import Stage
-from compress.stages.calibrate import calibrate
-from compress.stages.fold_onnx import FoldOnnx
-from compress.stages.half_onnx import HalfOnnx
-from compress.stages.int8_onnx import finish, plain
-from compress.stages.put_back import Mixed
-from compress.stages.quantize_onnx import QuantizeOnnx, quantized
-from compress.stages.smooth_onnx import SmoothOnnx
+from compress.onnx_export.fold import FoldOnnx
+from compress.quantize.calibrate import calibrate
+from compress.quantize.half.half_onnx import HalfOnnx
+from compress.quantize.int8_onnx import finish, plain
+from compress.quantize.put_back import Mixed
+from compress.quantize.quantize_onnx import QuantizeOnnx, quantized
+from compress.quantize.smooth_onnx import SmoothOnnx
+from compress.runtime.backends import OnnxBackend
+from compress.stage import Stage
 from tests.unit.compress.onnx_graphs import data_for, error_of, normal, written
 from tests.unit.compress.test_prune_channels import quiet
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from serve.cli import main
+from serve.cli.main import main
 from tests.serve_models import tiny_artifact
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compress.errors import ServerError
-from serve.client import infer_file
+from serve.http.ask import infer_file
 from tests.serve_http import Received, answer, scripted_server
 
 

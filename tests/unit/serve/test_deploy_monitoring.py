@@ -13,12 +13,12 @@ import pytest
 import yaml
 
 from compress.errors import ServerError
-from serve.deploy.alerts import alert_rules, alerts
-from serve.deploy.dashboards import dashboard, queries
-from serve.deploy.monitoring import MonitoringOptions, files, write_monitoring
-from serve.deploy.objectives import Objectives, objectives_of
-from serve.deploy.rules import INFERENCE, recording_rules
-from serve.gateway.telemetry import INFERENCE_ROUTES
+from serve.deploy.monitoring.alerts import alert_rules, alerts
+from serve.deploy.monitoring.dashboards import dashboard, queries
+from serve.deploy.monitoring.monitoring import MonitoringOptions, files, write_monitoring
+from serve.deploy.monitoring.objectives import Objectives, objectives_of
+from serve.deploy.monitoring.rules import INFERENCE, recording_rules
+from serve.gateway.observe.telemetry import INFERENCE_ROUTES
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -140,7 +140,7 @@ def test_the_dashboard_is_one_that_grafana_can_read() -> None:
 
 
 def test_the_command_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from serve.cli import main
+    from serve.cli.main import main
 
     with pytest.raises(SystemExit) as ended:
         main(["deploy", "monitoring", "-o", str(tmp_path), "--slo", "p99<100ms,errors<1%"])

@@ -16,15 +16,15 @@ import pytest
 import yaml
 
 from compress.errors import ServerError
-from serve.deploy.canary import analysis_templates, passes, rollout
+from serve.deploy.cluster.canary import analysis_templates, passes, rollout
+from serve.deploy.cluster.render import render, warnings_of
+from serve.deploy.cluster.workload import workload_of
 from serve.deploy.gate import judge
-from serve.deploy.objectives import objectives_of
+from serve.deploy.monitoring.objectives import objectives_of
 from serve.deploy.options import RenderOptions
-from serve.deploy.render import render, warnings_of
-from serve.deploy.workload import workload_of
-from serve.gateway.footprint import MIB, footprint_bytes
+from serve.gateway.access.footprint import MIB, footprint_bytes
 from serve.gateway.settings_file import load_settings
-from serve.repository import PackOptions, pack
+from serve.repository.repository import PackOptions, pack
 from serve.rollout.plan import Plan
 from tests.custom_resources import VERSIONS, check
 from tests.load_servers import result_of
@@ -360,8 +360,8 @@ def test_what_python_compiled_takes_no_memory(tmp_path: Path) -> None:
 
 
 def test_pods_are_sized_by_what_a_load_test_saw(tmp_path: Path) -> None:
-    from serve.load.report import LoadReport
-    from serve.load.server_side import ServerUse
+    from serve.load.figures.server_side import ServerUse
+    from serve.load.report.report import LoadReport
 
     run = result_of([[1.0] * 20], server=ServerUse(1.83, 700 * 1024 * 1024, 4))
     (tmp_path / "load.json").write_text(json.dumps(LoadReport((run,), "a").to_dict()))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from serve.lint.run import lint
-from serve.repository import pack
+from serve.repository.repository import pack
 from tests.serve_models import tiny_artifact
 
 
@@ -29,7 +29,7 @@ def test_a_model_file_elsewhere_is_not_opened(tmp_path: Path, kind: str) -> None
 
 @pytest.mark.parametrize(
     "call",
-    ["from serve.versions import roll_back as f", "from serve.deploy.gate import _network as f"],
+    ["from serve.repository.versions import roll_back as f", "from serve.deploy.gate import _network as f"],
     ids=["rollback", "gate"],
 )
 def test_a_pipe_for_a_configuration_is_refused(tmp_path: Path, call: str) -> None:

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from compress.errors import RepositoryError
-from serve.cli import main
-from serve.engine_file import for_plan
+from serve.cli.main import main
 from serve.lint.ensemble_rules import _reaches
 from serve.lint.model import read
 from serve.lint.run import lint
-from serve.pack_options import PackOptions
-from serve.provenance import read_provenance, verify
-from serve.repository import pack
-from serve.source import load_source
+from serve.pack.engine_file import for_plan
+from serve.pack.options import PackOptions
+from serve.pack.source import load_source
+from serve.repository.provenance import read_provenance, verify
+from serve.repository.repository import pack
 from tests.serve_models import tiny_artifact
 from tests.unit.serve.test_pack_engine import IMAGE, artifact, image
 

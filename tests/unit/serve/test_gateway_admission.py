@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from serve.gateway.admission import Admission, Bounds
+from serve.gateway.access.admission import Admission, Bounds
 from serve.gateway.errors import OverloadedError
 from tests.serve_http import in_loop
 

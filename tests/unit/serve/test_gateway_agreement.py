@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serve.gateway.agreement import agreement, unlike
-from serve.gateway.metadata import ModelMetadata, TensorMetadata
-from serve.gateway.protocol import InferResponse
-from serve.gateway.tensors import DATATYPES, Tensor
+from serve.gateway.oip.protocol import InferResponse
+from serve.gateway.oip.tensors import DATATYPES, Tensor
+from serve.gateway.release.agreement import agreement, unlike
+from serve.gateway.upstream.metadata import ModelMetadata, TensorMetadata
 
 NAN, INF = float("nan"), float("inf")
 

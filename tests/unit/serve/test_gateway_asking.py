@@ -11,12 +11,12 @@ import pytest
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc import service_pb2_grpc
 
-from serve.gateway.asking import unless_client_leaves
+from serve.gateway.edge.asking import unless_client_leaves
+from serve.gateway.edge.extensions import LEAVING
 from serve.gateway.errors import ClientGoneError
-from serve.gateway.extensions import LEAVING
-from serve.gateway.incidents import Incidents
+from serve.gateway.health.incidents import Incidents
 from serve.gateway.settings import Settings
-from serve.http_client import Address, Pool
+from serve.http.client import Address, Pool
 from tests.serve_http import Received, gateway, in_loop, scripted_server
 
 Leave = Callable[[], None] | None

@@ -13,12 +13,12 @@ import orjson
 import pytest
 import uvloop
 
-from serve.gateway.balancer import Balancer
-from serve.gateway.keys import add_key
-from serve.gateway.scopes import BUDGET_MOST
+from serve.gateway.access.keys import add_key
 from serve.gateway.settings import Settings
-from serve.gateway.verdicts import is_leaving
-from serve.http_client import Address, ExchangeError, Response
+from serve.gateway.upstream.balancer import Balancer
+from serve.gateway.upstream.scopes import BUDGET_MOST
+from serve.gateway.upstream.verdicts import is_leaving
+from serve.http.client import Address, ExchangeError, Response
 from tests.serve_http import Received, Respond, Scripted, answer, gateway, scripted_server
 from tests.unit.serve.test_gateway_upstream import INFER, ask, dead, metric
 
@@ -350,7 +350,7 @@ def test_a_server_that_is_not_ready_is_not_asked() -> None:
 
 
 def test_what_a_frozen_server_holds_is_asked_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve.gateway.node.PROBE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("serve.gateway.upstream.node.PROBE_TIMEOUT_S", 0.2)
 
     async def check(balancer: Balancer, servers: list[Scripted]) -> None:
         watching = asyncio.create_task(balancer.watch(0.05))

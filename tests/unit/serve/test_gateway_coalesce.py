@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve.gateway.coalesce import Coalescer, Form, split
-from serve.gateway.keys import add_key
-from serve.gateway.protocol import BINARY_HEADER, Message, build_request, parse_request, parse_response
+from serve.gateway.access.keys import add_key
+from serve.gateway.oip.protocol import BINARY_HEADER, Message, build_request, parse_request, parse_response
+from serve.gateway.oip.tensors import DATATYPES, Tensor, object_array, to_raw
 from serve.gateway.settings import ModelSettings, Settings
-from serve.gateway.tensors import DATATYPES, Tensor, object_array, to_raw
-from serve.http_client import Pool, Response
+from serve.gateway.upstream.coalesce import Coalescer, Form, split
+from serve.http.client import Pool, Response
 from tests.serve_http import Received, answer, gateway, in_loop, scripted_server
 
 pytestmark = pytest.mark.clock

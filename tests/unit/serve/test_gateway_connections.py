@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from serve.gateway import server as server_module
-from serve.gateway.connections import MOST_PIPELINED, PIPELINED_BYTES, connection_class
+from serve.gateway.edge.connections import MOST_PIPELINED, PIPELINED_BYTES, connection_class
 from serve.gateway.settings import Settings
-from serve.http_client import Address
+from serve.http.client import Address
 from tests.serve_http import Received, Scripted, answer, gateway, in_loop, scripted_server
 from tests.unit.serve.test_gateway_upstream import ask, metric
 

@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
-from serve.gateway import contracts as module
-from serve.gateway.contracts import Contracts
 from serve.gateway.errors import BadRequestError
-from serve.gateway.metadata import ModelMetadata, TensorMetadata
+from serve.gateway.oip import contracts as module
+from serve.gateway.oip.contracts import Contracts
+from serve.gateway.upstream.metadata import ModelMetadata, TensorMetadata
 from serve.rollout.plan import Target
 
 pytestmark = pytest.mark.clock

@@ -16,15 +16,15 @@ from typing import Any, ParamSpec
 import orjson
 import pytest
 
-from serve.gateway import direct as short
 from serve.gateway import server as server_module
-from serve.gateway.asking import unless_client_leaves
-from serve.gateway.connections import connection_class
+from serve.gateway.access.keys import add_key, revoke_key
+from serve.gateway.edge import direct as short
+from serve.gateway.edge.asking import unless_client_leaves
+from serve.gateway.edge.connections import connection_class
+from serve.gateway.edge.extensions import LEAVING
 from serve.gateway.errors import ClientGoneError
-from serve.gateway.extensions import LEAVING
-from serve.gateway.keys import add_key, revoke_key
 from serve.gateway.settings import Settings
-from serve.http_client import Address, ExchangeError, Pool
+from serve.http.client import Address, ExchangeError, Pool
 from tests.serve_http import Received, answer, gateway, in_loop, scripted_server
 from tests.unit.serve.test_gateway_upstream import metric
 

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from serve.gateway.settings import Settings
-from serve.http_client import Address
+from serve.http.client import Address
 from tests.serve_http import gateway, scripted_server
 from tests.unit.serve.test_gateway_upstream import ask, echo
 

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from serve.gateway.contracts import Contracts
-from serve.gateway.gate import Gate
-from serve.gateway.grpc_clients import Clients, TooManyCallsError, address_of, client_of
-from serve.gateway.grpc_message import Incoming, SlowMessageError
-from serve.gateway.memory import Memory, MemoryFullError, Share
+from serve.gateway.access.gate import Gate
+from serve.gateway.access.memory import Memory, MemoryFullError, Share
+from serve.gateway.grpc.clients import Clients, TooManyCallsError, address_of, client_of
+from serve.gateway.grpc.message import Incoming, SlowMessageError
+from serve.gateway.oip.contracts import Contracts
 from serve.gateway.settings import Settings
 
 MIB = 1024 * 1024

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from serve.gateway.asked import Asked
-from serve.gateway.identity import ANONYMOUS, Identity, KeyRing
-from serve.gateway.infer_head import RETURNED, answer_lines, returned_lines
-from serve.gateway.keys import Key
-from serve.gateway.rate_limit import TokenBucket
+from serve.gateway.access.identity import ANONYMOUS, Identity, KeyRing
+from serve.gateway.access.keys import Key
+from serve.gateway.access.rate_limit import TokenBucket
+from serve.gateway.edge.asked import Asked
+from serve.gateway.edge.infer_head import RETURNED, answer_lines, returned_lines
 
 KEY = Key("id", "name", "0" * 64)
 HEADS = [

@@ -15,12 +15,12 @@ import pytest
 import uvloop
 
 from compress.errors import ServerError
-from serve.cli import main
+from serve.cli.main import main
+from serve.gateway.access.identity import KeyRing
+from serve.gateway.access.keys import add_key, read_keys, revoke_key
 from serve.gateway.errors import UnauthorizedError
-from serve.gateway.identity import KeyRing
-from serve.gateway.keys import add_key, read_keys, revoke_key
 from serve.gateway.settings import Settings
-from serve.http_client import Address
+from serve.http.client import Address
 from tests.serve_http import gateway, scripted_server
 from tests.unit.serve.test_gateway_upstream import INFER, ask, echo, error
 

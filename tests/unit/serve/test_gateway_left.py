@@ -11,22 +11,22 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as messages
 
-from serve.gateway.admission import Admission, Bounds
-from serve.gateway.asking import ask_model
-from serve.gateway.contracts import Contracts
-from serve.gateway.deadline import EarlyTimeoutError
+from serve.gateway.access.admission import Admission, Bounds
+from serve.gateway.access.gate import Gate
+from serve.gateway.edge.asking import ask_model
+from serve.gateway.edge.extensions import LEAVING
 from serve.gateway.errors import ClientGoneError, GatewayError, UpstreamTimeoutError
-from serve.gateway.extensions import LEAVING
-from serve.gateway.gate import Gate
-from serve.gateway.grpc_channels import GrpcChannels
-from serve.gateway.grpc_clients import Clients
-from serve.gateway.grpc_infer import Inference
-from serve.gateway.grpc_message import Incoming
-from serve.gateway.grpc_status import EndedCallError
-from serve.gateway.releases import Releases
+from serve.gateway.grpc.channels import GrpcChannels
+from serve.gateway.grpc.clients import Clients
+from serve.gateway.grpc.infer import Inference
+from serve.gateway.grpc.message import Incoming
+from serve.gateway.grpc.status import EndedCallError
+from serve.gateway.observe.telemetry import Telemetry
+from serve.gateway.oip.contracts import Contracts
+from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
-from serve.gateway.telemetry import Telemetry
-from serve.gateway.upstream import Upstream
+from serve.gateway.upstream.deadline import EarlyTimeoutError
+from serve.gateway.upstream.upstream import Upstream
 from tests.serve_http import in_loop
 
 HOUR_S = 3600.0

@@ -14,9 +14,9 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve.gateway.bare_contract import BareContract
-from serve.gateway.deadline import patience_s
-from serve.gateway.encoding import unpacked
+from serve.gateway.access.rate_limit import TokenBucket
+from serve.gateway.edge.encoding import unpacked
+from serve.gateway.edge.request import read_request
 from serve.gateway.errors import (
     BadRequestError,
     BodyTooLargeError,
@@ -24,10 +24,10 @@ from serve.gateway.errors import (
     TooManyElementsError,
     UnsupportedMediaError,
 )
-from serve.gateway.rate_limit import TokenBucket
-from serve.gateway.request import read_request
+from serve.gateway.oip.bare_contract import BareContract
 from serve.gateway.settings import Settings
-from serve.http_client import Address
+from serve.gateway.upstream.deadline import patience_s
+from serve.http.client import Address
 from tests.serve_http import Received, answer, gateway, scripted_server
 from tests.unit.serve.test_gateway_upstream import INFER, ask, echo
 

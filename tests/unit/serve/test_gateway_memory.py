@@ -6,11 +6,11 @@ import pickle
 
 import pytest
 
-from serve.gateway.contract import UnfitError
+from serve.gateway.access.footprint import MIB, footprint_bytes
+from serve.gateway.access.memory import CONNECTION_BYTES, SMALL_BYTES, LastingShare, Memory, MemoryFullError, Share
+from serve.gateway.edge.request import check_json_bytes
 from serve.gateway.errors import BodyTooLargeError, GatewayError, TooManyElementsError
-from serve.gateway.footprint import MIB, footprint_bytes
-from serve.gateway.memory import CONNECTION_BYTES, SMALL_BYTES, LastingShare, Memory, MemoryFullError, Share
-from serve.gateway.request import check_json_bytes
+from serve.gateway.oip.contract import UnfitError
 
 
 def test_small_requests_have_room_where_large_ones_have_none() -> None:

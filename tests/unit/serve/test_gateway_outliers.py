@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from serve.gateway.balancer import Balancer, scope_of
-from serve.gateway.outliers import (
+from serve.gateway.upstream.balancer import Balancer, scope_of
+from serve.gateway.upstream.outliers import (
     BASE_EJECTION_TIME_S,
     INTERVAL_S,
     MAX_EJECTION_TIME_S,
@@ -18,7 +18,7 @@ from serve.gateway.outliers import (
     State,
     Verdict,
 )
-from serve.http_client import ExchangeError
+from serve.http.client import ExchangeError
 from tests.serve_http import Received, Scripted
 from tests.serve_http import answer as answering
 from tests.unit.serve.test_gateway_balancer import between

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from compress.errors import ServerError
+from serve.gateway.access.keys import add_key
+from serve.gateway.access.path import take_path
 from serve.gateway.app import create_app
 from serve.gateway.errors import UnknownModelError
-from serve.gateway.keys import add_key
-from serve.gateway.path import take_path
 from serve.gateway.settings import Settings
-from serve.http_client import Address, ExchangeError
+from serve.http.client import Address, ExchangeError
 from tests.serve_http import gateway, in_loop, scripted_server
 from tests.unit.serve.test_gateway_upstream import ask, echo
 

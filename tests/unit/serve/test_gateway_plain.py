@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from serve.gateway.errors import BadInputError, UnsupportedMediaError
-from serve.gateway.metadata import ModelMetadata, TensorMetadata, example_request
-from serve.gateway.plain import from_file, from_values, to_values
-from serve.gateway.tensors import DATATYPES, ProtocolError, Tensor, object_array
+from serve.gateway.oip.plain import from_file, from_values, to_values
+from serve.gateway.oip.tensors import DATATYPES, ProtocolError, Tensor, object_array
+from serve.gateway.upstream.metadata import ModelMetadata, TensorMetadata, example_request
 
 CONFIG = b'{"max_batch_size": 8}'
 

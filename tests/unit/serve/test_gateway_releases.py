@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from compress.errors import ServerError
-from serve.gateway.incidents import Incidents
+from serve.gateway.health.incidents import Incidents
 from serve.gateway.settings import Settings
-from serve.http_client import Address, Pool, Response
+from serve.http.client import Address, Pool, Response
 from serve.rollout.plan import Plan, Target
 from serve.rollout.store import Row, Store
 from tests.serve_http import Received, answer, gateway, in_loop, scripted_server

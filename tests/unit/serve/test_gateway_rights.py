@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from serve.gateway import identity
+from serve.gateway.access import identity
+from serve.gateway.access.keys import add_key, revoke_key
 from serve.gateway.app import create_app
-from serve.gateway.keys import add_key, revoke_key
 from serve.gateway.settings import Settings
-from serve.http_client import Address
+from serve.http.client import Address
 from tests.serve_http import Scripted, gateway, in_loop, scripted_server
 from tests.unit.serve.test_gateway_paths import flat, spelled
 from tests.unit.serve.test_gateway_upstream import echo

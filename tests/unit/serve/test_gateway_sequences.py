@@ -13,15 +13,15 @@ import grpc
 import orjson
 import pytest
 
-from serve.gateway.balancer import Balancer
-from serve.gateway.grpc_channels import SERVICE, GrpcChannels
-from serve.gateway.keys import add_key
-from serve.gateway.node import Node
-from serve.gateway.outliers import Verdict
-from serve.gateway.protocol import BINARY_HEADER
-from serve.gateway.sequences import Named, Sequences, in_answer, named
+from serve.gateway.access.keys import add_key
+from serve.gateway.grpc.channels import SERVICE, GrpcChannels
+from serve.gateway.oip.protocol import BINARY_HEADER
 from serve.gateway.settings import Settings
-from serve.http_client import Address, Response
+from serve.gateway.upstream.balancer import Balancer
+from serve.gateway.upstream.node import Node
+from serve.gateway.upstream.outliers import Verdict
+from serve.gateway.upstream.sequences import Named, Sequences, in_answer, named
+from serve.http.client import Address, Response
 from tests.serve_http import Received, answer, gateway, in_loop, scripted_server
 from tests.unit.serve.test_gateway_upstream import INFER, ask
 

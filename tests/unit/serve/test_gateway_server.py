@@ -18,7 +18,7 @@ import uvloop
 from compress.errors import ServerError
 from serve.gateway.server import check_port, serve_gateway
 from serve.gateway.settings import Settings
-from serve.http_client import Address, ExchangeError, Pool
+from serve.http.client import Address, ExchangeError, Pool
 from tests.serve_http import Received, answer, gateway, scripted_server
 
 pytestmark = pytest.mark.clock
@@ -185,7 +185,7 @@ def test_stand_alone_it_ends_on_a_signal(number: signal.Signals, tmp_path: Path)
 
 def test_it_imports_no_heavy_package() -> None:
     code = (
-        "import sys, serve.gateway.server, serve.load.run, serve.client\n"
+        "import sys, serve.gateway.server, serve.load.run, serve.http.ask\n"
         "print(sorted({'torch', 'onnx', 'onnxruntime'} & set(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

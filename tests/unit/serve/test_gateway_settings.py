@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from compress.errors import ServerError
-from serve.cli import main
-from serve.gateway.keys import add_key
+from serve.cli.main import main
+from serve.gateway.access.keys import add_key
 from serve.gateway.settings import ModelSettings
 from serve.gateway.settings_file import load_settings
-from serve.up import _settings
-from serve.up_options import UpOptions
+from serve.up.options import UpOptions
+from serve.up.run import _settings
 
 FILE = """\
 upstream = ["http://127.0.0.1:9001", "http://127.0.0.1:9002"]

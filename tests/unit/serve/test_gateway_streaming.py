@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from serve.gateway.settings import Settings
-from serve.http_client import Address
+from serve.http.client import Address
 from tests.serve_http import answer, gateway, in_loop
 
 pytestmark = pytest.mark.clock

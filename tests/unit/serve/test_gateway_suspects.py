@@ -9,8 +9,8 @@ import pytest
 from tritonclient.grpc import service_pb2 as messages
 
 from serve.gateway.errors import OverloadedError
-from serve.gateway.outages import ModelDownError, Outages
-from serve.gateway.suspects import (
+from serve.gateway.health.outages import ModelDownError, Outages
+from serve.gateway.health.suspects import (
     DEATHS_OF_KEY,
     FLIGHT_BYTES,
     LOST_BYTES,
@@ -24,7 +24,7 @@ from serve.gateway.suspects import (
     StreamFlight,
     Suspects,
 )
-from serve.http_body import GrowingBody
+from serve.http.body import GrowingBody
 from tests.serve_http import in_loop
 
 pytestmark = pytest.mark.clock

@@ -14,10 +14,10 @@ import uvloop
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from compress.errors import ServerError
-from serve.gateway.access_log import AccessLog
-from serve.gateway.keys import add_key
+from serve.gateway.access.keys import add_key
+from serve.gateway.observe.access_log import AccessLog
+from serve.gateway.observe.tracing import PARENT, Tracing
 from serve.gateway.settings import Settings
-from serve.gateway.tracing import PARENT, Tracing
 from tests.serve_http import Scripted, gateway, scripted_server
 from tests.unit.serve.test_gateway_upstream import INFER, ask, echo
 

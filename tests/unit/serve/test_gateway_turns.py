@@ -17,8 +17,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from serve.gateway.errors import OverloadedError
-from serve.gateway.suspects import DEATHS_OF_KEY, BarredError, Flight, PoisonError, Suspects
-from serve.gateway.turns import MOST_WAITING, OVERRUN_S, REST, BusyTurnError, Turns
+from serve.gateway.health.suspects import DEATHS_OF_KEY, BarredError, Flight, PoisonError, Suspects
+from serve.gateway.health.turns import MOST_WAITING, OVERRUN_S, REST, BusyTurnError, Turns
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 simulated: Callable[[Coroutine[Any, Any, Any]], Any] = importlib.import_module("simulated_time").simulated

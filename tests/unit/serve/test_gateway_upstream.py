@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from compress.errors import ServerError
 from serve.gateway.settings import Settings
-from serve.http_client import Address, Pool, Response
+from serve.http.client import Address, Pool, Response
 from tests.serve_http import Received, Scripted, answer, gateway, scripted_server
 
 pytestmark = pytest.mark.clock

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
-from serve.hand_edits import Edits, merge
-from serve.pbtxt import parse, text_of, to_message
-from serve.repository import PackOptions, pack
+from serve.config.merge import Edits, merge
+from serve.config.pbtxt import parse, text_of, to_message
+from serve.repository.repository import PackOptions, pack
 from tests.serve_models import hook_file, tiny_artifact
 from tests.unit.serve.test_pbtxt import configs
 

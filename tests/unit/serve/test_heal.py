@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from compress.errors import ToolkitError
-from serve import heal
-from serve.gateway.outages import Outages
-from serve.gateway.suspects import Suspects
-from serve.heal import Healer
+from serve.gateway.health.outages import Outages
+from serve.gateway.health.suspects import Suspects
+from serve.triton import heal
+from serve.triton.heal import Healer
 from serve.triton.stubs import Stub, is_stopped
 from tests.serve_http import in_loop
 

@@ -9,8 +9,8 @@ import pytest
 
 from compress.artifact import Artifact
 from compress.errors import HookError, RepositoryError
-from serve.cli import main
-from serve.hook_check import check_hooks
+from serve.cli.main import main
+from serve.hooks.check import check_hooks
 from tests.serve_models import HOOKS, hook_file, text_artifact, tiny_artifact
 
 UPPER = """

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from serve.pbtxt import from_pbtxt
-from serve.repository import pack
+from serve.config.pbtxt import from_pbtxt
+from serve.repository.repository import pack
 from tests.serve_models import hook_file, tiny_artifact
 
 

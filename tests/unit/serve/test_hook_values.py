@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serve import hook_values
-from serve.hook_values import named, to_array, to_value
+from serve.hooks.packed import values as hook_values
+from serve.hooks.packed.values import named, to_array, to_value
 
 SERVE = Path(hook_values.__file__).parent
 

@@ -10,7 +10,7 @@ import pytest
 
 from compress.artifact import Signature, TensorSpec
 from compress.errors import HookError
-from serve.hooks import Hooks, load_hooks
+from serve.hooks.load import Hooks, load_hooks
 from tests.serve_models import HOOKS, hook_file
 
 TINY = Signature((TensorSpec.parse("x:float32[batch,4]"),), (TensorSpec.parse("logits:float32[batch,3]"),))

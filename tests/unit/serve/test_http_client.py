@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from serve.http_client import Address, ExchangeError, Pool, encode_head
+from serve.http.client import Address, ExchangeError, Pool, encode_head
 from tests.serve_http import Received, answer, scripted_server
 
 pytestmark = pytest.mark.clock

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from compress.errors import RepositoryError
-from serve.cli import main
+from serve.cli.main import main
 from serve.lint import run as run_module
 from serve.lint.run import lint
-from serve.onnx_reader import read_onnx
-from serve.repository import PackOptions, pack
+from serve.pack.onnx_reader import read_onnx
+from serve.repository.repository import PackOptions, pack
 from tests.lint_corpus import BATCHING, CASES, GROUP, LOGITS, WARMUP, Case, X
 from tests.serve_models import hook_file, tiny_artifact
 
@@ -103,7 +103,7 @@ def test_for_a_container_this_machine_says_nothing(tmp_path: Path) -> None:
 def test_a_file_that_takes_onnx_runtime_down_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = "import os, sys\nif 'bad' in sys.argv[1]: os.abort()\nimport json\n"
     program += "print(json.dumps({'path': sys.argv[1], 'tensors': [[], []]}))"
-    monkeypatch.setattr("serve.onnx_reader._PROGRAM", program)
+    monkeypatch.setattr("serve.pack.onnx_reader._PROGRAM", program)
     found = read_onnx([tmp_path / "bad.onnx", tmp_path / "good.onnx"])
     assert found is not None
     assert "crashes" in found[tmp_path / "bad.onnx"].error
@@ -115,7 +115,7 @@ def test_a_file_that_takes_onnx_runtime_minutes_is_named_and_the_others_are_read
 ) -> None:
     program = "import json, sys, time\nfor path in sys.argv[1:]:\n    if 'slow' in path: time.sleep(3600)\n"
     program += "    print(json.dumps({'path': path, 'tensors': [[], []]}), flush=True)"
-    monkeypatch.setattr("serve.onnx_reader._PROGRAM", program)
+    monkeypatch.setattr("serve.pack.onnx_reader._PROGRAM", program)
     whole, cut = subprocess.run, []
 
     def run(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:

@@ -19,18 +19,18 @@ import uvloop
 from rich.console import Console
 
 from compress.errors import ServerError
-from serve.gateway.protocol import parse_request
-from serve.load.batch import Batch
-from serve.load.histogram import Histogram
-from serve.load.job import Job, Request
-from serve.load.live import show_progress
+from serve.gateway.oip.protocol import parse_request
+from serve.load.ask.target import find_target
+from serve.load.figures.histogram import Histogram
+from serve.load.figures.recorder import Recorder
+from serve.load.figures.result import LoadResult, percentile_or_none
 from serve.load.options import LoadOptions
-from serve.load.recorder import Recorder
-from serve.load.report import LoadReport
-from serve.load.result import LoadResult, percentile_or_none
+from serve.load.report.live import show_progress
+from serve.load.report.report import LoadReport
+from serve.load.report.shown import print_report
 from serve.load.run import Progress, Session, run_load
-from serve.load.shown import print_report
-from serve.load.target import find_target
+from serve.load.send.batch import Batch
+from serve.load.send.job import Job, Request
 from tests.load_servers import at_once, inferences, model_server, options, served
 from tests.serve_http import Received, answer, scripted_server
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.errors import ServerError
-from serve.load.arrivals import Arrivals, Kind, Leg, parse_arrivals, parse_rate, read_trace
+from serve.load.send.arrivals import Arrivals, Kind, Leg, parse_arrivals, parse_rate, read_trace
 
 
 def times(arrivals: Arrivals, part: int = 0, parts: int = 1) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

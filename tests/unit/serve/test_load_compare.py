@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from compress.errors import ServerError
-from serve.load.compare import Comparison, compare, compare_rounds
-from serve.load.intervals import interval, share_above
-from serve.load.report import LoadReport
-from serve.load.result import LoadResult
+from serve.load.figures.compare import Comparison, compare, compare_rounds
+from serve.load.figures.intervals import interval, share_above
+from serve.load.figures.result import LoadResult
+from serve.load.report.report import LoadReport
 from serve.load.turns import take_turns
 from tests.load_servers import at_once, options, result_of, served
 from tests.serve_http import Received, answer

@@ -10,7 +10,7 @@ from hdrh.histogram import HdrHistogram
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve.load.histogram import DIGITS, HIGHEST, Histogram
+from serve.load.figures.histogram import DIGITS, HIGHEST, Histogram
 
 VALUES = st.lists(st.integers(0, HIGHEST - 1) | st.integers(0, 5000), max_size=60)
 SOME = st.lists(st.integers(1, HIGHEST - 1) | st.integers(1, 5000), min_size=1, max_size=60)

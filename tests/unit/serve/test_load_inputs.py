@@ -12,12 +12,12 @@ import pytest
 import uvloop
 
 from compress.errors import ServerError
-from serve.gateway.protocol import build_request, parse_request
-from serve.gateway.tensors import Tensor
-from serve.load.check import Answer, Check, Judge
+from serve.gateway.oip.protocol import build_request, parse_request
+from serve.gateway.oip.tensors import Tensor
+from serve.load.ask.check import Answer, Check, Judge
+from serve.load.ask.target import Endpoint, Target, find_target
 from serve.load.options import LoadOptions
 from serve.load.run import run_load
-from serve.load.target import Endpoint, Target, find_target
 from tests.load_servers import METADATA, at_once, options, served
 from tests.serve_http import Received, answer
 

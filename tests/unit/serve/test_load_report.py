@@ -15,13 +15,13 @@ from hdrh.log import HistogramLogReader
 from rich.console import Console
 
 from compress.errors import ServerError
-from serve.cli import main
-from serve.load.compare import compare
-from serve.load.overlay import overlaid
-from serve.load.page import page
-from serve.load.report import Found, LoadReport, Trial, describe_machine, read_report, write_text
-from serve.load.server_side import Breakdown, ModelTime, ServerUse
-from serve.load.shown import csv_text, hlog_text, print_comparisons, print_report
+from serve.cli.main import main
+from serve.load.figures.compare import compare
+from serve.load.figures.server_side import Breakdown, ModelTime, ServerUse
+from serve.load.report.overlay import overlaid
+from serve.load.report.page import page
+from serve.load.report.report import Found, LoadReport, Trial, describe_machine, read_report, write_text
+from serve.load.report.shown import csv_text, hlog_text, print_comparisons, print_report
 from tests.load_servers import at_once, result_of, served
 
 pytestmark = pytest.mark.clock

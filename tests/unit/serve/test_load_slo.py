@@ -11,7 +11,7 @@ import pytest
 
 from compress.errors import ServerError
 from serve.load.measure import Plan, concurrencies, measure
-from serve.load.report import LoadReport
+from serve.load.report.report import LoadReport
 from serve.load.slo import Objective, Term, parse_objective
 from tests.load_servers import at_once, options, result_of, served
 from tests.serve_http import Received, answer

@@ -18,13 +18,13 @@ import pytest
 import uvloop
 
 from compress.errors import ServerError
-from serve.load.arrivals import Arrivals, Leg
-from serve.load.check import Check
-from serve.load.crew import Crew
-from serve.load.job import Job, Request
+from serve.load.ask.check import Check
 from serve.load.options import LoadOptions
 from serve.load.run import run_load
-from serve.load.worker import listen
+from serve.load.send.arrivals import Arrivals, Leg
+from serve.load.send.crew import Crew
+from serve.load.send.job import Job, Request
+from serve.load.send.worker import listen
 from tests.load_servers import at_once, inferences, options, served
 
 pytestmark = pytest.mark.clock

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from compress.signature import DTYPES
-from serve import model_config
-from serve.model_config import DTYPE_OF, TRITON_TYPE_OF, protocol_datatype
+from serve.config import model_config
+from serve.config.model_config import DTYPE_OF, TRITON_TYPE_OF, protocol_datatype
 
 
 def test_every_field_stands_in_tritons_schema_under_the_same_name() -> None:

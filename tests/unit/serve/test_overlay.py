@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from compress.errors import RepositoryError
-from serve.overlay import lay_over
-from serve.pbtxt import parse, text_of
+from serve.config.overlay import lay_over
+from serve.config.pbtxt import parse, text_of
 
 BASE = """
 name: "a" max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 5 }

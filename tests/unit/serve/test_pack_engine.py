@@ -10,12 +10,12 @@ import pytest
 
 from compress.artifact import Artifact, Signature, TensorSpec, sha256_of
 from compress.errors import RepositoryError
+from serve.config.model_config import ModelConfig
+from serve.config.pbtxt import from_pbtxt
 from serve.lint.run import lint
-from serve.model_config import ModelConfig
-from serve.network_config import network_config
-from serve.pack_options import PackOptions
-from serve.pbtxt import from_pbtxt
-from serve.repository import pack
+from serve.pack.network_config import network_config
+from serve.pack.options import PackOptions
+from serve.repository.repository import pack
 from tests.serve_models import plan_of, tiny_artifact
 
 IMAGE = Signature((TensorSpec("x", "float32", ("batch", 3, 8, 8)),), (TensorSpec("y", "float32", ("batch", 5)),))

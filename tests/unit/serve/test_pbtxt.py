@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.errors import RepositoryError
-from serve.model_config import (
+from serve.config.model_config import (
     Accelerator,
     CudaOptimization,
     DataType,
@@ -37,7 +37,7 @@ from serve.model_config import (
     RateLimiterResource,
     WarmupInput,
 )
-from serve.pbtxt import from_pbtxt, to_pbtxt
+from serve.config.pbtxt import from_pbtxt, to_pbtxt
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=12)
 COUNTS = st.integers(0, 2**31 - 1)

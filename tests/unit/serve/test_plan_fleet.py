@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.errors import ServerError
-from serve.cli import main
+from serve.cli.main import main
 from serve.load.slo import parse_objective
 from serve.plan.autoscaler import Autoscaler, Scaling
 from serve.plan.choose import plan

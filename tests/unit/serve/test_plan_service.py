@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from compress.errors import ServerError
-from serve.load.report import LoadReport
-from serve.load.result import LoadResult
-from serve.load.server_side import Breakdown, ModelTime, ServerUse
+from serve.load.figures.result import LoadResult
+from serve.load.figures.server_side import Breakdown, ModelTime, ServerUse
+from serve.load.report.report import LoadReport
 from serve.plan.replica import capacity, closed_loop, open_loop, poisson
 from serve.plan.service import Batching, Service, Stage, batching_of, service_of
-from serve.repository import pack, read_models
+from serve.repository.repository import pack, read_models
 from tests.load_servers import result_of
 from tests.serve_models import hook_file, tiny_artifact
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve.gateway.protocol import build_request, parse_request, parse_response
-from serve.gateway.tensors import (
+from serve.gateway.oip.protocol import build_request, parse_request, parse_response
+from serve.gateway.oip.tensors import (
     DATATYPES,
     ProtocolError,
     Tensor,

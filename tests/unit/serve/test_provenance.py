@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from compress.errors import RepositoryError
-from serve.cli import main
-from serve.provenance import read_provenance, verify
-from serve.repository import pack
-from serve.signing import check_files, check_signature, sign
+from serve.cli.main import main
+from serve.repository.provenance import read_provenance, verify
+from serve.repository.repository import pack
+from serve.repository.signing import check_files, check_signature, sign
 from tests.serve_models import hook_file, tiny_artifact
 
 OPENSSL = str(shutil.which("openssl"))

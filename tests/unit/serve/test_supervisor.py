@@ -15,16 +15,16 @@ from typing import Any, ParamSpec
 
 import pytest
 
-from serve.gateway.outages import Outages
+from serve.gateway.health.outages import Outages
+from serve.gateway.health.suspects import Suspect, Suspects
 from serve.gateway.server import SPARE_FILES, _clients
 from serve.gateway.settings import Settings
-from serve.gateway.suspects import Suspect, Suspects
-from serve.heal import Healer
-from serve.supervisor import AT_ONCE, CLIENT, KEY, SERVER, START, Backoff, cause_of, supervise
+from serve.triton.heal import Healer
 from serve.triton.processes import Family
 from serve.triton.stubs import Stub, stubs_in
-from serve.up_options import cpus_of
-from serve.watch import Fingerprint, fingerprints, follow, plan
+from serve.triton.supervisor import AT_ONCE, CLIENT, KEY, SERVER, START, Backoff, cause_of, supervise
+from serve.up.options import cpus_of
+from serve.up.watch import Fingerprint, fingerprints, follow, plan
 
 pytestmark = pytest.mark.clock
 
@@ -168,7 +168,7 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 async def test_a_healer_without_files_tells_once_and_goes_on(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serve.heal.LOOK_S", 0.01)
+    monkeypatch.setattr("serve.triton.heal.LOOK_S", 0.01)
     events: list[str] = []
     triton: Any = processes
     healing = asyncio.ensure_future(Healer(triton, dict, Outages(), Suspects(), events.append).run())
@@ -211,7 +211,7 @@ async def test_a_bad_round_of_following_is_not_the_last(tmp_path: Path, monkeypa
             raise ValueError("not to be looked at")
         return {}
 
-    monkeypatch.setattr("serve.watch.fingerprints", look)
+    monkeypatch.setattr("serve.up.watch.fingerprints", look)
     events: list[str] = []
     following = asyncio.ensure_future(follow(tmp_path, "http://127.0.0.1:1", events.append, look_s=0.01))
     await until(lambda: len(looks) > 9 or following.done())

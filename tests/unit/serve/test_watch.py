@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from serve.watch import Follower, fingerprints
+from serve.up.watch import Follower, fingerprints
 
 CONFIG = 'name: "{}"\nbackend: "python"\nmax_batch_size: 0\n'
 

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import compress
-from compress.dataset import Dataset
+from compress.data.dataset import Dataset
 from compress.model import TorchModel
-from compress.stages import Given
-from compress.stages.finetune import Finetune
-from compress.training_options import TrainingOptions
+from compress.options.training import TrainingOptions
+from compress.stage import Given
+from compress.training.finetune import Finetune
 
 CLASSES = 4
 

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from compress.dataset import Dataset
+from compress.data.dataset import Dataset
 from compress.errors import DatasetError, MissingExtraError, RecipeError, StageError
 from compress.model import TorchModel
-from compress.stages.finetune import Finetune
-from compress.stages.train_quantized import TrainQuantized
-from compress.training.answers import Answers
-from compress.training.compiling import Compiling
-from compress.training.kept_state import KeptState
+from compress.options.training import TrainingOptions
+from compress.quantize.qat.train_quantized import TrainQuantized
+from compress.training.batches.answers import Answers
+from compress.training.finetune import Finetune
+from compress.training.machine.compiling import Compiling
 from compress.training.stepper import Stepper
-from compress.training_options import TrainingOptions
+from compress.training.updates.kept_state import KeptState
 from tests.unit.compress.training.networks import (
     accuracy,
     data,
@@ -345,7 +345,7 @@ def test_a_short_training_is_not_compiled() -> None:
 
 
 def test_a_compiler_that_fails_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.training.compiling.WORTH", -1.0)
+    monkeypatch.setattr("compress.training.machine.compiling.WORTH", -1.0)
 
     def broken(_module: nn.Module) -> Any:
         return nn.Sequential(nn.Linear(1, 1))  # of another shape: fails when it runs

@@ -12,13 +12,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import compress
-from compress.dataset import Dataset
+from compress.data.dataset import Dataset
+from compress.evaluate.output_kind import OutputForm, OutputKind
 from compress.model import TorchModel
-from compress.output_kind import OutputForm, OutputKind
-from compress.stages import Given
-from compress.stages.finetune import Finetune
+from compress.options.training import TrainingOptions
+from compress.stage import Given
+from compress.training.finetune import Finetune
 from compress.training.losses import distance, fits, labelled
-from compress.training_options import TrainingOptions
 from tests.unit.compress.test_prune_channels import quiet
 
 KINDS = {
@@ -148,7 +148,7 @@ def test_what_was_asked_for_is_taken_and_labels_that_do_not_fit_it_are_named(tmp
 def test_probabilities_are_not_trained_in_numbers_that_round_them_to_1(
     end: nn.Module, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("compress.training.precision.fast_bfloat16", lambda: True)
+    monkeypatch.setattr("compress.training.updates.precision.fast_bfloat16", lambda: True)
     given, _, _ = taught(tmp_path, end, labels=True, epochs=1, train_precision="auto")
     assert given.details["precision"] == precision
 

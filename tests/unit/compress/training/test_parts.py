@@ -15,16 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from compress.training.augment import augmentation
-from compress.training.average import Average
-from compress.training.batch_size import find_batch_size
-from compress.training.gpu_watch import GpuWatch
-from compress.training.kept_state import KeptState
-from compress.training.loader import Batch
-from compress.training.optimizers import Lamb, optimizer_for
-from compress.training.precision import precision_for
-from compress.training.sampler import Sampler, unsure
-from compress.training.schedule import SCHEDULES, one_cycle_momentum
+from compress.training.batches.augment import augmentation
+from compress.training.batches.batch_size import find_batch_size
+from compress.training.batches.loader import Batch
+from compress.training.batches.sampler import Sampler, unsure
+from compress.training.machine.gpu_watch import GpuWatch
+from compress.training.updates.average import Average
+from compress.training.updates.kept_state import KeptState
+from compress.training.updates.optimizers import Lamb, optimizer_for
+from compress.training.updates.precision import precision_for
+from compress.training.updates.schedule import SCHEDULES, one_cycle_momentum
 from tests.models import Depthwise
 
 STEPS = st.integers(1, 500)
@@ -174,7 +174,7 @@ def test_a_flip_mirrors_some_images_and_a_function_may_do_what_it_likes(
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Stands still but for what a test adds."""
     now = [0.0]
-    monkeypatch.setattr("compress.training.batch_size.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("compress.training.batches.batch_size.time.perf_counter", lambda: now[0])
     return now
 
 
@@ -202,11 +202,11 @@ def test_a_batch_size_leaves_enough_steps_and_takes_what_fits(clock: list[float]
 
 
 def test_a_network_of_depthwise_convolutions_is_not_trained_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.training.precision.fast_bfloat16", lambda: True)
+    monkeypatch.setattr("compress.training.updates.precision.fast_bfloat16", lambda: True)
     assert precision_for("auto", Depthwise(), "cpu") == ("32-true", None)
     assert precision_for("auto", nn.Conv2d(3, 3, 3), "cpu") == ("bf16-mixed", None)
     assert precision_for("auto", nn.Conv2d(3, 3, 3), "cpu", exact=True) == ("32-true", None)
-    monkeypatch.setattr("compress.training.precision.fast_bfloat16", lambda: False)
+    monkeypatch.setattr("compress.training.updates.precision.fast_bfloat16", lambda: False)
     assert precision_for("auto", nn.Conv2d(3, 3, 3), "cpu") == ("32-true", None)
     asked, note = precision_for("bf16-mixed", nn.Conv2d(3, 3, 3), "cpu")
     assert asked == "bf16-mixed"

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from compress.artifact import Signature, TensorSpec
-from compress.dataset import Dataset
+from compress.data.dataset import Dataset
 from compress.errors import StageError
 from compress.model import TorchModel
-from compress.stages.finetune import Finetune
-from compress.training import precision
-from compress.training_options import TrainingOptions
+from compress.options.training import TrainingOptions
+from compress.training.finetune import Finetune
+from compress.training.updates import precision
 
 
 class Pairs(nn.Module):

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from compress.training.synced_norm import combined, own_statistics, synced
+from compress.training.machine.synced_norm import combined, own_statistics, synced
 
 FAR = [(0.0, 1.0), (1e4, 1e-1), (-3e5, 1.0), (1e-6, 1e-7)]
 

@@ -14,17 +14,17 @@ import torch
 from torch import nn
 
 from compress.artifact import Signature, TensorSpec
-from compress.dataset import Dataset
+from compress.data.dataset import Dataset
 from compress.errors import RecipeError
+from compress.evaluate.output_kind import OutputForm, OutputKind
 from compress.model import TorchModel
-from compress.output_kind import OutputForm, OutputKind
-from compress.stages.finetune import Finetune
-from compress.training.average import Average
+from compress.options.training import TrainingOptions
+from compress.training.batches.loader import Loader
+from compress.training.batches.sampler import Sampler
+from compress.training.finetune import Finetune
 from compress.training.judging import Judge
-from compress.training.loader import Loader
-from compress.training.optimizers import optimizer_for
-from compress.training.sampler import Sampler
-from compress.training_options import TrainingOptions
+from compress.training.updates.average import Average
+from compress.training.updates.optimizers import optimizer_for
 from tests.unit.compress.test_prune_channels import quiet
 from tests.unit.compress.training.networks import stage, trained
 
@@ -127,7 +127,7 @@ def test_a_last_batch_that_is_smaller_counts_by_its_samples() -> None:
 def judged(data: Dataset, signature: Signature, teacher: nn.Module | None) -> tuple[float, str]:
     from lightning_fabric import Fabric
 
-    from compress.output_kind import form_of
+    from compress.evaluate.output_kind import form_of
 
     module = Scores().train()
     form = form_of(TorchModel(module, signature), "y", data.labels)

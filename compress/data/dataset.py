@@ -1,0 +1,244 @@
+"""Calibration, evaluation and training data, checked against the model's inputs before any work starts."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from compress.artifact import Signature, TensorSpec, sha256_of
+from compress.console.wording import counted
+from compress.data.sources import Converted, Fetched, Fetcher, Rows, open_shards
+from compress.errors import DatasetError, SignatureError
+from compress.formats.arrays import open_npy, open_npz
+from compress.model import Arrays
+from compress.options.user_code import user_code
+from compress.storage.hashing import digest_of_arrays, digest_of_samples
+
+__all__ = ["Dataset", "seeded"]
+
+_LABELS = ("label", "labels", "target", "targets", "y")
+_MEND = "save it with np.savez(path, input_name=array, label=array), the first dimension being the samples"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Arrays of samples by input name, and labels where there are some.
+
+    Attributes:
+        source: where it came from, as the user wrote it.
+        inputs: arrays whose first dimension is the sample, or what behaves like them: memory-mapped where the source
+            is .npy or uncompressed .npz shards, opened a few at a time where these are compressed, made when asked for
+            where it is a torch Dataset.
+        labels: integers [n] for classification, or None.
+        digest: the SHA-256 of all of the data, or what computes it: that makes every sample of a torch Dataset once.
+        starts: where each compressed shard begins: reading from many at once is slow.
+        fetcher: makes the samples, of a torch Dataset.
+    """
+
+    source: str
+    inputs: dict[str, Any]
+    labels: Any | None
+    digest: str | Callable[[], str]
+    starts: tuple[int, ...] = ()
+    fetcher: Fetcher | None = None
+
+    @classmethod
+    def open(cls, source: str, signature: Signature) -> Self:
+        """Read an .npz, a .npy, a folder of .npy files or .npz shards, or what `package.module:function` returns.
+
+        That is a dict of arrays, or a map-style torch Dataset. An array belongs to the input of its name; a model with
+        one input takes the only array that is not the labels, whatever its name. Labels are called label, labels,
+        target, targets or y, where no input is called so.
+
+        Raises:
+            DatasetError: missing, empty, damaged, without an array for an input, of unequal lengths, or with NaN.
+            SignatureError: an array of the wrong shape or dtype.
+        """
+        arrays, digest, starts, fetcher = _read(source, signature)
+        taken = {spec.name for spec in signature.inputs}  # a model may take a "target"
+        labels = next((arrays.pop(name) for name in _LABELS if name in arrays and name not in taken), None)
+        if len(signature.inputs) == 1 and len(arrays) == 1:
+            arrays = {signature.inputs[0].name: next(iter(arrays.values()))}
+        inputs: dict[str, Any] = {}
+        for spec in signature.inputs:
+            if spec.name not in arrays:
+                have = ", ".join(arrays) or "no arrays"
+                raise DatasetError(f"{source} lacks the input {spec.name!r}", why=f"it holds {have}", mend=_MEND)
+            inputs[spec.name] = _fitting(arrays[spec.name], spec, source)
+        if labels is not None and not labels.ndim:
+            raise DatasetError(f"can't use the labels in {source}", why="they are a single number", mend=_MEND)
+        lengths = {name: len(array) for name, array in inputs.items()} | (
+            {} if labels is None else {"label": len(labels)}
+        )
+        if 0 in lengths.values():
+            raise DatasetError(
+                f"{source} is empty", why="it holds no samples", mend="give it some: 100 or more is usual"
+            )
+        if len(set(lengths.values())) > 1:
+            why = ", ".join(f"{name} has {counted(length, 'samples')}" for name, length in lengths.items())
+            raise DatasetError(f"the arrays in {source} are of unequal length", why=why, mend=_MEND)
+        return cls(source, inputs, labels, digest, starts, fetcher)
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """Of all of the data; what is computed from it is kept under this key."""
+        return self.digest if isinstance(self.digest, str) else self.digest()
+
+    def __len__(self) -> int:
+        return len(next(iter(self.inputs.values())))
+
+    def batches(self, size: int) -> Iterator[tuple[Arrays, np.ndarray[Any, Any] | None]]:
+        """Consecutive batches; the last may be smaller."""
+        for start in range(0, len(self), size):
+            yield self.take(slice(start, start + size))
+
+    def take(self, index: slice | np.ndarray[Any, Any]) -> tuple[Arrays, np.ndarray[Any, Any] | None]:
+        """The samples at an index, and their labels."""
+        if self.fetcher is None:
+            chosen = {name: np.ascontiguousarray(array[index]) for name, array in self.inputs.items()}
+            return chosen, None if self.labels is None else np.asarray(self.labels[index])
+        places = np.arange(len(self))[index] if isinstance(index, slice) else index
+        rows = self.fetcher.rows(places)
+        labels = rows[self.labels.name] if isinstance(self.labels, Fetched) else _rows(self.labels, index)
+        chosen = {name: np.ascontiguousarray(rows[array.name], array.dtype) for name, array in self.inputs.items()}
+        return chosen, labels
+
+    def part(self, index: np.ndarray[Any, Any]) -> Dataset:
+        """These samples as a dataset of their own, taken when they are asked for."""
+        places = index.astype(np.int64).tobytes()
+
+        def digest() -> str:
+            return hashlib.sha256(self.sha256.encode() + places).hexdigest()
+
+        if self.fetcher is not None:
+            fetcher = self.fetcher.part(index)
+            views: dict[str, Any] = {name: array.by(fetcher) for name, array in self.inputs.items()}
+            made = self.labels.by(fetcher) if isinstance(self.labels, Fetched) else _rows(self.labels, index)
+            return replace(self, inputs=views, labels=made, digest=digest, fetcher=fetcher)
+        inputs: dict[str, Any] = {
+            name: _Part((len(index), *array.shape[1:]), array.dtype, array, index)
+            for name, array in self.inputs.items()
+        }  # fmt: skip
+        labels = None if self.labels is None else np.asarray(self.labels[index])
+        in_order = bool(self.starts) and bool((np.diff(index) > 0).all())
+        starts = tuple(int(start) for start in np.searchsorted(index, self.starts)) if in_order else ()
+        return replace(self, inputs=inputs, labels=labels, digest=digest, starts=starts)
+
+
+def _rows(labels: Any | None, index: Any) -> np.ndarray[Any, Any] | None:
+    """Labels that are read already, as class ids."""
+    return None if labels is None else np.asarray(labels[index])
+
+
+@dataclass(frozen=True)
+class _Part(Converted):
+    """Some of the rows of an array."""
+
+    places: np.ndarray[Any, Any]
+
+    def __getitem__(self, index: Any) -> np.ndarray[Any, Any]:
+        return np.asarray(self.rows[self.places[index]], self.dtype)
+
+
+def _fitting(array: Any, spec: TensorSpec, source: str) -> Any:
+    want = np.dtype(spec.dtype)
+    if array.dtype != want and array.dtype.kind == want.kind:  # float64 for float32 and the like: the same numbers
+        in_memory = isinstance(array, np.ndarray) and not isinstance(array, np.memmap)
+        if isinstance(array, Fetched):
+            array = replace(array, dtype=want)
+        else:
+            array = array.astype(want) if in_memory else Converted(array.shape, want, array)
+    try:
+        spec.check(array, source=source)
+    except SignatureError:
+        if array.ndim and array.shape[1:] == tuple(spec.shape[1:]) and not len(array):
+            raise DatasetError(f"{source} is empty", why="it holds no samples", mend=_MEND) from None
+        raise
+    looked_at = 0 if isinstance(array, Fetched) else len(array)  # what is made when asked for is, in training
+    whole = range(0, looked_at, 1024)
+    if want.kind == "f" and not all(np.isfinite(array[i : i + 1024]).all() for i in whole):
+        raise DatasetError(
+            f"{source} holds NaN or infinite values",
+            why=f"in the array of the input {spec.name!r}",
+            mend="find where they come from, or drop those samples",
+        )
+    return array
+
+
+_Found = tuple[dict[str, Any], str | Callable[[], str], tuple[int, ...], Fetcher | None]
+
+
+def _read(source: str, signature: Signature) -> _Found:
+    path = Path(source)
+    if re.fullmatch(r"[\w.]+:\w+", source) and not path.exists():
+        return _call(source, signature)
+    try:
+        if path.is_dir():
+            files = sorted(path.glob("*.npy")) or sorted(path.glob("*.npz"))
+            told = json.dumps([[file.name, sha256_of(file)] for file in files])  # a name says whose input it is
+            digest = hashlib.sha256(told.encode()).hexdigest()
+            if files and files[0].suffix == ".npz":
+                shards, starts = open_shards(path)
+                return dict(shards), digest, starts, None
+            return {file.stem: open_npy(file) for file in files}, digest, (), None
+        if not path.is_file():
+            raise DatasetError(f"can't read the data {source}", why="there is no such file", mend=_MEND)
+        if path.suffix == ".npy":
+            return {"": open_npy(path)}, sha256_of(path), (), None
+        return dict(open_npz(path)), sha256_of(path), (), None
+    except (ValueError, OSError) as err:
+        why = f"it is not a whole .npz or .npy file ({err})"
+        raise DatasetError(f"can't read the data {source}", why=why, mend=_MEND) from err
+
+
+def _call(source: str, signature: Signature) -> _Found:
+    mend = "it is to return a dict of arrays by input name, or a torch Dataset; run from the folder of its module"
+    try:
+        with user_code(source) as function, seeded(0):  # several processes must get the same
+            given = function()
+    except Exception as err:  # the user's function: anything may come out of it
+        raise DatasetError(f"can't get data from {source}", why=f"{type(err).__name__}: {err}", mend=mend) from err
+    if isinstance(given, Mapping):
+        arrays = {str(name): np.asarray(array) for name, array in given.items()}
+        return arrays, digest_of_arrays(arrays), (), None
+    if not (hasattr(given, "__getitem__") and hasattr(given, "__len__")):
+        raise DatasetError(f"can't get data from {source}", why=f"it gave a {type(given).__name__}", mend=mend)
+    if not len(given):
+        raise DatasetError(f"{source} is empty", why="it holds no samples", mend=mend)
+    with seeded(0):
+        fetcher = Fetcher(given, [spec.name for spec in signature.inputs], source)
+    views: dict[str, Rows] = {
+        name: Fetched(shape, dtype, name, fetcher.rows) for name, (shape, dtype) in fetcher.specs.items()
+    }
+
+    def rows(index: np.ndarray[Any, Any]) -> Mapping[str, np.ndarray[Any, Any]]:
+        with seeded(int(index[0])):  # they may be random
+            return fetcher.made(index)
+
+    return dict(views), lambda: digest_of_samples(given, rows), (), fetcher
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """What a user's code draws from the global generators of Python, numpy and torch follows from the seed."""
+    python, legacy, own = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)
+        torch.set_rng_state(own)

@@ -1,0 +1,300 @@
+"""Samples that need not fit into memory: shards of .npz files, and a user's own map-style Dataset.
+
+Both behave as arrays of samples do: a shape, a dtype, a length, and rows by slice or by index.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from compress.console.wording import counted
+from compress.errors import DatasetError
+from compress.formats.arrays import Member, members_of, read_member
+
+__all__ = ["Converted", "Fetched", "Fetcher", "Rows", "Shards", "open_shards"]
+
+Array = np.ndarray[Any, Any]
+KEPT = 2  # decompressed shards in memory at a time
+
+
+class Rows(Protocol):
+    """An array whose first dimension is the sample, or what behaves like one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Samples first."""
+
+    @property
+    def ndim(self) -> int:
+        """Of the shape."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the rows."""
+
+    def __len__(self) -> int:
+        """Samples."""
+
+    def __getitem__(self, index: Any) -> Any:
+        """The rows at a slice or at an array of indices."""
+
+
+@dataclass(frozen=True)
+class _View:
+    """What stands for an array [n, …] without being one."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.asarray(self[:], dtype)
+
+    def __getitem__(self, index: Any) -> Array:
+        raise NotImplementedError
+
+    def _places(self, index: Any) -> Array:
+        return np.arange(len(self))[index] if isinstance(index, slice) else np.asarray(index)
+
+
+@dataclass(frozen=True)
+class Converted(_View):
+    """Rows that become another width when they are taken."""
+
+    rows: Rows
+
+    def __getitem__(self, index: Any) -> Array:
+        return np.asarray(self.rows[index], self.dtype)
+
+
+class _Files:
+    """The .npz files of a folder: arrays stored as they are become memory maps, others are kept for a while."""
+
+    def __init__(self, paths: Sequence[Path], members: Sequence[Mapping[str, Member]]) -> None:
+        self._paths = paths
+        self._members = members
+        self._names = list(members[0])
+        self._maps: dict[tuple[int, str], Array] = {}
+        self._kept: OrderedDict[tuple[int, str], Array] = OrderedDict()
+
+    def array(self, shard: int, name: str) -> Array:
+        at = shard, name
+        if at in self._maps:
+            return self._maps[at]
+        if at in self._kept:
+            self._kept.move_to_end(at)
+            return self._kept[at]
+        path, member = self._paths[shard], self._members[shard][name]
+        try:
+            if member.entry.stored:  # its checksum was compared when the folder was opened
+                self._maps[at] = read_member(path, member, check=False)
+                return self._maps[at]
+            while len(self._kept) >= KEPT * len(self._names):
+                self._kept.popitem(last=False)
+            self._kept[at] = read_member(path, member)
+        except (OSError, ValueError) as err:
+            raise DatasetError(
+                f"can't read {name!r} of {path}",
+                why=f"{type(err).__name__}: {err}",
+                mend="write this shard again, or take it away",
+            ) from err
+        return self._kept[at]
+
+
+@dataclass(frozen=True)
+class Shards(_View):
+    """One array over all files of a folder."""
+
+    name: str
+    starts: tuple[int, ...]
+    files: _Files
+
+    def __getitem__(self, index: Any) -> Array:
+        places = self._places(index)
+        shards = np.searchsorted(self.starts, places, side="right") - 1
+        found = np.empty((len(places), *self.shape[1:]), self.dtype)
+        for shard in np.unique(shards):
+            here = shards == shard
+            found[here] = self.files.array(int(shard), self.name)[places[here] - self.starts[shard]]
+        return found
+
+
+def open_shards(folder: Path) -> tuple[dict[str, Shards], tuple[int, ...]]:
+    """The arrays of a folder of .npz files, by name; and where each file begins, if they are compressed.
+
+    Raises:
+        DatasetError: files of unlike arrays.
+        ValueError, OSError: damaged ones.
+    """
+    paths = sorted(folder.glob("*.npz"))
+    members = [_samples_of(path) for path in paths]
+    headers = [{name: (member.shape, member.dtype) for name, member in shard.items()} for shard in members]
+    first = headers[0]
+    for path, header in zip(paths, headers, strict=True):
+        unlike = {name: (shape[1:], dtype) for name, (shape, dtype) in header.items()} != {
+            name: (shape[1:], dtype) for name, (shape, dtype) in first.items()
+        }
+        if unlike or len({shape[0] for shape, _ in header.values()}) != 1:
+            raise DatasetError(
+                f"the shards in {folder} don't fit each other",
+                why=f"{path.name} holds {_told(header)}; {paths[0].name} holds {_told(first)}",
+                mend="give each .npz the same arrays, of the same dtype and shape but for the number of samples",
+            )
+    lengths = [next(iter(header.values()))[0][0] for header in headers]
+    starts = tuple(int(start) for start in np.cumsum([0, *lengths])[:-1])
+    for path, shard in zip(paths, members, strict=True):
+        for member in shard.values():
+            if member.entry.stored:
+                read_member(path, member)
+    files = _Files(paths, members)
+    total = sum(lengths)
+    arrays = {name: Shards((total, *shape[1:]), dtype, name, starts, files) for name, (shape, dtype) in first.items()}
+    stored = all(member.entry.stored for shard in members for member in shard.values())
+    return arrays, () if stored else starts
+
+
+def _told(header: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> str:
+    return ", ".join(f"{name} {dtype}{list(shape)}" for name, (shape, dtype) in header.items())
+
+
+def _samples_of(path: Path) -> dict[str, Member]:
+    members = members_of(path)
+    for name, member in members.items():
+        if not member.shape:
+            raise ValueError(f"{name} in {path.name} is no array of samples")
+    if not members:
+        raise ValueError(f"{path.name} holds no array")
+    return members
+
+
+class Fetcher:
+    """A user's map-style dataset, whose samples are made when they are asked for.
+
+    Args:
+        samples: has `__len__` and `__getitem__`, which gives an input, inputs and a label as a tuple, or a dict.
+        inputs: the names of the model's inputs, in order.
+
+    Raises:
+        DatasetError: samples that are none of these.
+    """
+
+    def __init__(self, samples: Any, inputs: Sequence[str], source: str) -> None:
+        self._samples = samples
+        self._inputs = inputs
+        self._source = source
+        self._cached: dict[str, Array] = {}
+        self._seen: Array | None = None  # which samples are in the cache
+        first = self._sample(0)
+        self.specs = {name: ((len(samples), *value.shape), value.dtype) for name, value in first.items()}
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def part(self, index: Array) -> Fetcher:
+        """These samples alone."""
+        return Fetcher(_Chosen(self._samples, index), self._inputs, self._source)
+
+    def keep_in(self, folder: Path) -> None:
+        """Write each sample to a folder when it is first made, and read it from there later."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, (shape, dtype) in self.specs.items():
+            self._cached[name] = _kept(folder / f"{name}.rows.npy", dtype, shape)
+        self._seen = _kept(folder / "seen.npy", np.dtype(np.bool_), (len(self),))
+
+    def rows(self, index: Array) -> dict[str, Array]:
+        """Samples at an index, by the names of inputs and `label`."""
+        if self._seen is None:
+            return self.made(index)
+        missing = np.unique(index[~self._seen[index]])
+        if len(missing):
+            for name, value in self.made(missing).items():
+                self._cached[name][missing] = value
+            self._seen[missing] = True
+        return {name: cached[index] for name, cached in self._cached.items()}
+
+    def made(self, index: Array) -> dict[str, Array]:
+        """Samples at an index, made anew."""
+        samples = [self._sample(int(place)) for place in index]
+        try:
+            return {name: np.stack([sample[name] for sample in samples]) for name in self.specs}
+        except (KeyError, ValueError) as err:
+            raise DatasetError(
+                f"the samples of {self._source} are unlike each other",
+                why=str(err),
+                mend="give each sample the same arrays, of the same shape",
+            ) from err
+
+    def _sample(self, place: int) -> dict[str, Array]:
+        try:
+            given = self._samples[place]
+            named = self._named(given)
+            return {name: np.asarray(value) for name, value in named.items()}
+        except DatasetError:
+            raise
+        except Exception as err:  # the user's dataset: anything may come out of it
+            raise DatasetError(
+                f"can't get sample {place} of {self._source}",
+                why=f"{type(err).__name__}: {err}",
+                mend="mend its __getitem__",
+            ) from err
+
+    def _named(self, given: Any) -> dict[str, Any]:
+        if isinstance(given, Mapping):
+            return {str(name): value for name, value in given.items()}
+        parts = list(given) if isinstance(given, tuple | list) else [given]
+        if len(parts) not in (len(self._inputs), len(self._inputs) + 1):
+            raise DatasetError(
+                f"can't use the samples of {self._source}",
+                why=f"one has {counted(len(parts), 'parts')}, the model {counted(len(self._inputs), 'inputs')}",
+                mend="give (input, …, label), the inputs alone, or a dict by name",
+            )
+        return dict(zip([*self._inputs, "label"], parts, strict=False))
+
+
+def _kept(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    mode: Any = "r+" if path.exists() else "w+"
+    mapped: Array = np.lib.format.open_memmap(path, mode, dtype, shape)  # type: ignore[no-untyped-call]
+    return mapped
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    samples: Any
+    index: Array
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, place: int) -> Any:
+        return self.samples[int(self.index[place])]
+
+
+@dataclass(frozen=True)
+class Fetched(_View):
+    """One of the arrays that a fetcher's samples make."""
+
+    name: str
+    fetch: Callable[[Array], Mapping[str, Array]]
+
+    def by(self, fetcher: Fetcher) -> Fetched:
+        """The same array, of another fetcher's samples."""
+        return replace(self, shape=(len(fetcher), *self.shape[1:]), fetch=fetcher.rows)
+
+    def __getitem__(self, index: Any) -> Array:
+        places = self._places(index)
+        if len(places) == 0:
+            return np.empty((0, *self.shape[1:]), self.dtype)
+        parts = [self.fetch(part)[self.name] for part in np.array_split(places, -(-len(places) // 1024))]
+        return np.concatenate(parts).astype(self.dtype, copy=False)

@@ -1,0 +1,75 @@
+"""How alike the answers of several models are, over the data that is given, as far as that is worth its time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from compress.data.dataset import Dataset
+from compress.evaluate.compare import max_abs_error
+from compress.evaluate.metrics import cosine_similarity
+from compress.model import Arrays
+
+__all__ = ["Likeness", "likeness"]
+
+MOST = 256  # samples: what the least of more would tell is no more of a model's worth
+SECONDS = 20.0  # after these no further batch is run
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """Of one model's answers to the first model's.
+
+    Attributes:
+        samples: that both answered; 0 where these were random inputs, or the data has not as many as a batch takes.
+        cosine_similarity: the least of any sample and output.
+        max_abs_error: the largest of any sample and output.
+    """
+
+    samples: int
+    cosine_similarity: float
+    max_abs_error: float
+
+
+def likeness(
+    run: Mapping[str, Callable[[Arrays], Arrays]], timed: Arrays, data: Dataset | None, batch: int
+) -> dict[str, Likeness]:
+    """Run every model on the inputs that are timed, and on as many batches of the data as there is time for.
+
+    Args:
+        run: by model, what gives its outputs; the names of these may differ, their order does not.
+        timed: one batch.
+        data: whose samples are drawn without order, but the same ones each time; None for random inputs.
+        batch: samples in a call.
+    """
+    first = next(iter(run))
+    cosines, errors, samples = dict.fromkeys(run, 1.0), dict.fromkeys(run, 0.0), 0
+    begun = time.perf_counter()
+    for answered, inputs in _batches(timed, data, batch):
+        expected = run[first](inputs)
+        for name, infer in run.items():
+            outputs = expected if name == first else infer(inputs)
+            got = dict(zip(expected, outputs.values(), strict=True))
+            alike = [
+                float(np.min(cosine_similarity(values, got[key]), initial=1.0)) for key, values in expected.items()
+            ]
+            cosines[name] = min([cosines[name], *alike])
+            errors[name] = max(errors[name], max_abs_error(expected, got))
+        samples += answered
+        if time.perf_counter() - begun > SECONDS:
+            break
+    return {name: Likeness(samples, cosines[name], errors[name]) for name in run}
+
+
+def _batches(timed: Arrays, data: Dataset | None, batch: int) -> Iterator[tuple[int, Arrays]]:
+    """Full batches only, and how many samples of the data each has: some models take no others."""
+    count = 0 if data is None else min(len(data), max(MOST, batch)) // batch * batch
+    if data is None or not count:
+        yield 0, timed
+        return
+    places = np.random.default_rng(0).permutation(len(data))[:count]
+    for start in range(0, count, batch):
+        yield batch, data.take(np.sort(places[start : start + batch]))[0]

@@ -1,0 +1,149 @@
+"""What whoever knows nothing of a sample gets: an original has to be better, or its drop means nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from compress.evaluate.label_metrics import constant_f1
+from compress.model import Arrays
+
+__all__ = ["Chance", "OfNumbers", "OfPlaces", "OfSets", "OfShuffled"]
+
+Array = np.ndarray[Any, Any]
+SHUFFLES = 20  # of which none may do as well as the labels themselves: one in 21 by chance
+KEPT, KEPT_BYTES = 512, 64 << 20
+
+
+class Chance(Protocol):
+    """Sees the original's answers and the labels, batch after batch."""
+
+    def add(self, outputs: Arrays, labels: Array | None) -> None:
+        """Take a batch."""
+
+    def doubt(self, low: float | None, told: str) -> str | None:
+        """Why the metric means nothing, in a sentence, or None.
+
+        Args:
+            low: lower end of the original's own interval, or None without one.
+            told: the metric's value and interval, in words.
+        """
+
+
+class OfSets:
+    """Labels that are there or not, several to a sample: the best that is always the same (`constant_f1`)."""
+
+    def __init__(self) -> None:
+        self._there: list[Array] = []
+
+    def add(self, outputs: Arrays, labels: Array | None) -> None:  # noqa: ARG002
+        """Take a batch."""
+        if labels is not None:
+            self._there.append(np.asarray(labels).reshape(len(labels), -1) > 0)
+
+    def doubt(self, low: float | None, told: str) -> str | None:
+        """See `Chance`."""
+        rate = constant_f1(np.concatenate(self._there)) if self._there else 0.0
+        return _doubt(low, told, rate)
+
+
+class OfNumbers:
+    """Numbers, judged by r2: the mean label has 0."""
+
+    def add(self, outputs: Arrays, labels: Array | None) -> None:
+        """Take a batch."""
+
+    def doubt(self, low: float | None, told: str) -> str | None:
+        """See `Chance`."""
+        if low is None or low > 0:
+            return None
+        return (
+            f"The original is no better than chance on the evaluation data: {told}, and whoever always gives the mean "
+            "label has 0."
+        )
+
+
+class OfPlaces:
+    """A class for each place: the one that most places have.
+
+    Args:
+        axis: of the classes, in the output.
+    """
+
+    def __init__(self, axis: int) -> None:
+        self._axis = axis
+        self._counts: Counter[int] = Counter()
+        self._classes = 0
+
+    def add(self, outputs: Arrays, labels: Array | None) -> None:
+        """Take a batch."""
+        self._classes = next(iter(outputs.values())).shape[self._axis]
+        if labels is not None:
+            ids, counts = np.unique(labels, return_counts=True)
+            self._counts.update(dict(zip(ids.tolist(), counts.tolist(), strict=True)))
+
+    def doubt(self, low: float | None, told: str) -> str | None:
+        """See `Chance`."""
+        inside = [count for label, count in self._counts.items() if 0 <= label < self._classes]
+        if not inside:
+            return f"No place's label is a class of the model: its classes go from 0 to {self._classes - 1}."
+        return _doubt(low, told, max(inside) / sum(inside))
+
+
+def _doubt(low: float | None, told: str, rate: float) -> str | None:
+    if low is None or low > rate:
+        return None
+    return (
+        f"The original is no better than chance on the evaluation data: {told}, and whoever always gives the most "
+        f"frequent labels has {rate:.1%}."
+    )
+
+
+class OfShuffled:
+    """A metric of the user's own: it has to be better with the labels than with those of other samples.
+
+    A permutation test on the first samples. A metric that looks at no labels can't be told so, and is not doubted.
+
+    Args:
+        judge: the metric, from outputs and labels of some samples.
+        higher_is_better: of its figures.
+    """
+
+    def __init__(self, judge: Callable[[Arrays, Array], float], *, higher_is_better: bool) -> None:
+        self._judge, self._sign = judge, 1 if higher_is_better else -1
+        self._outputs: list[Arrays] = []
+        self._labels: list[Array] = []
+        self._room = KEPT_BYTES
+        self._samples = 0
+
+    def add(self, outputs: Arrays, labels: Array | None) -> None:
+        """Take a batch."""
+        size = sum(values.nbytes for values in outputs.values())
+        if labels is None or self._samples >= KEPT or size > self._room:
+            return
+        self._room -= size
+        self._samples += len(labels)
+        self._outputs.append(outputs)
+        self._labels.append(np.asarray(labels))
+
+    def doubt(self, low: float | None, told: str) -> str | None:  # noqa: ARG002
+        """See `Chance`."""
+        if not self._labels:
+            return None
+        outputs = {name: np.concatenate([batch[name] for batch in self._outputs]) for name in self._outputs[0]}
+        labels = np.concatenate(self._labels)
+        random = np.random.default_rng(0)
+        orders = [np.arange(len(labels)), *(random.permutation(len(labels)) for _ in range(SHUFFLES))]
+        try:
+            value, *shuffled = (self._sign * self._judge(outputs, labels[order]) for order in orders)
+        except Exception:  # the user's function, on other batches than it was made for; where it counts, it is told
+            return None
+        if all(other == value for other in shuffled) or value > max(shuffled):
+            return None
+        return (
+            f"The metric is no better with the labels of the evaluation data ({self._sign * value:.4g}) than with the "
+            f"same labels shuffled ({self._sign * max(shuffled):.4g}): it says nothing of the original."
+        )

@@ -1,0 +1,168 @@
+"""The same samples through several models: how far each is from the reference, and how well each does the task."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from compress.data.dataset import Dataset
+from compress.evaluate.intervals import CONFIDENCE
+from compress.evaluate.metrics import METRICS, Metric, cosine_similarity
+from compress.evaluate.scoring import Answers, Scores, batch_for
+from compress.model import Arrays
+from compress.runtime.backends import Backend
+
+__all__ = ["Comparison", "batch_difference", "compare", "cosine_similarity", "max_abs_error"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Figures over all samples; None where the data or the outputs don't allow one.
+
+    Attributes:
+        samples: how many.
+        value: of the metric; NaN or infinite where the model's answers, or the user's metric, are.
+        scores: the metric of each sample [n], or None where it is no mean of these.
+        accuracy: share whose label has the largest logit, 0 to 1.
+        agreement: share with the reference's top-1 answer, 0 to 1.
+        cosine_similarity: mean over samples and outputs, against the reference.
+        max_abs_error: the largest over all outputs, against the reference.
+        not_numbers: samples whose judged outputs hold NaN; they have the worst score.
+        doubts: of the reference: why a difference to it would mean nothing, in sentences.
+    """
+
+    samples: int
+    value: float
+    scores: np.ndarray[Any, Any] | None
+    accuracy: float | None
+    agreement: float | None
+    cosine_similarity: float
+    max_abs_error: float
+    not_numbers: int = 0
+    doubts: tuple[str, ...] = ()
+
+
+def max_abs_error(a: Arrays, b: Arrays) -> float:
+    """The largest absolute difference over all outputs of a's names.
+
+    It is infinite where there is NaN, where infinities differ, and where an output is missing or of another shape.
+    """
+    worst = 0.0
+    for name, left in a.items():
+        if name not in b or np.shape(left) != np.shape(b[name]):
+            return float("inf")
+        x, y = np.asarray(left, np.float64), np.asarray(b[name], np.float64)
+        with np.errstate(invalid="ignore"):
+            difference = np.where(x == y, 0.0, np.abs(x - y))
+        if difference.size:
+            worst = max(worst, float(np.nan_to_num(difference, nan=np.inf, posinf=np.inf).max()))
+    return worst
+
+
+def batch_difference(model: Backend, inputs: Arrays, *, alone: int | None = None) -> float:
+    """How far a sample's answer depends on what else is in its batch: 0 for a model that takes each by itself.
+
+    Args:
+        model: that takes any number of samples.
+        inputs: some samples.
+        alone: how many of them, from the first, are run by themselves; by default all.
+
+    Returns:
+        The largest absolute difference between the outputs for all samples at once and for one alone, as a share of
+        the largest output; infinite where outputs are no numbers.
+    """
+    together = model.infer(inputs)
+    count = len(next(iter(inputs.values())))
+    count = count if alone is None else min(alone, count)
+    finite = (np.abs(values[np.isfinite(values)]) for values in together.values())
+    largest = max((float(values.max(initial=0)) for values in finite), default=0.0)
+    worst = 0.0
+    for at in range(count):
+        single = model.infer({name: values[at : at + 1] for name, values in inputs.items()})
+        worst = max(worst, max_abs_error(single, {name: values[at : at + 1] for name, values in together.items()}))
+    return worst / largest if largest else worst
+
+
+class _Tally:
+    """What is kept of one model: a score for each sample and figure."""
+
+    def __init__(self, metrics: Mapping[str, Metric]) -> None:
+        self.scores = {name: Scores(metric) for name, metric in metrics.items()}
+        self.worst = 0.0
+
+    def add(self, outputs: Arrays, expected: Arrays, labels: np.ndarray[Any, Any] | None) -> None:
+        for scores in self.scores.values():
+            scores.add(outputs, expected, labels)
+        self.worst = max(self.worst, max_abs_error(expected, outputs))
+
+
+def compare(
+    reference: str,
+    models: Mapping[str, Backend],
+    data: Dataset,
+    metric: Metric = METRICS["cosine"],
+    *,
+    batch: int | None = None,
+    confidence: float = CONFIDENCE,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> dict[str, Comparison]:
+    """Run every model on every batch; memory holds one batch at a time, and a number for each sample.
+
+    Args:
+        reference: the name in `models` that the others are compared with.
+        models: by name; accuracy and agreement look at the output that the metric judges, or at the first.
+        data: with labels for accuracy.
+        metric: what the models are judged by; a function of all outputs has these kept in memory.
+        batch: samples at a time; by default what fits their size.
+        confidence: for telling the reference from chance.
+        progress: called with samples done and in all.
+
+    Raises:
+        RecipeError: the user's metric fails.
+    """
+    done, size = 0, batch or batch_for(models[reference], data)
+    tallies: dict[str, _Tally] = {}
+    answers = Answers(metric)
+    for inputs, labels in data.batches(size):
+        expected = models[reference].infer(inputs)
+        tallies = tallies or {name: _Tally(_wanted(expected, labels, metric)) for name in models}
+        answers.add(expected, labels)
+        for name, model in models.items():
+            tallies[name].add(expected if name == reference else model.infer(inputs), expected, labels)
+        done += len(next(iter(inputs.values())))
+        progress(done, len(data))
+    found = {name: _comparison(tally, len(data)) for name, tally in tallies.items()}
+    doubts = answers.doubts(found[reference].scores, confidence)
+    return found | {reference: dataclasses.replace(found[reference], doubts=doubts)}
+
+
+def _wanted(expected: Arrays, labels: np.ndarray[Any, Any] | None, metric: Metric) -> dict[str, Metric]:
+    """What this batch allows to be scored: the metric, and what else is told of every model."""
+    judged = metric.output or next(iter(expected))
+    scores = expected[judged]
+    found = {"metric": metric, "cosine": METRICS["cosine"]}
+    several = metric.name == "f1"  # of several labels, the largest says nothing
+    if scores.ndim == 2 and scores.shape[1] > 1 and scores.dtype.kind == "f" and not several:
+        found |= {"agreement": METRICS["agreement"].of(judged)}
+        if labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu":
+            found |= {"top1": METRICS["top1"].of(judged)}
+    return found
+
+
+def _comparison(tally: _Tally, samples: int) -> Comparison:
+    judged = tally.scores["metric"].result()
+    means = {name: float(found.result().mean()) for name, found in tally.scores.items() if name != "metric"}
+    return Comparison(
+        samples=samples,
+        value=float(judged.mean()),
+        scores=judged if judged.shape == (samples,) else None,
+        accuracy=means.get("top1"),
+        agreement=means.get("agreement"),
+        cosine_similarity=means["cosine"],
+        max_abs_error=tally.worst,
+        not_numbers=tally.scores["metric"].not_numbers,
+    )

@@ -1,0 +1,305 @@
+"""What a run is judged on and by: samples to choose by, others to prove on, a metric, and how sure it has to be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compress.console.wording import Note, counted
+from compress.data.class_labels import with_class_ids
+from compress.data.dataset import Dataset
+from compress.data.overlap import Overlap, overlaps
+from compress.errors import RecipeError
+from compress.evaluate.intervals import least_samples, paired_interval, percent
+from compress.evaluate.judge import Budget, Judge
+from compress.evaluate.metrics import Metric, find_metric
+from compress.evaluate.output_kind import ending_of
+from compress.model import TorchModel
+from compress.options import CompressOptions
+from compress.runtime.backends import open_model
+from compress.runtime.measure import cores
+
+__all__ = ["Evaluation", "budget_of", "evaluation_of", "halves", "judged", "overlap_words"]
+
+PROBED = 8  # samples that tell what the outputs are
+# What is done with the data of an option: it should have no sample of those that judge.
+MADE_WITH = {
+    "finetune": "trained on",
+    "validation": "kept for its best epoch by",
+    "calibration": "calibrated on",
+}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Samples and the metric; what chooses and what proves share no sample.
+
+    Attributes:
+        proof: what the report's figures are over.
+        metric: what is judged by.
+        confidence: of the intervals.
+        choice: what decides among models, where a run does; otherwise None.
+        how: where the two come from, in words; empty where nothing is chosen.
+        notes: what a reader should know of the labels and the metric.
+        made_with: of the data that the model is made with, by option, what stands in the evaluation data, too.
+    """
+
+    proof: Dataset
+    metric: Metric
+    confidence: float
+    choice: Dataset | None = None
+    how: str = ""
+    notes: tuple[str, ...] = ()
+    made_with: Mapping[str, Overlap] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For report.json."""
+        return {
+            "samples": len(self.proof),
+            "sha256": self.proof.sha256,
+            "confidence": self.confidence,
+            "output": self.metric.output,
+            "chosen_on": None if self.choice is None else {"samples": len(self.choice), "sha256": self.choice.sha256},
+            "split": self.how,
+            "made_with": {name: asdict(found) for name, found in self.made_with.items()},
+        }
+
+    def refuse(self, original: TorchModel, budget: Budget) -> None:
+        """Refuse a budget that no result could keep on these samples, before the work.
+
+        Raises:
+            RecipeError: they are too few, the metric has no interval, or the original's own answers mean nothing.
+        """
+        for data in (self.proof, *(() if self.choice is None else (self.choice,))):
+            self._refuse_too_few(data, budget)
+            judge = Judge(open_model(original, threads=cores()), data, self.metric, confidence=budget.confidence)
+            if judge.doubts:
+                raise RecipeError(
+                    "can't keep a largest drop on this evaluation data",
+                    why=" ".join(judge.doubts),
+                    mend="give more samples, with labels that fit the model, or judge by another --metric",
+                )
+            if budget.confidence is not None and not judge.gives_intervals:
+                raise RecipeError(
+                    f"can't tell how sure a drop of {self.metric.name} is",
+                    why="it gives one figure for all samples, which has no interval",
+                    mend="add --budget-by point, or let it give a score for each sample",
+                )
+
+    def _refuse_too_few(self, data: Dataset, budget: Budget) -> None:
+        if budget.confidence is None or not self.metric.counted:
+            return
+        least = least_samples(budget.points / self.metric.scale, budget.confidence)
+        if least is not None and len(data) >= least:
+            return
+        unseen = self.metric.scale * paired_interval(0, 0, len(data), budget.confidence).high
+        takes = "no number of samples is enough" if least is None else f"it takes {least:,}"
+        if least is not None and self.choice is not None:
+            takes += " to choose by, and as many others to prove on"
+        raise RecipeError(
+            f"can't be sure of {counted(budget.points, 'points')} of {self.metric.name} with "
+            f"{counted(len(data), 'samples')}",
+            why=f"where none of them shows a change, {unseen:.2g} points may still be lost at "
+            f"{percent(budget.confidence)} "
+            f"confidence; {takes}",
+            mend="give more evaluation data, allow a larger drop, or take the estimate itself: --budget-by point",
+        )
+
+
+def budget_of(options: CompressOptions, max_drop: float) -> Budget:
+    """The budget of a largest drop."""
+    return Budget(max_drop, options.confidence if options.budget_by == "interval" else None)
+
+
+def evaluation_of(
+    options: CompressOptions,
+    model: TorchModel,
+    opened: Mapping[str, str],
+    *,
+    chooses: bool,
+    chosen_before: str = "",
+    proves: bool = True,
+) -> Evaluation | None:
+    """Open the evaluation data, and split it where the run chooses by it.
+
+    Args:
+        options: of the run.
+        model: the original, which answers a few samples.
+        opened: where the data of each option lies, by the option's name.
+        chooses: whether the run decides anything by a metric.
+        chosen_before: hash of evaluation data that an earlier run has chosen by; if it is this one, its other half
+            proves.
+        proves: whether figures are told by it: samples that the model is made with, too, are looked for then.
+
+    Returns:
+        None without evaluation data.
+
+    Raises:
+        RecipeError, DatasetError, SignatureError: what can't be used.
+    """
+    _refuse_options(options)
+    if options.eval is None:
+        return None
+    data = Dataset.open(opened["eval"], model.signature)
+    data, metric, notes = judged(data, options.metric, options.judge, model)
+    made_with = _made_with(options, data, opened, model) if proves else {}
+    notes += tuple(_told(name, getattr(options, name), found) for name, found in made_with.items())
+    before = bool(chosen_before) and chosen_before == data.sha256
+    chooses = chooses or before
+    if options.selection is not None:
+        chosen = Dataset.open(opened["selection"], model.signature)
+        if chosen.sha256 == data.sha256:
+            raise RecipeError(
+                "can't choose and prove on the same samples",
+                why="--selection and --eval hold the same data",
+                mend="give other samples to choose by, or leave --selection out: --eval is then split",
+            )
+        if (shared := overlaps(data, {"selection": chosen})["selection"]).counts:
+            raise RecipeError(
+                "can't choose and prove on the same samples",
+                why=f"{shared.told} --selection stand in --eval, too",
+                mend="give other samples to choose by, or leave --selection out: --eval is then split",
+            )
+        chosen = _labelled_alike(chosen, metric, data)
+        how = f"models are chosen by the {counted(len(chosen), 'samples')} of --selection"
+        if before:  # the sensitivity's half has chosen, too
+            data = halves(data)[1]
+        return Evaluation(data, metric, options.confidence, chosen, how, notes, made_with)
+    if not chooses:
+        return Evaluation(data, metric, options.confidence, None, "", notes, made_with)
+    if len(data) < 2:
+        raise RecipeError(
+            "can't choose and prove on one sample",
+            why="those that choose a model are kind to it: others have to prove it",
+            mend="give a hundred or more evaluation samples",
+        )
+    choice, proof = halves(data)
+    by = ", each label alike" if _has_ids(data) else ""
+    all_of_them = counted(len(data), "evaluation samples")
+    how = f"models are chosen by {len(choice):,} of the {all_of_them} and proven on the other "
+    how += f"{len(proof):,} (split by seed 0{by})"
+    return Evaluation(proof, metric, options.confidence, choice, how, notes, made_with)
+
+
+def halves(data: Dataset) -> tuple[Dataset, Dataset]:
+    """Two halves without a common sample: by seed, with as many of each label in both as there can be.
+
+    The seed is always 0: another one would be another try, and two commands on the same data share the split.
+    """
+    order = np.random.default_rng(0).permutation(len(data))
+    if _has_ids(data):
+        assert data.labels is not None  # noqa: S101  looked at
+        order = order[np.argsort(np.asarray(data.labels)[order], kind="stable")]
+    return data.part(np.sort(order[::2])), data.part(np.sort(order[1::2]))
+
+
+def _has_ids(data: Dataset) -> bool:
+    return isinstance(data.labels, np.ndarray) and data.labels.ndim == 1 and data.labels.dtype.kind in "iu"
+
+
+def judged(
+    data: Dataset, name: str | None, output: str | None, model: TorchModel
+) -> tuple[Dataset, Metric, tuple[str, ...]]:
+    """The data with its labels as class ids where a built-in metric looks at them, the metric, and words on both.
+
+    Args:
+        data: to judge on.
+        name: of the metric; by default what fits.
+        output: to judge, of several; by default the one that can be meant.
+        model: answers a few samples.
+
+    Raises:
+        RecipeError: labels or a metric that can't serve, or several outputs that can be meant.
+    """
+    few, _ = data.take(slice(0, PROBED))
+    sample = open_model(model, threads=cores()).infer(few)
+    notes: tuple[str, ...] = ()
+    if name in (None, "top1", "top5"):
+        data, notes = with_class_ids(data)
+    endings = {spec.name: ending_of(model.module, at) for at, spec in enumerate(model.signature.outputs)}
+    metric = find_metric(name, data, model.signature, output=output, sample=sample, endings=endings, ask=True)
+    if metric.needs_labels and not metric.classifies:
+        notes = ()  # they are looked at as they are
+    if (name is None or output is None) and len(model.signature.outputs) > 1:
+        other = " (another: --judge)" if output is None and metric.output is not None else ""
+        which = "all of them together" if metric.output is None else repr(metric.output)
+        given = counted(len(model.signature.outputs), "outputs")
+        notes += (Note(f"The model gives {given}: {metric.name} judges {which}{other}."),)
+    elif name is None and notes and not metric.needs_labels:
+        notes += (Note(f"The metric is {metric.name}, with the original's own answers."),)
+    return data, metric, notes
+
+
+def _labelled_alike(data: Dataset, metric: Metric, proof: Dataset) -> Dataset:
+    if not metric.needs_labels:
+        return data
+    if not metric.classifies and proof.labels is not None:
+        alike = data.labels is not None and data.labels.ndim == proof.labels.ndim
+        if alike and (data.labels.dtype.kind == "f") == (proof.labels.dtype.kind == "f"):  # type: ignore[union-attr]
+            return data
+        raise RecipeError(
+            f"can't choose by {metric.name} on {data.source}",
+            why="its labels are not of the kind that those of --eval are",
+            mend=f"add an array `label` {['n', *proof.labels.shape[1:]]} to it".replace("'", ""),
+        )
+    data, _ = with_class_ids(data)
+    if not _has_ids(data):
+        raise RecipeError(
+            f"can't choose by {metric.name} on {data.source}",
+            why="it has no labels that are one class for each sample",
+            mend="add an array `label` [n] of integers to it",
+        )
+    return data
+
+
+def _made_with(
+    options: CompressOptions, data: Dataset, opened: Mapping[str, str], model: TorchModel
+) -> dict[str, Overlap]:
+    """What of the data that a model is made with stands in the evaluation data, by the option's name."""
+    asked = [name for name in MADE_WITH if getattr(options, name) is not None]
+    same = [name for name in asked if _place(opened[name]) == _place(opened["eval"])]
+    whole = Overlap(len(data), len(data), len(data), len(data))
+    others = {name: Dataset.open(opened[name], model.signature) for name in asked if name not in same}
+    found = dict.fromkeys(same, whole) | (overlaps(data, others) if others else {})
+    return {name: found[name] for name in asked if found[name].counts}
+
+
+def overlap_words(data: Dataset, others: Mapping[str, Dataset]) -> tuple[str, ...]:
+    """A warning for each set that a model is made with, by option, and that shares samples with what judges it."""
+    found = overlaps(data, others) if others else {}
+    return tuple(_told(name, others[name].source, each) for name, each in found.items() if each.counts)
+
+
+def _place(source: str) -> str:
+    return os.path.realpath(source) if Path(source).exists() else source
+
+
+def _told(name: str, source: str, found: Overlap) -> str:
+    if found.shared == found.samples == found.others:
+        where = f"the evaluation data itself (--{name} {source})"
+    else:
+        where = f"samples that judge it ({found.told} --{name} stand in --eval, too)"
+    verb = MADE_WITH.get(name, "trained on")
+    return f"The model is {verb} {where}: its figures are kinder than on data that it has not seen."
+
+
+def _refuse_options(options: CompressOptions) -> None:
+    if not 0 < options.confidence < 1:
+        raise RecipeError(
+            f"can't be {options.confidence:g} sure",
+            why="--confidence is a share above 0 and below 1",
+            mend="give 0.95 for 95%",
+        )
+    taught = None if options.finetune is not None else options.judge  # it names what labels teach, too
+    for flag, value in (("--selection", options.selection), ("--judge", taught)):
+        if value is not None and options.eval is None:
+            raise RecipeError(
+                f"{flag} is given, but no evaluation data",
+                why="there is nothing to prove on",
+                mend="add --eval eval.npz",
+            )

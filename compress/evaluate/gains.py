@@ -1,0 +1,105 @@
+"""What was gained, in figures and in words; of what could be chance, no claim is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from compress.artifact import Measured, StageReport
+from compress.runtime.latency import Ratio, ratio
+
+__all__ = ["Gain", "apart", "gains_of", "speed", "times"]
+
+MOST_DECIMALS = 6
+
+
+def times(value: float) -> str:
+    """A ratio of 1 or more in words, with the decimals that keep it from 1: of 24, 1.9 or 1.02."""
+    return f"{value:.0f}×" if value >= 20 else f"{value:.1f}×" if value >= 1.05 else f"{value:.2f}×"
+
+
+def apart(before: float, after: float, decimals: int = 3) -> tuple[str, str]:
+    """Two figures with as many decimals as it takes to tell them apart."""
+    for places in range(decimals, MOST_DECIMALS + 1):
+        if f"{before:.{places}f}" != f"{after:.{places}f}":
+            return f"{before:.{places}f}", f"{after:.{places}f}"
+    return f"{before:.{decimals}f}", f"{after:.{decimals}f}"
+
+
+def speed(before: Measured, after: Measured) -> Ratio | None:
+    """How many times as fast `after` is: paired by round; with no interval where rounds were not kept."""
+    paired = ratio(before.latency_rounds_ms or (), after.latency_rounds_ms or ())
+    if paired is not None:
+        return paired
+    if not before.latency_p50_ms or not after.latency_p50_ms:
+        return None
+    return Ratio(before.latency_p50_ms / after.latency_p50_ms)
+
+
+@dataclass(frozen=True)
+class Gain:
+    """One figure of what a run gained or lost.
+
+    Attributes:
+        figure: a ratio; never below 1, since the words say which way.
+        words: "faster than torch eager", "slower than …", "as fast as …".
+        interval: in words, where there is one.
+        kind: whether it is one.
+    """
+
+    figure: str
+    words: str
+    interval: str
+    kind: Literal["gain", "loss", "neither"]
+
+    def __str__(self) -> str:
+        return " ".join(part for part in (self.figure, self.words, self.interval) if part)
+
+
+def gains_of(rows: Sequence[StageReport]) -> list[Gain]:
+    """The result against the original: size, work and time.
+
+    Args:
+        rows: "original" and "original_onnx" first, the result last.
+    """
+    by_name = {row.stage: row.measured for row in rows}
+    original, onnx, last = by_name["original"], by_name["original_onnx"], rows[-1].measured
+    found = [
+        _counted(onnx.size_bytes, last.size_bytes, "smaller", "larger", "the original's ONNX"),
+        _counted(original.macs, last.macs, "fewer", "more", "multiply-accumulates"),
+        _timed(speed(original, last), "torch eager"),
+        _timed(speed(onnx, last), "the original in ONNX Runtime"),
+    ]
+    return [gain for gain in found if gain is not None]
+
+
+def _counted(before: int | None, after: int | None, less: str, more: str, of: str) -> Gain | None:
+    """A ratio of what is counted, and so is certain."""
+    if not before or not after:
+        return None
+    than = of if less == "fewer" else f"than {of}"
+    if times(max(before, after) / min(before, after)) == times(1.0):
+        return None if less == "fewer" else Gain("", f"as large as {of}", "", "neither")
+    smaller = after < before
+    return Gain(
+        times(before / after if smaller else after / before), f"{less if smaller else more} {than}", "",
+        "gain" if smaller else "loss",
+    )  # fmt: skip
+
+
+def _timed(found: Ratio | None, than: str) -> Gain | None:
+    """A ratio that was measured: with its interval, and no more than it allows."""
+    if found is None:
+        return None
+    if found.low is None or found.high is None:  # too few rounds
+        figure = times(max(found.value, 1 / found.value))
+        return Gain(figure, f"{'faster' if found.value >= 1 else 'slower'} than {than}", "(no interval)", "neither")
+    low, high = found.low, found.high
+    slower = found.slower
+    figure = times(1 / found.value if slower else max(found.value, 1.0))
+    if not (found.faster or slower):
+        return Gain("", f"as fast as {than}", f"({low:.2f} to {high:.2f} times, within noise)", "neither")
+    ends = (1 / high, 1 / low) if slower else (low, high)
+    interval = "({} to {})".format(*apart(*ends, decimals=1 if found.value >= 1.05 or slower else 2))
+    return Gain(figure, f"{'slower' if slower else 'faster'} than {than}", interval, "loss" if slower else "gain")

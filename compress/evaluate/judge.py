@@ -1,0 +1,172 @@
+"""How much worse a model is than its original, and whether a budget allows it: the one place that decides."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from compress.data.dataset import Dataset
+from compress.evaluate.intervals import CONFIDENCE, difference_interval, percent
+from compress.evaluate.metrics import Metric
+from compress.evaluate.scoring import Answers, Scores, batch_for
+from compress.model import Arrays
+from compress.runtime.backends import Backend
+
+__all__ = ["Budget", "Drop", "Judge", "spread"]
+
+KEPT_BYTES = 256 << 20  # of the original's outputs, beyond which it runs again for each model
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a model may lose.
+
+    Attributes:
+        points: of the metric, at most.
+        confidence: of the interval whose upper end has to keep it; None holds the estimate itself against it.
+    """
+
+    points: float
+    confidence: float | None = CONFIDENCE
+
+    def counted(self, drop: float | None, high: float | None) -> float:
+        """What is held against the limit: the interval's upper end, or the drop; infinite where it is not known."""
+        held = drop if self.confidence is None else high
+        if held is None or drop is None or math.isnan(held) or math.isnan(drop):
+            return math.inf
+        return max(held, drop)
+
+    def keeps(self, drop: float | None, high: float | None) -> bool:
+        """Whether a drop with this upper end is inside; one that was not measured is not."""
+        return self.counted(drop, high) <= self.points
+
+    def words(self, drop: float | None, high: float | None) -> str:
+        """What is inside or beyond, for a message."""
+        if drop is None:
+            return "unknown"
+        if self.confidence is None:
+            return f"{drop:.4g} points"
+        if high is None:
+            return f"{drop:.4g} points, without an interval"
+        return f"{drop:.4g} points, and may be {self.counted(drop, high):.4g} at {percent(self.confidence)} confidence"
+
+
+@dataclass(frozen=True)
+class Drop:
+    """What a model loses.
+
+    Attributes:
+        before, after: the metric of the original and of the model.
+        points: the loss, in points for shares; below 0 for a gain; infinite where the model's answers are no numbers.
+        low, high: its confidence interval, paired by sample; None where the metric is no mean of scores, or the samples
+            don't tell.
+        counted: what a budget is held against.
+    """
+
+    before: float
+    after: float
+    points: float
+    low: float | None
+    high: float | None
+    counted: float = math.inf
+
+
+def spread(data: Dataset, count: int) -> Dataset:
+    """At most so many samples, evenly over the data."""
+    return data.part(np.unique(np.linspace(0, len(data) - 1, min(count, len(data))).astype(np.int64)))
+
+
+class Judge:
+    """Compares models with an original.
+
+    Args:
+        original: its outputs are kept, where the metric looks at them and they are few; otherwise it runs again beside
+            each model.
+        data: to judge on.
+        metric: what is judged by.
+        confidence: of the intervals; None takes estimates as they are for what a budget is held against.
+    """
+
+    def __init__(
+        self, original: Backend, data: Dataset, metric: Metric, *, confidence: float | None = CONFIDENCE
+    ) -> None:
+        self._data, self._metric, self._confidence = data, metric, confidence
+        self._size = batch_for(original, data)
+        self._reference = _Reference(original)
+        answers, scores = Answers(metric), Scores(metric)
+        for number, (inputs, labels) in enumerate(data.batches(self._size)):
+            outputs = self._reference(number, inputs, keep=metric.compares)
+            answers.add(outputs, labels)
+            scores.add(outputs, outputs, labels)
+        self._original = scores.result()
+        single = self._original if self._original.shape == (len(data),) else None
+        self.doubts = answers.doubts(single, confidence or CONFIDENCE)
+
+    @classmethod
+    def of_part(cls, original: Backend, data: Dataset, metric: Metric, count: int) -> Self:
+        """A judge on so many samples, spread over the data."""
+        return cls(original, spread(data, count), metric)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    @property
+    def original(self) -> float:
+        """The metric of the original."""
+        return float(self._original.mean())
+
+    @property
+    def gives_intervals(self) -> bool:
+        """Whether the metric is a mean of scores."""
+        return self._original.shape == (len(self._data),)
+
+    def drop(self, model: Backend) -> Drop:
+        """What the model loses against the original; with doubts in the evaluation, no budget counts as kept."""
+        tally = Scores(self._metric)
+        for number, (inputs, labels) in enumerate(self._data.batches(self._size)):
+            expected = self._reference(number, inputs) if self._metric.compares else {}
+            tally.add(model.infer(inputs), expected, labels)
+        scores = tally.result()
+        before, after = self.original, float(scores.mean())
+        points = self._metric.drop(before, after)
+        points = math.inf if math.isnan(points) else points
+        low = high = None
+        if self.gives_intervals and scores.shape == self._original.shape:
+            found = difference_interval(
+                scores, self._original, confidence=self._confidence or CONFIDENCE, bounds=self._metric.bounds
+            ).times(self._metric.points)
+            low, high = (end if math.isfinite(end) else None for end in (found.low, found.high))
+        counted = math.inf if self.doubts else Budget(0.0, self._confidence).counted(points, high)
+        return Drop(before, after, points, low, high, counted)
+
+    def squared_error(self, model: Backend) -> float:
+        """Mean over samples of the squared difference to the original's outputs, each output in its own scale."""
+        total = 0.0
+        for number, (inputs, _) in enumerate(self._data.batches(self._size)):
+            outputs = model.infer(inputs)
+            for name, want in self._reference(number, inputs, keep=True).items():
+                scale = float(np.square(want.astype(np.float64)).mean()) or 1.0
+                total += float(np.square(outputs[name].astype(np.float64) - want).mean()) / scale * len(want)
+        return total / len(self._data)
+
+
+class _Reference:
+    """The original's outputs by batch, of which as many are kept as there is room for."""
+
+    def __init__(self, original: Backend) -> None:
+        self._original = original
+        self._kept: dict[int, Arrays] = {}
+        self._room = KEPT_BYTES
+
+    def __call__(self, number: int, inputs: Arrays, *, keep: bool = False) -> Arrays:
+        if number in self._kept:
+            return self._kept[number]
+        outputs = self._original.infer(inputs)
+        size = sum(array.nbytes for array in outputs.values())
+        if keep and size <= self._room:
+            self._room -= size
+            self._kept[number] = outputs
+        return outputs

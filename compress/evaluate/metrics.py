@@ -1,0 +1,385 @@
+"""What a model is judged by: a score for each sample whose mean is the metric, or one figure for all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from compress.artifact import Signature, TensorSpec
+from compress.data.class_labels import read_labels
+from compress.data.dataset import Dataset
+from compress.errors import RecipeError
+from compress.evaluate.chance import Chance, OfNumbers, OfPlaces, OfSets, OfShuffled
+from compress.evaluate.intervals import Bounds
+from compress.evaluate.label_metrics import IntersectionOverUnion, f1_of, pixel_accuracy_of, r2_of, spread_of
+from compress.evaluate.output_choice import OutputContent, content_of, the_output
+from compress.evaluate.output_kind import Ending, OutputForm, OutputKind, by_labels
+from compress.evaluate.users_metric import Accumulator, users_metric
+from compress.model import Arrays
+from compress.model.apart import without_fills
+from compress.storage.hashing import digest_of_code
+
+__all__ = ["METRICS", "Metric", "cosine_similarity", "find_metric", "without_nan"]
+
+Array = np.ndarray[Any, Any]
+BATCH = 64
+SETS, PLACES = ("binary_accuracy", "f1"), ("pixel_accuracy", "miou")
+BY_LABELS = (*SETS, *PLACES, "r2")
+_KIND_OF = {
+    **dict.fromkeys(SETS, OutputKind.SIGMOID), **dict.fromkeys(PLACES, OutputKind.DENSE), "r2": OutputKind.REGRESSION,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A task metric; one of `per_sample`, `over_all` and `accumulated` is given.
+
+    Attributes:
+        name: "top1", "top5", "binary_accuracy", "f1", "pixel_accuracy", "miou", "r2", "agreement", "cosine", "mse",
+            or `package.module:name`.
+        per_sample: scores [n] from a batch's outputs, the original model's outputs, and the labels (or None).
+        over_all: from all outputs and all labels at once: scores [n], or one figure [] where the metric is no mean of
+            scores (mAP).
+        accumulated: makes what is given batch after batch and computes one figure at the end.
+        higher_is_better: whether a fall is a loss.
+        needs_labels: whether it means nothing without labels.
+        compares: whether it looks at the original's outputs.
+        scale: what a difference is multiplied by to be a drop: 100 for shares, so that a drop is in points.
+        bounds: of a score, where it has some.
+        output: the one that is judged; None is all of them.
+        code: hash of the user's, if it is one of theirs.
+        chance: makes what tells an original from one that knows nothing, beside classes, where that is known otherwise.
+    """
+
+    name: str
+    per_sample: Callable[[Arrays, Arrays, Array | None], Array] | None = None
+    over_all: Callable[[Arrays, Array | None], Array] | None = None
+    accumulated: Callable[[], Accumulator] | None = None
+    higher_is_better: bool = True
+    needs_labels: bool = False
+    compares: bool = False
+    scale: float = 100.0
+    bounds: Bounds | None = None
+    output: str | None = None
+    code: str = ""
+    chance: Callable[[], Chance] | None = None
+
+    @property
+    def identity(self) -> Mapping[str, str | None]:
+        """What decides its figures: results are kept under this."""
+        return {"metric": self.name, "output": self.output, "code": self.code}
+
+    @property
+    def points(self) -> float:
+        """What turns `after - before` into a drop: below 0 where higher is better."""
+        return -self.scale if self.higher_is_better else self.scale
+
+    @property
+    def counted(self) -> bool:
+        """Whether a score is 0 or 1: an answer that is right or wrong."""
+        return self.classifies or self.name == "binary_accuracy"
+
+    @property
+    def classifies(self) -> bool:
+        """Whether an answer is one of several classes."""
+        return self.name in ("top1", "top5", "agreement")
+
+    @property
+    def worst(self) -> float:
+        """What a score that is no number counts as."""
+        if self.bounds is not None:
+            return self.bounds[0] if self.higher_is_better else self.bounds[1]
+        return -np.inf if self.higher_is_better else np.inf
+
+    def drop(self, before: float, after: float) -> float:
+        """How much worse `after` is, in points for shares; below 0 when it is better."""
+        return self.points * (after - before) + 0.0  # never -0
+
+    def of(self, output: str | None) -> Self:
+        """The metric of this output alone."""
+        return self if output is None else dataclasses.replace(self, output=output)
+
+    def judged(self, outputs: Arrays) -> Arrays:
+        """The outputs that it looks at."""
+        return outputs if self.output is None or not outputs else {self.output: outputs[self.output]}
+
+
+def without_nan(outputs: Arrays) -> Array:
+    """Which samples [n] have only numbers in every output; infinite ones are for masks."""
+    found = [~np.isnan(values.reshape(len(values), -1)).any(axis=1) for values in outputs.values()]
+    return np.asarray(np.logical_and.reduce(found))
+
+
+def cosine_similarity(a: Array, b: Array) -> Array:
+    """Per sample (first dimension), in float64.
+
+    What a mask fills with a huge value in both says nothing, and is left out. Two zero vectors are alike (1), one zero
+    vector is not (0); vectors with NaN or infinity in them are as unlike as vectors can be (-1).
+    """
+    x, y = without_fills(*(_rows(np.asarray(v, np.float64)) for v in (a, b)))
+    finite = np.isfinite(x).all(axis=1) & np.isfinite(y).all(axis=1)
+    x, y = (_scaled(np.where(finite[:, None], v, 0.0)) for v in (x, y))
+    norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+    both_zero = ~x.any(axis=1) & ~y.any(axis=1)
+    found = np.where(both_zero, 1.0, (x * y).sum(axis=1) / np.where(norms == 0, 1.0, norms))
+    return np.asarray(np.where(finite, found, -1.0))
+
+
+def _rows(values: Array) -> Array:
+    """A vector for each sample; a number without dimensions is one sample, and there may be none."""
+    return values.reshape(len(values), math.prod(values.shape[1:])) if values.ndim else values.reshape(1, 1)
+
+
+def _scaled(vectors: Array) -> Array:
+    """With 1 as the largest element, so that no square overflows or vanishes."""
+    largest = np.abs(vectors).max(axis=1, keepdims=True, initial=0.0)
+    return np.asarray(vectors / np.where(largest == 0, 1.0, largest))
+
+
+def _first(outputs: Arrays) -> Array:
+    return next(iter(outputs.values()))
+
+
+def _prefers(logits: Array) -> Array:
+    """Which samples [n] have an answer: all are numbers, and not all the same."""
+    return np.asarray(~np.isnan(logits).any(axis=1) & (logits != logits[:, :1]).any(axis=1))
+
+
+def _top(k: int) -> Callable[[Arrays, Arrays, Array | None], Array]:
+    def per_sample(outputs: Arrays, expected: Arrays, labels: Array | None) -> Array:  # noqa: ARG001
+        logits = _first(outputs)
+        best = np.argsort(-logits, axis=1, kind="stable")[:, :k]
+        return np.asarray((best == np.asarray(labels)[:, None]).any(1) & _prefers(logits), np.float64)
+
+    return per_sample
+
+
+def _agreement(outputs: Arrays, expected: Arrays, labels: Array | None) -> Array:  # noqa: ARG001
+    name = next(iter(expected))
+    mine, theirs = outputs[name], expected[name]
+    if theirs.dtype.kind != "f":  # the answers themselves
+        return np.asarray((mine == theirs).reshape(len(theirs), -1).all(axis=1), np.float64)
+    return np.asarray((mine.argmax(1) == theirs.argmax(1)) & _prefers(mine) & _prefers(theirs), np.float64)
+
+
+def _cosine(outputs: Arrays, expected: Arrays, labels: Array | None) -> Array:  # noqa: ARG001
+    return np.asarray(np.mean([cosine_similarity(outputs[name], expected[name]) for name in expected], axis=0))
+
+
+def _mse(outputs: Arrays, expected: Arrays, labels: Array | None) -> Array:  # noqa: ARG001
+    with np.errstate(invalid="ignore", over="ignore"):
+        pairs = [
+            without_fills(want.astype(np.float64), outputs[name].astype(np.float64)) for name, want in expected.items()
+        ]
+        errors = [np.square(given - want) for want, given in pairs]
+        means = np.mean([error.reshape(len(error), -1).mean(1) for error in errors], axis=0)
+    return np.asarray(np.where(np.isfinite(means), means, np.inf))
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("top1", _top(1), needs_labels=True, bounds=(0.0, 1.0)),
+        Metric("top5", _top(5), needs_labels=True, bounds=(0.0, 1.0)),
+        Metric("binary_accuracy", f1_of(0.0), needs_labels=True, bounds=(0.0, 1.0), chance=OfSets),
+        Metric("f1", f1_of(0.0), needs_labels=True, bounds=(0.0, 1.0), chance=OfSets),
+        Metric(
+            "pixel_accuracy", pixel_accuracy_of(1), needs_labels=True, bounds=(0.0, 1.0), chance=lambda: OfPlaces(1)
+        ),
+        Metric("miou", accumulated=lambda: IntersectionOverUnion(1), needs_labels=True, chance=lambda: OfPlaces(1)),
+        Metric("r2", r2_of(np.ones(1)), needs_labels=True, chance=OfNumbers),
+        Metric("agreement", _agreement, compares=True, bounds=(0.0, 1.0)),
+        Metric("cosine", _cosine, compares=True, bounds=(-1.0, 1.0)),
+        Metric("mse", _mse, higher_is_better=False, compares=True, scale=1.0),
+    )
+}
+
+
+def find_metric(
+    name: str | None,
+    data: Dataset,
+    signature: Signature,
+    *,
+    output: str | None = None,
+    sample: Arrays | None = None,
+    endings: Mapping[str, Ending | None] | None = None,
+    ask: bool = False,
+) -> Metric:
+    """The metric of that name, or the one that fits what the output is.
+
+    Labels that are class ids for each place of a map or of a sequence are judged by pixel_accuracy, labels of 0 and 1,
+    each by itself, by f1 (of one alone: binary_accuracy), other numbers in the output's shape by r2.
+    Class scores are judged by top1 with labels and by agreement without, answers that are integers by agreement, single
+    values by mse, all else by cosine.
+
+    Args:
+        name: one of METRICS; `package.module:name` of a function (outputs, labels) → scores [n] or one float, or of a
+            torchmetrics object (or a class of these); or None.
+        data: what is judged on.
+        signature: of the model.
+        output: the one to judge, of several.
+        sample: outputs of some samples, by which vectors of length 1 are told from class scores, and probabilities
+            from logits.
+        endings: of the outputs by name, where they are known: see `compress.evaluate.output_kind.ending_of`.
+        ask: whether several outputs that could be meant are an error; otherwise the first of them is taken.
+
+    Raises:
+        RecipeError: an unknown name, or a metric that the data or the model can't serve.
+    """
+    if name is not None and not re.fullmatch(r"[\w.]+:\w+", name) and name not in METRICS:
+        why = f"known are {', '.join(METRICS)}"
+        raise RecipeError(f"there is no metric {name!r}", why=why, mend="name one of these, or package.module:function")
+    if name is not None and name not in METRICS:
+        return _users(name, signature, output, sample, ask=ask)
+    if name is None or name in BY_LABELS:
+        fitting = _of_labels(name, data, signature, output, sample, endings or {})
+        if fitting is not None:
+            return fitting
+    ids = data.labels is not None and data.labels.ndim == 1 and data.labels.dtype.kind in "iu"
+    labels = data.labels if ids else None
+    chosen = the_output(name, signature, labels, output, sample, ask=ask)
+    specs = [spec for spec in signature.outputs if chosen in (None, spec.name)]
+    kinds = {content_of(spec, None if sample is None else sample.get(spec.name)) for spec in specs}
+    if name is None:
+        name = _fitting(kinds, labelled=labels is not None)
+    metric = METRICS[name]
+    if metric.needs_labels and labels is None:
+        raise RecipeError(
+            f"can't judge by {name}",
+            why="the evaluation data has no labels that are one class for each sample",
+            mend="add an array `label` [n] of integers to it, or judge by --metric agreement or cosine",
+        )
+    shape = specs[0].shape
+    classifies = len(shape) == 2 and isinstance(shape[1], int) and shape[1] > 1 and OutputContent.ANSWERS not in kinds
+    which = "first output" if specs[0] is signature.outputs[0] else "output"
+    if metric.counted and not classifies and (name != "agreement" or kinds != {OutputContent.ANSWERS}):
+        raise RecipeError(
+            f"can't judge by {name}",
+            why=f"the model's {which} is {specs[0]}, not one logit for each class",
+            mend="judge by --metric cosine or mse, or by a function of your own: package.module:function; of several "
+            "outputs, name the one that is meant with --judge",
+        )
+    return metric.of(specs[0].name if metric.counted else chosen)
+
+
+def _fitting(kinds: set[OutputContent], *, labelled: bool) -> str:
+    if kinds == {OutputContent.CLASSES}:
+        return "top1" if labelled else "agreement"
+    if kinds == {OutputContent.ANSWERS}:
+        return "agreement"
+    return "mse" if kinds == {OutputContent.VALUES} else "cosine"
+
+
+def _of_labels(
+    name: str | None,
+    data: Dataset,
+    signature: Signature,
+    output: str | None,
+    sample: Arrays | None,
+    endings: Mapping[str, Ending | None],
+) -> Metric | None:
+    """The metric by labels that are sets, numbers, or class ids for each place; None where not one output fits."""
+    forms = []
+    for spec in signature.outputs if data.labels is not None else ():
+        if output in (None, spec.name) and spec.dtype.startswith("float"):
+            form = by_labels(data.labels, spec, endings.get(spec.name))
+            forms += [] if form is None else [(spec, form)]
+    wanted = _KIND_OF.get(name or "")
+    found = [(spec, form) for spec, form in forms if form.kind in (_KIND_OF.values() if wanted is None else [wanted])]
+    if name is None and any(form.kind is OutputKind.SOFTMAX for _, form in forms):
+        return None  # class ids of one output, which would be numbers of another
+    if len(found) == 1:
+        spec, form = found[0]
+        if form.kind is OutputKind.DENSE:
+            return _of_places(name or "pixel_accuracy", form.axis, spec.name)
+        if form.kind is OutputKind.REGRESSION:
+            numbers = None if name is None and form.ending == "normalize" else _of_numbers(data, spec.name)
+            if numbers is not None or name is None:
+                return numbers
+        else:
+            return _of_sets(name, data, spec, form, sample)
+    if name is None:
+        return None
+    needed = {
+        OutputKind.DENSE: "class ids for each place of an output",
+        OutputKind.REGRESSION: "numbers in an output's shape that are not all the same",
+    }.get(wanted, "0 or 1 for each value of an output")  # type: ignore[arg-type]
+    raise RecipeError(
+        f"can't judge by {name}",
+        why=f"it needs labels that are {needed}" + (", and several outputs fit" if len(found) > 1 else ""),
+        mend="add such an array `label` to the evaluation data, name an output with --judge, or take --metric cosine",
+    )
+
+
+def _of_sets(name: str | None, data: Dataset, spec: TensorSpec, form: OutputForm, sample: Arrays | None) -> Metric:
+    if name is None:
+        name = "binary_accuracy" if math.prod(data.labels.shape[1:]) == 1 else "f1"  # type: ignore[union-attr]
+    values = None if sample is None else sample.get(spec.name)
+    shares = form.ending == "sigmoid" or (values is not None and bool(((values >= 0) & (values <= 1)).all()))
+    scorer = f1_of(0.5 if shares else 0.0)
+    return dataclasses.replace(METRICS[name], per_sample=scorer, output=spec.name)
+
+
+def _of_numbers(data: Dataset, output: str) -> Metric | None:
+    labels = read_labels(data)
+    spread = spread_of(labels) if np.isfinite(labels).all() else None
+    if spread is None:
+        return None
+    told = ",".join(f"{value:.9g}" for value in spread[:8])  # other labels give other scores
+    return dataclasses.replace(METRICS["r2"], per_sample=r2_of(spread), output=output, code=told)
+
+
+def _of_places(name: str, axis: int, output: str) -> Metric:
+    metric = dataclasses.replace(METRICS[name], output=output, chance=lambda: OfPlaces(axis))
+    if name == "miou":
+        return dataclasses.replace(metric, accumulated=lambda: IntersectionOverUnion(axis, output))
+    return dataclasses.replace(metric, per_sample=pixel_accuracy_of(axis))
+
+
+def _users(source: str, signature: Signature, output: str | None, sample: Arrays | None, *, ask: bool) -> Metric:
+    """A user's metric; a function sees all outputs, an object of torchmetrics one."""
+    found = users_metric(source)
+    updated = found.updated
+    if updated is not None or output is not None:
+        output = the_output(source, signature, None, output, sample, ask=ask)
+    metric = Metric(
+        source,
+        per_sample=found.per_sample,
+        over_all=found.over_all,
+        accumulated=None if updated is None else lambda: updated(output),
+        higher_is_better=found.higher_is_better,
+        scale=found.scale,
+        bounds=found.bounds,
+        output=output,
+        code=digest_of_code(source),
+    )
+    return dataclasses.replace(
+        metric, chance=lambda: OfShuffled(_figure(metric), higher_is_better=metric.higher_is_better)
+    )
+
+
+def _figure(metric: Metric) -> Callable[[Arrays, Array], float]:
+    """A metric that needs no original's outputs, of some samples at once."""
+
+    def judge(outputs: Arrays, labels: Array) -> float:
+        if metric.per_sample is not None:  # as many at a time as it is given elsewhere
+            parts = [slice(start, start + BATCH) for start in range(0, len(labels), BATCH)]
+            scores = [
+                metric.per_sample({name: values[part] for name, values in outputs.items()}, {}, labels[part])
+                for part in parts
+            ]
+            return float(np.concatenate(scores).mean())
+        if metric.accumulated is not None:
+            running = metric.accumulated()
+            running.update(outputs, labels)
+            return float(running.compute())
+        assert metric.over_all is not None  # noqa: S101  a metric has one of the three
+        return float(np.mean(metric.over_all(outputs, labels)))
+
+    return judge

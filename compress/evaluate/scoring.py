@@ -1,0 +1,200 @@
+"""Scores of a model, batch by batch: what is kept is a number for each sample, not its outputs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from compress.console.wording import counted
+from compress.data.dataset import Dataset
+from compress.errors import RecipeError
+from compress.evaluate.intervals import Interval, mean_interval, percent, share_interval
+from compress.evaluate.metrics import BATCH, Metric, without_nan
+from compress.model import Arrays
+from compress.runtime.backends import Backend
+
+__all__ = ["Answers", "Scores", "batch_for"]
+
+Array = np.ndarray[Any, Any]
+BATCH_BYTES = 32 << 20  # of inputs and outputs; what is between them in a network is some times as much
+
+
+def batch_for(model: Backend, data: Dataset) -> int:
+    """How many samples go through a model at a time: at most 64, fewer where inputs and outputs are large."""
+    inputs, _ = data.take(slice(0, 1))
+    one = sum(array.nbytes for arrays in (inputs, model.infer(inputs)) for array in arrays.values())
+    return int(np.clip(BATCH_BYTES // max(one, 1), 1, BATCH))
+
+
+class Scores:
+    """A metric's scores of one model.
+
+    Args:
+        metric: one that is a function of all outputs has these kept in memory.
+    """
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+        self._scores: list[Array] = []
+        self._outputs: dict[str, list[Array]] = {}
+        self._labels: list[Array] = []
+        self._samples = 0
+        self._running = None if metric.accumulated is None else metric.accumulated()
+        self.not_numbers = 0
+
+    def add(self, outputs: Arrays, expected: Arrays, labels: Array | None) -> None:
+        """Take a batch.
+
+        Args:
+            outputs: of the model.
+            expected: of the original.
+            labels: or None.
+
+        Raises:
+            RecipeError: the user's metric fails.
+        """
+        metric = self._metric
+        count = len(next(iter(outputs.values())))
+        self._samples += count
+        numbers = without_nan(metric.judged(outputs))
+        self.not_numbers += int((~numbers).sum())
+        if metric.per_sample is not None:
+            try:
+                scores = np.asarray(metric.per_sample(metric.judged(outputs), metric.judged(expected), labels))
+            except Exception as err:
+                raise self._failed(err) from err
+            if scores.shape != (count,):
+                raise self._misshapen(scores)
+            self._scores.append(np.where(np.isnan(scores), metric.worst, scores))
+            return
+        if self._running is not None:
+            try:
+                self._running.update(outputs, labels)
+            except Exception as err:
+                raise self._failed(err) from err
+            return
+        for name, array in outputs.items():
+            self._outputs.setdefault(name, []).append(array)
+        if labels is not None:
+            self._labels.append(labels)
+
+    def result(self) -> Array:
+        """Scores [n], or one figure [] where the metric is no mean of scores.
+
+        Raises:
+            RecipeError: the user's metric fails, or gives neither.
+        """
+        if self._metric.per_sample is not None:
+            return np.concatenate(self._scores)
+        try:
+            if self._running is not None:
+                found = np.asarray(self._running.compute(), np.float64)
+            else:
+                assert self._metric.over_all is not None  # noqa: S101  a metric has one of the three
+                together = {name: np.concatenate(parts) for name, parts in self._outputs.items()}
+                found = self._metric.over_all(together, np.concatenate(self._labels) if self._labels else None)
+        except Exception as err:  # the user's function: anything may come out of it
+            raise self._failed(err) from err
+        if found.shape == (self._samples,):
+            return np.where(np.isnan(found), self._metric.worst, found)
+        if found.size != 1:
+            raise self._misshapen(found)
+        return found.reshape(())
+
+    def _failed(self, err: Exception) -> RecipeError:
+        return RecipeError(
+            f"the metric {self._metric.name} fails",
+            why=f"{type(err).__name__}: {err}",
+            mend="it is given (outputs by name, labels), each with the samples first",
+        )
+
+    def _misshapen(self, found: Array) -> RecipeError:
+        return RecipeError(
+            f"can't judge by the metric {self._metric.name}",
+            why=f"it gives an array {list(found.shape)} for {counted(self._samples, 'samples')}",
+            mend="let it give one score for each sample, or one figure for all of them",
+        )
+
+
+class Answers:
+    """What the original answers, as far as it tells whether the evaluation means anything.
+
+    Args:
+        metric: what is judged by.
+    """
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+        self._first: Arrays | None = None
+        self._vary = False
+        self._answers: Counter[int] = Counter()
+        self._labels: Counter[int] = Counter()
+        self._classes = 0
+        self._outside = 0
+        self._samples = 0
+        self._chance = None if metric.chance is None else metric.chance()
+
+    def add(self, outputs: Arrays, labels: Array | None) -> None:
+        """Take a batch of the original's outputs."""
+        judged = self._metric.judged(outputs)
+        self._samples += len(next(iter(judged.values())))
+        if self._first is None:
+            self._first = {name: values[:1].copy() for name, values in judged.items()}
+        self._vary = self._vary or any(bool((values != self._first[name]).any()) for name, values in judged.items())
+        if self._chance is not None:
+            self._chance.add(judged, labels)
+        if not self._metric.classifies:
+            return
+        scores = next(iter(judged.values()))
+        if scores.ndim == 2 and scores.dtype.kind == "f":
+            self._answers.update(scores.argmax(1).tolist())
+            self._classes = scores.shape[1]
+        if self._metric.needs_labels and labels is not None:
+            self._labels.update(labels.tolist())
+            self._outside += int(((labels < 0) | (labels >= self._classes)).sum())
+
+    def doubts(self, scores: Array | None, confidence: float) -> tuple[str, ...]:
+        """Why a drop on these samples would mean nothing, in a sentence each; none is as it should be.
+
+        An original has to be better than whoever always gives the most frequent answers (the no-information rate:
+        Kuhn, Building Predictive Models in R Using the caret Package, 2008, section 6).
+
+        Args:
+            scores: of the original [n], or None where the metric is no mean of these.
+            confidence: of the interval whose lower end has to be above that rate.
+        """
+        if self._samples < 2:
+            return ("One evaluation sample says nothing of a model: give a hundred or more.",)
+        if not self._vary:
+            return (f"The original gives the same answer for all {counted(self._samples, 'evaluation samples')}.",)
+        if self._chance is not None:
+            held = None if scores is None else mean_interval(scores, confidence=confidence, bounds=self._metric.bounds)
+            found = self._chance.doubt(None if held is None else held.low, self._told(held, confidence))
+            return () if found is None else (found,)
+        known = self._labels if self._metric.needs_labels else self._answers
+        if self._outside:
+            found = f"{self._outside} of {counted(self._samples, 'labels')} are no class of the model"
+            ends = f"they go from {min(known)} to {max(known)}, its classes from 0 to {self._classes - 1}"
+            return (f"{found}: {ends}.",)
+        if not known or scores is None:
+            return ()
+        guesses = 5 if self._metric.name == "top5" else 1
+        chance = sum(count for _, count in known.most_common(guesses)) / self._samples
+        held = share_interval(round(float(scores.sum())), self._samples, confidence)
+        if held.low > max(chance, min(1.0, guesses / max(self._classes, 1))):
+            return ()
+        if not self._metric.needs_labels:
+            of = counted(self._samples, "evaluation samples")
+            one = f"The original gives one and the same answer for {chance:.1%} of the {of}"
+            return (f"{one}: a model that always gives it would agree as well.",)
+        value = self._told(held, confidence)
+        rate = f"whoever always gives the most frequent label{'s' if guesses > 1 else ''} has {chance:.1%}"
+        return (f"The original is no better than chance on the evaluation data: {value}, and {rate}.",)
+
+    def _told(self, held: Interval | None, confidence: float) -> str:
+        if held is None:
+            return ""
+        name = self._metric.name
+        return f"its {name} is {held.value:.1%}, at least {held.low:.1%} at {percent(confidence)} confidence"

@@ -1,0 +1,231 @@
+"""What a search tried and what came of it: candidates, trials, the Pareto front, the winner."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from compress.console.wording import counted
+from compress.evaluate.judge import Budget
+from compress.options import Calibrator, ExportOptions, OptimizeOptions
+from compress.runtime.latency import ratio
+
+__all__ = ["Candidate", "Goal", "SearchResult", "Trial", "candidates"]
+
+SCHEMA_VERSION = 1
+
+Goal = Literal["latency", "size", "throughput"]
+Int8 = Literal["none", "static", "dynamic", "weights"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compress: a fraction of MACs to remove, a kind of INT8, and the ranges of a static one."""
+
+    prune: float
+    int8: Int8
+    calibrator: Calibrator | None = None
+
+    @property
+    def name(self) -> str:
+        """Short, for tables."""
+        pruned = f"−{self.prune:.0%}" if self.prune else "whole"
+        kind = "float" if self.int8 == "none" else f"INT8 {self.int8}"
+        return f"{pruned} · {kind}" + (f" {self.calibrator}" if self.calibrator else "")
+
+    def options(self, base: OptimizeOptions) -> ExportOptions:
+        """What `compress export` would be asked for."""
+        shared = {
+            field.name: getattr(base, field.name)
+            for field in dataclasses.fields(base)
+            if field.name in {known.name for known in dataclasses.fields(ExportOptions)}
+        }
+        static = self.int8 == "static"
+        smooth = base.smooth and (static or self.int8 == "dynamic")
+        shared |= {
+            "prune": self.prune or None,
+            "sensitivity": base.sensitivity if self.prune else None,
+            "finetune": base.finetune if self.prune else None,
+            "int8": None if self.int8 == "none" else self.int8,
+            "calibration": base.calibration if static or smooth else None,
+            "calibrator": self.calibrator or "minmax",
+            "smooth": smooth,
+            "max_drop": None,  # the winner is judged by its search's own
+        }
+        return ExportOptions(**shared)
+
+
+def candidates(options: OptimizeOptions) -> tuple[Candidate, ...]:
+    """Every combination that can be made of the data at hand, lightly pruned ones first."""
+    found = []
+    for prune in sorted(set(options.prune)):
+        kinds: tuple[Int8, ...] = ("none", *(kind for kind in options.int8 if kind != "none"))
+        for int8 in kinds:
+            if int8 != "static":
+                found.append(Candidate(prune, int8))
+            elif options.calibration is not None:
+                found += [Candidate(prune, int8, calibrator) for calibrator in options.calibrators]
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of a candidate; None is "not measured".
+
+    Attributes:
+        candidate: what was tried.
+        status: "measured", "eliminated" (it lost too much on a part of the data) or "failed".
+        why: for the two last.
+        value: the metric over all samples that choose.
+        drop: against the original, in points; `drop_low` and `drop_high` bound its 95% confidence interval.
+        size_bytes: of the ONNX file.
+        latency_p50_ms: at batch 1.
+        throughput: samples a second at batch 8.
+        path: the ONNX file, in the work folder.
+        rounds_ms: the p50 of each round that all trials took together, at batch 1.
+        batched_rounds_ms: the same at batch 8.
+    """
+
+    candidate: Candidate
+    status: Literal["measured", "eliminated", "failed"]
+    why: str = ""
+    value: float | None = None
+    drop: float | None = None
+    drop_low: float | None = None
+    drop_high: float | None = None
+    size_bytes: int | None = None
+    latency_p50_ms: float | None = None
+    throughput: float | None = None
+    path: Path | None = None
+    rounds_ms: tuple[float, ...] = ()
+    batched_rounds_ms: tuple[float, ...] = ()
+
+    def rounds(self, goal: Goal) -> tuple[float, ...]:
+        """What the goal is measured by, in the order of the rounds; nothing for a size, which is exact."""
+        return {"latency": self.rounds_ms, "throughput": self.batched_rounds_ms}.get(goal, ())
+
+    def cost(self, goal: Goal) -> float:
+        """What the goal makes small; infinite where it was not measured."""
+        if goal == "size":
+            return float("inf") if self.size_bytes is None else float(self.size_bytes)
+        if goal == "latency":
+            return float("inf") if self.latency_p50_ms is None else self.latency_p50_ms
+        return float("inf") if self.throughput is None else -self.throughput
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The winner, judged once on samples that had no part in the choice; the fields are those of `Trial`."""
+
+    samples: int
+    value: float | None
+    drop: float | None
+    drop_low: float | None
+    drop_high: float | None
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """All trials of a search.
+
+    Attributes:
+        goal: what the winner is best at.
+        max_drop: points that it may lose.
+        metric: the metric's name.
+        original: the metric of the original model.
+        samples: that chose.
+        trials: one for each candidate.
+        confidence: of the interval whose upper end has to keep the largest drop; None for the estimate itself.
+        proof: of the winner, once it is exported.
+    """
+
+    goal: Goal
+    max_drop: float
+    metric: str
+    original: float
+    samples: int
+    trials: tuple[Trial, ...]
+    confidence: float | None = None
+    proof: Proof | None = field(default=None, compare=False)
+
+    @property
+    def measured(self) -> tuple[Trial, ...]:
+        return tuple(trial for trial in self.trials if trial.status == "measured")
+
+    @property
+    def tied(self) -> tuple[Trial, ...]:
+        """Those inside the largest drop that no other of them beats by the goal beyond doubt, in the search's order.
+
+        Not those like the cheapest: which one that is of some that are alike, and so whom it is like, is chance.
+        """
+        budget = Budget(self.max_drop, self.confidence)
+        inside = [trial for trial in self.measured if budget.keeps(trial.drop, trial.drop_high)]
+        tied = [trial for trial in inside if not any(self._beats(other, trial) for other in inside)]
+        # Medians of ratios can go round in a circle, where each is beaten by one.
+        return tuple(tied or sorted(inside, key=lambda trial: trial.cost(self.goal))[:1])
+
+    @property
+    def best(self) -> Trial | None:
+        """Of those that are tied: the one that loses least, then the smallest, then the first of the search."""
+        return min(
+            self.tied,
+            key=lambda trial: (math.inf if trial.drop is None else trial.drop, trial.size_bytes or 0),
+            default=None,
+        )
+
+    def _beats(self, one: Trial, other: Trial) -> bool:
+        found = ratio(other.rounds(self.goal), one.rounds(self.goal))
+        if found is None or found.low is None:  # a size, or too few rounds
+            return one.cost(self.goal) < other.cost(self.goal)
+        return found.faster
+
+    @property
+    def how(self) -> str:
+        """One clause: how the best was told from those that are as good by the goal; empty where none is."""
+        if len(self.tied) < 2:
+            return ""
+        alike = "are of one size" if self.goal == "size" else "can't be told apart by the clock"
+        return (
+            f"{counted(len(self.tied), 'candidates')} {alike}: of these it loses least; where these are equal, too, "
+            "it is the smallest, then the first that was tried"
+        )
+
+    @property
+    def nearest(self) -> Trial | None:
+        """The one that loses least, for when none is inside."""
+        known = [trial for trial in self.trials if trial.drop is not None]
+        return min(known, key=lambda trial: trial.drop or 0.0, default=None)
+
+    @property
+    def front(self) -> tuple[Trial, ...]:
+        """Trials that no other beats in both drop and cost, cheapest first."""
+        front: list[Trial] = []
+        for trial in sorted(self.measured, key=lambda trial: (trial.cost(self.goal), trial.drop)):
+            if not front or (trial.drop or 0.0) < (front[-1].drop or 0.0):
+                front.append(trial)
+        return tuple(front)
+
+    def to_dict(self) -> dict[str, Any]:
+        front, tied, best = self.front, self.tied, self.best
+
+        def row(trial: Trial) -> dict[str, Any]:
+            fields = dataclasses.asdict(trial) | {"candidate": dataclasses.asdict(trial.candidate)}
+            fields.pop("path")
+            return fields | {"name": trial.candidate.name, "on_front": trial in front} | {
+                "tied": trial in tied, "best": trial is best,
+            }  # fmt: skip
+
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "goal": self.goal,
+            "max_drop": self.max_drop,
+            "metric": self.metric,
+            "original": self.original,
+            "samples": self.samples,
+            "confidence": self.confidence,
+            "proof": None if self.proof is None else dataclasses.asdict(self.proof),
+            "trials": [row(trial) for trial in self.trials],
+        }

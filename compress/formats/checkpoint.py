@@ -1,0 +1,237 @@
+"""Model files: `save` one from which everything else follows, `load` any kind that PyTorch writes.
+
+A checkpoint is untrusted: no code in one is run unless the user says so. What each format may do: docs/security.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import hashlib
+import inspect
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from compress.artifact import TensorSpec
+from compress.errors import CheckpointError, SignatureError
+from compress.formats.exported.read import load_exported_program
+from compress.formats.file_kind import FileKind, file_kind
+from compress.formats.native.file import is_native, read, write
+from compress.formats.native.folded_norms import fold_norms, folded
+from compress.formats.native.graph import GraphError, to_data
+from compress.formats.pickles.read import unpickle
+from compress.formats.torchscript import load_torchscript
+from compress.formats.weights import module_of
+from compress.model import TorchModel
+from compress.model.infer import infer_signature, proven
+from compress.signature import parse_sizes
+from compress.storage.hashing import digest_of_code, place, plainly
+
+__all__ = ["fingerprint", "fingerprint_of_module", "load", "save", "signed", "write"]
+
+_INPUT_HINT = (
+    "add --input 'name:dtype[batch,…]' for each input of its forward, such as --input 'x:float32[batch,3,224,224]'"
+)
+
+
+def save(
+    module: nn.Module,
+    path: str | Path,
+    *,
+    inputs: Mapping[str, torch.Tensor] | Sequence[str | TensorSpec] | str,
+    outputs: Sequence[str] | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> Path:
+    """Write a model with its signature to a file that loads without the model's Python code.
+
+    Weights in bfloat16 are written as float32: no array could be fed to them.
+
+    Args:
+        module: a trained module whose forward torch.fx can trace (no branches on tensor values).
+        path: the file, usually `model.pt`; replaced whole.
+        inputs: what the forward takes, in order: 'x:float32[batch,1,8,8]', a list of these, or example tensors by name
+            (their first dimension is the batch).
+        outputs: names for the outputs, in order; otherwise a dict's keys, or `output`.
+        sizes: what is usual for dimensions other than the batch that vary: {"seq": 128}. The model is measured, counted
+            and tried at these.
+
+    Returns:
+        The path.
+
+    Raises:
+        SignatureError: the inputs don't fit the forward.
+        CheckpointError: the forward can't be traced.
+
+    Example:
+        >>> save(torch.nn.Linear(4, 3), "linear.pt", inputs="x:float32[batch,4]").name
+        'linear.pt'
+    """
+    path = Path(path)
+    was_training = module.training
+    module.eval()
+    try:
+        specs = _specs(inputs)
+        kept = _with_float32(module)
+        signature = infer_signature(kept, specs, outputs, sizes).sized(sizes or {}, "from the model file")
+        write(TorchModel(folded(kept), signature), path, TorchModel(kept, signature))
+    finally:
+        module.train(was_training)
+    return path
+
+
+def load(
+    path: str | Path,
+    *,
+    inputs: Sequence[str] = (),
+    model: str | None = None,
+    trust: bool = False,
+    trust_pickle: bool | None = None,
+    sizes: Mapping[str, int] | Sequence[str] = (),
+) -> TorchModel:
+    """Load a model file of any kind, in eval mode and on the CPU.
+
+    Args:
+        path: what compress.save, torch.save, torch.jit.save or torch.export.save wrote.
+        inputs: 'name:dtype[batch,…]' for each input, where the file does not say.
+        model: 'package.module:factory', a callable that gives the module for a state_dict.
+        trust: run what the file brings: a pickle's code, TorchScript. Only for files from a source that may run code on
+            this machine.
+        trust_pickle: the former name of `trust`.
+        sizes: what is usual for dimensions that vary, {"seq": 128} or 'seq=128' each, in place of what the file says.
+
+    Raises:
+        CheckpointError: the file can't be read, or needs one of the arguments above.
+        SignatureError: the inputs don't fit, or the model does not run at these sizes.
+
+    Example:
+        >>> model = load("model.pt")
+        >>> print(model.signature.inputs[0], model.signature.outputs[0])
+        x:float32[batch,4] output:float32[batch,3]
+    """
+    path = Path(path)
+    if trust_pickle is not None:
+        warnings.warn("trust_pickle is now named trust", FutureWarning, stacklevel=2)
+        trust = trust or trust_pickle
+    kind = file_kind(path)
+    given = dict(sizes) if isinstance(sizes, Mapping) else parse_sizes(sizes)
+    if kind is FileKind.EXPORTED_PROGRAM:
+        loaded = load_exported_program(path, trust=trust, sizes=given)
+    elif kind is FileKind.TORCHSCRIPT:
+        loaded = _with_signature(load_torchscript(path, trust=trust), path, inputs, given, layered=False)
+    else:
+        content = unpickle(path, trust=trust)
+        if is_native(content):
+            loaded = read(content, path)
+            loaded = dataclasses.replace(loaded, signature=proven(loaded.module, loaded.signature.sized(given)))
+        else:
+            loaded = _with_signature(module_of(content, path, model), path, inputs, given, layered=True)
+    _refuse_nan(loaded.module, path)
+    if kind is not FileKind.EXPORTED_PROGRAM:  # whose mode was fixed when it was exported
+        loaded.module.eval()
+    return loaded
+
+
+def fingerprint(model: TorchModel) -> str:
+    """Hex SHA-256 of what decides a model's answers: `fingerprint_of_module`, signature and sizes."""
+    return signed(fingerprint_of_module(model), model)
+
+
+def signed(module: str, model: TorchModel) -> str:
+    """The fingerprint of a module together with names, shapes and sizes of inputs and outputs."""
+    return hashlib.sha256(f"{module}\n{model.signature.identity}".encode()).hexdigest()
+
+
+def fingerprint_of_module(model: TorchModel) -> str:
+    """Hex SHA-256 of graph and layers (or their code) and weights; which tensors are one and the same is a part."""
+    module = model.module
+    digest = hashlib.sha256(f"{_code(model)}\n".encode())
+    first: dict[int, str] = {}
+    tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    for name, tensor in tensors:
+        shared = first.setdefault(id(tensor), name)
+        digest.update(f"\n{name} {shared} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        if shared == name:
+            numbers = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+            digest.update(numbers.numpy())  # type: ignore[arg-type]  # a buffer, not a copy
+    return digest.hexdigest()
+
+
+def _code(model: TorchModel) -> str:
+    module = model.module
+    if isinstance(module, torch.jit.ScriptModule):
+        # Its constants are in the file alone, whose entries carry no times.
+        return hashlib.sha256(module.save_to_buffer()).hexdigest()
+    try:  # what a layer was made with need not be in its repr: an attention's heads, what a pool counts
+        hashed = {
+            place(tensor): name
+            for name, tensor in module.named_buffers()
+            if type(tensor) is torch.Tensor and tensor.layout is torch.strided
+        }
+        return json.dumps(plainly(to_data(module, inputs=len(model.signature.inputs)), hashed))
+    except GraphError:
+        code = str(getattr(module, "code", ""))
+        for kind in dict.fromkeys(type(layer) for layer in module.modules()):
+            if not kind.__module__.startswith("torch."):
+                with contextlib.suppress(OSError, TypeError):  # no source: built in, or made in a shell
+                    code += inspect.getsource(kind)
+                with contextlib.suppress(Exception):  # it was imported once; what it imports may be gone
+                    code += digest_of_code(f"{kind.__module__}:{kind.__qualname__}")
+        for name, layer in module.named_modules():
+            own = {key: value for key, value in vars(layer).items() if key not in _OF_ANY_MODULE}
+            code += f"\n{name} {json.dumps(plainly(own))}"
+        return f"{code}\n{module!r}"
+
+
+_OF_ANY_MODULE = vars(nn.Module()).keys()
+
+
+def _specs(inputs: Mapping[str, torch.Tensor] | Sequence[str | TensorSpec] | str) -> tuple[TensorSpec, ...]:
+    if isinstance(inputs, str):
+        inputs = [inputs]
+    if isinstance(inputs, Mapping):
+        return tuple(TensorSpec(name, _dtype(tensor), ("batch", *tensor.shape[1:])) for name, tensor in inputs.items())
+    specs = tuple(spec if isinstance(spec, TensorSpec) else TensorSpec.parse(spec) for spec in inputs)
+    if len({spec.name for spec in specs}) != len(specs):
+        raise SignatureError("two inputs share a name", why=", ".join(map(str, specs)), mend="name each input once")
+    return specs
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    """Numpy's name of it; what is bfloat16, which numpy lacks, is taken as float32."""
+    return "float32" if tensor.dtype == torch.bfloat16 else str(tensor.dtype).removeprefix("torch.")
+
+
+def _with_float32(module: nn.Module) -> nn.Module:
+    """A float32 copy of a module with bfloat16 weights, whose inputs no array could be; any other as it is."""
+    if any(tensor.dtype == torch.bfloat16 for tensor in (*module.parameters(), *module.buffers())):
+        return copy.deepcopy(module).float()
+    return module
+
+
+def _with_signature(
+    module: nn.Module, path: Path, inputs: Sequence[str], sizes: Mapping[str, int], *, layered: bool
+) -> TorchModel:
+    if not inputs:
+        raise CheckpointError(f"can't tell the inputs of {path}", why="the file does not name them", mend=_INPUT_HINT)
+    module = _with_float32(module)
+    module.eval()
+    if layered:
+        fold_norms(module)
+    return TorchModel(module, infer_signature(module, _specs(list(inputs)), sizes=sizes), layered)
+
+
+def _refuse_nan(module: nn.Module, path: Path) -> None:
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise CheckpointError(
+                f"the weights in {path} are damaged",
+                why=f"{name} holds {bad} NaN or infinite values of {tensor.numel()}",
+                mend="take an earlier checkpoint: training has diverged before this one was saved",
+            )

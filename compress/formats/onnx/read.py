@@ -1,0 +1,107 @@
+"""Open an ONNX file of someone else's: its bytes are looked through before onnx or ONNX Runtime reads them."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+
+from compress.artifact import Signature, TensorSpec
+from compress.console.wording import counted
+from compress.errors import StageError
+from compress.vetting.onnx_wire import OnnxFileError, check_size, vet_onnx, vet_onnx_bytes
+
+__all__ = ["read_onnx", "signature_of_onnx", "vetted_onnx"]
+
+MAX_ELEMENTS = 1 << 28
+"""Of all inputs together, with 1 for each symbolic dimension."""
+
+
+def vetted_onnx(path: Path) -> Path:
+    """The path of a file that ONNX Runtime may open.
+
+    Raises:
+        StageError: it is no ONNX file, is damaged, or reaches beyond itself: weights outside of its folder, operators
+            that a library would have to bring.
+    """
+    try:
+        vet_onnx(path)
+    except OnnxFileError as err:
+        raise _refused(path, err) from err
+    return path
+
+
+def read_onnx(path: Path, *, runs: bool = False) -> onnx.ModelProto:
+    """The graph of a file, without weights that lie outside of it.
+
+    Args:
+        path: of the file.
+        runs: refuse what would not run for want of a library, too.
+
+    Raises:
+        StageError: as for `vetted_onnx`.
+    """
+    try:
+        check_size(path.stat().st_size)
+        data = path.read_bytes()
+        vet_onnx_bytes(data, path.parent, runs=runs)
+        return onnx.load_model_from_string(data)
+    except (OSError, OnnxFileError, DecodeError) as err:
+        raise _refused(path, err) from err
+
+
+def signature_of_onnx(path: Path) -> Signature:
+    """The inputs and outputs of an ONNX file, its symbolic dimensions by their names.
+
+    Raises:
+        StageError: it is no ONNX file, or has an input that is no tensor.
+    """
+    graph = read_onnx(path, runs=True).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    inputs = tuple(_spec(path, value) for value in graph.input if value.name not in weights)
+    outputs = tuple(_spec(path, value) for value in graph.output)
+    if not inputs or not outputs:
+        raise StageError(f"can't use {path}", why="it has no inputs, or no outputs", mend="export it with both")
+    for value in graph.input:
+        if value.name not in weights and not value.type.tensor_type.HasField("shape"):
+            raise StageError(
+                f"can't use {path}",
+                why=f"{value.name!r} declares no shape",
+                mend="export it with the shapes of its inputs",
+            )
+    sizes = (math.prod(size for size in spec.shape if isinstance(size, int)) for spec in inputs)
+    if (total := sum(sizes)) > MAX_ELEMENTS:
+        raise StageError(
+            f"can't use {path}",
+            why=f"its inputs declare {counted(total, 'elements')}",
+            mend="export it with sizes that fit",
+        )
+    return Signature(inputs, outputs)
+
+
+def _spec(path: Path, value: onnx.ValueInfoProto) -> TensorSpec:
+    kind = value.type.tensor_type
+    try:
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)).name
+    except (KeyError, TypeError, ValueError) as err:
+        raise StageError(
+            f"can't use {path}", why=f"{value.name!r} is no tensor of numbers", mend="export it with plain tensors"
+        ) from err
+    names = re.sub(r"\W", "_", value.name)
+    shape = tuple(
+        dim.dim_value or re.sub(r"\W", "_", dim.dim_param) or f"{names}_{at}" for at, dim in enumerate(kind.shape.dim)
+    )
+    return TensorSpec(value.name, dtype, shape)
+
+
+def _refused(path: Path, err: Exception) -> StageError:
+    beyond = isinstance(err, OnnxFileError)
+    return StageError(
+        f"can't read {path}",
+        why=str(err) if beyond else f"it is no ONNX file: {err}",
+        mend="name an .onnx file as its exporter wrote it, with its weights inside or beside it",
+    )

@@ -1,0 +1,184 @@
+"""The report of a run: every model on the way measured, what the figures say, and how to get them again."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from compress.artifact import StageReport, sha256_of
+from compress.evaluate.evaluation import Evaluation
+from compress.evaluate.judge import Budget
+from compress.jobs.examine import roofline_of
+from compress.jobs.prove import measure, rows_of
+from compress.jobs.recipe import find_data
+from compress.jobs.recipe_file import recipe_text
+from compress.model import Model, OnnxModel, TorchModel
+from compress.options import CompressOptions, ExportOptions, OptimizeOptions
+from compress.options.unused import unused
+from compress.pipeline import Outcome, Watcher
+from compress.report.export import Report
+from compress.report.findings import findings
+from compress.report.reproduce import script
+from compress.runtime.backends.onnxrt import is_emulated
+from compress.runtime.grid import Cell, measure_grid
+from compress.runtime.latency import Latency
+from compress.runtime.machine import environment, versions
+from compress.runtime.measure import onnx_layer_bytes
+from compress.runtime.roofline import Roofline, same_roofs
+from compress.storage.files import command_line
+
+__all__ = ["missed_budgets", "named", "report_of", "unique_names"]
+
+
+def report_of(
+    checkpoint: Path,
+    options: ExportOptions,
+    model: TorchModel,
+    baseline: OnnxModel,
+    outcomes: Sequence[Outcome],
+    judged: Evaluation | None,
+    watcher: Watcher,
+) -> tuple[Report, Mapping[str, Latency]]:
+    """Measure the original and what each stage gave, side by side.
+
+    Args:
+        checkpoint: that the run started from.
+        options: of the run.
+        model: the original.
+        baseline: the original, exported as it is.
+        outcomes: of the stages.
+        judged: evaluation data and the metric, if there is data.
+        watcher: is told how it goes on.
+
+    Returns:
+        The report, and every latency that was taken.
+    """
+    begun = time.perf_counter()
+    names = unique_names([outcome.stage.name for outcome in outcomes])
+    rows: dict[str, Model] = {"original": model, "original_onnx": baseline}
+    rows |= {name: outcome.given.model for name, outcome in zip(names, outcomes, strict=True)}
+    found = measure(rows, judged, options.threads, watcher)
+    reports = rows_of(rows, dict(zip(names, outcomes, strict=True)), found, checkpoint.stat().st_size)
+    grid, rooflines = _grid(options, rows, watcher), _rooflines(options, rows, watcher)
+    report = Report(
+        command=command_line(),
+        source=str(checkpoint),
+        signature=model.signature,
+        environment=environment(options.threads),
+        data={"samples": 0, "sha256": ""} if judged is None else judged.to_dict(),
+        stages=tuple(reports),
+        findings=findings(reports, options.confidence),
+        grid=grid,
+        rooflines=rooflines,
+        layer_bytes=(onnx_layer_bytes(baseline.path), onnx_layer_bytes(_last(rows).path)),
+        measuring={"seconds": time.perf_counter() - begun, "latency": found.latency.to_dict()},
+    )
+    return report, found.latency
+
+
+def _last(rows: Mapping[str, Model]) -> OnnxModel:
+    """The finished ONNX file: an engine, if there is one, is made of it."""
+    return [model for model in rows.values() if isinstance(model, OnnxModel)][-1]
+
+
+def _runs(model: OnnxModel) -> bool:
+    """Whether its speed can be measured here."""
+    return not is_emulated(model.path)
+
+
+def _grid(options: ExportOptions, rows: Mapping[str, Model], watcher: Watcher) -> tuple[Cell, ...]:
+    if not options.batches and not options.thread_counts:
+        return ()
+    tick = watcher.started("grid")
+    compared = {"original": rows["original"], "original_onnx": rows["original_onnx"]}
+    compared |= {"result": _last(rows)} if _runs(_last(rows)) else {}
+    return tuple(
+        measure_grid(
+            compared,
+            options.batches or (1,),
+            options.thread_counts or (options.threads,),
+            progress=lambda done, total: tick(done, total, "settings"),
+        )
+    )
+
+
+def _rooflines(options: ExportOptions, rows: Mapping[str, Model], watcher: Watcher) -> dict[str, Roofline]:
+    tick = watcher.started("roofline")
+    found: dict[str, Roofline] = {}
+    files = {"original_onnx": rows["original_onnx"]} | ({"result": _last(rows)} if _runs(_last(rows)) else {})
+    for number, (name, model) in enumerate(files.items(), 1):
+        assert isinstance(model, OnnxModel)  # noqa: S101  both are exported
+        found[name] = roofline_of(model.path, model.signature, options.threads, follows=bool(found))
+        tick(number, len(files), "models profiled")
+    return same_roofs(found)
+
+
+def named(
+    report: Report, checkpoint: Path, options: ExportOptions, searched: OptimizeOptions | None, recipe: Path | None
+) -> Report:
+    """A report with what was asked for: the flags that had no use, the recipe, and how to run it again.
+
+    Args:
+        report: of the run.
+        checkpoint: that it started from.
+        options: of it.
+        searched: the options that the user gave, where a search has made these of them.
+        recipe: the file that they are from, if they are from one.
+    """
+    asked = searched or options
+    page = "" if searched is None else f"../{quote(options.output.name)}.search/search.html"
+    return dataclasses.replace(
+        report,
+        findings=(*unused(asked), *report.findings),
+        searched=page,
+        recipe=recipe_text(checkpoint, asked),
+        script=_script(checkpoint, asked, recipe),
+    )
+
+
+def _script(checkpoint: Path, options: CompressOptions, recipe: Path | None) -> str:
+    """reproduce.sh, where there is a command to run again."""
+    if not command_line():
+        return ""
+    asked = (options.finetune, options.validation, options.calibration, options.selection, options.eval)
+    sources = [find_data(source, checkpoint) for source in asked if source]
+    command = command_line()
+    if recipe is not None and (not recipe.is_file() or recipe.is_relative_to("/dev") or recipe.is_relative_to("/proc")):
+        # What came through a pipe is not there again; all of it, and the flags, are in the recipe that is kept.
+        command, recipe = shlex.join(["compress", "run", str(options.output / "recipe.toml")]), None
+    named = [options.sensitivity, recipe]
+    files = [checkpoint, *map(Path, sources), *(path for path in named if path is not None)]
+    inputs = {path: sha256_of(path) for path in files if path.is_file()}
+    return script(command, Path.cwd(), inputs, versions())
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """A stage that comes again gets a number: finetune, finetune 2."""
+    return [name if (nth := names[: at + 1].count(name)) == 1 else f"{name} {nth}" for at, name in enumerate(names)]
+
+
+def missed_budgets(options: ExportOptions, rows: Sequence[StageReport], budget: Budget | None) -> list[str]:
+    """What the last row is beyond, in words; a latency is inside when all of its interval is.
+
+    Args:
+        options: of the run.
+        rows: of the report.
+        budget: of the drop, if it has one; a drop that is not known does not keep it.
+    """
+    last = rows[-1].measured
+    size = None if last.size_bytes is None else last.size_bytes / 1e6
+    missed = [
+        f"{name} is {value:.4g} {unit}, the limit is {limit:g}"
+        for name, unit, value, limit in (
+            ("p50 at 95%", "ms", last.latency_p50_high_ms or last.latency_p50_ms, options.target_latency_ms),
+            ("the file", "MB", size, options.target_size_mb),
+        )
+        if limit is not None and value is not None and value > limit
+    ]
+    if budget is not None and not budget.keeps(last.drop, last.drop_high):
+        missed.append(f"the drop is {budget.words(last.drop, last.drop_high)}, the limit is {budget.points:g}")
+    return missed

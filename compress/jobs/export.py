@@ -1,0 +1,372 @@
+"""The main job: load, prune, finetune, export, quantize, measure, report; all or nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from compress.artifact import Artifact
+from compress.console.wording import counted
+from compress.data.dataset import Dataset
+from compress.errors import BudgetError, RecipeError
+from compress.evaluate.evaluation import Evaluation, budget_of, evaluation_of, halves, judged
+from compress.evaluate.judge import Budget
+from compress.evaluate.search_result import Proof, SearchResult, Trial
+from compress.formats.checkpoint import fingerprint_of_module, load, signed
+from compress.jobs.evidence import missed_budgets, named, report_of
+from compress.jobs.output import check_output, claimed, replacing, write_artifact
+from compress.jobs.recipe import chooses, find_data, inputs_of, sources_of, stages_for, with_sizes
+from compress.jobs.search import search
+from compress.model import OnnxModel, TorchModel, in_float32
+from compress.onnx_export.fold import FoldOnnx
+from compress.onnx_export.from_torch import OnnxFromTorch
+from compress.options import CompressOptions, ExportOptions, OptimizeOptions, SensitivityOptions, SourceOptions
+from compress.options.ranges import check_ranges
+from compress.options.unused import prunes
+from compress.pipeline import Outcome, Watcher, check, hashing_shown, run
+from compress.prune.sensitivity import Sensitivity, layer_sensitivity
+from compress.report.export import Report
+from compress.report.search import write_search
+from compress.report.sensitivity import write_sensitivity
+from compress.runtime.machine import versions
+from compress.runtime.memory import standing
+from compress.stage import Progress, Stage
+
+__all__ = ["Prepared", "baseline_of", "export", "optimize", "prepare", "sensitivity"]
+
+
+class Silent:
+    """A watcher that shows nothing."""
+
+    def started(self, stage: str) -> Progress:  # noqa: ARG002
+        return lambda _done, _total, _note: None
+
+    def ended(self, outcome: Outcome) -> None:
+        """Nothing to show."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that has been checked and can begin.
+
+    Attributes:
+        model: the original.
+        stages: what will be done to it.
+        judged: evaluation data and the metric, if there is data.
+        budget: of the drop, if one was asked for.
+        source: a hash of what goes in, and of the libraries that work on it.
+        work: keeps each stage's output.
+        recipe: the file that the options are from, if they are from one.
+        searched: the options of the search whose winner this is.
+    """
+
+    model: TorchModel
+    stages: Sequence[Stage]
+    judged: Evaluation | None
+    budget: Budget | None
+    source: str
+    work: Path
+    recipe: Path | None = None
+    searched: OptimizeOptions | None = None
+
+
+def prepare(checkpoint: Path, options: ExportOptions, *, chosen: bool = False) -> Prepared:
+    """Load the model, open the data, check the stages; no work is done and nothing is written.
+
+    With a largest drop, the original answers the evaluation data: whether that can tell anything is known before.
+
+    Args:
+        checkpoint: the model file.
+        options: of the run.
+        chosen: whether these options were chosen by the evaluation data.
+
+    Raises:
+        ToolkitError: input or options that can't be used.
+    """
+    check_ranges(options)
+    check_output(options.output)
+    model = with_sizes(_load(checkpoint, options), checkpoint, _data(options), options.dims)
+    # One that no pruning needs is refused with the other contradictions, whatever stands in it.
+    curves = Sensitivity.load(options.sensitivity) if options.sensitivity is not None and prunes(options) else None
+    before = "" if curves is None or options.eval is None else curves.data
+    found = evaluation_of(
+        options, model, sources_of(options, checkpoint), chooses=chosen or chooses(options), chosen_before=before
+    )
+    if options.selection is not None and not (chosen or chooses(options)):
+        raise RecipeError(
+            "--selection is given, but nothing is chosen",
+            why="only --max-drop with static INT8 puts layers back by it, and `compress optimize` looks for a winner",
+            mend="leave it out: all of --eval proves",
+        )
+    judged_by = None if found is None else (found.choice or found.proof, found.metric)
+    stages = stages_for(options, model, checkpoint, judged_by, curves)
+    module = fingerprint_of_module(model)
+    if curves is not None and curves.model not in ("", module):
+        raise RecipeError(
+            f"{options.sensitivity} is of another model",
+            why="its curves were measured with other weights or layers, whatever their names",
+            mend="run `compress sensitivity` on this model, and name its result",
+        )
+    check(stages, model)
+    budget = None if options.max_drop is None else budget_of(options, options.max_drop)
+    if budget is not None and found is not None:
+        found.refuse(model, budget)
+    return Prepared(model, stages, found, budget, _source(model, module), _work(options))
+
+
+def export(
+    checkpoint: str | Path, options: ExportOptions, *, watcher: Watcher | None = None, recipe: Path | None = None
+) -> tuple[Artifact, Report]:
+    """Take a model file to a measured ONNX artifact.
+
+    Args:
+        checkpoint: any file that `compress.load` reads.
+        options: what to do to it.
+        watcher: is told of each stage; by default nobody is.
+        recipe: the file that the options are from, if they are from one: reproduce.sh looks whether it has changed.
+
+    Returns:
+        The artifact, with model.onnx (or model.plan, too), artifact.json, report.json, report.html, recipe.toml and
+        reproduce.sh in its folder, and the report.
+
+    Raises:
+        BudgetError: the result misses a budget; it is left beside the output, as OUTPUT.missed.
+        ToolkitError: input that can't be used; an artifact that was there before is left as it was.
+
+    Example:
+        >>> options = ExportOptions(
+        ...     output=Path("artifact"), prune=0.5, finetune="train.npz", epochs=1, int8="dynamic", eval="eval.npz"
+        ... )
+        >>> artifact, report = export("model.pt", options)
+        >>> [row.stage for row in report.stages][2:]
+        ['prune_channels', 'finetune', 'onnx_from_torch', 'fold_onnx', 'quantize_onnx']
+        >>> report.gains["macs"] > 1.9
+        True
+    """
+    checkpoint, watcher = Path(checkpoint), watcher or Silent()
+    with standing(), claimed(options.output, _work(options), inputs_of(options, checkpoint)), hashing_shown(watcher):
+        prepared = dataclasses.replace(prepare(checkpoint, options), recipe=recipe)
+        return _export(checkpoint, options, prepared, watcher)
+
+
+def _export(checkpoint: Path, options: ExportOptions, prepared: Prepared, watcher: Watcher) -> tuple[Artifact, Report]:
+    model, work = prepared.model, prepared.work
+    baseline = run(
+        baseline_of(prepared.stages), model, work=work / "original", source=prepared.source, watcher=_Renamed(watcher)
+    )
+    _share_export(prepared.stages, work)
+    outcomes = run(
+        prepared.stages, model, work=work, source=prepared.source, watcher=watcher, tidy=options.work is None
+    )
+    first, final = baseline[-1].given.model, outcomes[-1].given.model
+    assert isinstance(first, OnnxModel)  # noqa: S101  both lists end in ONNX stages
+    assert not isinstance(final, TorchModel)  # noqa: S101
+    report, timed = report_of(checkpoint, options, model, first, outcomes, prepared.judged, watcher)
+    report = named(report, checkpoint, options, prepared.searched, prepared.recipe)
+    missed = missed_budgets(options, report.stages, prepared.budget)
+    if not missed:
+        return write_artifact(final, options.output, report, timed), report
+    beside = options.output.with_name(options.output.name + ".missed")
+    check_output(beside)
+    write_artifact(final, beside, report, timed)
+    raise BudgetError(
+        "the result misses its budget",
+        why="; ".join(missed),
+        mend=f"see {beside / 'report.html'}; allow more, prune less, give more epochs or data, or try --int8 qat",
+    )
+
+
+def optimize(
+    checkpoint: str | Path,
+    options: OptimizeOptions,
+    *,
+    watcher: Watcher | None = None,
+    tell: Callable[[SearchResult], None] = lambda _found: None,
+    recipe: Path | None = None,
+) -> SearchResult:
+    """Search pruning ratios, precisions and calibrators, and export the best that loses no more than it may.
+
+    Args:
+        checkpoint: any file that `compress.load` reads.
+        options: what to try.
+        watcher: is told of each stage; by default nobody is.
+        tell: is given the trials before the best of them is exported.
+        recipe: as in `export`.
+
+    Returns:
+        All trials. The winner's artifact is in the output folder, search.json and search.html are beside it in
+        OUTPUT.search.
+
+    Raises:
+        BudgetError: none is inside the largest drop; OUTPUT.search is written all the same.
+        ToolkitError: input that can't be used.
+
+    Example:
+        >>> options = OptimizeOptions(
+        ...     output=Path("best"), eval="eval.npz", metric="cosine", prune=(0, 0.5), int8=("dynamic",), max_drop=100
+        ... )
+        >>> found = optimize("model.pt", options)
+        >>> sorted({trial.candidate.int8 for trial in found.trials})
+        ['dynamic', 'none']
+        >>> Artifact.load(Path("best")).format
+        'onnx'
+    """
+    check_ranges(options)
+    checkpoint, watcher = Path(checkpoint), watcher or Silent()
+    with standing(), claimed(options.output, _work(options), inputs_of(options, checkpoint)), hashing_shown(watcher):
+        return _optimize(checkpoint, options, watcher, tell, recipe)
+
+
+def _optimize(
+    checkpoint: Path,
+    options: OptimizeOptions,
+    watcher: Watcher,
+    tell: Callable[[SearchResult], None],
+    recipe: Path | None,
+) -> SearchResult:
+    check_output(options.output)
+    asked_for = options
+    model = with_sizes(_load(checkpoint, options), checkpoint, _data(options))
+    said = {dim: size for dim, size in model.signature.sizes.items() if dim not in model.signature.unsaid}
+    options = dataclasses.replace(options, size=tuple(f"{dim}={size}" for dim, size in said.items()))
+    work = _work(options)
+    found = search(
+        checkpoint, options, model, source=_source(model, fingerprint_of_module(model)), work=work, watcher=watcher
+    )
+    folder = options.output.with_name(options.output.name + ".search")
+    write_search(found, folder)
+    tell(found)
+    best = found.best
+    if best is None:
+        near = found.nearest
+        loses = "" if near is None else f"; the nearest is {near.candidate.name} with {near.drop:+.2f}"
+        raise BudgetError(
+            "no candidate is inside the budget",
+            why=f"each loses more than {counted(options.max_drop, 'points')} of {found.metric}{loses}",
+            mend=f"see {folder / 'search.html'}; allow more, try smaller --prune fractions, or more --epochs",
+        )
+    asked = dataclasses.replace(best.candidate.options(options), work=work)
+    prepared = dataclasses.replace(
+        prepare(checkpoint, asked, chosen=True),
+        budget=budget_of(options, options.max_drop),
+        recipe=recipe,
+        searched=asked_for,
+    )
+    return _proven(found, best, checkpoint, asked, prepared, folder, watcher)
+
+
+def _proven(
+    found: SearchResult,
+    best: Trial,
+    checkpoint: Path,
+    asked: ExportOptions,
+    prepared: Prepared,
+    folder: Path,
+    watcher: Watcher,
+) -> SearchResult:
+    """Export the winner, and judge it once by samples that had no part in the choice."""
+    try:
+        _, report = _export(checkpoint, asked, prepared, watcher)
+    except BudgetError as err:
+        raise BudgetError(
+            f"the winner, {best.candidate.name}, does not keep its budget on samples that did not choose it",
+            why=err.why,
+            mend=f"{err.mend}; the other candidates were not tried on these samples, and must not be by turns",
+        ) from err
+    last = report.stages[-1].measured
+    assert prepared.judged is not None  # noqa: S101  a search has evaluation data
+    proof = Proof(len(prepared.judged.proof), last.value, last.drop, last.drop_low, last.drop_high)
+    found = dataclasses.replace(found, proof=proof)
+    write_search(found, folder)
+    return found
+
+
+def sensitivity(checkpoint: str | Path, options: SensitivityOptions, *, watcher: Watcher | None = None) -> Sensitivity:
+    """Prune one group of layers at a time and judge the model; write sensitivity.json and sensitivity.html.
+
+    Args:
+        checkpoint: any file that `compress.load` reads and that still has its layers.
+        options: how to.
+        watcher: is told how it goes on; by default nobody is.
+
+    Raises:
+        ToolkitError: input that can't be used.
+
+    Example:
+        >>> found = sensitivity("model.pt", SensitivityOptions(output=Path("sensitive"), eval="eval.npz", samples=50))
+        >>> sorted(found.limits(max_drop=100))
+        ['0']
+    """
+    check_ranges(options)
+    checkpoint, watcher = Path(checkpoint), watcher or Silent()
+    # Files are added to the folder, it is not replaced: it may be the one that this runs in.
+    with claimed(options.output / "sensitivity.json", inputs=inputs_of(options, checkpoint)), hashing_shown(watcher):
+        return _sensitivity(checkpoint, options, watcher)
+
+
+def _sensitivity(checkpoint: Path, options: SensitivityOptions, watcher: Watcher) -> Sensitivity:
+    model = with_sizes(_load(checkpoint, options), checkpoint, {"evaluation": options.eval})
+    data = Dataset.open(find_data(options.eval, checkpoint), model.signature)
+    whole, metric, _ = judged(data, options.metric, options.judge, model)
+    choice, _ = halves(whole) if len(whole) > 1 else (whole, None)
+    found = layer_sensitivity(
+        model,
+        choice,
+        metric,
+        ratios=options.ratios,
+        samples=options.samples,
+        importance=options.importance,
+        progress=watcher.started("sensitivity"),
+    )
+    found = dataclasses.replace(found, data=data.sha256, model=fingerprint_of_module(model))
+    write_sensitivity(found, options.output, options.max_drop)
+    return found
+
+
+def _load(checkpoint: Path, options: SourceOptions) -> TorchModel:
+    model = load(checkpoint, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size)
+    return in_float32(model)
+
+
+def _data(options: CompressOptions) -> dict[str, str | None]:
+    """What tells the sizes of dimensions that vary, the most telling first."""
+    return {"calibration": options.calibration, "evaluation": options.eval, "training": options.finetune}
+
+
+def baseline_of(stages: Sequence[Stage]) -> list[Stage]:
+    """The original's own export, which the result is compared with."""
+    return [next(stage for stage in stages if isinstance(stage, OnnxFromTorch)), FoldOnnx()]
+
+
+def _share_export(stages: Sequence[Stage], work: Path) -> None:
+    """Where nothing is done in torch, the original's own export is the first stage's output: it is not made twice."""
+    if isinstance(stages[0], OnnxFromTorch):
+        for made in (work / "original").glob("01-onnx_from_torch-*"):
+            if not (work / made.name).exists() and (made / "stage.json").exists():
+                with replacing(work / made.name) as beside:
+                    shutil.copytree(made, beside, dirs_exist_ok=True)
+
+
+def _source(model: TorchModel, module: str) -> str:
+    return signed(module, model) + json.dumps(versions())  # another release may give another output
+
+
+def _work(options: CompressOptions) -> Path:
+    return options.work or options.output.parent / f"{options.output.name}.work"
+
+
+class _Renamed:
+    """Tells a watcher of the original's own export under names that tell it apart."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+
+    def started(self, stage: str) -> Progress:
+        return self._watcher.started(f"original: {stage}")
+
+    def ended(self, outcome: Outcome) -> None:
+        self._watcher.ended(outcome)

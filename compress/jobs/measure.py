@@ -1,0 +1,333 @@
+"""`compress measure`: models of any kind side by side, on the CPU or a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from compress.artifact import Artifact, Signature
+from compress.data.dataset import Dataset
+from compress.data.sizes import sizes_in, typical_inputs
+from compress.errors import RecipeError, StageError, ToolkitError, first_line
+from compress.evaluate.answers import Likeness, likeness
+from compress.formats.checkpoint import load
+from compress.formats.onnx.read import signature_of_onnx, vetted_onnx
+from compress.model import Arrays, EngineModel, Model, OnnxModel, TorchModel, in_float32
+from compress.options import MeasureOptions
+from compress.options.ranges import check_ranges
+from compress.runtime.backends import Backend, open_model
+from compress.runtime.backends.onnxrt_device import OnnxDeviceBackend, ProviderOptions
+from compress.runtime.backends.pytorch_device import TorchDeviceBackend
+from compress.runtime.device import accelerator, described, elapsed_ms
+from compress.runtime.latency import MOST, Latency, Turns, latency, ratio, take_turns
+from compress.runtime.machine import environment
+from compress.signature import parse_sizes
+from compress.tensorrt.profiles import ranges_of
+
+__all__ = ["Figure", "Measurement", "measure_files", "signature_of_onnx", "time_in_turns"]
+
+BLOCK_MS = 30.0
+CALLS = (5, 200)  # of a block
+LONGEST_BLOCK_MS = 300.0
+
+
+@runtime_checkable
+class Prepares(Backend, Protocol):
+    """A model on a device."""
+
+    @property
+    def stream(self) -> Any:
+        """What its work is enqueued on; None on the CPU."""
+
+    def prepared(self, inputs: Arrays) -> Callable[[], Any]:
+        """What runs it once on these inputs."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One model at one batch size.
+
+    Attributes:
+        model, runtime: what ran, and on what.
+        batch: samples in a call.
+        p50_ms, p99_ms: of a call; on a GPU without copies to and from it, on the CPU as `compress export` times it.
+        throughput: samples a second, from the median.
+        over_first: how many times as fast as the first model at the same batch.
+        cosine_similarity, max_abs_error: against the first model's outputs; the least, and the largest.
+        compared: samples of the data that these are over; 0 for the timed inputs, where these are random.
+        p50_low_ms, p50_high_ms, over_first_low, over_first_high: ends of 95% intervals; None with too few rounds.
+        cpu_nodes: of an ONNX file on a GPU: how many nodes of each kind the CPU runs all the same.
+    """
+
+    model: str
+    runtime: str
+    batch: int
+    p50_ms: float
+    p99_ms: float
+    throughput: float
+    over_first: float
+    cosine_similarity: float
+    max_abs_error: float
+    cpu_nodes: Mapping[str, int]
+    p50_low_ms: float | None = None
+    p50_high_ms: float | None = None
+    over_first_low: float | None = None
+    over_first_high: float | None = None
+    compared: int = 0
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """All figures, and what they were taken on.
+
+    Attributes:
+        environment: machine and versions.
+        figures: by model and batch.
+        providers: what ONNX Runtime was asked for, by model.
+        sizes: of dimensions other than the batch that vary: `size`, and its `source`.
+        turns: why measuring ended, by batch.
+        shapes: of the inputs, by batch.
+    """
+
+    environment: Mapping[str, str | int]
+    figures: tuple[Figure, ...]
+    providers: Mapping[str, Any]
+    sizes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    turns: Mapping[int, str] = field(default_factory=dict)
+    shapes: Mapping[int, Mapping[str, Sequence[int]]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return dataclasses.asdict(self)
+
+
+def measure_files(
+    paths: Sequence[Path],
+    options: MeasureOptions,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Measurement:
+    """Run models on the same inputs, in turns, and time them.
+
+    Args:
+        paths: artifacts, ONNX files or model files of torch; all of one signature.
+        options: on what, and how.
+        progress: is told rounds done and in all.
+
+    Raises:
+        ToolkitError: a file can't be read, or can't run there.
+    """
+    check_ranges(options, rounds=(1, 1 << 20))
+    device = accelerator() if options.device == "cuda" else torch.device("cpu")
+    torch.set_num_threads(options.threads)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = options.tf32
+    models = dict(zip(_names(paths), (_opened(path, options) for path in paths), strict=True))
+    signature, data = _sized(_one_signature(models), options)
+    backends = {
+        name: backend for key, model in models.items() for name, backend in _backends(key, model, device, options)
+    }
+    figures: list[Figure] = []
+    turns: dict[int, str] = {}
+    shapes: dict[int, dict[str, list[int]]] = {}
+    for nth, batch in enumerate(options.batches):
+
+        def tick(done: int, total: int, nth: int = nth) -> None:
+            progress(nth * total + done, len(options.batches) * total)
+
+        inputs = typical_inputs(signature, data, batch)
+        answering = {name: functools.partial(_answers, name, backend) for name, backend in backends.items()}
+        alike = likeness(answering, inputs, data, batch)
+        if device.type == "cpu":  # as the report of an export does, so that the ratios of both agree
+            times = latency(backends, inputs, rounds=options.rounds, progress=tick)
+        else:
+            there = {name: backend for name, backend in backends.items() if isinstance(backend, Prepares)}
+            times = time_in_turns(there, inputs, options.rounds, tick)
+        figures += _figures(batch, backends, times, alike)
+        turns[batch] = times.told
+        shapes[batch] = {name: list(values.shape) for name, values in inputs.items()}
+    found = {
+        name: backend.provider_options for name, backend in backends.items() if isinstance(backend, OnnxDeviceBackend)
+    }
+    return Measurement(
+        {**environment(options.threads), **described(device)},
+        tuple(figures),
+        found,
+        signature.sizes_told,
+        turns,
+        shapes,
+    )
+
+
+def _answers(name: str, backend: Backend, inputs: Arrays) -> Arrays:
+    try:
+        return backend.infer(inputs)
+    except ToolkitError:
+        raise
+    except Exception as err:  # ONNX Runtime's own exception classes have no common base but this; torch has many
+        shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in inputs.items())
+        raise StageError(
+            f"{name} does not run on {shapes}",
+            why=first_line(err)[:300],
+            mend="give dimensions that vary a size that it takes, as in --size seq=128, or --data",
+        ) from err
+
+
+def time_in_turns(
+    backends: Mapping[str, Prepares],
+    inputs: Arrays,
+    rounds: int = MOST,
+    tick: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Turns:
+    """Time every model: in each round all take a block of calls, in a new random order.
+
+    Args:
+        backends: by name, all on one device; the others are compared with the first.
+        inputs: one batch.
+        rounds: blocks for each at most; fewer where the intervals are narrow earlier.
+        tick: is told rounds done and in all after each round.
+    """
+    blocks = {name: _block(backend.prepared(inputs), backend.stream) for name, backend in backends.items()}
+    return take_turns(blocks, rounds=rounds, progress=tick)
+
+
+def _block(work: Callable[[], Any], stream: Any) -> Callable[[], list[float]]:
+    calls = _calls(work, stream)
+
+    def block() -> list[float]:
+        elapsed_ms(work, stream, max(2, calls // 10) if calls >= CALLS[0] else 1)
+        return elapsed_ms(work, stream, calls)
+
+    return block
+
+
+def _figures(
+    batch: int, backends: Mapping[str, Backend], times: Mapping[str, Latency], alike: Mapping[str, Likeness]
+) -> Iterator[Figure]:
+    first = next(iter(backends))
+    for name, backend in backends.items():
+        took = times[name]
+        over = ratio(times[first].rounds_ms, took.rounds_ms)
+        assert over is not None  # noqa: S101  all took the same rounds
+        yield Figure(
+            model=name,
+            runtime=backend.runtime,
+            batch=batch,
+            p50_ms=took.p50_ms,
+            p50_low_ms=took.low_ms,
+            p50_high_ms=took.high_ms,
+            p99_ms=took.p99_ms,
+            throughput=1000 * batch / took.p50_ms,
+            over_first=over.value,
+            over_first_low=over.low,
+            over_first_high=over.high,
+            cosine_similarity=alike[name].cosine_similarity,
+            max_abs_error=alike[name].max_abs_error,
+            compared=alike[name].samples,
+            cpu_nodes=backend.cpu_nodes if isinstance(backend, OnnxDeviceBackend) else {},
+        )
+
+
+def _calls(work: Callable[[], Any], stream: Any) -> int:
+    """Calls of a block: 30 ms of them, 5 to 200; of a call so long that 5 take over 0.3 s, fewer."""
+    elapsed_ms(work, stream, 1)  # which may compile
+    once = max(elapsed_ms(work, stream, 1)[0], 1e-3)
+    if once < LONGEST_BLOCK_MS:
+        elapsed_ms(work, stream, 2)
+        once = max(min(elapsed_ms(work, stream, 3)), 1e-3)
+    fewest = max(1.0, min(CALLS[0], LONGEST_BLOCK_MS / once))
+    return int(min(CALLS[1], max(fewest, BLOCK_MS / once)))
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that tell them apart."""
+    for parts in range(1, max(len(path.parts) for path in paths) + 1):
+        names = [str(Path(*path.parts[-parts:])) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    raise RecipeError("can't tell the models apart", why="a path is given twice", mend="give each once")
+
+
+def _opened(path: Path, options: MeasureOptions) -> Model:
+    if path.is_dir():
+        artifact = Artifact.load(path)
+        if artifact.format == "plan":
+            if not options.trust:
+                raise StageError(
+                    f"won't load {artifact.model_path}: it may run code",
+                    why="a TensorRT engine is compiled code, and TensorRT does not check it",
+                    mend="measure its model.onnx; or, if you built it or trust whoever did, add --trust",
+                )
+            return EngineModel(artifact.model_path, artifact.signature)
+        return OnnxModel(vetted_onnx(artifact.model_path), artifact.signature)
+    if path.suffix == ".onnx":
+        return OnnxModel(path, signature_of_onnx(path))
+    return in_float32(load(path, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size))
+
+
+def _one_signature(models: Mapping[str, Model]) -> Signature:
+    (first, model), *others = models.items()
+    for name, other in others:
+        if [(s.dtype, s.shape) for s in other.signature.inputs] != [(s.dtype, s.shape) for s in model.signature.inputs]:
+            raise RecipeError(
+                f"can't measure {name} beside {first}",
+                why=f"it takes {', '.join(map(str, other.signature.inputs))}, the other "
+                f"{', '.join(map(str, model.signature.inputs))}",
+                mend="measure models of one signature",
+            )
+    return model.signature
+
+
+def _backends(name: str, model: Model, device: torch.device, options: MeasureOptions) -> Iterator[tuple[str, Backend]]:
+    """What a model runs on: torch once or twice, an ONNX file once for each provider."""
+    cpu = device.type == "cpu"
+    if isinstance(model, TorchModel):
+        eager = open_model(model, threads=options.threads) if cpu else TorchDeviceBackend(model, device)
+        yield f"{name} (torch)", eager
+        if options.compile:
+            yield f"{name} (compiled)", TorchDeviceBackend(model, device, compiled=True)
+    elif isinstance(model, EngineModel):
+        if cpu:
+            raise StageError(
+                f"can't measure {name} on the CPU", why="it is a TensorRT engine", mend="add --device cuda"
+            )
+        from compress.runtime.backends.trt import TrtBackend
+
+        yield name, TrtBackend(model)
+    elif cpu:
+        backend = open_model(model, threads=options.threads)
+        if backend.emulated:
+            raise StageError(
+                f"can't time {name} on the CPU",
+                why="it is in BF16, which ONNX Runtime only emulates on this CPU",
+                mend="add --device cuda where there is a GPU",
+            )
+        yield name, backend
+    else:
+        for provider in options.provider:
+            asked = ProviderOptions(provider, options.cuda_graphs, options.tf32, options.engine_cache, options.threads)
+            yield f"{name} ({provider})" if len(options.provider) > 1 else name, OnnxDeviceBackend(model, asked)
+
+
+def _sized(signature: Signature, options: MeasureOptions) -> tuple[Signature, Dataset | None]:
+    """With the sizes that are asked for, else those of the data, else those of the first model's file; and the data.
+
+    Raises:
+        RecipeError: the data is of another size than is asked for.
+    """
+    asked = parse_sizes(options.size)
+    asked |= {name: sizes[1] for name, sizes in ranges_of(options.dims).items() if name not in signature.batches}
+    data = None if options.data is None else Dataset.open(options.data, signature)
+    held = {} if data is None else sizes_in(data, signature)
+    for dim, size in asked.items():
+        if held.get(dim, size) != size:
+            raise RecipeError(
+                f"can't measure {options.data} at {dim} = {size}",
+                why=f"its samples have {dim} = {held[dim]}",
+                mend="leave --size and --dims out, or --data for random inputs",
+            )
+    return signature.sized(held, "from the data").sized(asked), data

@@ -1,0 +1,330 @@
+"""From options to the list of stages that they stand for."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from compress.console.wording import counted
+from compress.data.dataset import Dataset
+from compress.data.sizes import sized_by
+from compress.errors import RecipeError
+from compress.evaluate.metrics import METRICS, Metric
+from compress.model import TorchModel
+from compress.model.infer import proven
+from compress.onnx_export.fold import FoldOnnx
+from compress.onnx_export.from_torch import OnnxFromTorch
+from compress.options import CompressOptions, EngineOptions, ExportOptions, FinetuneOptions, SourceOptions
+from compress.options.training import TrainingOptions
+from compress.prune.prune_channels import PruneChannels
+from compress.prune.prune_to_budget import PruneToBudget
+from compress.prune.sensitivity import Sensitivity
+from compress.quantize.half.half_onnx import HalfOnnx
+from compress.quantize.qat.train_quantized import TrainQuantized, shorter
+from compress.quantize.quantize_onnx import QuantizeOnnx
+from compress.quantize.quantize_within import QuantizeWithin
+from compress.quantize.smooth_onnx import SmoothOnnx
+from compress.runtime.machine import int8_saturates
+from compress.stage import Stage
+from compress.tensorrt.profiles import ranges_of
+from compress.training.finetune import Finetune
+
+__all__ = ["chooses", "find_data", "inputs_of", "labelled_of", "sources_of", "stages_for", "training_of", "with_sizes"]
+
+# Options that name what is read.
+INPUTS = ("eval", "selection", "calibration", "finetune", "validation", "data", "teacher", "sensitivity")
+# Of the epochs that --epochs names, for training with fake quantization: the weights are near their place already.
+QAT_SHARE = 0.25
+QAT_RATE = 0.1
+
+
+def find_data(source: str, checkpoint: Path) -> str:
+    """The path as it is, or, if there is nothing there, beside the checkpoint."""
+    beside = checkpoint.parent / source
+    return str(beside) if not Path(source).exists() and beside.exists() else source
+
+
+def with_sizes(
+    model: TorchModel, checkpoint: Path, sources: Mapping[str, str | None], dims: Sequence[str] = ()
+) -> TorchModel:
+    """A model with a representative size for whatever varies: from the data, where neither user nor file gave one.
+
+    Args:
+        model: as it was loaded.
+        checkpoint: data is looked for beside it, too.
+        sources: of data, by what it is for, in the order in which they are asked.
+        dims: ranges of an engine's dimensions; what is best for it goes before everything else.
+
+    Raises:
+        DatasetError, SignatureError: data that can't be used, or sizes that the model does not run at.
+    """
+    best = {name: sizes[1] for name, sizes in ranges_of(dims).items() if name not in model.signature.batches}
+    if best:
+        model = dataclasses.replace(model, signature=proven(model.module, model.signature.sized(best, "from --dims")))
+    for use, source in sources.items():
+        if source is not None and model.signature.unsaid:
+            model = sized_by(model, Dataset.open(find_data(source, checkpoint), model.signature), use)
+    return model
+
+
+def sources_of(options: CompressOptions, checkpoint: Path) -> dict[str, str]:
+    """Where the data of each option lies, by the option's name."""
+    names = ("eval", "selection", "finetune", "validation", "calibration")
+    return {name: find_data(source, checkpoint) for name in names if (source := getattr(options, name)) is not None}
+
+
+def chooses(options: ExportOptions) -> bool:
+    """Whether a run decides anything by its metric: which layers go back to float."""
+    return options.max_drop is not None and options.int8 in ("static", "qat")
+
+
+def inputs_of(options: SourceOptions, checkpoint: Path) -> list[Path]:
+    """Files and folders that a run reads: the checkpoint, and of its options those that name one."""
+    named = [getattr(options, name, None) for name in INPUTS]
+    sources = [find_data(str(source), checkpoint) for source in named if source is not None]
+    return [path for path in (checkpoint, *map(Path, sources)) if path.exists()]
+
+
+def stages_for(
+    options: ExportOptions,
+    model: TorchModel,
+    checkpoint: Path,
+    judged: tuple[Dataset, Metric] | None = None,
+    sensitivity: Sensitivity | None = None,
+) -> list[Stage]:
+    """The list of stages, with their data opened and checked.
+
+    Args:
+        options: of the run.
+        model: what it starts from, and what recovery is taught by.
+        checkpoint: data is looked for beside it, too.
+        judged: evaluation data to choose by, and the metric that a largest drop is in; the export is proven on data,
+            too.
+        sensitivity: what the options name, where it has been read.
+
+    Raises:
+        RecipeError: options that don't go together.
+        DatasetError, SignatureError: data that can't be used.
+    """
+    _together(options, judged)
+
+    def data(source: str | None) -> Dataset | None:
+        return None if source is None else Dataset.open(find_data(source, checkpoint), model.signature)
+
+    training, calibration = data(options.finetune), data(options.calibration)
+    validation = data(options.validation) if training is not None else None
+    typical = next((held for held in (calibration, judged and judged[0], training) if held is not None), None)
+    precision = _precision(options, model, calibration, judged, typical)
+    seen = "" if judged is None else judged[0].sha256
+    recovery = None if training is None else _finetune(options, model, training, validation, seen)
+    samples = calibration if training is None else training
+    if options.sensitivity is not None and sensitivity is None:
+        sensitivity = Sensitivity.load(options.sensitivity)
+    pruning = _pruning(options, training, samples, recovery, precision, sensitivity)
+    stages = [*pruning, *_qat(options, recovery, precision), *precision]
+    return [*stages, *_engine(options)]
+
+
+def _engine(options: ExportOptions) -> list[Stage]:
+    if options.to == "onnx":
+        return []
+    from compress.tensorrt.engine_from_onnx import EngineFromOnnx
+
+    own = {field.name: getattr(options, field.name) for field in dataclasses.fields(EngineOptions)}
+    return [EngineFromOnnx(EngineOptions(**own))]
+
+
+def _pruning(
+    options: ExportOptions,
+    training: Dataset | None,
+    samples: Dataset | None,
+    recovery: Finetune | None,
+    precision: list[Stage],
+    sensitivity: Sensitivity | None,
+) -> list[Stage]:
+    kind, limit = _budget(options)
+    pruned = options.prune is not None or kind is not None
+    rounds = options.rounds if pruned else 1
+    curves: dict[str, tuple[tuple[float, float], ...]] = {}
+    if pruned and sensitivity is not None:
+        curves = sensitivity.curves
+    fraction = 0.5 if options.prune is None else options.prune
+    prune = PruneChannels(
+        # The same share of what is left in each round.
+        1 - (1 - fraction) ** (1 / rounds) if rounds > 1 and 0 < fraction < 1 else fraction,
+        options.importance,
+        options.seed,
+        options.round_to,
+        scope=options.scope,
+        data=training if options.importance == "taylor" else None,
+        samples=samples,
+        curves=curves,
+        labelled=labelled_of(options),
+        shared=rounds > 1,
+    )
+    stages: list[Stage] = []
+    for _ in range(rounds):
+        if kind is not None and limit is not None:
+            tail = tuple(stage for stage in precision if not isinstance(stage, QuantizeWithin)) + tuple(
+                stage.quantize for stage in precision if isinstance(stage, QuantizeWithin)
+            )
+            stages.append(PruneToBudget(prune, kind, limit, tail, options.threads))
+        elif pruned:
+            stages.append(prune)
+        if recovery is not None:
+            stages.append(recovery)
+    return stages
+
+
+def _qat(options: ExportOptions, recovery: Finetune | None, precision: list[Stage]) -> list[Stage]:
+    """Training as the stages after it will quantize."""
+    if options.int8 != "qat" or recovery is None:
+        return []
+    last = [stage.quantize if isinstance(stage, QuantizeWithin) else stage for stage in precision]
+    quantize = next(stage for stage in last if isinstance(stage, QuantizeOnnx))
+    unfuse = any(stage.unfuse for stage in precision if isinstance(stage, FoldOnnx))
+    return [TrainQuantized(shorter(recovery, options.epochs, QAT_SHARE, QAT_RATE), options.target, quantize, unfuse)]
+
+
+def _finetune(
+    options: ExportOptions, model: TorchModel, training: Dataset, validation: Dataset | None, seen: str
+) -> Finetune:
+    asked = training_of(options)
+    asked = dataclasses.replace(asked, epochs=math.ceil(options.epochs / options.rounds))
+    return Finetune(training, model, asked, options.seed, validation, seen, labelled_of(options))
+
+
+def labelled_of(options: CompressOptions | FinetuneOptions) -> str | None:
+    """The output that labels teach, where the user says so: what is judged, unless that is against the original's."""
+    metric = METRICS.get(options.metric or "")
+    return None if metric is not None and metric.compares else options.judge
+
+
+def training_of(options: TrainingOptions) -> TrainingOptions:
+    """These alone, of options that have more."""
+    return TrainingOptions(
+        **{field.name: getattr(options, field.name) for field in dataclasses.fields(TrainingOptions)}
+    )
+
+
+def _precision(
+    options: ExportOptions,
+    model: TorchModel,
+    calibration: Dataset | None,
+    judged: tuple[Dataset, Metric] | None,
+    typical: Dataset | None,
+) -> list[Stage]:
+    stages: list[Stage] = [
+        OnnxFromTorch(typical),
+        FoldOnnx(unfuse=options.target == "cpu" and options.precision == "fp32"),
+    ]
+    if options.smooth and calibration is not None and options.int8 != "qat":  # a training finds its own scales
+        stages.append(SmoothOnnx(calibration, copies=True))
+    if options.int8 is not None:
+        quantize = QuantizeOnnx(
+            "static" if options.int8 == "qat" else options.int8,
+            calibration if options.int8 in ("static", "qat") else None,
+            options.calibrator,
+            int8_saturates(),
+            target=options.target,
+        )
+        if options.max_drop is not None and judged is not None and quantize.mode == "static":
+            confidence = options.confidence if options.budget_by == "interval" else None
+            stages.append(QuantizeWithin(quantize, model, *judged, options.max_drop, confidence))
+        else:
+            stages.append(quantize)
+    if options.precision != "fp32":
+        stages.append(HalfOnnx(options.precision, calibration, target=options.target))
+    return stages
+
+
+def _budget(options: ExportOptions) -> tuple[Literal["latency_ms", "size_bytes", "params"] | None, float | None]:
+    if options.target_latency_ms is not None:
+        return "latency_ms", options.target_latency_ms
+    if options.target_size_mb is not None:
+        return "size_bytes", options.target_size_mb * 1e6
+    if options.target_params is not None:
+        return "params", options.target_params
+    return None, None
+
+
+def _together(options: ExportOptions, judged: tuple[Dataset, Metric] | None) -> None:
+    """Refuse options that contradict each other, each with what to do."""
+    goals = {
+        "--prune": options.prune,
+        "--target-latency-ms": options.target_latency_ms,
+        "--target-size-mb": options.target_size_mb,
+        "--target-params": options.target_params,
+    }
+    given = [flag for flag, value in goals.items() if value is not None]
+    static = options.int8 in ("static", "qat")
+    rules = (
+        (len(given) > 1, "can't prune to two goals", " and ".join(given) + " are given", "leave one of them"),
+        (
+            options.calibration is not None and not (static or options.smooth or options.precision != "fp32"),
+            "calibration data is given, but nothing to calibrate",
+            "only static INT8, QAT, smoothing and half precision look at calibration data",
+            "add --int8 static, or leave --calibration out",
+        ),
+        (
+            options.smooth and not ((static or options.int8 == "dynamic") and options.calibration is not None),
+            "can't smooth activations",
+            "it is for static and dynamic INT8, and looks at calibration data",
+            "add --int8 static (or dynamic) and --calibration, or leave --smooth out",
+        ),
+        (
+            options.int8 == "qat" and options.finetune is None,
+            "can't train with fake quantization",
+            "there is no training data",
+            "add --finetune train.npz, or ask for --int8 static",
+        ),
+        (
+            options.importance == "taylor" and bool(given) and options.finetune is None,
+            "can't tell the importance of channels by taylor",
+            "it takes gradients on training data, and there is none",
+            "add --finetune train.npz, or take --importance magnitude",
+        ),
+        (
+            options.rounds < 1 or (options.rounds > 1 and (options.prune is None or options.finetune is None)),
+            f"can't prune in {counted(options.rounds, 'rounds')}",
+            "a round prunes by --prune and recovers by --finetune",
+            "give both, or leave --rounds out",
+        ),
+        (
+            options.max_drop is not None and judged is None,
+            "can't keep a largest drop",
+            "without evaluation data no drop is known",
+            "add --eval eval.npz, or leave --max-drop out",
+        ),
+        (
+            options.sensitivity is not None and not given,
+            "a sensitivity file is given, but nothing is pruned",
+            "it sets how far each layer may be pruned",
+            "add --prune 0.5, or leave --sensitivity out",
+        ),
+        (
+            options.max_drop is not None and options.max_drop < 0,
+            f"can't keep a largest drop of {options.max_drop}",
+            "it is in points, 0 or more",
+            "give 0.5 for half a point",
+        ),
+        (
+            options.target_latency_ms is not None and options.target != "cpu",
+            f"can't prune to a latency on {options.target}",
+            "it would be measured with ONNX Runtime on this CPU, which says nothing of a GPU",
+            "take --prune, --target-size-mb or --target-params, and `compress measure --device cuda` where the GPU is",
+        ),
+        (
+            options.to == "tensorrt" and options.target != "tensorrt",
+            "can't build a TensorRT engine",
+            f"the file would be made for --target {options.target}, with INT8 that TensorRT does not take",
+            "add --target tensorrt",
+        ),
+        (options.threads < 1, "can't measure with no thread", f"--threads is {options.threads}", "give 1 or more"),
+    )
+    for broken, what, why, mend in rules:
+        if broken:
+            raise RecipeError(what, why=why, mend=mend)

@@ -1,0 +1,227 @@
+"""`compress finetune`: a training alone, of any model that has its layers; all or nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compress.data.dataset import Dataset
+from compress.errors import CheckpointError, SignatureError
+from compress.evaluate.compare import compare
+from compress.evaluate.evaluation import judged as judged_by
+from compress.evaluate.evaluation import overlap_words
+from compress.evaluate.intervals import difference_interval, mean_interval
+from compress.evaluate.metrics import Metric
+from compress.formats.checkpoint import fingerprint, load, write
+from compress.jobs.output import check_output, claimed, replacing
+from compress.jobs.recipe import find_data, inputs_of, labelled_of, training_of, with_sizes
+from compress.model import TorchModel, in_float32
+from compress.options import FinetuneOptions
+from compress.options.ranges import check_ranges
+from compress.pipeline import Outcome, Watcher, check, hashing_shown, run
+from compress.report.training import write_page
+from compress.runtime.backends import Backend, TorchBackend
+from compress.runtime.machine import environment, versions
+from compress.runtime.measure import cores, torch_macs, torch_params
+from compress.stage import Given
+from compress.training.finetune import Finetune
+from compress.training.loop import TRACE_FILE
+from compress.training.machine.setup import distributed, rank
+
+__all__ = ["Recovery", "Row", "finetune"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model judged on the evaluation data.
+
+    Attributes:
+        name: "before", "after" or "original".
+        value, low, high: the metric with its 95% interval.
+        drop, drop_low, drop_high: against the first row, paired by sample, in points for shares.
+    """
+
+    name: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    drop: float | None = None
+    drop_low: float | None = None
+    drop_high: float | None = None
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What a training gave.
+
+    Attributes:
+        folder: with model.pt (or weights.pt), training.json and training.html.
+        model_file: its name in the folder.
+        did: in a clause.
+        seconds: that the stage took, earlier parts of a resumed one not counted.
+        metric: of the rows; None without evaluation data.
+        rows: the models judged.
+        details: the training's own figures.
+        warnings: what to know.
+    """
+
+    folder: Path
+    model_file: str
+    did: str
+    seconds: float
+    metric: str | None
+    rows: tuple[Row, ...]
+    details: Mapping[str, Any]
+    warnings: tuple[str, ...]
+
+
+def finetune(checkpoint: str | Path, options: FinetuneOptions, *, watcher: Watcher) -> Recovery | None:
+    """Train a model, judge it before and after, and write it with a report.
+
+    Args:
+        checkpoint: any model file that still has its layers.
+        options: what to do.
+        watcher: is told how it goes on.
+
+    Returns:
+        What was written; None in a process that torchrun started beside the first one.
+
+    Raises:
+        ToolkitError: input that can't be used, or a training that diverges; what was there before is left as it was.
+    """
+    check_ranges(options)
+    checkpoint = Path(checkpoint)
+    if rank() > 0:  # the first process holds the places for all
+        return _finetune(checkpoint, options, watcher)
+    with claimed(options.output, _work(options), inputs_of(options, checkpoint)), hashing_shown(watcher):
+        return _finetune(checkpoint, options, watcher)
+
+
+def _work(options: FinetuneOptions) -> Path:
+    return options.work or options.output.parent / f"{options.output.name}.work"
+
+
+def _finetune(checkpoint: Path, options: FinetuneOptions, watcher: Watcher) -> Recovery | None:
+    check_output(options.output, "training.json", "a training")
+    model = with_sizes(_load(checkpoint, options), checkpoint, {"training": options.data, "evaluation": options.eval})
+    teacher = None if options.teacher is None else _load(options.teacher, options)
+    if teacher is not None and _shapes(teacher) != _shapes(model):
+        raise SignatureError(
+            f"{options.teacher} can't teach {checkpoint}",
+            why=f"it takes and gives {_shapes(teacher)}, the model {_shapes(model)}",
+            mend="name the model that this one was pruned from",
+        )
+
+    def data(source: str | None) -> Dataset | None:
+        return None if source is None else Dataset.open(find_data(source, checkpoint), model.signature)
+
+    training, validation, judged = data(options.data), data(options.validation), data(options.eval)
+    assert training is not None  # noqa: S101  the option is required
+    metric: Metric | None = None
+    notes: tuple[str, ...] = ()
+    if judged is not None:
+        judged, metric, notes = judged_by(judged, options.metric, options.judge, model)
+    seen = "" if judged is None else judged.sha256
+    stage = Finetune(training, teacher, training_of(options), options.seed, validation, seen, labelled_of(options))
+    check([stage], model)
+    if judged is not None and rank() == 0:  # of the same data as a whole, the stage warns
+        made_with = {"data": training} | ({} if validation is None else {"validation": validation})
+        notes += overlap_words(judged, {name: each for name, each in made_with.items() if each.sha256 != seen})
+    source = fingerprint(model) + ("" if teacher is None else fingerprint(teacher)) + json.dumps(versions())
+    work = _work(options)
+    outcome = _run(stage, model, work, source, watcher, tidy=options.work is None)
+    if rank() > 0:
+        return None
+    given = dataclasses.replace(outcome.given, warnings=(*outcome.given.warnings, *notes))
+    assert isinstance(given.model, TorchModel)  # noqa: S101  the stage gives one
+    rows: tuple[Row, ...] = ()
+    if judged is not None and metric is not None:
+        models = {"before": model, "after": given.model} | ({} if teacher is None else {"original": teacher})
+        progress = watcher.started("compare")
+        backends: dict[str, Backend] = {name: TorchBackend(each, cores()) for name, each in models.items()}
+        reference = "before" if teacher is None else "original"
+        found = compare(reference, backends, judged, metric, progress=lambda d, t: progress(d, t, "samples"))
+        first = found[reference]
+        if teacher is not None:  # before a training from labels alone, chance is what is to be beaten
+            given = dataclasses.replace(given, warnings=(*given.warnings, *first.doubts))
+        for name in [reference, *(name for name in ("before", "after") if name != reference)]:
+            row = Row(name, found[name].value)
+            scores = found[name].scores
+            if scores is not None and first.scores is not None:
+                own = mean_interval(scores, bounds=metric.bounds)
+                against = difference_interval(scores, first.scores, bounds=metric.bounds).times(metric.points)
+                drop = None if name == reference else metric.drop(first.value, found[name].value)
+                row = Row(name, found[name].value, own.low, own.high, drop, against.low, against.high)
+            rows = (*rows, row)
+    _write(model, given, outcome.seconds, rows, options, checkpoint, metric.name if metric else None, stage, work)
+    name = "model.pt" if (options.output / "model.pt").exists() else "weights.pt"
+    return Recovery(
+        options.output, name, given.did, outcome.seconds, metric.name if metric else None, rows, given.details,
+        given.warnings,
+    )  # fmt: skip
+
+
+def _run(stage: Finetune, model: TorchModel, work: Path, source: str, watcher: Watcher, *, tidy: bool) -> Outcome:
+    if not distributed():
+        return run([stage], model, work=work, source=source, watcher=watcher, tidy=tidy)[-1]
+    # All processes train, whatever the folder of the first one holds already.
+    key = hashlib.sha256(json.dumps([source, dict(stage.options)], sort_keys=True).encode()).hexdigest()
+    folder = work / f"training-{key[:12]}"
+    if rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+    progress = watcher.started(stage.name) if rank() == 0 else lambda _done, _total, _note: None
+    given = stage.run(model, folder, progress)
+    outcome = Outcome(stage, given, given.details["training_seconds"], reused=False, size_bytes=None)
+    if rank() == 0:
+        watcher.ended(outcome)
+    return outcome
+
+
+def _load(path: Path, options: FinetuneOptions) -> TorchModel:
+    found = load(path, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size)
+    return in_float32(found)
+
+
+def _shapes(model: TorchModel) -> str:
+    ends = (model.signature.inputs, model.signature.outputs)
+    return " → ".join(", ".join(f"{spec.dtype}{list(spec.shape)}" for spec in specs) for specs in ends)
+
+
+def _write(
+    before: TorchModel, given: Given, seconds: float, rows: tuple[Row, ...], options: FinetuneOptions,
+    checkpoint: Path, metric: str | None, stage: Finetune, work: Path,
+) -> None:  # fmt: skip
+    """Fill a folder beside the output, then swap the two."""
+    model = given.model
+    assert isinstance(model, TorchModel)  # noqa: S101  the stage gives one
+    report = {
+        "checkpoint": str(checkpoint),
+        "teacher": None if options.teacher is None else str(options.teacher),
+        "did": given.did,
+        "seconds": seconds,
+        "params": torch_params(before.module),
+        "macs": torch_macs(before.module, before.signature),
+        "metric": metric,
+        "rows": [dataclasses.asdict(row) for row in rows],
+        "options": dict(stage.options),
+        "training": dict(given.details),
+        "warnings": list(given.warnings),
+        "environment": environment(cores()),
+    }
+    with replacing(options.output) as beside:
+        try:
+            write(model, beside / "model.pt")
+        except CheckpointError:  # a forward that can't be traced: the factory that made it is needed again
+            torch.save(model.module.state_dict(), beside / "weights.pt")
+        for trace in work.glob(f"*/{TRACE_FILE}") if "profile" in given.details else ():
+            shutil.copyfile(trace, beside / TRACE_FILE)
+        (beside / "training.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_page(report, beside / "training.html")

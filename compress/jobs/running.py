@@ -1,0 +1,113 @@
+"""How a command runs: what is shown, what is kept aside, and how it ends."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cyclopts import CycloptsError
+from rich.console import Console
+from rich.markup import escape
+
+from compress.console.interrupts import interrupted, interruptible
+from compress.errors import MissingExtraError, ToolkitError
+from compress.options import CompressOptions, FinetuneOptions, SourceOptions
+from compress.storage.shortages import shortages
+
+if TYPE_CHECKING:
+    from compress.report.progress import Terminal
+
+__all__ = ["at_work", "run_to_end", "spread", "warn", "work_of"]
+
+# What stands behind --input; several may follow one.
+SPEC = re.compile(r"[^:\[\]]+:\s*\w+\s*\[[^\[\]]*\]\s*")
+OPTIONAL = ("torch", "onnx", "onnxruntime", "onnxscript", "torch_pruning", "matplotlib", "jinja2", "scipy")
+
+
+@contextmanager
+def at_work(options: SourceOptions, work: Path | None = None) -> Iterator[Terminal]:
+    """A run is shown, and nothing else: what libraries print is kept aside, in the work folder where there is one."""
+    from compress.console.quiet import quiet
+    from compress.report.progress import Terminal
+
+    with (
+        quiet(verbose=options.verbose, work=work) as streams,
+        Terminal(Console(file=streams.err), verbose=options.verbose) as terminal,
+    ):
+        yield terminal
+
+
+def work_of(options: CompressOptions | FinetuneOptions) -> Path:
+    """The folder that keeps the stages of a run."""
+    return options.work or options.output.parent / f"{options.output.name}.work"
+
+
+def warn(options: SourceOptions, models: Sequence[Path] = ()) -> tuple[str, ...]:
+    """Tell of flags that nothing will read; gives the warnings."""
+    from compress.options.unused import unused
+
+    found = unused(options, models)
+    for warning in found:
+        Console(stderr=True).print(f"[yellow]warning[/] {escape(warning)}", highlight=False, soft_wrap=True)
+    return found
+
+
+def spread(words: Sequence[str]) -> list[str]:
+    """`--input a b` as `--input a --input b`: only what reads as an input is one, so that a file may follow."""
+    found: list[str] = []
+    inside = False
+    for word in words:
+        if inside and found[-1] != "--input":
+            if SPEC.fullmatch(word):
+                found.append("--input")
+            else:
+                inside = False
+        found.append(word)
+        inside = inside or word == "--input"
+    return found
+
+
+def run_to_end(command: Callable[[], Any], *, resumes: bool) -> None:
+    """Run a command; a user's mistake ends with three lines and exit code 2, Ctrl-C with one line and 130.
+
+    Args:
+        command: parses and runs.
+        resumes: whether it goes on where it was when it is given again.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
+    try:
+        with interruptible():
+            _run(command)
+    except BaseException:
+        if not interrupted():
+            raise
+    if interrupted():
+        kept = ": what is done is kept; give the same command again to go on"
+        print("interrupted" + (kept if resumes else ""), file=sys.stderr)
+        sys.exit(130)
+
+
+def _run(command: Callable[[], Any]) -> None:
+    try:
+        with shortages():
+            command()
+    except CycloptsError:
+        sys.exit(2)
+    except ToolkitError as err:
+        if interrupted():
+            raise
+        print(f"error: {err}", file=sys.stderr)
+        sys.exit(err.exit_code)
+    except ModuleNotFoundError as err:
+        if err.name not in OPTIONAL:
+            raise
+        missing = MissingExtraError("can't compress", module=err.name, extra="compress")
+        print(f"error: {missing}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,105 @@
+"""A model on its way: a torch module, later an ONNX file, at last an engine; each with its signature."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from compress.model.infer import infer_outputs, infer_signature
+from compress.model.inputs import Arrays, call, example_inputs, sample_inputs, symbols_of
+from compress.signature import Signature
+
+__all__ = [
+    "Arrays",
+    "EngineModel",
+    "Model",
+    "OnnxModel",
+    "Ranges",
+    "TorchModel",
+    "call",
+    "example_inputs",
+    "in_float32",
+    "infer_outputs",
+    "infer_signature",
+    "sample_inputs",
+    "symbols_of",
+]
+
+Ranges = Mapping[str, tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class TorchModel:
+    """A module in eval mode.
+
+    Attributes:
+        module: its forward takes the signature's inputs by position.
+        signature: inputs and outputs, the batch symbolic.
+        layered: whether it still has its torch.nn layers (TorchScript and exported programs don't), so that it can be
+            pruned and trained.
+        ranges: of activations, (lowest, highest) by the name of the tensor in the graph that will be exported, where a
+            training under 8 bits has found them.
+    """
+
+    module: nn.Module
+    signature: Signature
+    layered: bool = True
+    ranges: Ranges = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True)
+class OnnxModel:
+    """An ONNX file, all of it in one file.
+
+    Attributes:
+        path: of it.
+        signature: inputs and outputs.
+        ranges: see `TorchModel`; what quantizes takes them in place of calibrating.
+    """
+
+    path: Path
+    signature: Signature
+    ranges: Ranges = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True)
+class EngineModel:
+    """A TensorRT engine; the ONNX file that it was built from is beside it."""
+
+    path: Path
+    signature: Signature
+
+    @property
+    def onnx(self) -> OnnxModel:
+        """What it was built from."""
+        return OnnxModel(self.path.with_name("model.onnx"), self.signature)
+
+
+Model = TorchModel | OnnxModel | EngineModel
+
+
+def in_float32(model: TorchModel) -> TorchModel:
+    """A model of float32 weights, for one in half precision; any other as it is.
+
+    The stages measure, train and quantize in float32. Inputs and outputs become float32, too; `--precision fp16` or
+    `bf16` gives a half-precision file again.
+    """
+    half = (torch.float16, torch.bfloat16)
+    tensors = (*model.module.parameters(), *model.module.buffers())
+    if not any(tensor.dtype in half for tensor in tensors):
+        return model
+    specs = tuple(
+        dataclasses.replace(spec, dtype="float32" if spec.dtype == "float16" else spec.dtype)
+        for spec in model.signature.inputs
+    )
+    module = copy.deepcopy(model.module).float()
+    names = tuple(spec.name for spec in model.signature.outputs)
+    outputs = infer_signature(module, specs, names, model.signature.sizes).outputs
+    signature = dataclasses.replace(model.signature, inputs=specs, outputs=outputs)
+    return TorchModel(module, signature, model.layered)

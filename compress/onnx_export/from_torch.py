@@ -1,0 +1,317 @@
+"""Export a torch module to one ONNX file whose batch is really dynamic, proven against torch."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx
+import torch
+
+from compress.artifact import Signature
+from compress.data.dataset import Dataset
+from compress.errors import StageError
+from compress.evaluate.parity import differences
+from compress.model import Arrays, Model, OnnxModel, TorchModel, example_inputs
+from compress.model.drawn import drawn_inputs, indices_of
+from compress.model.infer import elsewhere, proven, runs_at
+from compress.model.inputs import telling
+from compress.onnx_export.file import save
+from compress.runtime.backends import OnnxBackend, TorchBackend
+from compress.runtime.memory import give_back
+from compress.stage import Given, Progress
+
+__all__ = ["OnnxFromTorch", "exported"]
+
+# What ONNX Runtime 1.23 and later, the one in Triton's containers, and TensorRT 10 and 11 all read.
+OPSET = 20
+IR_VERSION = 10
+BATCHES = (1, 2, 5)
+MOVED_BATCH = 2  # where what else varies has another size than the representative one
+SAMPLES = 8  # of the data
+BESIDE = ".data"  # what the exporter puts behind the name of the file with the weights
+
+
+@dataclass(frozen=True)
+class OnnxFromTorch:
+    """Opset 20, weights inside the file; compared with torch at several sizes.
+
+    Attributes:
+        data: samples to compare on, besides random inputs; typical ones, such as those for calibration.
+    """
+
+    data: Dataset | None = None
+
+    name: ClassVar[str] = "onnx_from_torch"
+    takes: ClassVar[type] = TorchModel
+    gives: ClassVar[type] = OnnxModel
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        data = None if self.data is None else self.data.sha256
+        return {"opset": OPSET, "ir_version": IR_VERSION, "data": data}
+
+    def check(self, model: Model) -> None:
+        """Anything that loads can be tried."""
+
+    def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:
+        path = folder / "model.onnx"
+        trials = len(BATCHES) + (self.data is not None)
+        progress(0, trials + 2, "tracing")
+        # The sizes of a model loaded elsewhere may never have been tried.
+        model = dataclasses.replace(model, signature=proven(model.module, model.signature).settled)
+        runs = runs_at(model.module, model.signature.inputs)
+        _export(model, _traced_at(model.signature, runs), path)
+        progress(1, trials + 2, "checking the file")
+        _check_file(path, model.signature)
+        given = OnnxModel(path, model.signature, model.ranges)
+        torches, onnxes = TorchBackend(model, torch.get_num_threads()), OnnxBackend(given, threads=1)
+        parity: dict[str, dict[str, Any]] = {}
+        for done, (key, inputs) in enumerate(_inputs(model, runs, self.data), 2):
+            told = self.data.source if self.data is not None and key == "data" else f"batch {key}"
+            parity[key] = _parity(torches, onnxes, model.signature, inputs, told)
+            progress(done, trials + 2, f"{told}: off by {parity[key]['max_abs_error']:.2g}")
+        progress(trials + 2, trials + 2, "equal to torch")
+        worst = max(figures["max_abs_error"] for figures in parity.values())
+        sizes = model.signature.sizes_text
+        return Given(
+            given,
+            did=f"opset {OPSET}; equal to torch at batches {', '.join(map(str, BATCHES))}"
+            + (f" and on {self.data.source}" if self.data is not None else "")
+            + (f", {sizes}" if sizes else "")
+            + f" (largest difference {worst:.1e})",
+            details={
+                "opset": OPSET,
+                "ir_version": IR_VERSION,
+                "sizes": model.signature.sizes_told,
+                "parity": parity,
+            },
+            warnings=_warnings(model.signature),
+        )
+
+
+def exported(model: TorchModel, path: Path) -> torch.export.ExportedProgram:
+    """Write the file as the stage does, unproven, and give the program that it was made from."""
+    runs = runs_at(model.module, model.signature.inputs)
+    program = _export(model, _traced_at(model.signature, runs), path)
+    _check_file(path, model.signature)
+    if program is None or program.exported_program is None:
+        raise StageError(
+            "can't follow the export",
+            why="torch.onnx tells nothing of the program that it wrote",
+            mend="ask for --int8 static",
+        )
+    return program.exported_program
+
+
+def _warnings(signature: Signature) -> tuple[str, ...]:
+    if not signature.unsaid:
+        return ()
+    sizes = ", ".join(f"{dim} = {size}" for dim, size in signature.unsaid.items())
+    flags = " ".join(f"--size {dim}=…" for dim in signature.unsaid)
+    said = f"Nothing says how large an input usually is: the model was measured, counted and tried at {sizes}."
+    return (f"{said} {flags} sets that, or data does.",)
+
+
+def _traced_at(signature: Signature, runs: Callable[[Mapping[str, int]], bool]) -> dict[str, int]:
+    """Sizes for the exporter, all unlike each other and above 1: it takes a 1 for a constant, and equals for one."""
+    sizes = signature.at(2)
+    batches = sorted(signature.batches)
+    for dim in batches:
+        sizes[dim] = next(size for size in range(2, len(sizes) + 3) if size not in sizes.values() or sizes[dim] == size)
+    seen: set[int] = {1}
+    again: list[str] = []
+    for dim in (*batches, *(name for name in sizes if name not in batches)):
+        again += [dim] if sizes[dim] in seen else []
+        seen.add(sizes[dim])
+    return elsewhere(runs, sizes, again)
+
+
+def _inputs(
+    model: TorchModel, runs: Callable[[Mapping[str, int]], bool], data: Dataset | None
+) -> Iterator[tuple[str, Arrays]]:
+    """What to compare on, and a name for it: random inputs at every batch, at one with other sizes, and the data."""
+    signature = model.signature
+    indices = indices_of(model.module, signature)
+    run = TorchBackend(model, torch.get_num_threads()).infer
+    for batch in BATCHES:
+        sizes = signature.at(batch)
+        if batch == MOVED_BATCH:
+            sizes = elsewhere(runs, sizes, signature.told)
+        yield (
+            str(batch),
+            telling(drawn_inputs(signature, sizes, indices, seed=batch), lambda given: run(given).values()),
+        )
+    if data is not None:
+        places = np.unique(np.linspace(0, len(data) - 1, min(SAMPLES, len(data))).astype(np.int64))
+        yield "data", data.take(places)[0]
+
+
+def _export(model: TorchModel, sizes: Mapping[str, int], path: Path) -> torch.onnx.ONNXProgram | None:
+    signature = model.signature
+    arrays = example_inputs(signature.inputs, sizes)
+    args = tuple(torch.from_numpy(arrays[spec.name]) for spec in signature.inputs)
+    shapes = tuple(
+        {axis: dim for axis, dim in enumerate(spec.shape) if isinstance(dim, str)} for spec in signature.inputs
+    )
+    # Names of one's own: the exporter does not see that an output's name is that of a tensor inside.
+    names: dict[str, Any] = {
+        "input_names": [f"signature_input_{index}" for index in range(len(signature.inputs))],
+        "output_names": [f"signature_output_{index}" for index in range(len(signature.outputs))],
+    }
+    script = isinstance(model.module, torch.jit.ScriptModule)
+    try:
+        with _quiet(), _dispatched_anew(), torch.no_grad():
+            if script:
+                axes = dict(zip(names["input_names"], shapes, strict=True))
+                axes |= {
+                    name: {axis: dim for axis, dim in enumerate(spec.shape) if isinstance(dim, str)}
+                    for name, spec in zip(names["output_names"], signature.outputs, strict=True)
+                }
+                torch.onnx.export(
+                    model.module, args, path, dynamo=False, opset_version=OPSET, dynamic_axes=axes, **names
+                )
+                return None
+            return torch.onnx.export(  # weights beside the file: inside, it would hold them some four times
+                model.module, args, path, dynamo=True, opset_version=OPSET, external_data=True,
+                dynamic_shapes=shapes, verbose=False, **names,
+            )  # fmt: skip
+    except Exception as err:  # the exporter wraps anything that the user's forward may do
+        lines = [line.strip() for line in str(err.__cause__ or err).splitlines() if line.strip()]
+        raise StageError(
+            "torch.onnx can't export this model",
+            why=f"{type(err.__cause__ or err).__name__}: {lines[0] if lines else ''}"[:300],
+            mend="make the forward free of branches on tensor values, or export a part of it",
+        ) from err
+
+
+def _name(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
+    """Give the graph's inputs and outputs their names, in place; a tensor inside that has one of these makes room."""
+    inside = {name for node in model.graph.node for name in node.output} | {t.name for t in model.graph.initializer}
+    new = {name: f"{name}_inside" for name in names.values() if name in inside} | dict(names)
+
+    def rename(graph: onnx.GraphProto) -> None:
+        for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+            value.name = new.get(value.name, value.name)
+        for node in graph.node:
+            node.input[:] = [new.get(name, name) for name in node.input]
+            node.output[:] = [new.get(name, name) for name in node.output]
+            for attribute in node.attribute:
+                if attribute.HasField("g"):
+                    rename(attribute.g)
+
+    rename(model.graph)
+
+
+@contextlib.contextmanager
+def _dispatched_anew() -> Iterator[None]:
+    """The exporter puts loops in place of recurrent layers for as long as it runs, which torch 2.13 remembers wrongly:
+    a second network in a process would be unrolled, to one length."""
+    recurrent = (torch.ops.aten.lstm.input, torch.ops.aten.gru.input)
+
+    def forget() -> None:
+        for operator in recurrent:
+            operator._dispatch_cache.clear()
+
+    forget()
+    try:
+        yield
+    finally:
+        forget()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter prints and warns about itself, not about the user's model."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _check_file(path: Path, signature: Signature) -> None:
+    """Check what the exporter wrote, and write it anew: its weights inside, inputs and outputs by their names."""
+    give_back()
+    model = onnx.load(path)
+    model.ir_version = IR_VERSION
+    opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    if opset != OPSET:
+        why = f"asked for opset {OPSET}, it wrote {opset}"
+        raise StageError("torch.onnx wrote another opset", why=why, mend="install the torch that constraints.txt names")
+    given = zip((value.name for value in model.graph.input), signature.inputs, strict=True)
+    made = zip((value.name for value in model.graph.output), signature.outputs, strict=True)
+    _name(model, {name: spec.name for name, spec in (*given, *made)})
+    traced: dict[str, str] = {}
+    for spec, value in zip(signature.inputs, model.graph.input, strict=True):
+        dims = value.type.tensor_type.shape.dim
+        for want, have in zip(spec.shape, dims, strict=True):
+            if isinstance(want, str) and not have.dim_param:
+                raise StageError(
+                    "the exported model takes one size only",
+                    why=f"the dimension {want!r} of {spec.name!r} became the constant {have.dim_value}",
+                    mend="look in the forward for Python numbers made from shapes, such as int(x.shape[0])",
+                )
+            if isinstance(want, str):
+                if traced.setdefault(have.dim_param, want) != want:
+                    raise StageError(
+                        "the exported model takes only inputs of equal sizes",
+                        why=f"the dimensions {traced[have.dim_param]!r} and {want!r} became one",
+                        mend="give them one name, if they are the same (`--input`, `inputs=` in compress.save)",
+                    )
+                have.dim_param = want
+    save(model, path)
+    path.with_name(path.name + BESIDE).unlink(missing_ok=True)
+
+
+def _parity(
+    torches: TorchBackend, onnxes: OnnxBackend, signature: Signature, inputs: Arrays, told: str
+) -> dict[str, Any]:
+    shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in inputs.items())
+    expected = torches.infer(inputs)
+    try:
+        got = onnxes.infer(inputs)
+    except Exception as err:  # ONNX Runtime's own exception classes have no common base but this
+        raise StageError(
+            f"the exported model fails at {told}",
+            why=f"{shapes}: {str(err.__cause__ or err).strip().splitlines()[-1][:300]}",
+            mend="look in the forward for sizes written as numbers, such as reshape(2, -1)",
+        ) from err
+    for spec in signature.outputs:
+        shape = expected[spec.name].shape
+        if len(shape) != len(spec.shape) or any(
+            isinstance(want, int) and want != have for want, have in zip(spec.shape, shape, strict=True)
+        ):
+            raise StageError(
+                f"the signature does not hold at {told}",
+                why=f"it says that the model gives {spec}, for {shapes} it gives {list(shape)}",
+                mend="save the model again with compress.save, or give the --size that is usual",
+            )
+    found = differences(expected, got)
+    for name, apart in found.items():
+        if not apart.fits:
+            here, there = (list(answers[name].shape) for answers in (expected, got))
+            is_off = str(apart) if here == there else f"{there}, in torch it is {here}"
+            raise StageError(
+                f"the exported model gives other answers at {told}",
+                why=f"for {shapes} its output {name!r} is {is_off}",
+                mend="look in the forward for branches on shapes, such as `if x.shape[0] == 1`",
+            )
+    return {
+        "max_abs_error": max(apart.max_abs_error for apart in found.values()),
+        "cosine_similarity": min(apart.cosine_similarity for apart in found.values()),
+        "relative_error": {name: apart.relative_error for name, apart in found.items()},
+        "shapes": {name: list(values.shape) for name, values in inputs.items()},
+    }

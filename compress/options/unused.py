@@ -1,0 +1,138 @@
+"""Flags that nothing reads in the combination that they are given in: a warning each, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from compress.options import (
+    EngineOptions,
+    ExportOptions,
+    FinetuneOptions,
+    MeasureOptions,
+    OptimizeOptions,
+    SourceOptions,
+)
+from compress.options.training import TrainingOptions
+
+__all__ = ["RULES", "prunes", "unused"]
+
+Rule = tuple[tuple[str, ...], Callable[[Any], bool], str]
+"""Options; whether something reads them; what is missing where nothing does."""
+
+
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+def prunes(options: Any) -> bool:
+    """Whether channels are pruned."""
+    if isinstance(options, OptimizeOptions):
+        return any(options.prune)
+    goals = (options.prune, options.target_latency_ms, options.target_size_mb, options.target_params)
+    return any(goal is not None for goal in goals)
+
+
+def _static(options: Any) -> bool:
+    return options.int8 in ("static", "qat")
+
+
+def _judges_epochs(options: Any) -> bool:
+    return options.validation is not None or options.hold_out > 0
+
+
+TRAINING: tuple[Rule, ...] = (
+    (("temperature",), lambda o: o.distillation > 0, "the original's answers have no weight (--distillation 0)"),
+    (("patience",), _judges_epochs, "no epoch is judged without --validation or --hold-out"),
+    (("hold_out",), lambda o: o.validation is None, "--validation is given, in whose place it would be"),
+)
+
+SHARED: tuple[Rule, ...] = (
+    (_names(TrainingOptions), lambda o: o.finetune is not None, "nothing is trained without --finetune"),
+    (("importance", "scope", "round_to"), prunes, "nothing is pruned"),
+    (("scope",), lambda o: o.sensitivity is None, "--sensitivity sets what each layer loses, in its place"),
+    (("metric", "confidence"), lambda o: o.eval is not None, "nothing is judged without --eval"),
+)
+
+RULES: dict[type, tuple[Rule, ...]] = {
+    ExportOptions: (
+        *SHARED,
+        *TRAINING,
+        (("calibrator",), _static, "only static INT8 and QAT have ranges to choose"),
+        (("budget_by",), lambda o: o.max_drop is not None, "there is no --max-drop to hold anything against"),
+        # --dims sets the sizes that everything is measured at, too.
+        (
+            tuple(name for name in _names(EngineOptions) if name != "dims"),
+            lambda o: o.to == "tensorrt",
+            "no engine is built without --to tensorrt",
+        ),
+    ),
+    OptimizeOptions: (
+        *SHARED,
+        *TRAINING,
+        (("sensitivity",), prunes, "nothing is pruned"),
+        (
+            ("calibrators",),
+            lambda o: "static" in o.int8 and o.calibration is not None,
+            "no static INT8 is tried without --calibration",
+        ),
+        (
+            ("calibration",),
+            lambda o: "static" in o.int8 or o.smooth,
+            "only static INT8 and smoothing look at calibration data",
+        ),
+        (("smooth",), lambda o: o.calibration is not None, "smoothing looks at --calibration data, and there is none"),
+    ),
+    FinetuneOptions: (
+        *TRAINING,
+        (
+            ("distillation", "temperature", "feature_weight"),
+            lambda o: o.teacher is not None,
+            "there is nothing to learn from without --teacher",
+        ),
+        (("metric",), lambda o: o.eval is not None, "nothing is judged without --eval"),
+    ),
+    MeasureOptions: (
+        (
+            ("provider", "cuda_graphs", "tf32", "engine_cache"),
+            lambda o: o.device == "cuda",
+            "it is for a GPU: add --device cuda",
+        ),
+        (("engine_cache",), lambda o: "tensorrt" in o.provider, "it keeps engines of --provider tensorrt"),
+        (("dims",), lambda o: o.data is None, "the sizes are those of --data"),
+    ),
+}
+FOR_TORCH = ("input", "model", "compile")
+
+
+def unused(options: SourceOptions, models: Sequence[Path] = ()) -> tuple[str, ...]:
+    """What was asked for and will not be looked at, each with why; one flag is told once.
+
+    An option at its default counts as not given.
+
+    Args:
+        options: of any command.
+        models: of `compress measure`: some flags are for model files of torch alone.
+    """
+    rules = RULES.get(type(options), ())
+    if models and all(path.is_dir() or path.suffix == ".onnx" for path in models):
+        rules = (*rules, (FOR_TORCH, lambda _: False, "it is for model files of torch, and there is none"))
+    given = {
+        field.name: getattr(options, field.name)
+        for field in dataclasses.fields(options)
+        if getattr(options, field.name) != field.default
+    }
+    found: dict[str, str] = {}
+    for names, reads, missing in rules:
+        for name in names:
+            if name in given and name not in found and not reads(options):
+                found[name] = f"{_flag(name, given[name], options)} has no use here: {missing}"
+    return tuple(found.values())
+
+
+def _flag(name: str, value: Any, options: SourceOptions) -> str:
+    if name == "train_precision" and isinstance(options, FinetuneOptions):
+        name = "precision"
+    return f"--{'no-' if value is False else ''}{name.replace('_', '-')}"

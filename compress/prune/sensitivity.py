@@ -1,0 +1,197 @@
+"""What each layer's pruning alone costs: one group of channels after the other is thinned, and the model judged.
+
+Li et al., Pruning Filters for Efficient ConvNets, 2017, section 3.2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from compress.data.dataset import Dataset
+from compress.errors import RecipeError, StageError
+from compress.evaluate.compare import compare
+from compress.evaluate.metrics import Metric
+from compress.model import TorchModel
+from compress.prune.channels import Channels
+from compress.prune.importance import importance_of
+from compress.prune.prune_channels import bearable
+from compress.runtime.backends import TorchBackend
+from compress.runtime.measure import cores
+from compress.stage import Progress
+from compress.storage.files import write_files
+from compress.vetting.texts import read_json
+
+__all__ = ["GroupSensitivity", "Sensitivity", "layer_sensitivity"]
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class GroupSensitivity:
+    """One group of layers that lose channels together.
+
+    Attributes:
+        layers: their names, the first one names the group.
+        width: channels.
+        ratios: shares of the channels taken away.
+        drops: what each costs, in points of the metric.
+        macs_removed: share of the model's MACs that goes with each.
+    """
+
+    layers: tuple[str, ...]
+    width: int
+    ratios: tuple[float, ...]
+    drops: tuple[float, ...]
+    macs_removed: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """Every group's.
+
+    Attributes:
+        metric: its name.
+        original: of the whole model.
+        samples: it was judged on.
+        groups: in the network's order.
+        left_alone: layers that can't be pruned, with the reason.
+        data: hash of the evaluation data, of which a half was judged on; another half is to prove what follows from it.
+        model: hash of the model; "" where an earlier release wrote none.
+    """
+
+    metric: str
+    original: float
+    samples: int
+    groups: tuple[GroupSensitivity, ...]
+    left_alone: Mapping[str, str]
+    data: str = ""
+    model: str = ""
+
+    def limits(self, max_drop: float) -> dict[str, float]:
+        """The largest share of its channels that each layer may lose, so that this alone costs no more than that."""
+        return {layer: bearable(curve, max_drop) for layer, curve in self.curves.items()}
+
+    @property
+    def curves(self) -> dict[str, tuple[tuple[float, float], ...]]:
+        """Pairs of (share, drop) by layer, for `PruneChannels`."""
+        return {
+            layer: tuple(zip(group.ratios, group.drops, strict=True)) for group in self.groups for layer in group.layers
+        }
+
+    def text(self) -> str:
+        """As JSON."""
+        return json.dumps({"schema_version": SCHEMA_VERSION} | dataclasses.asdict(self), indent=2) + "\n"
+
+    def save(self, path: Path) -> None:
+        write_files({path: self.text()})
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read what `save` wrote, from the file or from the folder that holds it as sensitivity.json.
+
+        Raises:
+            RecipeError: missing, damaged, or of a newer release.
+        """
+        path = path / "sensitivity.json" if path.is_dir() else path
+        try:
+            data = read_json(path)
+            if data.pop("schema_version") > SCHEMA_VERSION:
+                raise ValueError("it was written by a newer release")
+            found = cls(groups=tuple(_group(group) for group in data.pop("groups")), **data)
+            texts = (found.metric, found.data, found.model, *found.left_alone.keys(), *found.left_alone.values())
+            if not all(type(text) is str for text in texts) or type(found.samples) is not int:
+                raise ValueError("what should be words or numbers is something else")
+            return found
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
+            why = err.strerror if isinstance(err, OSError) and err.strerror else f"it is damaged: {err}"
+            mend = "write one with `compress sensitivity`"
+            raise RecipeError(f"can't read the sensitivity {path}", why=why, mend=mend) from err
+
+
+def _group(data: Any) -> GroupSensitivity:
+    """A group of a file.
+
+    Raises:
+        ValueError: its curve is none.
+    """
+    layers, ratios, drops, removed = (tuple(data[key]) for key in ("layers", "ratios", "drops", "macs_removed"))
+    numbers = (*ratios, *drops, *removed)
+    plain = all(type(number) in (int, float) and abs(number) < 1e9 for number in numbers)
+    if not plain or not len(ratios) == len(drops) == len(removed) or not all(0 < ratio < 1 for ratio in ratios):
+        raise ValueError("a curve in it is not of as many ratios as drops, each a number")
+    if not all(type(layer) is str for layer in layers) or type(data["width"]) is not int:
+        raise ValueError("a group of it names no layers, or has no width")
+    return GroupSensitivity(layers, data["width"], ratios, drops, removed)
+
+
+def layer_sensitivity(
+    model: TorchModel,
+    data: Dataset,
+    metric: Metric,
+    *,
+    ratios: Sequence[float] = (0.25, 0.5, 0.75),
+    samples: int = 1000,
+    importance: Literal["magnitude", "random"] = "magnitude",
+    progress: Progress = lambda _done, _total, _note: None,
+) -> Sensitivity:
+    """Thin each group of channels alone by each ratio, without any recovery, and judge the model.
+
+    Args:
+        model: layered; left as it is.
+        data: to judge on.
+        metric: what is judged by.
+        ratios: shares of the channels to take away, each above 0 and below 1.
+        samples: how many of the data to use, spread over it.
+        importance: which channels go.
+        progress: is told of models judged.
+
+    Raises:
+        RecipeError: ratios or samples out of range, or a file without layers.
+        StageError: no layer could lose a channel.
+    """
+    ratios = sorted(set(ratios))
+    if not ratios or not all(0 < ratio < 1 for ratio in ratios) or samples < 1:
+        why = f"the ratios are {', '.join(f'{ratio:g}' for ratio in ratios)}, the samples {samples}"
+        raise RecipeError(
+            "can't thin layers like this", why=why, mend="give ratios above 0 and below 1, and 1 sample or more"
+        )
+    if not model.layered:
+        why = "TorchScript and exported programs have no layers any more"
+        raise RecipeError(
+            "can't look into this file", why=why, mend="give the model from before, saved by compress.save"
+        )
+    index = np.unique(np.linspace(0, len(data) - 1, min(samples, len(data))).astype(np.int64))
+    inputs, labels = data.take(index)
+    part = dataclasses.replace(data, inputs=inputs, labels=labels, starts=(), fetcher=None)
+    channels = Channels(model, progress, part)
+    if not channels.groups:
+        why = "; ".join(f"{name}: {reason}" for name, reason in list(channels.left_alone.items())[:3])
+        raise StageError("no layer could lose a channel", why=why, mend="this model can't be pruned")
+    scores = importance_of(channels, importance)
+    original = TorchBackend(model, cores())
+    whole = compare("original", {"original": original}, part, metric)["original"].value
+    macs = channels.macs({})
+    found: list[GroupSensitivity] = []
+    total = len(channels.groups) * len(ratios)
+    for group in channels.groups:
+        drops, gone = [], []
+        for ratio in ratios:
+            count = min(max(1, int(ratio * group.units)), group.units - 1)
+            weakest = scores[group.root].argsort(stable=True)[:count].tolist()
+            with channels.without({group.root: weakest}) as module:
+                thinned = TorchBackend(TorchModel(module, model.signature), cores())
+                judged = compare("original", {"original": original, "thinned": thinned}, part, metric)
+            gone.append(1 - channels.macs({group.root: weakest}) / macs)
+            drops.append(metric.drop(whole, judged["thinned"].value))
+            done = len(found) * len(ratios) + len(drops)
+            said = f"{group.root} −{ratio:.0%}: {drops[-1]:+.2f} points" if done < total else "layers and ratios tried"
+            progress(done, total, said)
+        found.append(GroupSensitivity(group.layers, group.width, tuple(ratios), tuple(drops), tuple(gone)))
+    return Sensitivity(metric.name, whole, len(part), tuple(found), channels.left_alone)

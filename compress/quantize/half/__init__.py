@@ -1,0 +1,1 @@
+"""FP16 and BF16: which nodes may become half precision, and what it rounds too much."""

@@ -1,0 +1,1 @@
+"""Quantization-aware training: what is trained computes what the exported file will."""

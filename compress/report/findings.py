@@ -1,0 +1,113 @@
+"""What the figures say that a reader should not miss: gains that did not come, losses that did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compress.artifact import Measured, StageReport
+from compress.console.wording import Note
+from compress.evaluate.gains import apart, speed
+from compress.evaluate.intervals import CONFIDENCE, percent
+
+__all__ = ["findings", "telling"]
+
+BATCH_DIFFERENCE = 0.01
+# Points that are nobody's loss, of a metric from 0 to 1; of others as a share of the original's, or as it stands of 0.
+LEAST_POINTS, LEAST_SHARE, LEAST = 0.05, 5e-4, 1e-4
+IN_POINTS = ("top1", "top5", "agreement", "cosine")
+
+
+def telling(now: Measured, original: Measured) -> bool:
+    """Whether what was lost is worth a word, however sure it is."""
+    if now.drop is None:
+        return False
+    if now.metric in IN_POINTS:
+        return now.drop >= LEAST_POINTS
+    scale = 1 if now.metric == "mse" else 100
+    return now.drop >= scale * (LEAST_SHARE * abs(original.value or 0.0) or LEAST)
+
+
+def findings(rows: Sequence[StageReport], confidence: float = CONFIDENCE) -> tuple[str, ...]:
+    """Warnings, each in one sentence, and notes among them.
+
+    Args:
+        rows: "original" and "original_onnx" first, then the stages in order.
+        confidence: of the metric's intervals.
+    """
+    by_name = {row.stage: row.measured for row in rows}
+    found = [warning for row in rows for warning in row.warnings]
+    original, onnx = by_name["original"], by_name["original_onnx"]
+    last = rows[-1].measured
+    floats = by_name.get("fold_onnx")
+    int8 = by_name.get("quantize_onnx") or by_name.get("quantize_within")
+    elsewhere = any(row.options.get("target", "cpu") != "cpu" for row in rows)
+    engine = any(row.stage == "engine_from_onnx" for row in rows)
+    if elsewhere and not engine:
+        found.append(
+            Note(
+                "The file is made for a GPU, and was measured with ONNX Runtime on this CPU: its accuracy holds there, "
+                "its latency says nothing. `compress measure --device cuda` tells it where a GPU is."
+            )
+        )
+    if not elsewhere and int8 and floats and (slower := _slower(floats, int8)):
+        found.append(
+            f"INT8 is {slower} here than the float model before it. Without --int8 the result would be faster."
+        )
+    pruned = any(name.startswith("prune") for name in by_name)
+    if pruned and floats and (slower := _slower(onnx, floats)):
+        found.append(f"Pruning removed MACs, and yet the model is {slower} in ONNX Runtime than it was.")
+    elif pruned and floats and (unsure := _as_fast(onnx, floats)):
+        found.append(f"Pruning removed MACs, but whether it gained time can't be told from noise: {unsure}.")
+    if pruned and "finetune" not in by_name:
+        found.append(Note("Pruned but not trained since: --finetune usually recovers most of what was lost."))
+    if onnx.size_bytes and last.size_bytes and last.size_bytes > onnx.size_bytes:
+        found.append(
+            f"The file has grown, from {onnx.size_bytes:,} to {last.size_bytes:,} bytes: in so small a model, scales "
+            "and Q/DQ nodes outweigh what 8-bit weights save."
+        )
+    if last.drop is not None and original.value is not None and last.value is not None and telling(last, original):
+        went = "rose" if last.value > original.value else "fell"
+        unit = "" if last.metric == "mse" else " points"
+        before, after = apart(original.value, last.value, 4)
+        loss = f"{last.drop:.2f}" if last.metric in IN_POINTS else f"{last.drop:.3g}"
+        fell = f"{last.metric} {went} by {loss}{unit}, from {before} to {after}"
+        if last.drop_low is not None and last.drop_low > 0:
+            found.append(f"{fell}: the stage table shows where.")
+        elif last.drop_high is not None and last.drop_high > 1:
+            found.append(
+                f"{fell}, which may be chance: at {percent(confidence)} confidence between {last.drop_low:+.2f} and "
+                f"{last.drop_high:+.2f}{unit}. More evaluation samples would tell."
+            )
+    if last.batch_difference is not None and last.batch_difference > BATCH_DIFFERENCE:
+        found.append(
+            f"An answer depends on what else is in its batch, by up to {last.batch_difference:.1%} of the largest "
+            "output: dynamic INT8 takes its ranges over the whole batch. Static INT8 does not; a server that joins "
+            "requests to batches wants that."
+            if "dynamic" in str(rows[-1].options.get("mode"))
+            else f"An answer depends on what else is in its batch, by up to {last.batch_difference:.1%} of the largest "
+            "output: a server that joins requests to batches will give other answers than one that does not."
+        )
+    if last.cosine_similarity is None:
+        found.append("Nothing was compared on real data: without --eval neither accuracy nor agreement is known.")
+    return tuple(found)
+
+
+def _slower(before: Measured, now: Measured) -> str:
+    """By how much, if that is beyond doubt, as "… slower (…)"; empty otherwise."""
+    ratio = speed(before, now)
+    if ratio is None or ratio.low is None or ratio.high is None or not ratio.slower:
+        return ""
+    low, high = apart(1 / ratio.high, 1 / ratio.low, 2)
+    told = "; {1} ms against {0} ms".format(*apart(before.latency_p50_ms or 0.0, now.latency_p50_ms or 0.0))
+    # On a machine of two speeds, the median round of one model may be a fast one, and that of the other a slow one.
+    if (now.latency_p50_ms or 0.0) < (before.latency_p50_ms or 0.0):
+        told = ", paired by round"
+    return f"{1 / ratio.value:.2f}× slower ({low} to {high}{told} at batch 1)"
+
+
+def _as_fast(before: Measured, now: Measured) -> str:
+    """Between which ratios, if neither is beyond doubt the faster; empty otherwise."""
+    ratio = speed(before, now)
+    if ratio is None or ratio.low is None or ratio.high is None or ratio.faster or _slower(before, now):
+        return ""
+    return f"it is {ratio.low:.2f} to {ratio.high:.2f} times as fast in ONNX Runtime at batch 1"

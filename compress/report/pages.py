@@ -1,0 +1,22 @@
+"""Self-contained HTML pages from the templates, all in one style."""
+
+from __future__ import annotations
+
+import jinja2
+
+from compress.console.wording import counted
+
+__all__ = ["page"]
+
+
+def page(template: str, **values: object) -> str:
+    """A page.
+
+    Args:
+        template: file in the package's templates.
+        values: that it names; text among them is escaped.
+    """
+    loader = jinja2.PackageLoader("compress")
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    environment.globals["counted"] = counted
+    return environment.get_template(template).render(values)

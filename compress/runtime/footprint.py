@@ -1,0 +1,92 @@
+"""What a model costs before it answers: memory and loading time, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from compress.errors import ResourceError, StageError
+from compress.model import OnnxModel
+from compress.runtime.backends.onnxrt import is_half
+
+__all__ = ["Footprint", "footprint"]
+
+# Imports first, so that what is added is the model's; the high-water mark is the kernel's own.
+_PROGRAM = """
+import json, sys, time
+import numpy as np
+import onnxruntime as ort
+from pathlib import Path
+
+def status(name):
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    return None
+
+path, threads, specs = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+ort.set_default_logger_severity(3)
+options = ort.SessionOptions()
+options.intra_op_num_threads = threads
+if int(sys.argv[4]):
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+before = status("VmRSS")
+start = time.perf_counter()
+session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+load_ms = 1000 * (time.perf_counter() - start)
+inputs = {name: np.zeros(shape, dtype) for name, dtype, shape in specs}
+for _ in range(2):  # the second plans its memory by what the first took
+    session.run(None, inputs)
+peak = status("VmHWM")
+print(json.dumps({"load_ms": load_ms, "peak": None if peak is None else max(0, peak - before)}))
+"""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Of one model.
+
+    Attributes:
+        load_ms: from the file to a session that is ready, in milliseconds.
+        peak_memory_bytes: what loading it and running one sample of representative sizes adds to the process, at most;
+            None where the system does not tell.
+    """
+
+    load_ms: float
+    peak_memory_bytes: int | None
+
+
+def footprint(model: OnnxModel, threads: int) -> Footprint:
+    """Load and run a file in a fresh process.
+
+    Raises:
+        StageError: it can't be run.
+    """
+    sizes = model.signature.at(1)
+    specs = [(spec.name, spec.dtype, spec.at(sizes)) for spec in model.signature.inputs]
+    command = [sys.executable, "-c", _PROGRAM, str(model.path), str(threads), json.dumps(specs)]
+    done = subprocess.run([*command, str(int(is_half(model.path)))], capture_output=True, text=True, check=False)
+    if done.returncode:
+        if done.returncode == -signal.SIGKILL or "bad_alloc" in done.stderr or "MemoryError" in done.stderr:
+            raise ResourceError(
+                "can't run the model in a process of its own",
+                why=f"the system ended it, or gave it no more memory, with {_megabytes(model.path)} to load",
+                mend="free some memory, or take a larger machine",
+            )
+        lines = done.stderr.strip().splitlines() or [_ended(done.returncode)]
+        why = lines[-1][:300]
+        raise StageError("can't run the model in a process of its own", why=why, mend="report it with the model")
+    found = json.loads(done.stdout)
+    return Footprint(found["load_ms"], found["peak"])
+
+
+def _ended(code: int) -> str:
+    return f"it ended by the signal {signal.Signals(-code).name}" if code < 0 else f"it ended with {code}"
+
+
+def _megabytes(path: Path) -> str:
+    return f"{path.stat().st_size / 1e6:,.1f} MB"

@@ -1,0 +1,193 @@
+"""MACs, parameters, bytes: counted in the model at hand."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from compress.artifact import Signature
+from compress.formats.onnx.outline import outline
+from compress.formats.onnx.scope import inner_bodies
+from compress.model import call, sample_inputs
+from compress.runtime.latency import Latency, latency
+from compress.runtime.onnx_shapes import shapes_for
+
+__all__ = ["Latency", "cores", "latency", "onnx_layer_bytes", "onnx_macs", "onnx_params", "torch_macs", "torch_params"]
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def torch_params(module: nn.Module) -> int:
+    """Number of trainable and fixed weights; buffers (running statistics) don't count."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def torch_macs(module: nn.Module, signature: Signature) -> int:
+    """Multiply-accumulates for one sample of the signature's representative sizes.
+
+    They are half of the FLOPs that torch counts for convolutions and matrix products.
+    """
+    inputs = sample_inputs(signature, 1)
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # its one operator for a whole encoder layer is not counted
+    try:
+        counting = FlopCounterMode(display=False, custom_mapping=_UNCOUNTED)
+        with counting as counter, torch.no_grad():
+            call(module, signature.inputs, inputs)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+    return int(counter.get_total_flops()) // 2
+
+
+def _rnn_flops(inputs: Sequence[int], weight: Sequence[int], recurrent: Sequence[int], *_: Any, **__: Any) -> int:
+    """Of one fused recurrent layer: both matrices at each step of each sequence."""
+    return 2 * inputs[0] * inputs[1] * (math.prod(weight) + math.prod(recurrent))
+
+
+def _attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
+    """Of the scores and of their product with the values, both [batch, heads, length, size]."""
+    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+def _vector_flops(matrix: Sequence[int], *_: Any, **__: Any) -> int:
+    """Of a matrix, or a vector, times a vector."""
+    return 2 * math.prod(matrix)
+
+
+def _trilinear_flops(one: Sequence[int], weight: Sequence[int], other: Sequence[int], *_: Any, **__: Any) -> int:
+    """Of nn.Bilinear, [samples, 1, in1, 1], [1, out, in1, in2] and [samples, 1, 1, in2]: a product with each weight."""
+    del other
+    return 2 * one[0] * math.prod(weight)
+
+
+def _distance_flops(one: Sequence[int], other: Sequence[int], *_: Any, **__: Any) -> int:
+    """Of all distances between the rows of two matrices."""
+    return 2 * math.prod(one) * other[-2]
+
+
+_UNCOUNTED = {
+    torch.ops.aten.mv: _vector_flops,
+    torch.ops.aten.dot: _vector_flops,
+    torch.ops.aten._trilinear: _trilinear_flops,
+    torch.ops.aten._cdist_forward: _distance_flops,
+    torch.ops.aten._euclidean_dist: _distance_flops,
+    torch.ops.aten.mkldnn_rnn_layer: _rnn_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+}
+
+
+def onnx_params(path: Path) -> int:
+    """Number of weights in the file's initializers; scales, zero-points and shapes don't count."""
+    graph = outline(path).graph
+    not_weights = {name for node in graph.node if node.op_type in _QDQ for name in node.input[1:]}
+    not_weights |= {name for node in graph.node if node.op_type in _SHAPED for name in node.input[1:]}
+    not_weights |= {name for node in graph.node for name in node.input[_AFTER.get(node.op_type, len(node.input)) :]}
+    # A dynamically quantized product is multiplied by the input's scale times the weight's.
+    ranged = {node.output[1] for node in graph.node if node.op_type == "DynamicQuantizeLinear"}
+    not_weights |= {
+        name for node in graph.node if node.op_type == "Mul" and ranged & {*node.input} for name in node.input
+    }
+    inside = [t for body in inner_bodies(graph) for t in body.initializer]
+    return sum(int(np.prod(t.dims)) for t in (*graph.initializer, *inside) if t.name not in not_weights)
+
+
+def onnx_layer_bytes(path: Path) -> dict[str, int]:
+    """Bytes of the weights of each convolution, matrix product and embedding, by the node's name."""
+    graph = outline(path).graph
+    sizes = {t.name: math.prod(t.dims) * _BITS.get(t.data_type, 32) // 8 for t in graph.initializer}
+    for node in graph.node:
+        if node.op_type in ("DequantizeLinear", "Transpose") and node.input[0] in sizes:  # turned: two layers share it
+            sizes[node.output[0]] = sizes[node.input[0]]
+    found: dict[str, int] = {}
+    for node in graph.node:
+        at = 0 if node.op_type == "Gather" else 3 if node.op_type.startswith("QLinear") else 1
+        if node.op_type in _WEIGHTED and len(node.input) > at and node.input[at] in sizes:
+            found[node.name.removesuffix("_quant").removesuffix("_rows")] = sizes[node.input[at]]
+    return found
+
+
+_BITS = {
+    **{getattr(onnx.TensorProto, name): 4 for name in ("INT4", "UINT4")},
+    **{getattr(onnx.TensorProto, name): 8 for name in ("INT8", "UINT8", "BOOL", "FLOAT8E4M3FN", "FLOAT8E5M2")},
+    **{getattr(onnx.TensorProto, name): 16 for name in ("INT16", "UINT16", "FLOAT16", "BFLOAT16")},
+    **{getattr(onnx.TensorProto, name): 64 for name in ("INT64", "UINT64", "DOUBLE")},
+}
+_WEIGHTED = (
+    "Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "Gemm", "MatMul", "MatMulInteger", "QLinearMatMul", "Gather",
+)  # fmt: skip
+_QDQ = ("QuantizeLinear", "DequantizeLinear")
+_AFTER = {"MatMulInteger": 2, "ConvInteger": 2, "DynamicQuantizeLSTM": 8}  # where zero-points and scales begin
+_SHAPED = ("Reshape", "Expand", "Slice", "ReduceMean", "ReduceSum", "Unsqueeze", "Squeeze", "Pad", "Resize", "Tile")
+
+
+_RECURRENT = ("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM")
+_MULTIPLYING = ("Conv", "ConvTranspose", "ConvInteger", "Gemm", "MatMul", "MatMulInteger", "Einsum", *_RECURRENT)
+
+
+def _einsum_macs(node: onnx.NodeProto, shapes: Sequence[Sequence[int]]) -> int:
+    """A product for each combination of the indices of two operands, of more one after the other.
+
+    Those that an ellipsis stands for are the first operand's.
+    """
+    equation = next(onnx.helper.get_attribute_value(a).decode() for a in node.attribute if a.name == "equation")
+    sizes: dict[str, int] = {}
+    terms: list[list[str]] = []
+    inputs, _, output = equation.replace(" ", "").partition("->")
+    for term, shape in zip(inputs.split(","), shapes, strict=True):
+        before, dots, behind = term.partition("...")
+        letters = [
+            *before,
+            *([f".{at}" for at in range(len(shape) - len(before) - len(behind))] if dots else ()),
+            *behind,
+        ]
+        for letter, size in zip(letters, shape, strict=True):
+            sizes[letter] = max(sizes.get(letter, 1), size)
+        terms.append(letters)
+    if len(terms) < 3:
+        return math.prod(sizes.values())
+    total, made = 0, set(terms[0])
+    for at, term in enumerate(terms[1:], 1):
+        total += math.prod(sizes[letter] for letter in made | set(term))
+        wanted = {letter for later in terms[at + 1 :] for letter in later} | set(output)
+        made = {letter for letter in made | set(term) if letter in wanted or letter.startswith(".")}
+    return total
+
+
+def onnx_macs(path: Path, signature: Signature) -> int:
+    """Multiply-accumulates of the convolutions and matrix products in a file, for one sample of representative sizes.
+
+    Args:
+        path: an ONNX file.
+        signature: of it, with its sizes.
+    """
+    model = outline(path)
+    nodes = [node for node in model.graph.node if node.op_type in _MULTIPLYING]
+    wanted = {name for node in nodes for name in (*node.input[:3], node.output[0]) if name}
+    shapes = shapes_for(path, sample_inputs(signature, 1), wanted)
+    total = 0
+    for node in nodes:
+        if node.op_type == "Einsum":
+            total += _einsum_macs(node, [shapes[name] for name in node.input]) if len(node.input) > 1 else 0
+            continue
+        left, right, out = (shapes[name] for name in (node.input[0], node.input[1], node.output[0]))
+        if node.op_type.startswith("Conv"):
+            grown = left if node.op_type == "ConvTranspose" else out  # where the kernel is applied at each position
+            total += int(np.prod(grown[2:]) * grown[0] * np.prod(right))
+        elif node.op_type in _RECURRENT:  # both matrices at each step [steps, batch, features] of each direction
+            total += left[0] * left[1] * int(np.prod(right) + np.prod(shapes[node.input[2]]))
+        else:
+            transposed = any(a.name == "transA" and a.i for a in node.attribute)
+            total += int(np.prod(out)) * (left[0] if transposed else left[-1])
+    return total

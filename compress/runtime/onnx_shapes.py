@@ -1,0 +1,88 @@
+"""Shapes of an ONNX file's tensors for inputs at hand: inferred, and where inference can't tell, seen in one run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from pathlib import Path
+
+import onnx
+import onnxruntime as ort
+from onnx import shape_inference
+
+from compress.formats.onnx.outline import outline
+from compress.model.inputs import Arrays
+from compress.runtime.backends.bfloat16 import emulated
+from compress.runtime.backends.onnxrt import is_half
+
+__all__ = ["shapes_for"]
+
+Shapes = dict[str, tuple[int, ...]]
+
+LARGEST_LOOKED_INTO = 1024
+
+
+def shapes_for(path: Path, inputs: Arrays, names: Collection[str]) -> Shapes:
+    """The shape of each of some tensors.
+
+    Args:
+        path: an ONNX file.
+        inputs: one batch; every size follows from theirs.
+        names: of tensors, weights included; one that is not there has no shape.
+    """
+    model = outline(path)
+    weights = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    there = {name for node in model.graph.node for name in node.output} | weights.keys() | inputs.keys()
+    names = [name for name in names if name in there]
+    shapes = _inferred(model, inputs) | weights
+    if any(name not in shapes or 0 in shapes[name] for name in names):
+        shapes |= _seen(path, inputs, [name for name in names if name not in weights])
+    return {name: shapes[name] for name in names}
+
+
+def _inferred(model: onnx.ModelProto, inputs: Arrays) -> Shapes:
+    """Shapes by tensor; 0 is an unknown dimension. The model is changed."""
+    graph = model.graph
+    for value in graph.input:
+        if value.name in inputs:
+            for dim, size in zip(value.type.tensor_type.shape.dim, inputs[value.name].shape, strict=True):
+                dim.dim_value = size
+    for value in graph.output:  # what it says of other sizes
+        value.type.tensor_type.ClearField("shape")
+    del graph.value_info[:]
+    # Inference looks into shapes and axes; weights would only be copied, several times.
+    large = [tensor for tensor in graph.initializer if math.prod(tensor.dims) > LARGEST_LOOKED_INTO]
+    fed = {value.name for value in graph.input}
+    graph.input.extend(
+        onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        for tensor in large
+        if tensor.name not in fed
+    )
+    kept = [tensor for tensor in graph.initializer if math.prod(tensor.dims) <= LARGEST_LOOKED_INTO]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    found = shape_inference.infer_shapes(model, data_prop=True).graph
+    return {
+        value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+        for value in (*found.value_info, *found.input, *found.output)
+        if value.type.tensor_type.HasField("shape")
+    }
+
+
+def _seen(path: Path, inputs: Arrays, names: Collection[str]) -> Shapes:
+    """Shapes of computed tensors, from one run."""
+    model = onnx.load(path)
+    if is_half(path, onnx.TensorProto.BFLOAT16):
+        model = emulated(model)
+    del model.graph.output[:]  # what nothing asked for is not run
+    computed = [name for name in names if name not in inputs]
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in computed)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    running = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    found = {name: tuple(values.shape) for name, values in inputs.items()}
+    if not computed:
+        return found
+    return found | {
+        name: tuple(values.shape) for name, values in zip(computed, running.run(computed, inputs), strict=True)
+    }

@@ -1,0 +1,216 @@
+"""What identifies data and code: all of it that is used, since a result is kept under this key."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import sysconfig
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+from compress.options.user_code import user_code
+
+__all__ = ["digest_of_arrays", "digest_of_code", "digest_of_samples", "heard", "listener", "place", "plainly"]
+
+CHUNK = 256
+"""Samples in memory at a time."""
+ROWS = 1 << 16
+INSTALLED = frozenset(("site-packages", "dist-packages"))
+OWN = frozenset(Path(folder).resolve() for folder in (sysconfig.get_path("stdlib"), Path(__file__).parents[1]))
+
+Array = np.ndarray[Any, Any]
+Heard = Callable[[int, int], None]
+# A hash is asked for deep inside, wherever something first needs it: who shows how it goes on is far from there.
+_listener: ContextVar[Heard | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def heard(listener: Heard) -> Iterator[None]:
+    """Within it, a listener is told of samples hashed, and how many there are."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def listener() -> Heard:
+    """Who is told of samples hashed; where nobody listens, one that does nothing."""
+    return _listener.get() or (lambda _done, _total: None)
+
+
+def digest_of_arrays(arrays: Mapping[str, Any]) -> str:
+    """Of names, dtypes, shapes and all elements of arrays [n, …]."""
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        _add(digest.update, name, array.dtype, array.shape, _parts(array))
+    return digest.hexdigest()
+
+
+def digest_of_code(source: str) -> str:
+    """Of the file of what a user names as `package.module:name`, and of the files that this one imports, wherever.
+
+    What is installed, Python's own library and this package are known by their versions elsewhere.
+
+    Raises:
+        Exception: whatever the import raises.
+    """
+    name = source.partition(":")[0]
+    digest = hashlib.sha256(source.encode())
+    with user_code(source):
+        for module, path in sorted(_files_of(name).items()):
+            digest.update(f"\n{module}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _files_of(name: str) -> dict[str, Path]:
+    """Python files by module: of the one that is named, and of what it and these import."""
+    found: dict[str, Path] = {}
+    waiting = [name]
+    while waiting:
+        module = waiting.pop()
+        path = None if module in found else _file_of(module)
+        if path is not None and not INSTALLED.intersection(path.parts) and not OWN.intersection(path.parents):
+            found[module] = path
+            waiting += _imported(path, module if path.name == "__init__.py" else module.rpartition(".")[0])
+    return found
+
+
+def _file_of(module: str) -> Path | None:
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):  # an attribute of a module, or one that was made in memory
+        return None
+    origin = None if spec is None else spec.origin
+    return Path(origin).resolve() if origin is not None and origin.endswith(".py") else None
+
+
+def _imported(path: Path, package: str) -> Iterator[str]:
+    """Names of modules that a file imports, wherever in it, and of what may be one."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
+
+
+def plainly(value: Any, known: Mapping[Hashable, str] = MappingProxyType({})) -> Any:
+    """What JSON can hold of attributes, arguments and graphs: arrays and tensors by their hash, code by its name.
+
+    Parameters are known by a module's weights; here they only have a shape.
+
+    Args:
+        value: what is to be identified.
+        known: names of tensors by their `place`, whose numbers are hashed elsewhere under these.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return [[plainly(key, known), plainly(held, known)] for key, held in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [type(value).__name__, *(plainly(item, known) for item in value)]
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(repr, value))
+    if isinstance(value, nn.Parameter):
+        return [str(value.dtype), list(value.shape)]
+    if isinstance(value, torch.Tensor):
+        if known and (name := known.get(place(value))) is not None:
+            return ["tensor", name]
+        held = value.detach().cpu().contiguous()
+        return [str(held.dtype), list(held.shape), digest_of_arrays({"": held.reshape(-1).view(torch.uint8).numpy()})]
+    if isinstance(value, np.ndarray):
+        return digest_of_arrays({"": value})
+    if isinstance(value, nn.Module):
+        return repr(value)
+    name = getattr(value, "__qualname__", None)
+    return f"{value.__module__}.{name}" if isinstance(name, str) else str(type(value)) + _without_place(value)
+
+
+def place(tensor: torch.Tensor) -> Hashable:
+    """Where a tensor's numbers lie, and how: two of one place hold the same."""
+    return tensor.data_ptr(), tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride()
+
+
+def _without_place(value: Any) -> str:
+    """An object's words, unless these say where in memory it lies."""
+    text = repr(value)
+    return "" if " at 0x" in text else text
+
+
+def digest_of_samples(samples: Any, rows: Callable[[Array], Mapping[str, Array]]) -> str:
+    """Of all samples of a map-style torch Dataset.
+
+    One that merely holds tensors is known by these; every sample of any other is made once.
+
+    Args:
+        samples: the dataset.
+        rows: gives the samples at an index, by name.
+    """
+    digest = hashlib.sha256()
+    if not _held(samples, digest.update):
+        digest = hashlib.sha256()
+        tell = listener()
+        tell(0, len(samples))
+        for start in range(0, len(samples), CHUNK):
+            made = rows(np.arange(start, min(start + CHUNK, len(samples))))
+            for name, array in sorted(made.items()):
+                _add(digest.update, name, array.dtype, array.shape, [array])
+            tell(min(start + CHUNK, len(samples)), len(samples))
+    return digest.hexdigest()
+
+
+def _held(samples: Any, update: Callable[[bytes], None]) -> bool:
+    """Add what a dataset holds; not possible where it may compute something, as a class derived from these does."""
+    kind = type(samples)
+    if kind is TensorDataset:
+        tensors: Sequence[torch.Tensor] = samples.tensors
+        if any(type(tensor) is not torch.Tensor or tensor.layout is not torch.strided for tensor in tensors):
+            return False
+        update(f"tensors {len(tensors)};".encode())
+        for tensor in tensors:
+            plain = tensor.detach().cpu()
+            pieces = (_bytes_of(plain[at : at + ROWS]) for at in range(0, len(plain), ROWS))
+            _add(update, "", plain.dtype, tuple(plain.shape), pieces)
+        return True
+    if kind is Subset:
+        index = np.asarray([int(place) for place in samples.indices], np.int64)
+        _add(update, "subset", index.dtype, index.shape, [index])
+        return _held(samples.dataset, update)
+    if kind is ConcatDataset:
+        update(f"concatenated {len(samples.datasets)};".encode())
+        return all(_held(part, update) for part in samples.datasets)
+    return False
+
+
+def _bytes_of(tensor: torch.Tensor) -> Array:
+    found: Array = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return found
+
+
+def _parts(array: Any) -> Iterable[Array]:
+    if not array.ndim:
+        return [np.asarray(array)]
+    return (np.asarray(array[at : at + ROWS]) for at in range(0, len(array), ROWS))
+
+
+def _add(
+    update: Callable[[bytes], None], name: str, dtype: Any, shape: tuple[int, ...], parts: Iterable[Array]
+) -> None:
+    update(f"{name!r} {dtype} {list(shape)};".encode())
+    for part in parts:
+        if part.dtype.hasobject:  # its bytes are addresses
+            update(repr(part.tolist()).encode())
+        else:
+            update(np.ascontiguousarray(part).reshape(-1).view(np.uint8))  # type: ignore[arg-type]

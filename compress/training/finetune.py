@@ -1,0 +1,275 @@
+"""A short training that recovers what pruning lost, taught by the original model."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import nn
+
+from compress.artifact import Signature
+from compress.console.wording import counted
+from compress.data.dataset import Dataset
+from compress.errors import RecipeError
+from compress.evaluate.output_forms import forms_of, labelled_output
+from compress.evaluate.output_kind import OutputForm, OutputKind, class_axis
+from compress.model import Model, TorchModel
+from compress.options.training import TrainingOptions
+from compress.stage import Given, Progress
+from compress.training.batches.augment import augmentation, code_of, refuse_augmentation
+from compress.training.labels import refuse_labels
+from compress.training.loop import train
+from compress.training.machine.setup import device_kind, distributed, fabric_class, local_rank
+from compress.training.task import Task, Trained
+from compress.training.updates.precision import precision_for
+
+__all__ = ["Finetune", "details_of", "told"]
+
+# What changes how a training runs, but not what it gives.
+_ELSEWHERE = ("loader_workers", "cache_data", "checkpoint_seconds", "profile", "tensorboard", "validation")
+_RANGED = (
+    "epochs", "batch_size", "learning_rate", "distillation", "temperature", "label_smoothing", "ema", "hold_out",
+    "feature_weight", "accumulate", "devices", "patience",
+)  # fmt: skip
+_RANGES = "epochs, parts and devices: 1 or more; a batch: 2 or more; rate and temperature: above 0; shares: 0 to 1"
+
+
+@dataclass(frozen=True)
+class Finetune:
+    """Train the model for some epochs on the answers of a teacher, and on labels where there are some.
+
+    Attributes:
+        data: inputs, and labels [n] if it has them.
+        teacher: the original model; None where the labels alone teach.
+        training: the options of the training.
+        seed: of everything random.
+        validation: data to judge epochs by; a share of `data` is, where the options say so.
+        evaluation: the hash of what the result is judged by afterwards, which nothing here should have seen.
+        labelled: the output that labels teach, where they fit several.
+    """
+
+    data: Dataset
+    teacher: TorchModel | None
+    training: TrainingOptions = TrainingOptions()  # noqa: RUF009  frozen
+    seed: int = 0
+    validation: Dataset | None = None
+    evaluation: str = ""
+    labelled: str | None = None
+
+    name: ClassVar[str] = "finetune"
+    takes: ClassVar[type] = TorchModel
+    gives: ClassVar[type] = TorchModel
+    resumes: ClassVar[bool] = True
+
+    @property
+    def finetune(self) -> Finetune:
+        """What is asked of the training, as of a stage that holds one."""
+        return self
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        asked = {
+            field.name: getattr(self.training, field.name)
+            for field in dataclasses.fields(self.training)
+            if field.name not in _ELSEWHERE
+        }
+        named = {name: list(value) if isinstance(value, tuple) else value for name, value in asked.items()}
+        validation = {} if self.validation is None else {"validation": self.validation.sha256}
+        taught = {} if self.teacher is not None else {"teacher": None}
+        code = {"code": found} if (found := code_of(self.training.augment)) else {}
+        output = {} if self.labelled is None else {"labelled": self.labelled}
+        return {"data": self.data.sha256, **named, "seed": self.seed, **validation, **taught, **code, **output}
+
+    def check(self, model: Model) -> None:
+        for broken, what, why, mend in self._rules():
+            if broken:
+                raise RecipeError(what, why=why, mend=mend)
+        if isinstance(model, TorchModel):
+            if not model.layered:
+                why = "TorchScript and exported programs have no layers any more"
+                mend = "give the model from before, or leave it out"
+                raise RecipeError("can't finetune this file", why=why, mend=mend)
+            at = labelled_output(model.signature, self.data.labels, self.labelled, ask=True)
+            output = model.signature.outputs[at]
+            for data in (self.data, self.validation):
+                if data is not None and data.labels is not None:
+                    refuse_labels(data.labels, output, data.source, taught=self.teacher is not None)
+            precision_for(self.training.train_precision, model.module, device_kind(self.training.accelerator))
+        augmentation(self.training.augment)
+        refuse_augmentation(self.training.augment, model.signature.inputs, self.data.labels)
+        fabric_class()
+
+    @property
+    def seen(self) -> tuple[str, ...]:
+        """A warning where the result is judged by what it was made with."""
+        if not self.evaluation:
+            return ()
+        if self.evaluation == self.data.sha256:
+            return ("it was trained on the evaluation data, which tells nothing of other data then",)
+        if self.validation is not None and self.evaluation == self.validation.sha256:
+            return ("the best epoch was chosen by the evaluation data, which is too kind to it then: see --hold-out",)
+        return ()
+
+    def _rules(self) -> tuple[tuple[bool, str, str, str], ...]:
+        o = self.training
+        size = max(2, o.devices) if o.batch_size == "auto" else o.batch_size
+        shares = (o.distillation, o.label_smoothing, o.ema, o.hold_out)
+        judged = self.validation is not None or o.hold_out > 0
+        return (
+            (
+                o.epochs < 1 or size < max(2, o.devices) or not 0 < o.learning_rate < math.inf or not o.temperature > 0
+                or not all(0 <= share <= 1 for share in shares) or o.feature_weight < 0 or o.accumulate < 1
+                or o.devices < 1 or (o.loader_workers or 0) < 0 or o.hold_out >= 1 or o.ema >= 1 or o.patience < 0,
+                "can't finetune with these options",
+                ", ".join(f"{name}={getattr(o, name)}" for name in _RANGED),
+                _RANGES,
+            ),
+            (
+                0 < o.hold_out < 1 and len(self.data) - self._held() < 2,
+                "can't train and judge on this data",
+                f"--hold-out {o.hold_out:g} of {counted(len(self.data), 'samples')} leaves fewer than 2 to train on",
+                "hold fewer out, or give data to judge by with --validation",
+            ),
+            (
+                self.teacher is None and self.data.labels is None,
+                "there is nothing to learn",
+                "the data has no labels, and there is no original model to learn from",
+                "add an array `label` to the data, or give the original with --teacher",
+            ),
+            (
+                o.feature_weight > 0 and self.teacher is None,
+                "can't teach features",
+                "there is no original model to learn them from",
+                "give it with --teacher, or leave --feature-weight out",
+            ),
+            (
+                o.patience > 0 and not judged,
+                "can't stop early",
+                "nothing judges the epochs",
+                "add --hold-out 0.05, or --validation data, or leave --patience out",
+            ),
+            (
+                self.validation is not None and o.hold_out > 0,
+                "can't judge epochs by two sets of data",
+                "--validation and --hold-out are given",
+                "leave one of them",
+            ),
+            (
+                self.teacher is None and self.validation is not None and self.validation.labels is None,
+                "can't judge epochs",
+                "the validation data has no labels, and there is no original model to agree with",
+                "add an array `label` to it, or give the original with --teacher",
+            ),
+            (
+                o.sampler != "uniform" and not self._classifies(),
+                f"can't choose samples by {o.sampler}",
+                "the output that is trained by labels, else the first, is not one logit for each class",
+                "leave --sampler out",
+            ),
+        )  # fmt: skip
+
+    def _forms(self, model: TorchModel) -> tuple[tuple[OutputForm, ...], int]:
+        """What each output is, and which of them labels teach; of that one, what was said of it, or what they tell."""
+        forms, at = forms_of(model, self.data.labels, self.labelled)
+        if self.training.loss == "auto":
+            return forms, at
+        taught, shape = forms[at], model.signature.outputs[at].shape
+        kind = OutputKind(self.training.loss)
+        if kind is OutputKind.DENSE and len(shape) < 3:
+            kind = OutputKind.SOFTMAX
+        told = taught.kind in (OutputKind.SOFTMAX, OutputKind.DENSE)
+        axis = taught.axis if told else class_axis(shape)
+        asked = dataclasses.replace(taught, kind=kind, axis=axis, because="it was asked for")
+        return (*forms[:at], asked, *forms[at + 1 :]), at
+
+    def _held(self) -> int:
+        """Samples that are held out."""
+        return max(1, round(len(self.data) * self.training.hold_out))
+
+    def _classifies(self) -> bool:
+        if self.training.loss not in ("auto", "softmax"):
+            return False
+        if self.teacher is None:
+            return self.data.labels is not None and self.data.labels.dtype.kind in "iu"
+        forms, at = self._forms(self.teacher)
+        return forms[at].kind is OutputKind.SOFTMAX
+
+    def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:
+        if self.training.devices > 1 and not distributed():
+            from compress.training.in_processes import in_processes
+
+            return in_processes(self, model, folder, progress)
+        module = copy.deepcopy(model.module)
+        trained = self.fit(module, model.signature, progress, folder=folder)
+        did = f"trained {told(trained, self.training)}"
+        return Given(TorchModel(module, model.signature), did, details_of(trained), (*trained.warnings, *self.seen))
+
+    def fit(
+        self,
+        module: nn.Module,
+        signature: Signature,
+        progress: Progress,
+        *,
+        folder: Path | None = None,
+        exact: bool = False,
+        like: TorchModel | None = None,
+    ) -> Trained:
+        """Train a module in place, and leave it in eval mode without gradients.
+
+        Args:
+            module: is trained.
+            signature: of it.
+            progress: is told of steps.
+            folder: keeps the state, so that an interrupted training goes on.
+            exact: all in float32.
+            like: what its outputs' kinds are told by, where that is not the original or itself.
+
+        Raises:
+            StageError: the loss became infinite or NaN, and going back did not help.
+        """
+        data, validation = self.data, self.validation
+        if self.training.hold_out:
+            order = np.random.default_rng(self.seed).permutation(len(data))
+            held = self._held()
+            data, validation = data.part(np.sort(order[held:])), data.part(np.sort(order[:held]))
+        cache = None if folder is None or data.fetcher is None or not self.training.cache_data else folder / "cache"
+        if cache is not None and data.fetcher is not None:
+            data.fetcher.keep_in(cache)
+        teacher = None if self.teacher is None else self.teacher.module
+        forms, at = self._forms(self.teacher or like or TorchModel(module, signature))
+        task = Task(
+            module, teacher, signature, data, validation, self.training, self.seed, folder, exact, forms, at
+        )  # fmt: skip
+        trained = train(task, progress)
+        if cache is not None and local_rank() == 0:
+            shutil.rmtree(cache, ignore_errors=True)
+        return trained
+
+
+def details_of(trained: Trained) -> dict[str, Any]:
+    """For the stage's report."""
+    return {"loss_first_epoch": trained.first, "loss_last_epoch": trained.last, **trained.figures}
+
+
+def told(trained: Trained, options: TrainingOptions) -> str:
+    """A clause for people."""
+    epochs = len(trained.figures["history"])
+    done = f"{epochs} of {counted(options.epochs, 'epochs')}" if epochs < options.epochs else counted(epochs, "epochs")
+    text = f"{done} on {counted(trained.figures['samples'], 'samples')}"
+    # Each is the mean of an epoch: of one there is nothing to compare.
+    text += f", loss {trained.first:.4f}" + (f" to {trained.last:.4f}" if epochs > 1 else "")
+    if "best_epoch" in trained.figures:
+        text += f", best after epoch {trained.figures['best_epoch']} by {trained.figures['validation_metric']} of "
+        text += "the validation data" if options.hold_out == 0 else f"{options.hold_out:.0%} that were held out"
+    kinds = ", ".join(f"{name} as {output['taken_as']}" for name, output in trained.figures["outputs"].items())
+    text += f", {kinds}"
+    if trained.figures["resumed_at_step"]:
+        text += f", went on at step {trained.figures['resumed_at_step']}"
+    return text

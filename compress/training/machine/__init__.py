@@ -1,0 +1,1 @@
+"""What a training runs on: devices, processes that share a batch, compilation, memory, and where the time goes."""

@@ -1,0 +1,109 @@
+"""What trains: one CPU, one GPU, or several processes that were started for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from compress.errors import MissingExtraError, RecipeError
+from compress.runtime.measure import cores
+from compress.training.machine.launch import join
+
+__all__ = ["alone", "device_kind", "distributed", "fabric_class", "fabric_for", "local_rank", "rank", "shared"]
+
+
+def fabric_class() -> Any:
+    """Lightning's Fabric.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        from lightning_fabric import Fabric
+    except ImportError as err:
+        raise MissingExtraError("can't finetune", module="lightning-fabric", extra="finetune") from err
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it tells of its precision
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    return Fabric
+
+
+def distributed() -> bool:
+    """Whether this process was started with others, by torchrun or by `--devices`."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+_alone: ContextVar[bool] = ContextVar("alone", default=False)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """What is computed inside is this process's own, and waits for no other."""
+    before = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(before)
+
+
+def shared() -> bool:
+    """Whether what is computed is to be put together with what the others compute."""
+    return distributed() and not _alone.get()
+
+
+def rank() -> int:
+    """Of this process among all; 0 where there are no others."""
+    return int(os.environ["RANK"]) if distributed() else 0
+
+
+def local_rank() -> int:
+    """Of this process among those on its machine."""
+    return int(os.environ["LOCAL_RANK"]) if distributed() else 0
+
+
+def device_kind(asked: str) -> str:
+    """ "cpu" or "cuda".
+
+    Raises:
+        RecipeError: CUDA was asked for, and is not there.
+    """
+    there = torch.cuda.is_available()
+    if asked == "cuda" and not there:
+        cuda = torch.version.cuda
+        raise RecipeError(
+            "can't train on a GPU",
+            why="torch finds none" if cuda else f"this torch ({torch.__version__}) is built without CUDA",
+            mend="install a torch for CUDA where the GPU is, or leave --accelerator out",
+        )
+    return "cuda" if asked != "cpu" and there else "cpu"
+
+
+def fabric_for(kind: str, precision: str, module: nn.Module) -> Any:
+    """A launched Fabric: this process alone, or with those that were started with it."""
+    threads = int(os.environ.get("OMP_NUM_THREADS", cores()))
+    torch.set_num_threads(threads)
+    if kind == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32
+        torch.backends.cudnn.allow_tf32 = True
+    options: dict[str, Any] = {"accelerator": kind, "devices": 1, "precision": precision}
+    if distributed():
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        torch.set_num_threads(max(1, cores() // local) if kind == "cpu" else threads)
+        nodes = int(os.environ["WORLD_SIZE"]) // local
+        # A traced module has no layer that its forward leaves out; another may have.
+        strategy = "ddp" if isinstance(module, fx.GraphModule) else "ddp_find_unused_parameters_true"
+        options |= {"devices": local, "num_nodes": nodes, "strategy": strategy}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*GPU available but not used.*")
+        fabric = fabric_class()(**options)
+    if distributed():
+        join(kind)
+        fabric.launch()
+    return fabric

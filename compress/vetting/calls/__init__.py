@@ -1,0 +1,2 @@
+"""What a graph from a file may call: functions, operators, the arguments that are dangerous, how far values may
+grow."""

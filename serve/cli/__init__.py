@@ -1,0 +1,1 @@
+"""The `serve` command: parse, call, print. A file for each family of subcommands."""

@@ -1,0 +1,336 @@
+"""The `serve` command: parse, call, print."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from compress.errors import MissingExtraError, ToolkitError
+from serve import __version__
+from serve.cli.deploy import deploy
+from serve.cli.gateway import gateway, settings_of_file
+from serve.cli.keys import keys
+from serve.cli.load import load
+from serve.cli.measure import tune, verify
+from serve.cli.models import models
+from serve.cli.plan import plan
+from serve.cli.rollout import rollout
+from serve.config.merge import Edits
+from serve.pack.file import flags_of_file, read_tables
+from serve.pack.options import PackOptions
+from serve.up.options import UpOptions
+
+if TYPE_CHECKING:
+    from serve.up.run import Started
+
+__all__ = ["app", "main"]
+
+app = App(
+    name="serve",
+    help="Serve a compressed model with Triton, behind a gateway, and load-test it.",
+    version=__version__,
+    version_flags=["--version"],
+    suppress_keyboard_interrupt=False,
+)
+app.config = (flags_of_file, settings_of_file)
+app.command(gateway)
+app.command(keys)
+app.command(models)
+app.command(rollout)
+hooks_app = App(name="hooks", help="Try hooks without a server.")
+app.command(hooks_app)
+app.command(load)
+app.command(deploy)
+app.command(plan)
+app.command(tune)
+app.command(verify)
+out = Console(highlight=False, soft_wrap=True)
+Flat = Parameter(name="*")
+OPTIONAL = (
+    "fastapi", "fastapi_offline", "grpc", "httptools", "orjson", "prometheus_client", "psutil", "tritonclient",
+    "uvicorn", "uvloop",
+)  # fmt: skip
+
+
+@app.command
+def pack(
+    artifact: Path,
+    *,
+    repository: Path,
+    name: str,
+    hooks: Path | None = None,
+    keep: int = 3,
+    edits: Edits = "merge",
+    config: Path | None = None,
+    input_: Annotated[tuple[str, ...], Parameter(name="--input")] = (),
+    output: Annotated[tuple[str, ...], Parameter(name="--output")] = (),
+    options: Annotated[PackOptions | None, Flat] = None,
+) -> None:
+    """Write an artifact into a Triton model repository.
+
+    With hooks it becomes an ensemble: NAME is preprocess, the network and postprocess, one after the other. Where the
+    same inputs and outputs were packed under that name before, a further version is added, which a running Triton
+    serves when it is told to load the model; otherwise what was there is replaced as a whole. Other models are left
+    alone.
+
+    Parameters
+    ----------
+    artifact
+        The folder that `compress export` wrote, or a file: ONNX, TensorRT plan, TorchScript, AOTInductor package.
+    repository
+        The model repository; made if it isn't there.
+    name
+        What clients ask for.
+    hooks
+        A Python file with preprocess and/or postprocess.
+    keep
+        How many versions may stand beside each other; 1 replaces what was there.
+    edits
+        What becomes of changes made by hand in config.pbtxt since the last pack: merge them, prefer them, drop them.
+    config
+        A TOML file with a key for each flag here, which flags override, and with any field of Triton's own model
+        configuration in the tables [network], [preprocess], [postprocess], [ensemble] and [pipeline].
+    input_
+        Of a TensorRT plan or TorchScript file, which don't tell: each tensor as in x:float32[batch,3,224,224].
+    output
+        The same for what it gives.
+    """
+    from compress.artifact import Signature, TensorSpec
+    from serve.repository.repository import pack as run
+
+    signature = None
+    if input_ or output:
+        signature = Signature(tuple(map(TensorSpec.parse, input_)), tuple(map(TensorSpec.parse, output)))
+    options = options or PackOptions()
+    if config is not None:
+        options = dataclasses.replace(options, models=read_tables(config)[1])
+    packed = run(
+        artifact,
+        repository=repository,
+        name=name,
+        hooks=hooks,
+        options=options,
+        keep=keep,
+        edits=edits,
+        signature=signature,
+    )
+    out.print(f"wrote version {packed.version} of {', '.join(packed.models)} into {repository}")
+    for text in packed.warnings:
+        out.print(f"[yellow]![/] {escape(text)}")
+    for field in packed.kept:
+        out.print(f"kept your edit of {escape(field)}")
+    if packed.dropped:
+        out.print(f"dropped version {', '.join(map(str, packed.dropped))}")
+    if packed.removed:
+        out.print(f"removed {', '.join(packed.removed)}, which the earlier pack had written")
+    for kind, tensors in (("takes", packed.inputs), ("gives", packed.outputs)):
+        shown = ", ".join(f"{t.name} {t.data_type.removeprefix('TYPE_')}{list(t.dims)}" for t in tensors)
+        out.print(f"  {packed.name} {kind} {shown}", markup=False)
+    out.print(f"serve it with: serve up {repository}")
+    if packed.version > 1:
+        out.print(f"or, where it is served with --model-control: serve models load {name}")
+
+
+@app.command
+def lint(
+    repository: Path,
+    *,
+    container: bool = False,
+    tensorrt: str | None = None,
+    json_: Annotated[bool, Parameter(name="--json")] = False,
+) -> None:
+    """Say what Triton would refuse or do badly in a repository, before it starts; exit code 1 when it would refuse.
+
+    Parameters
+    ----------
+    repository
+        A model repository; nothing in it is run or changed.
+    container
+        It is for a Triton elsewhere: this machine's backends, GPUs, cores and packages say nothing.
+    tensorrt
+        The TensorRT of that Triton, such as 10.5: plans that it can't load are found. Implies --container.
+    json_
+        Print a list of {model, severity, what, mend}.
+    """
+    from serve.lint.finding import shown
+    from serve.lint.plan_rules import version_of
+    from serve.lint.run import lint as run
+
+    version = version_of(tensorrt) if tensorrt else None
+    found = run(repository, container=container or version is not None, tensorrt=version)
+    if json_:
+        print(json.dumps([finding.to_dict() for finding in found], indent=2))
+    else:
+        for finding in found:
+            colour = "red" if finding.severity == "error" else "yellow"
+            model, what = escape(shown(finding.model)), escape(shown(finding.what))
+            out.print(f"[bold]{model}[/] [{colour}]{finding.severity}[/]: {what}")
+            out.print(f"  mend: {shown(finding.mend)}", markup=False)
+        counts = [sum(finding.severity == kind for finding in found) for kind in ("error", "warning")]
+        out.print(f"{counts[0]} errors, {counts[1]} warnings" if found else "nothing to mend")
+    if any(finding.severity == "error" for finding in found):
+        sys.exit(1)
+
+
+@app.command
+def up(repository: Path | None = None, *, options: Annotated[UpOptions | None, Flat] = None) -> None:
+    """Start Triton on a model repository, and the gateway in front of it; Ctrl-C or SIGTERM drains both.
+
+    A Triton that dies is started again; the gateway answers 503 meanwhile.
+
+    Parameters
+    ----------
+    repository
+        What `serve pack` wrote.
+    """
+    from serve.up.run import up as run
+
+    options = options or UpOptions()
+    if options.docker == "print" and repository is not None:
+        from serve.repository.repository import read_models
+        from serve.up.container import container_command
+
+        print(shlex.join(container_command(repository, read_models(repository), options)))
+        return
+    if options.triton is None and repository is not None:
+        out.print(f"starting Triton on {repository} …")
+    run(repository, options, on_ready=_show, on_event=lambda text: out.print(text, markup=False))
+    out.print("stopped")
+
+
+def _show(started: Started) -> None:
+    if started.seconds:
+        out.print(f"Triton is ready after {started.seconds:.1f} s")
+    configs = {model.name: model.config for model in started.models}
+    table = Table("model", "runs on", "version", "state", "instances", "ask it at")
+    for row in started.loaded:
+        config = configs.get(row.name)
+        kind = (config.platform or config.backend) if config else ""
+        count = sum(group.count for group in config.instance_group) if config else 0
+        part = config is not None and config.parameters.get("part_of", row.name) != row.name
+        url = "" if part else f"{started.gateway}/predict/{row.name}"
+        table.add_row(row.name, kind, row.version, row.state, str(count) if count else "", url)
+    Console(highlight=False, width=None if sys.stdout.isatty() else 140).print(table)
+    for name, address in (("Triton", started.triton), *started.endpoints):
+        out.print(f"{name:<8} {address}   (this machine only)")
+    if started.log is not None:
+        out.print(f"log      {started.log}")
+    for text in started.warnings:
+        out.print(f"[yellow]![/] {escape(text)}")
+    out.print(f"gateway  {started.gateway}   try it: {started.gateway}/docs")
+    out.print("Ctrl-C stops both" if started.seconds else "Ctrl-C stops the gateway")
+
+
+@app.command
+def sign(repository: Path, *, key: Path) -> None:
+    """Sign a model repository as it is: `serve up --public-key` then serves nothing else.
+
+    Parameters
+    ----------
+    repository
+        What `serve pack` wrote; SHA256SUMS and SHA256SUMS.sig are written into it.
+    key
+        An Ed25519 private key (PEM): openssl genpkey -algorithm ed25519 -out key.pem
+    """
+    from serve.repository.signing import sign as run
+
+    out.print(f"signed {run(repository, key)} files")
+
+
+@app.command
+def check(repository: Path, *, public_key: Path | None = None, into: Path | None = None) -> None:
+    """Check a repository's files against the checksums of `serve pack`, and against a signature; run nothing.
+
+    Parameters
+    ----------
+    repository
+        A model repository.
+    public_key
+        Of whoever signed it (`serve sign`).
+    into
+        An empty folder for a copy of it, made as it is read: what a server is given there is what was verified.
+    """
+    from serve.repository.signing import check_files
+
+    out.print(
+        f"{check_files(repository, public_key, into=into)} files are what was {'signed' if public_key else 'packed'}"
+    )
+
+
+@hooks_app.command(name="check")
+def check_hooks_(
+    hooks: Path, *, artifact: Path, input_: Annotated[Path | None, Parameter(name=["--input", "--image"])] = None
+) -> None:
+    """Check hooks against the network that they are for, and take one request all the way through, without a server.
+
+    Parameters
+    ----------
+    hooks
+        A Python file with preprocess and/or postprocess.
+    artifact
+        The folder that `compress export` wrote, or any ONNX file.
+    input_
+        A file for a model that takes bytes, or a .json file with a value for each input; by default the hooks' own
+        example().
+    """
+    from serve.hooks.check import check_hooks
+    from serve.pack.source import load_source
+
+    for step in check_hooks(hooks, load_source(artifact), input_):
+        out.print(f"{step.name:<12} {1000 * step.seconds:8.3f} ms", markup=False)
+        for name, value in step.made.items():
+            one = value.item() if value.size == 1 else None
+            one = one.decode("utf-8", errors="backslashreplace") if isinstance(one, bytes) else one
+            out.print(f"  gives {name} = {f'{value.dtype.name}{list(value.shape)}' if one is None else repr(one)}",
+                      markup=False)  # fmt: skip
+
+
+@app.command
+def infer(file: Path, *, model: str, url: str = "http://127.0.0.1:8080", timeout: float = 30.0) -> None:
+    """Send a file to a model and print the answer as JSON.
+
+    Parameters
+    ----------
+    file
+        An image or any other file for a model that takes bytes; a .json file holds values by input name.
+    model
+        Which model to ask.
+    url
+        The gateway. A key for it is taken from the environment's SERVE_API_KEY.
+    timeout
+        For the answer, in seconds.
+    """
+    from serve.http.ask import infer_file
+
+    answer = infer_file(url, model, file, timeout_s=timeout, key=os.environ.get("SERVE_API_KEY", ""))
+    print(json.dumps(answer, indent=2, ensure_ascii=False))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; a user's mistake ends with three lines and exit code 2."""
+    try:
+        app(arguments, exit_on_error=False)
+    except CycloptsError:
+        sys.exit(2)
+    except ToolkitError as err:
+        print(f"error: {err}", file=sys.stderr)
+        sys.exit(err.exit_code)
+    except ModuleNotFoundError as err:
+        if err.name is None or err.name.partition(".")[0] not in OPTIONAL:
+            raise
+        missing = MissingExtraError("can't serve", module=err.name, extra="serve")
+        print(f"error: {missing}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,47 @@
+"""What Prometheus Operator is told: which pods to scrape, and the rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve.deploy.cluster.naming import labels, meta
+from serve.deploy.monitoring.alerts import alert_rules
+from serve.deploy.monitoring.objectives import Objectives
+from serve.deploy.monitoring.rules import recording_rules
+from serve.deploy.options import RenderOptions
+
+__all__ = ["monitors", "rules_object"]
+
+Object = dict[str, Any]
+
+
+def monitors(options: RenderOptions) -> list[Object]:
+    """What Prometheus Operator scrapes; the part's name becomes the job, as the rules expect it."""
+    ends = {"triton": {"port": "metrics"}, "gateway": {"port": "http", "path": "/metrics"}}
+    key = {"type": "Bearer", "credentials": {"name": f"{options.name}-metrics-key", "key": "key"}}
+    return [
+        {
+            "apiVersion": "monitoring.coreos.com/v1",
+            "kind": "PodMonitor",
+            "metadata": meta(options, part),
+            "spec": {
+                "jobLabel": "app.kubernetes.io/name",
+                "selector": {"matchLabels": labels(options, part)},
+                "podTargetLabels": ["rollouts-pod-template-hash"],
+                "podMetricsEndpoints": [
+                    {**end, "interval": "15s", **({"authorization": key} if part == "gateway" else {})}
+                ],
+            },
+        }
+        for part, end in ends.items()
+    ]
+
+
+def rules_object(options: RenderOptions, goal: Objectives) -> Object:
+    groups = [*recording_rules(goal)["groups"], *alert_rules(goal)["groups"]]
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": options.name, "labels": labels(options, "rules")},
+        "spec": {"groups": groups},
+    }

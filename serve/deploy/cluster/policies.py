@@ -1,0 +1,64 @@
+"""Who may talk to whom, and how many pods may be away at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve.deploy.cluster.naming import GATEWAY_PORT, TRITON_PORTS, labels, meta
+from serve.deploy.options import RenderOptions
+
+__all__ = ["disruption_budget", "network_policies"]
+
+Object = dict[str, Any]
+
+
+def network_policies(options: RenderOptions) -> list[Object]:
+    """Nothing but what is named: gateway to Triton, Prometheus to both, names for both."""
+    names = {
+        "to": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}}],
+        "ports": [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")],
+    }
+    watcher = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": options.monitoring_namespace}}}
+    gateway, triton = ({"podSelector": {"matchLabels": labels(options, part)}} for part in ("gateway", "triton"))
+
+    def ports(*numbers: int) -> list[Object]:
+        return [{"port": number, "protocol": "TCP"} for number in numbers]
+
+    def policy(part: str, ingress: list[Object], egress: list[Object]) -> Object:
+        return {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": meta(options, part),
+            "spec": {
+                "podSelector": {"matchLabels": labels(options, part)},
+                "policyTypes": ["Ingress", "Egress"],
+                "ingress": ingress,
+                "egress": egress,
+            },
+        }
+
+    outside = [{"ports": ports(443)}] if options.storage.startswith("s3") else []
+    return [
+        policy(
+            "triton",
+            [
+                {"from": [gateway], "ports": ports(TRITON_PORTS["http"], TRITON_PORTS["grpc"])},
+                {"from": [watcher], "ports": ports(TRITON_PORTS["metrics"])},
+            ],
+            [names, *outside],
+        ),
+        policy(
+            "gateway",
+            [{"ports": ports(GATEWAY_PORT)}],
+            [names, {"to": [triton], "ports": ports(TRITON_PORTS["http"], TRITON_PORTS["grpc"])}],
+        ),
+    ]
+
+
+def disruption_budget(options: RenderOptions, part: str) -> Object:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": meta(options, part),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": labels(options, part)}},
+    }

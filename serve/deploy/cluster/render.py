@@ -1,0 +1,244 @@
+"""Writing the manifests: a Kustomize base, what can be added to it, and overlays for a few kinds of cluster."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from compress.errors import ServerError
+from serve.deploy.cluster.canary import analysis_templates, rollout
+from serve.deploy.cluster.gpu import engine_files, engine_patch, gpu_patch
+from serve.deploy.cluster.kserve import kserve
+from serve.deploy.cluster.manifests import (
+    GATEWAY_BODY,
+    GATEWAY_HOLDS,
+    GATEWAY_TOML,
+    NOTICE_S,
+    USER,
+    base,
+)
+from serve.deploy.cluster.operator import monitors, rules_object
+from serve.deploy.cluster.scaling import adapter_rules, hpa, scaled_object, signals
+from serve.deploy.cluster.storage import helper, models_volume
+from serve.deploy.cluster.workload import Workload, workload_of
+from serve.deploy.cluster.yaml_text import several, yaml_text
+from serve.deploy.monitoring.objectives import objectives_of
+from serve.deploy.options import RenderOptions, read_plan
+from serve.gateway.observe.buckets import BUCKETS_S
+from serve.load.slo import Term, parse_objective
+from serve.rollout.plan import Plan
+
+__all__ = ["files", "render", "warnings_of"]
+
+Object = dict[str, Any]
+MARK = ".rendered-by-serve"
+RELEASE = re.compile(r"[:-](\d\d)\.(\d\d)-py3")
+SAFE = (26, 7)
+COMPONENT = {"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component"}
+KUSTOMIZATION = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+
+
+def render(repository: Path, folder: Path, options: RenderOptions) -> tuple[list[Path], list[str]]:
+    """Write the folder anew, beside, and put it in place.
+
+    Args:
+        repository: what is to be served.
+        folder: replaced where an earlier run wrote it.
+        options: what runs where.
+
+    Returns:
+        The files, and what to know before they are applied.
+
+    Raises:
+        RepositoryError: there is nothing to serve.
+        ServerError: the folder is something else, an option makes no sense, or the disk refuses.
+        MissingExtraError: PyYAML is not installed.
+    """
+    workload = workload_of(repository, options.load)
+    texts = files(workload, options)
+    if folder.exists() and not (folder / MARK).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ServerError(
+            f"can't write into {folder}", why="it holds something else", mend="name a new folder, or an empty one"
+        )
+    beside, aside = (folder.with_name(f".{folder.name}.{word}") for word in ("new", "old"))
+    try:
+        for path in (beside, aside):
+            shutil.rmtree(path, ignore_errors=True)
+        for name, text in {MARK: "", **texts}.items():
+            path = beside / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        if folder.exists():
+            folder.rename(aside)
+        beside.rename(folder)
+        shutil.rmtree(aside, ignore_errors=True)
+    except OSError as err:
+        raise ServerError(f"can't write {folder}", why=str(err), mend="name a folder that can be written") from err
+    return [folder / name for name in texts], warnings_of(workload, options)
+
+
+def warnings_of(workload: Workload, options: RenderOptions) -> list[str]:
+    """What to know before it is applied."""
+    found = []
+    if not workload.measured:
+        found.append(
+            "processors and memory are estimated from the repository: measure one replica with `serve load` on such a "
+            "machine, and give --load"
+        )
+    if options.plan is None and options.target is None:
+        found.append("scaling follows Triton's queue and the p99 alone: `serve plan` finds a rate for each replica")
+    told, widened = _watchable(options.slo or read_plan(options.plan)["objective"])
+    if widened:
+        found.append(
+            f"canaries, alerts and the p99 are held to {told}, the next bound that the gateway's histogram has"
+        )
+    if (old := RELEASE.search(options.image)) is not None and (int(old[1]), int(old[2])) < SAFE:
+        found.append(f"{options.image} has known vulnerabilities: take 26.07 or newer (docs/security.md)")
+    if workload.requirements and options.image == RenderOptions.image:
+        found.append(
+            f"hooks require {', '.join(workload.requirements)}: build deploy/docker/triton.Dockerfile, and give --image"
+        )
+    if options.storage.startswith("s3"):
+        found.append(
+            f"the secret {options.name}-bucket holds AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, to fetch models"
+        )
+        found.append("canaries are not held to the compression report: the gate's job can't read a bucket")
+    found.append(
+        "make the gateway's keys first: serve keys add … --file keys.json; "
+        f"kubectl -n {options.namespace} create secret generic {options.name}-keys --from-file=keys.json"
+    )
+    return found
+
+
+def files(workload: Workload, options: RenderOptions) -> dict[str, str]:
+    """Every file by its path."""
+    plan = read_plan(options.plan)
+    goal = objectives_of(_watchable(options.slo or plan["objective"])[0])
+    course = Plan()
+    cpu, gpu = (signals(options, plan, goal.slow_s, gpu=each) for each in (False, True))
+    found: dict[str, str] = {}
+
+    def put(folder: str, objects: Mapping[str, Sequence[Object]], **kustomization: Any) -> None:
+        """Objects, and a kustomization that names them first."""
+        component = folder.startswith("components/")
+        for name, each in objects.items():
+            found[f"{folder}/{name}"] = several(each)
+        resources = [name for name in objects if not name.endswith("values.yaml")]
+        resources = [*kustomization.pop("resources", []), *resources]
+        head = COMPONENT if component else KUSTOMIZATION
+        whole = {**head, **({"resources": resources} if resources else {}), **kustomization}
+        found[f"{folder}/kustomization.yaml"] = yaml_text(whole)
+
+    found["base/gateway.toml"] = GATEWAY_TOML.format(
+        name=options.name, notice=NOTICE_S, drain=options.drain_s, holds=GATEWAY_HOLDS, body=GATEWAY_BODY
+    )
+    put(
+        "base",
+        base(workload, options),
+        namespace=options.namespace,
+        configMapGenerator=[{"name": f"{options.name}-gateway", "files": ["gateway.toml"]}],
+    )
+    put("components/keda", {"scaledobject.yaml": [scaled_object(options, plan, cpu)]})
+    put(
+        "components/hpa",
+        {"hpa.yaml": [hpa(options, plan, cpu)], "adapter-values.yaml": [adapter_rules(options, cpu)]},
+    )
+    put(
+        "components/prometheus-operator",
+        {"monitors.yaml": monitors(options), "rules.yaml": [rules_object(options, goal)]},
+    )
+    space = options.namespace
+    put("overlays/cpu", {}, namespace=space, resources=["../../base"], components=["../../components/keda"])
+    put(
+        "overlays/gpu",
+        {"scaledobject.yaml": [scaled_object(options, plan, gpu)]},
+        namespace=space,
+        resources=["../../base"],
+        **engine_files(options),
+        **_patches(_patch(options, "Deployment", [*gpu_patch(options), *engine_patch(workload, options)])),
+    )
+    if options.engine_script is not None:
+        found["overlays/gpu/build_engine.py"] = options.engine_script.read_text(encoding="utf-8")
+    put(
+        "overlays/dev",
+        {},
+        namespace=space,
+        resources=["../../base"],
+        **_patches(
+            _patch(options, "Deployment", [{"op": "add", "path": "/spec/replicas", "value": 1}, *_small(workload)]),
+            (
+                {"kind": "Deployment", "name": f"{options.name}-gateway"},
+                [{"op": "replace", "path": "/spec/replicas", "value": 1}],
+            ),
+        ),
+    )
+    models = models_volume(options)
+    gate = None if models is None else _gate(workload, options, models)
+    to_rollout = [
+        {"op": "replace", "path": "/spec/scaleTargetRef/apiVersion", "value": "argoproj.io/v1alpha1"},
+        {"op": "replace", "path": "/spec/scaleTargetRef/kind", "value": "Rollout"},
+    ]
+    put(
+        "overlays/canary",
+        {
+            "rollout.yaml": [rollout(options, course, gate=gate is not None)],
+            "analysis.yaml": analysis_templates(options, course, goal, gate=gate),
+        },
+        namespace=space,
+        resources=["../cpu"],
+        **_patches(_patch(options, "ScaledObject", to_rollout)),
+    )
+    put("kserve", {"inferenceservice.yaml": kserve(workload, options, plan, cpu)}, namespace=space)
+    return found
+
+
+def _watchable(objective: str) -> tuple[str, bool]:
+    """The terms that the gateway's histogram can tell (one percentile, and errors), and whether it had to be widened.
+
+    A latency between two bounds of the histogram is held to the next one.
+    """
+    terms = parse_objective(objective).terms
+    percents = sorted((term for term in terms if term.percent is not None), key=lambda term: term.percent or 0)
+    latency = percents[-1] if percents else Term("p99", 250.0)
+    bound = next((1000 * each for each in BUCKETS_S if 1000 * each >= latency.bound), 1000 * BUCKETS_S[-1])
+    errors = next(term for term in terms if term.name == "errors")
+    return f"{replace(latency, bound=bound)},{errors}", bound != latency.bound
+
+
+def _patch(options: RenderOptions, kind: str, steps: list[Object]) -> tuple[Object, list[Object]]:
+    return {"kind": kind, "name": f"{options.name}-triton"}, steps
+
+
+def _patches(*given: tuple[Object, list[Object]]) -> Object:
+    """Kustomize's JSON patches, of those that change something."""
+    whole = [{"target": target, "patch": yaml_text(steps, head="")} for target, steps in given if steps]
+    return {"patches": whole} if whole else {}
+
+
+def _gate(workload: Workload, options: RenderOptions, volume: Object) -> Object:
+    """A pod that reads the repository, and fails where compression cost a model more than its budget."""
+    return {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "securityContext": {
+            "runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            helper(
+                options, "gate",
+                ["deploy", "gate", "/models", "--model", *workload.models, "--max-drop", f"{options.max_drop:g}"],
+                [{"name": "models", "mountPath": "/models", "readOnly": True}],
+            )
+        ],
+        "volumes": [volume],
+    }  # fmt: skip
+
+
+def _small(workload: Workload) -> list[Object]:
+    """A tenth of a processor is enough to try it."""
+    cpu = f"{min(workload.cpu_millis, 100)}m"
+    return [{"op": "replace", "path": "/spec/template/spec/containers/0/resources/requests/cpu", "value": cpu}]

@@ -1,0 +1,93 @@
+"""What is to be served, as a cluster has to know it: processors, memory, shared memory, GPUs, Triton's command."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from compress.errors import ServerError
+from serve.load.report.report import read_report
+from serve.repository.folders import files_of
+from serve.repository.repository import ModelInfo, read_models
+from serve.triton.flags import flags_for
+from serve.triton.memory import MIB, instance_count, region_bytes
+from serve.up.container import SPARE_BYTES, requirements_of
+
+__all__ = ["Workload", "workload_of"]
+
+TRITON_BYTES = 512 * MIB
+HEADROOM = 1.5  # of memory, over the most that was measured
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One Triton.
+
+    Attributes:
+        models: their names; those that clients ask for.
+        flags: of tritonserver, for what the models' configurations say.
+        cpu_millis: thousandths of a processor that it is given.
+        memory_mib: that it is given, shared memory included; it may not have more.
+        shared_mib: of /dev/shm.
+        gpu: whether it has an instance on one.
+        requirements: of the hooks, which the image must hold.
+        measured: whether processors and memory are from a load test.
+    """
+
+    models: tuple[str, ...]
+    flags: tuple[str, ...]
+    cpu_millis: int
+    memory_mib: int
+    shared_mib: int
+    gpu: bool
+    requirements: tuple[str, ...]
+    measured: bool
+
+
+def workload_of(repository: Path, load: Path | None = None) -> Workload:
+    """Read a repository, and what a load test saw its server take.
+
+    Raises:
+        RepositoryError: there is nothing to serve.
+        ServerError: the load test saw no server on its machine.
+    """
+    models = read_models(repository)
+    python = [model for model in models if model.config.backend == "python"]
+    shared = (instance_count(python) * region_bytes(models) + SPARE_BYTES) // MIB
+    if load is None:
+        cores = max(sum(map(_threads, models)), 1)
+        files = sum(path.stat().st_size for path in files_of(repository))
+        processes = max(instance_count(models), 1)
+        memory = TRITON_BYTES // MIB + math.ceil(3 * files * processes / MIB) + shared
+        cpu = 1000 * cores
+    else:
+        uses = [run.server for run in read_report(load).runs if run.server is not None]
+        if not uses:
+            raise ServerError(
+                f"can't size pods by {load}",
+                why="it saw no server: that ran on another machine",
+                mend="measure on the server's machine, against Triton itself",
+            )
+        cpu = math.ceil(10 * max(use.cpu_share for use in uses)) * 100
+        memory = math.ceil(HEADROOM * max(use.memory_bytes for use in uses) / MIB) + shared
+    return Workload(
+        tuple(model.name for model in models if model.config.parameters.get("part_of", model.name) == model.name),
+        tuple(flags_for(models)),
+        max(cpu, 100),
+        memory,
+        shared,
+        any(group.kind == "KIND_GPU" for model in models for group in model.config.instance_group),
+        tuple(requirements_of(models)),
+        load is not None,
+    )
+
+
+def _threads(model: ModelInfo) -> int:
+    """Threads that compute: those of the network's instances; hooks are short."""
+    config = model.config
+    if config.platform == "ensemble" or config.backend == "python":
+        return 0
+    groups = [group for group in config.instance_group if group.kind != "KIND_GPU"]
+    threads = int(config.parameters.get("intra_op_thread_count", "1") or 1)
+    return sum(group.count for group in groups) * max(threads, 1)

@@ -1,0 +1,1 @@
+"""What Prometheus scrapes and computes, what it wakes people for, and what Grafana shows."""

@@ -1,0 +1,100 @@
+"""What a request has to pass before Triton sees it: its key, its key's limits, and a place among the others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from compress.errors import ServerError
+from serve.gateway.access.admission import Admission, Bounds
+from serve.gateway.access.identity import KeyRing
+from serve.gateway.access.memory import Memory
+from serve.gateway.health.incidents import Incidents
+from serve.gateway.settings import ModelSettings, Settings
+
+if TYPE_CHECKING:
+    from serve.gateway.release.releases import Releases
+
+__all__ = ["Gate"]
+
+MAX_MODELS = 1000
+OTHERS = "(others)"
+LOOK_S = 0.5
+
+logger = logging.getLogger(__name__)
+
+
+class Gate:
+    """The gate of one gateway.
+
+    Args:
+        settings: of the gateway.
+        releases: that decide who answers for a model.
+        incidents: models that are down, and requests that did it; none by default.
+        memory: of what is on its way; one of its own by default.
+
+    Raises:
+        ServerError: the file of keys can't be used.
+    """
+
+    def __init__(
+        self, settings: Settings, releases: Releases, incidents: Incidents | None = None, memory: Memory | None = None
+    ) -> None:
+        self.releases = releases
+        self.incidents = incidents or Incidents()
+        self.memory = memory or Memory(settings.memory_bytes)
+        self.keys = KeyRing(settings.keys)
+        self._settings = settings
+        self._places: dict[str, Admission] = {}
+        self._others: Admission | None = None
+
+    def places(self, model: str) -> Admission:
+        """The places of a model; names that Triton has not answered for yet share theirs."""
+        found = self._places.get(model)
+        if found is not None:
+            return found
+        if model in self._settings.models:
+            return self._add(model)
+        if self._others is None:
+            self._others = self._new(OTHERS)
+        return self._others
+
+    def known(self, model: str) -> None:
+        """Triton has answered for this model."""
+        if model not in self._places and len(self._places) < MAX_MODELS:
+            self._add(model)
+
+    def __iter__(self) -> Iterator[Admission]:
+        yield from self._places.values()
+        if self._others is not None:
+            yield self._others
+
+    async def watch_keys(self) -> None:
+        """Follow the file of keys until cancelled; a broken one changes nothing."""
+        while not self.keys.open:
+            await asyncio.sleep(LOOK_S)
+            self.keys.look()
+            if self.keys.changed():
+                try:
+                    self.keys.reload()
+                    logger.info("read %d keys anew", len(self.keys))
+                except ServerError as err:
+                    logger.error("the keys stay as they were: %s (%s)", err.what, err.why)
+
+    def _add(self, model: str) -> Admission:
+        self._places[model] = self._new(model)
+        return self._places[model]
+
+    def _new(self, model: str) -> Admission:
+        general, own = self._settings, self._settings.models.get(model, ModelSettings())
+        bounds = Bounds(
+            most=own.max_in_flight or general.max_in_flight,
+            least=min(2, own.max_in_flight or general.max_in_flight),
+            target_s=own.latency_target_s or general.latency_target_s or None,
+            wait_s=own.max_wait_s or general.max_wait_s or None,
+            waiting=general.max_waiting,
+        )
+        return Admission(model, bounds, time.monotonic)

@@ -1,0 +1,1 @@
+"""What clients reach over HTTP: connections, requests, inference the short and the long way, routes."""

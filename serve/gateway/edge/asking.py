@@ -1,0 +1,147 @@
+"""A model is asked: a place among the others, the exchange, and what becomes of both when the client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
+
+from starlette.types import Receive, Scope
+
+from serve.gateway.access.gate import Gate
+from serve.gateway.access.identity import Identity
+from serve.gateway.edge.extensions import LEAVING
+from serve.gateway.errors import ClientGoneError, UpstreamDownError, UpstreamTimeoutError
+from serve.gateway.health.suspects import Flight
+from serve.gateway.observe.tracing import Trace
+from serve.gateway.upstream.deadline import EarlyTimeoutError
+from serve.http.body import GrowingBody
+from serve.http.client import Response
+
+__all__ = ["CLIENT_LEFT", "ask_model", "unless_client_leaves"]
+
+CLIENT_LEFT = 499
+T = TypeVar("T")
+
+
+async def ask_model(
+    gate: Gate,
+    identity: Identity,
+    model: str,
+    ask: Callable[[], Awaitable[Response]],
+    scope: Scope,
+    receive: Receive,
+    deadline: float,
+    body: bytes | GrowingBody,
+    trace: Trace | None = None,
+    size: int = 0,
+) -> Response:
+    """Wait for a place, ask Triton, and give the place back.
+
+    Args:
+        ask: sends the request.
+        deadline: on the monotonic clock.
+        body: that is sent, to know the request by where the model's process dies of it.
+        trace: gets the parts "queue" and "upstream".
+        size: of the request, in bytes.
+
+    Raises:
+        OverloadedError: there was no place in time, or the model is down.
+        PoisonError: the model's process has died of this request.
+        ClientGoneError: the client left.
+        GatewayError: Triton gave no answer.
+    """
+    places = gate.places(model)
+    started = time.monotonic()
+    seconds: float | None = None
+    answered = entered = False
+    sent = True
+    suspects = gate.incidents.suspects
+    flight = Flight(identity.id, model, body)
+    given_up = False
+    try:
+        if suspects.watches(identity.id, model):  # before it holds a place, which others could use
+            await unless_client_leaves(scope, receive, suspects.examine(flight, deadline - time.monotonic()))
+        if not places.try_enter():
+            await unless_client_leaves(scope, receive, places.enter(identity.priority, deadline - time.monotonic()))
+        entered = True
+        if trace is not None:
+            trace.done("queue")
+        started = time.monotonic()
+        gate.incidents.outages.check(model)
+        suspects.take_off(flight)
+        response = await unless_client_leaves(scope, receive, ask())
+        answered = True
+        if response.status == 200:
+            seconds = time.monotonic() - started
+            gate.known(model)
+        return response
+    except (ClientGoneError, EarlyTimeoutError):
+        given_up = flight.left = True
+        raise
+    except UpstreamTimeoutError:
+        flight.left = True
+        seconds = time.monotonic() - started
+        raise
+    except UpstreamDownError as err:
+        sent = err.sent
+        raise
+    finally:
+        suspects.land(flight, answered=answered, sent=sent)
+        if entered:
+            if given_up:
+                places.abandon(time.monotonic() - started)
+            else:
+                places.leave(seconds, size)
+            if trace is not None:
+                trace.done("upstream")
+
+
+async def unless_client_leaves(scope: Scope, receive: Receive, work: Awaitable[T]) -> T:
+    """Await `work`, and cancel it when the client closes its connection meanwhile.
+
+    Raises:
+        ClientGoneError: the client left.
+    """
+    task = asyncio.current_task()
+    left = begun = False
+
+    def leave() -> None:
+        nonlocal left
+        if begun and not left and task is not None:  # it may be told twice: as a connection closes, and once it has
+            task.cancel()
+        left = True
+
+    watch = scope.get("extensions", {}).get(LEAVING) or partial(_watch, receive, [])
+    watch(leave)
+    try:
+        if left:  # before it began: a cancellation would wait for whatever is awaited next, if this has nothing to
+            if inspect.iscoroutine(work):
+                work.close()
+            raise ClientGoneError
+        begun = True
+        return await work
+    except asyncio.CancelledError:
+        if left and task is not None and task.uncancel() == 0:
+            raise ClientGoneError from None
+        raise
+    finally:
+        watch(None)
+
+
+def _watch(receive: Receive, watchers: list[asyncio.Task[None]], leave: Callable[[], None] | None) -> None:
+    """The client's leaving by ASGI's own means, where the server does not tell: a task that waits for it."""
+
+    async def wait(leave: Callable[[], None]) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        leave()
+
+    if leave is not None:
+        watchers.append(asyncio.get_running_loop().create_task(wait(leave)))
+        return
+    for watcher in watchers:
+        watcher.cancel()

@@ -1,0 +1,72 @@
+"""Bodies of requests for an endpoint: whole, or while they come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from starlette.types import Receive, Scope
+
+from serve.gateway.access.memory import SMALL_BYTES, MemoryFullError, Share
+from serve.gateway.edge.extensions import BODY, DROP, GROWING
+from serve.gateway.errors import BodyTooLargeError, ClientGoneError
+from serve.http.body import GrowingBody
+
+__all__ = ["growing_body", "read_body"]
+
+GROWING_BYTES = 128 * 1024
+
+
+def growing_body(
+    scope: Scope, read: Mapping[bytes, bytes], header_length: int, limit: int, share: Share
+) -> GrowingBody | None:
+    """A large body while it comes; None where it is read whole.
+
+    A client that has sent its first part will most likely send the rest at once: while it does, the first part goes to
+    Triton. One that then stops is asked again when all has come.
+    """
+    length = read.get(b"content-length", b"")
+    if not length.isdigit() or not GROWING_BYTES <= int(length) <= limit or b"content-encoding" in read:
+        return None
+    growing = scope.get("extensions", {}).get(GROWING)
+    body: GrowingBody | None = None if growing is None else growing(int(length), header_length, share)
+    return body
+
+
+async def read_body(scope: Scope, content_length: bytes | None, receive: Receive, limit: int, share: Share) -> bytes:
+    """A request's whole body; a client that sends too slowly is cut off by its connection.
+
+    Args:
+        content_length: as the client said.
+        limit: bytes at most.
+        share: counts it.
+
+    Raises:
+        BodyTooLargeError: it is, or is said to be, longer; the rest was not read.
+        MemoryFullError: there is no room for it; the rest was not read.
+        ClientGoneError: the client left before its end.
+    """
+    if content_length is not None and int(content_length) > limit:
+        raise BodyTooLargeError(limit)
+    if content_length is not None and int(content_length) > SMALL_BYTES:
+        try:
+            share.check(int(content_length))
+        except MemoryFullError:
+            scope.get("extensions", {}).get(DROP, bool)()
+            raise
+    if (whole := scope.get("extensions", {}).get(BODY)) is not None:
+        body: bytes = await whole(limit, share)
+        return body
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ClientGoneError
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise BodyTooLargeError(limit)
+        share.take(len(chunk))
+        chunks.append(chunk)
+        if not message.get("more_body"):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)

@@ -1,0 +1,502 @@
+"""Clients' connections: uvicorn's protocol, with some things added.
+
+It waits for the rest of a request for so long only. An endpoint that holds its whole answer can give it in one piece
+(RESPOND): ASGI's two messages are checked and written one by one, which costs an eighth of the inference path. It is
+told at once when its client leaves (LEAVING), without a task that waits for it. And it gets a body in one piece (BODY):
+by ASGI's messages, each 64 KiB of it would be copied twice and stop the socket; or while it still comes (GROWING).
+What it holds is counted, and an answer waits for its reader for so long only.
+
+A request that may go the short way (`direct`) is held back until it is whole, and gets no task, scope or cycle. A
+connection's requests mostly begin with the same head: the parser is asked once what it says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import httptools
+import orjson
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from serve.gateway.access.addresses import bounded_by
+from serve.gateway.access.memory import Memory, MemoryFullError, Share
+from serve.gateway.edge.asked import Asked
+from serve.gateway.edge.direct import Direct
+from serve.gateway.edge.extensions import BODY, DROP, GROWING, LEAVING, RESPOND
+from serve.gateway.edge.request_body import Body
+
+__all__ = ["MOST_PIPELINED", "PIPELINED_BYTES", "connection_class"]
+
+SLOWEST_BYTES = 256 * 1024  # that a client has to read in a second
+MAX_HEAD_BYTES = 64 * 1024
+KNOWN_HEAD_BYTES = 2048
+MOST_PIPELINED = 64  # requests that wait for their turn on one connection
+PIPELINED_BYTES = 4096  # that one of them takes, besides its body
+JOINED_BYTES = 16 * 1024  # below this, one write of a copy costs less than two writes
+
+
+def _refusal(told: bytes) -> bytes:
+    body = b'{"error":"%b"}' % told
+    head = (
+        b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close\r\nretry-after: 1\r\n"
+    )
+    return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
+
+
+FULL = _refusal(b"the gateway has as many clients as it may")
+TOO_MANY = _refusal(b"the gateway has as many connections of this address as it may")
+
+
+class _FullError(Exception):
+    """As many requests wait on a connection as may."""
+
+
+class Leaver(Protocol):
+    """Who is told that a client leaves."""
+
+    def left(self) -> None:
+        """Its connection is closed."""
+
+
+def connection_class(
+    head_timeout_s: float,
+    body_timeout_s: float,
+    write_timeout_s: float,
+    memory: Memory,
+    stopping: asyncio.Event,
+    direct: Direct | None = None,
+) -> type[HttpToolsProtocol]:
+    """The class of a gateway's connections.
+
+    Args:
+        head_timeout_s: for a request's head, and for the first byte of a fresh connection, in seconds.
+        body_timeout_s: for a request's body, in seconds.
+        write_timeout_s: for reading an answer, in seconds, besides a second for each SLOWEST_BYTES of it.
+        memory: holds connections, and answers that wait for their readers.
+        stopping: once it is set, each answer is its connection's last: clients come back to whoever listens then.
+        direct: the short way, if there is one.
+    """
+
+    class Connection(HttpToolsProtocol):
+        _timer: asyncio.TimerHandle | None = None
+        _timed = ""  # what the timer is for: "head", "body" or nothing
+        _part = ""  # the part of a request that is being read
+        _offers = False  # the head that was read asks for another protocol
+        _head_bytes = 0
+        _leaving: Callable[[], None] | None = None
+        _body: Body | None = None
+        _writer: asyncio.TimerHandle | None = None  # runs while an answer waits for its reader
+        _ending: asyncio.TimerHandle | None = None  # runs while the last answer of a closed connection does
+        _waiting: Share | None = None
+        _full = False  # no further request is taken
+        _queued: Share | None = None  # of the requests that wait for their turn
+        _counted = False
+        _from = ""  # what its address is bounded by
+        _asked: Asked | None = None  # by the request that is held back, or went directly
+        _held: bytes | None = None  # what has come of its body
+        _known: _Known | None = None  # one such as the next will most likely be
+        _call: Leaver | None = None  # on the short way
+        _idle_from = 0.0
+        _running: RequestResponseCycle | None = None  # the one that has its turn; uvicorn knows the last that came
+        address = ""
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.address = self.client[0] if self.client else ""
+            self._short = _Short()
+            self._from = bounded_by(self.address)
+            fair = memory.connect_from(self._from)
+            self._counted = fair and memory.connect()
+            if not self._counted:
+                if fair:
+                    memory.disconnect_from(self._from)
+                transport.write(FULL if fair else TOO_MANY)
+                transport.close()
+                return
+            self._time("head")
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._time("")
+            self._read_it()
+            if self._ending is not None:
+                self._ending.cancel()
+            if self._counted:
+                self._counted = False
+                memory.disconnect()
+                memory.disconnect_from(self._from)
+            super().connection_lost(exc)
+            if self._running is not None and not self._running.response_complete:
+                self._running.disconnected = True
+                self._running.message_event.set()
+            self.pipeline.clear()
+            if self._queued is not None:
+                self._queued.close()
+            if self._leaving is not None:
+                self._leaving()
+            if self._call is not None:
+                self._call.left()
+                self._call = None
+            if self._body is not None:
+                self._body.lost()
+
+        # More than the transport's 64 KiB wait for the client to read them.
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            if self._waiting is None:
+                self._waiting = Share(memory)
+                size = self.transport.get_write_buffer_size()
+                self._waiting.resize(size)
+                self._writer = self.loop.call_later(write_timeout_s + size / SLOWEST_BYTES, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            self._read_it()
+            self._end_in_time()
+            super().resume_writing()
+
+        def _read_it(self) -> None:
+            if self._waiting is not None:
+                self._waiting.close()
+                self._waiting = None
+            if self._writer is not None:
+                self._writer.cancel()
+                self._writer = None
+
+        def _end_in_time(self) -> None:
+            """To follow each close: that waits, for ever, until the client has read what is left for it.
+
+            More than the transport's 64 KiB have a timer already (`pause_writing`).
+            """
+            transport = self.transport
+            if self._ending is None and self._writer is None and transport.is_closing():
+                self._ending = self.loop.call_later(write_timeout_s, transport.abort)
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._end_in_time()
+
+        def send_400_response(self, msg: str) -> None:
+            super().send_400_response(msg)
+            self._end_in_time()
+
+        def shutdown(self) -> None:
+            super().shutdown()
+            self._end_in_time()
+
+        # A request that comes in one piece, as nearly all do, sets no timer.
+        def data_received(self, data: bytes) -> None:
+            if not self._counted or self._full:
+                return
+            known = self._known
+            if known is not None and len(data) == known.bytes and not self._part and data.startswith(known.head):
+                if self._timed:
+                    self._time("")
+                if self._may_go_directly() and self._goes_directly(known.asked, data[len(known.head) :]):
+                    return
+            between = not self._part
+            self._head_bytes += len(data)
+            self._asked = None
+            self._parse(data)
+            if self._held is not None:
+                self._go_the_long_way()
+            elif self._asked is not None and between:
+                self._remember(data, self._asked)
+            if self.pipeline:
+                self._count_queued()
+            # Line breaks before a request begin none, and stop uvicorn's own timer: they have no more time than a head.
+            idle = self.cycle is None or self.cycle.response_complete
+            part = self._part or ("head" if idle else "")
+            if part != self._timed:
+                self._time(part)
+            if self._part == "head" and self._head_bytes > MAX_HEAD_BYTES:
+                self.send_400_response("The request's head is too long.")
+
+        def _parse(self, data: bytes) -> None:
+            self._unset_keepalive_if_required()
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserError as err:
+                if isinstance(err.__context__, _FullError):
+                    self._take_no_more()
+                else:
+                    self.send_400_response("Invalid HTTP request received.")
+            except httptools.HttpParserUpgrade as err:
+                self._parse_without_offer(data[err.args[0] :])
+
+        def _parse_without_offer(self, rest: bytes) -> None:
+            """A request that offers another protocol (Upgrade) is one like others, as none is taken up (RFC 9110, 7.8).
+
+            The parser leaves its body out, and would take that for the next request: it is asked anew, without the
+            offer.
+            """
+            method, self._offers = self.parser.get_method(), False
+            if method == b"CONNECT":
+                self.send_400_response("There is nothing to connect to.")
+                return
+            lines = [b"%b %b HTTP/%b" % (method, self.url, self.parser.get_http_version().encode())]
+            lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+            self._parse(b"\r\n".join((*lines, b"", rest)))
+
+        def on_message_begin(self) -> None:
+            self._part = "head"
+            self._head_bytes = 0
+            self.url, self.headers, self.expect_100_continue = b"", [], False
+
+        def on_headers_complete(self) -> None:
+            self._part = "body"
+            if self.parser.should_upgrade():
+                self._offers = True
+                return
+            if direct is not None and self._may_go_directly() and self._is_plain():
+                self._asked = direct.read(self.url, self.headers)
+                if self._asked is not None:
+                    self._held = b""
+                    return
+            self._begin_cycle()
+
+        def _is_plain(self) -> bool:
+            """Whether the head asks for nothing special of the connection."""
+            parser = self.parser
+            return (
+                parser.get_method() == b"POST"
+                and parser.get_http_version() == "1.1"
+                and parser.should_keep_alive()
+                and not self.expect_100_continue
+                and not any(name == b"transfer-encoding" for name, _ in self.headers)
+            )
+
+        def _take_no_more(self) -> None:
+            """What came is answered, and the connection closed: a client sends anew what it has no answer to."""
+            self._full, self._part = True, ""
+            self.pipeline[0][0].keep_alive = False  # the last of them
+
+        def _count_queued(self) -> None:
+            """What waits is held for as long as the client makes the first ones last, with nobody who counts it."""
+            if self._queued is None:
+                self._queued = Share(memory)
+            try:
+                self._queued.take(max(0, self._queued_bytes() - self._queued.size))
+            except MemoryFullError:
+                self.transport.abort()
+
+        def _queued_bytes(self) -> int:
+            return sum(PIPELINED_BYTES + len(cycle.body) for cycle, _ in self.pipeline)
+
+        def _begin_cycle(self) -> None:
+            """As uvicorn does: a scope, and a task."""
+            if len(self.pipeline) >= MOST_PIPELINED:
+                raise _FullError
+            url, headers, expects = self.url, self.headers, self.expect_100_continue
+            super().on_message_begin()
+            self.url, self.headers, self.expect_100_continue = url, headers, expects
+            self.scope["headers"] = headers
+            super().on_headers_complete()
+            if stopping.is_set():
+                self.cycle.keep_alive = False
+            # Its task has not begun yet.
+            cycle = self.cycle
+            self._body = Body(cycle)
+            extensions: dict[str, Any] = {
+                RESPOND: partial(self._respond, cycle),
+                LEAVING: self._on_leaving,
+                BODY: self._body.whole,
+                GROWING: self._body.growing,
+                DROP: self._body.drop,
+            }
+            self.scope["extensions"] = extensions
+
+        def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+            self._running = cycle
+            if self._queued is not None:
+                self._queued.resize(self._queued_bytes())
+            super()._start_asgi_task(cycle, app)
+
+        def _may_go_directly(self) -> bool:
+            """Whether the connection has nothing else to do, and the server takes requests."""
+            return not (
+                (self.cycle is not None and not self.cycle.response_complete)
+                or stopping.is_set()
+                or self.flow.write_paused
+                or (self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency)
+                or self.transport.is_closing()
+            )
+
+        def _goes_directly(self, asked: Asked, body: bytes) -> bool:
+            """Whether a whole request is on the short way now."""
+            if direct is None or not direct.begin(self, asked, body):
+                return False
+            self._short.begin()
+            self.cycle = self._short  # type: ignore[assignment]  # all of it that uvicorn asks for
+            return True
+
+        def _go_the_long_way(self) -> None:
+            """With what has been held back."""
+            body, self._held, self._asked = self._held, None, None
+            if self.parser is None or self.transport.is_closing():
+                return
+            self._begin_cycle()
+            if body:
+                self.on_body(body)
+
+        def _remember(self, data: bytes, asked: Asked) -> None:
+            """These bytes were one request: such as begin with its head, and are as long, need not be parsed."""
+            end = data.find(b"\r\n\r\n", 0, KNOWN_HEAD_BYTES) + 4
+            head = data[:end]
+            # The parser ends a head, too, at the first empty line where no line ends in another way.
+            breaks = head.count(b"\r\n")
+            if end > 4 and len(data) - end == asked.length and head.count(b"\r") == head.count(b"\n") == breaks:
+                self._known = _Known(head, len(data), asked)
+
+        def when_leaving(self, call: Leaver | None) -> None:
+            self._call = call
+
+        def answer(self, status: int, head: bytes, body: bytes, *, last: bool) -> None:
+            """Answer the request on the short way; see `Client`."""
+            short, transport = self._short, self.transport
+            short.response_started = short.response_complete = True
+            self.server_state.total_requests += 1
+            if transport.is_closing():
+                return
+            last = last or not short.keep_alive
+            self._write_answer(status, head, body, last=last)
+            if last:
+                transport.close()
+                self._end_in_time()
+                return
+            self.flow.resume_reading()
+            if self.pipeline:
+                self._start_asgi_task(*self.pipeline.pop())
+                return
+            self._idle_from = time.monotonic()
+            if self.timeout_keep_alive_task is None:
+                self._watch_idle(self.timeout_keep_alive)
+
+        def _watch_idle(self, seconds: float) -> None:
+            self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+
+        def timeout_keep_alive_handler(self) -> None:
+            """One timer for all the pauses between requests, whichever way those go: each is looked at when it could
+            be over. A request on the short way does not stop it, uvicorn's own included."""
+            self.timeout_keep_alive_task = None
+            if self._part or self.transport.is_closing() or not self.cycle.response_complete:
+                return
+            left = self._idle_from + self.timeout_keep_alive - time.monotonic()
+            if left > 0:
+                self._watch_idle(left)
+            else:
+                super().timeout_keep_alive_handler()
+                self._end_in_time()
+
+        def _write_answer(self, status: int, head: bytes, body: bytes, *, last: bool) -> None:
+            close = b"connection: close\r\n" if last else b""
+            length = b"content-length: %d\r\n\r\n" % len(body)
+            if len(body) < JOINED_BYTES:
+                self.transport.write(b"".join((STATUS_LINE[status], head, close, length, body)))
+            else:
+                self.transport.write(b"".join((STATUS_LINE[status], head, close, length)))
+                self.transport.write(body)
+
+        def on_body(self, body: bytes) -> None:
+            if self._held is not None:
+                self._held += body
+                return
+            if self._body is None or not self._body.took(body):
+                super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            if self._offers:
+                return  # it is parsed anew
+            self._part = ""
+            if self._held is not None and self._asked is not None:
+                body, self._held = self._held, None
+                if self._goes_directly(self._asked, body):
+                    return
+                self._held = body
+                self._go_the_long_way()
+            if self._body is not None:
+                self._body.complete()
+            super().on_message_complete()
+
+        def _respond(self, cycle: RequestResponseCycle, status: int, head: bytes, body: bytes) -> bool:
+            """Answer a request; False where it has to be done by ASGI's messages.
+
+            Args:
+                status: of the answer.
+                head: lines of its headers without a length, each with its line break; nothing that a client chose.
+                body: whole.
+            """
+            if cycle.response_started or self.flow.write_paused:
+                return False
+            if not cycle.disconnected:
+                self._write_answer(status, head, body, last=not cycle.keep_alive)
+            cycle.response_started = cycle.response_complete = True
+            cycle.message_event.set()
+            cycle.scope["extensions"].clear()  # they hold the cycle, and the cycle them
+            if not cycle.keep_alive:
+                self.transport.close()
+            cycle.on_response()
+            return True
+
+        def _on_leaving(self, call: Callable[[], None] | None) -> None:
+            """Have something called when the client leaves, or has left already; None for nothing more."""
+            self._leaving = call
+            if call is not None and self.transport.is_closing():
+                call()
+
+        def _time(self, part: str) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            self._timed = part
+            if part and not self.transport.is_closing():
+                seconds = head_timeout_s if part == "head" else body_timeout_s
+                self._timer = self.loop.call_later(seconds, self._slow)
+
+        def _slow(self) -> None:
+            self._timer = None
+            if self.transport.is_closing():
+                return
+            if self._part and (self.cycle is None or not self.cycle.response_started or self._part == "head"):
+                self.transport.write(_answer(self._part))
+            self.transport.close()
+            self._end_in_time()
+
+    return Connection
+
+
+class _Known(NamedTuple):
+    """A head that was parsed, the bytes of a request that begins with it, and what it says."""
+
+    head: bytes
+    bytes: int
+    asked: Asked
+
+
+class _Nobody:
+    """For uvicorn, which wakes whoever waits for more of a request."""
+
+    def set(self) -> None:
+        """There is nobody."""
+
+
+class _Short:
+    """What uvicorn asks of the cycle of a request, for those on the short way."""
+
+    __slots__ = ("disconnected", "keep_alive", "response_complete", "response_started")
+    message_event = _Nobody()
+
+    def begin(self) -> None:
+        self.disconnected = self.response_complete = self.response_started = False
+        self.keep_alive = True
+
+
+def _answer(part: str) -> bytes:
+    told = {"error": f"the request's {part} did not come in time", "mend": "send it faster, or less of it"}
+    body = orjson.dumps(told)
+    head = b"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)

@@ -1,0 +1,201 @@
+"""The inference path: a request's bytes go to Triton, the answer's bytes come back, and no tensor is parsed.
+
+It stands in front of the routes and their layers as plain ASGI: they cost several times as much as the whole exchange.
+On its way a request passes, in this order: its key, the key's models and rate, a look at whether it would wait too
+long (before its body is read), its body, a place among those with Triton, and the exchange.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from functools import partial
+
+from starlette.types import Receive, Scope, Send
+
+from serve.gateway.access.gate import Gate
+from serve.gateway.access.identity import Identity
+from serve.gateway.access.memory import Share
+from serve.gateway.edge.asking import CLIENT_LEFT, ask_model
+from serve.gateway.edge.bodies import growing_body, read_body
+from serve.gateway.edge.encoding import unpack
+from serve.gateway.edge.extensions import RESPOND
+from serve.gateway.edge.infer_head import JSON, PATH, RETURNED, SAFE, answer_lines, split_headers
+from serve.gateway.errors import (
+    BadRequestError,
+    ClientGoneError,
+    GatewayError,
+    Refusal,
+    SlowBodyError,
+)
+from serve.gateway.observe.telemetry import INFER_ROUTE, Observed, Telemetry
+from serve.gateway.oip.contracts import Contracts
+from serve.gateway.oip.protocol import BINARY_HEADER
+from serve.gateway.release.released import Released
+from serve.gateway.settings import Settings
+from serve.gateway.upstream.deadline import TIMEOUT_HEADER, patience_s
+from serve.gateway.upstream.sequences import in_answer
+from serve.http.body import GrowingBody
+from serve.http.client import Response
+from serve.rollout.plan import Target
+
+__all__ = ["InferEndpoint"]
+
+logger = logging.getLogger(__name__)
+
+
+class InferEndpoint:
+    """POST /v2/models/{model}[/versions/{version}]/infer."""
+
+    def __init__(
+        self, settings: Settings, gate: Gate, contracts: Contracts, released: Released, telemetry: Telemetry
+    ) -> None:
+        self._settings = settings
+        self._contracts = contracts
+        self._gate = gate
+        self._released = released
+        self._telemetry = telemetry
+
+    async def answered(self, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Answer the request if it is one for this endpoint."""
+        if scope["method"] != "POST" or (match := PATH.fullmatch(scope["raw_path"])) is None:
+            return False
+        code = 500
+        path, model = match[0], match[1].decode()
+        version = match[2].decode() if match[2] is not None else None
+        client = scope.get("client")
+        observed = self._telemetry.begin(
+            INFER_ROUTE, model, client[0] if client else "", _parent(scope) if self._telemetry.tracing else None
+        )
+        try:
+            forwarded, read = split_headers(scope["headers"])
+            identity = self._gate.keys.identify(read)
+            observed.key = identity.name
+            identity.take()  # what it may not ask is counted, too
+            identity.check_model(model)
+            self._gate.incidents.outages.check(model)
+            if observed.trace is not None:
+                observed.trace.done("auth")
+            share = Share(self._gate.memory, identity.id)
+            try:
+                code = await self._infer(
+                    path, model, version, identity, observed, forwarded, read, scope, receive, send, share
+                )
+            finally:
+                share.close()
+        except GatewayError as err:
+            code = err.status
+            if err.closes:
+                await Refusal(err)(scope, receive, send)
+            else:  # cheap, because under overload this is what most requests come to
+                await _answer(scope, send, code, [JSON], err.headers, err.body)
+        except ClientGoneError:
+            code = CLIENT_LEFT
+        except Exception as err:
+            logger.exception("an infer request failed inside the gateway")
+            await Refusal(GatewayError("the gateway failed", why=type(err).__name__))(scope, receive, send)
+        finally:
+            self._telemetry.observe(observed, code)
+        return True
+
+    async def _infer(
+        self,
+        path: bytes,
+        model: str,
+        version: str | None,
+        identity: Identity,
+        observed: Observed,
+        forwarded: list[tuple[bytes, bytes]],
+        read: Mapping[bytes, bytes],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        share: Share,
+    ) -> int:
+        settings = self._settings
+        length = read.get(BINARY_HEADER)
+        if length is not None and not (length.isdigit() and len(length) < 20):
+            raise BadRequestError("Inference-Header-Content-Length is not a number of bytes")
+        header_length = int(length) if length is not None else None
+        timeout = read.get(TIMEOUT_HEADER)
+        patience = patience_s(timeout, settings.timeout_s)
+        deadline = time.monotonic() + patience
+        self._gate.places(model).check(identity.priority, patience)
+        release = self._gate.releases.get(model) if version is None else None
+        body: bytes | GrowingBody | None = None
+        if (
+            header_length is not None
+            and release is None
+            and timeout is None
+            and not self._gate.incidents.suspects.watches(identity.id, model)
+        ):
+            body = growing_body(scope, read, header_length, settings.max_body_bytes, share)
+        if body is None:
+            body = await read_body(scope, read.get(b"content-length"), receive, settings.max_body_bytes, share)
+        observed.received = len(body)
+        trace = observed.trace
+        if trace is not None:
+            forwarded = [header for header in forwarded if header[0] != b"traceparent"]
+            forwarded.append((b"traceparent", trace.header))
+            trace.done("receive")
+        if isinstance(body, bytes) and b"content-encoding" in read:
+            body = await unpack(body, read[b"content-encoding"], settings.max_body_bytes, share)
+        kept = release.kept if release is not None else Target(model, version)
+        seconds = None if timeout is None else patience
+        body, changed, sequence = await self._contracts.fitted(
+            kept, body, header_length, shared_memory=identity.admin, seconds=seconds, digest=identity.digest
+        )
+        if changed is not None and changed != header_length:
+            forwarded = [header for header in forwarded if header[0] != BINARY_HEADER]
+            forwarded.append((BINARY_HEADER, b"%d" % changed))
+        if sequence is not None and sequence.renamed:  # its id may have to be read in the answer
+            forwarded = [header for header in forwarded if header[0] != b"accept-encoding"]
+        place = None if sequence is None else sequence.place
+
+        async def ask(body: bytes | GrowingBody) -> Response:
+            left = deadline - time.monotonic()
+            return await self._released.infer(release, path, identity, scope["headers"], forwarded, body, left, place)
+
+        send_it = partial(
+            ask_model, self._gate, identity, model, scope=scope, receive=receive, deadline=deadline, size=len(body)
+        )
+        try:
+            response = await send_it(partial(ask, body), body=body, trace=trace)
+        except SlowBodyError:
+            if isinstance(body, bytes):
+                raise
+            whole = await body.wait()
+            response = await send_it(partial(ask, whole), body=whole, trace=trace)
+        if sequence is not None:
+            response = in_answer(sequence, response)
+        returned = [header for header in response.headers if header[0] in RETURNED]
+        observed.sent = len(response.body)
+        await _answer(scope, send, response.status, returned, identity.limits(), response.body)
+        return response.status
+
+
+async def _answer(
+    scope: Scope,
+    send: Send,
+    status: int,
+    headers: list[tuple[bytes, bytes]],
+    own: list[tuple[bytes, bytes]],
+    body: bytes,
+) -> None:
+    """Answer in one piece where the server can, else by ASGI's messages.
+
+    Args:
+        headers: that may come from elsewhere; they are checked.
+        own: headers of the gateway's making.
+    """
+    respond = scope.get("extensions", {}).get(RESPOND)
+    if respond is not None and respond(status, answer_lines(headers, own), body):
+        return
+    headers = [*headers, *own, *SAFE, (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _parent(scope: Scope) -> bytes | None:
+    return next((value for name, value in scope["headers"] if name == b"traceparent"), None)

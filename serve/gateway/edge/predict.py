@@ -1,0 +1,214 @@
+"""POST /predict/{model}: a file or plain JSON values in, plain JSON values out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request
+from pydantic import BaseModel, Field
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import Message as ASGIMessage
+
+from serve.gateway.access.gate import Gate
+from serve.gateway.access.identity import Identity
+from serve.gateway.access.memory import Share
+from serve.gateway.edge.asking import CLIENT_LEFT, ask_model
+from serve.gateway.edge.bodies import read_body
+from serve.gateway.edge.encoding import unpack
+from serve.gateway.edge.predict_values import answer_of, message_from, message_of
+from serve.gateway.edge.routes import UPSTREAM
+from serve.gateway.errors import (
+    BadRequestError,
+    ClientGoneError,
+    GatewayError,
+    Problem,
+    UnsupportedMediaError,
+)
+from serve.gateway.oip.contracts import LONG_JSON, Contracts
+from serve.gateway.oip.plain import from_file
+from serve.gateway.oip.protocol import BINARY_HEADER, Message
+from serve.gateway.release.released import SERVED_BY, Released
+from serve.gateway.settings import Settings
+from serve.gateway.upstream.deadline import TIMEOUT_HEADER, patience_s
+from serve.gateway.upstream.metadata import ModelMetadata
+from serve.gateway.upstream.upstream import Upstream, triton_error
+from serve.http.client import Response as UpstreamResponse
+from serve.rollout.plan import Target
+
+__all__ = ["predict_router"]
+
+LONG_ANSWER = 256 * 1024  # of tensors, raw, which takes about a millisecond to write as JSON
+TAKES = "application/json, multipart/form-data with one file, image/*, or application/octet-stream"
+
+
+class Prediction(BaseModel):
+    """A model's answer in plain values."""
+
+    model: str = Field(examples=["digits"])
+    version: str = Field(examples=["1"])
+    outputs: dict[str, Any] = Field(
+        description="By output name; without a batch dimension when one item was sent. Bytes that are not text are "
+        '{"base64": "..."}; a value that is not finite is null.',
+        examples=[{"label": "seven", "probability": 0.98}],
+    )
+
+
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_BODY = {
+    "required": True,
+    "content": {
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "required": ["file"],
+                "properties": {"file": {"type": "string", "format": "binary"}},
+            }
+        },
+        "application/json": {
+            "schema": {"type": "object", "additionalProperties": True, "title": "Values by input name"},
+        },
+        "image/*": _BINARY,
+        "application/octet-stream": _BINARY,
+    },
+}
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    **UPSTREAM,
+    200: {"model": Prediction, "description": "The model's outputs."},
+    400: {"model": Problem, "description": "A body that can't be read, or that the model's hooks refuse."},
+    404: {"model": Problem, "description": "No such model."},
+    413: {"model": Problem, "description": "The body is over the gateway's bound."},
+    415: {"model": Problem, "description": "A content type that is not read, or a file for a model that takes none."},
+    422: {"model": Problem, "description": "A value does not fit the model's input; the answer names it."},
+    429: {"model": Problem, "description": "The key has sent too many requests; Retry-After says when to go on."},
+}
+
+
+def predict_router(
+    settings: Settings, gate: Gate, upstream: Upstream, contracts: Contracts, released: Released
+) -> APIRouter:
+    """The route, bound to one upstream."""
+    router = APIRouter(tags=["predict"])
+
+    @router.post("/predict/{model}", responses=_ANSWERS, openapi_extra={"requestBody": _BODY}, summary="Ask a model")
+    async def predict(model: Annotated[str, Path(examples=["digits"])], request: Request) -> Response:
+        """Send one file, or values by input name.
+
+        **A file**, as the body or as the one file of a form, for a model with a single BYTES input.
+
+        **JSON values** by input name. An input's value is one item, or a batch of items as a list with one level
+        more; all inputs must be the same. The answer to one item has no batch dimension, and what a model declares as
+        one element is bare. BYTES are strings, or `{"base64": "..."}`. `GET /v2/models/{model}/example` shows a
+        model's inputs.
+        """
+        identity: Identity = request.state.identity
+        gate.incidents.outages.check(model)
+        headers = dict(request.scope["headers"])
+        patience = patience_s(headers.get(TIMEOUT_HEADER), settings.timeout_s)
+        deadline = time.monotonic() + patience
+        gate.places(model).check(identity.priority, patience)
+        share = Share(gate.memory, identity.id)
+        try:
+            body = await read_body(
+                request.scope, headers.get(b"content-length"), request.receive, settings.max_body_bytes, share
+            )
+            if encoding := headers.get(b"content-encoding"):
+                body = await unpack(body, encoding, settings.max_body_bytes, share)
+            plain = Target(model)
+            release = gate.releases.get(model)
+            kept = plain if release is None else release.kept
+            metadata = replace(await upstream.metadata(kept.model, kept.version), name=model)
+            message, item = await _message(contracts, metadata, request, body, settings.max_elements)
+            del body
+            share.resize(len(message.body))
+            if message.header_length is not None:
+                head, tail = message.body[: message.header_length], len(message.body) - message.header_length
+                await contracts.read(kept, head, tail, shared_memory=False)
+
+            async def ask() -> UpstreamResponse:
+                left, came = deadline - time.monotonic(), request.scope["headers"]
+                path = plain.path.encode()
+                return await released.infer(release, path, identity, came, message.headers, message.body, left)
+
+            answer = await ask_model(
+                gate,
+                identity,
+                model,
+                ask,
+                request.scope,
+                request.receive,
+                deadline,
+                message.body,
+                size=len(message.body),
+            )
+            response = await _plain(contracts, upstream, metadata, answer, item=item)
+            share.resize(len(response.body))
+            for name, value in identity.limits():
+                response.headers[name.decode()] = value.decode()
+            if (served_by := answer.header(SERVED_BY)) is not None:
+                response.headers[SERVED_BY.decode()] = served_by.decode()
+            return response
+        except ClientGoneError:
+            return Response(status_code=CLIENT_LEFT)
+        finally:
+            share.close()
+
+    return router
+
+
+async def _message(
+    contracts: Contracts, metadata: ModelMetadata, request: Request, body: bytes, most: int
+) -> tuple[Message, bool]:
+    """The infer request that a body of any content type that is read makes, and whether it is one item."""
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media.startswith("image/") or media == "application/octet-stream":
+        return message_from(from_file(metadata, body), most), True
+    if media == "multipart/form-data":
+        long = len(body) > LONG_JSON
+        file = await (asyncio.to_thread(asyncio.run, _form_file(request, body)) if long else _form_file(request, body))
+        return message_from(from_file(metadata, file), most), True
+    if media != "application/json":
+        came = media or "none"
+        raise UnsupportedMediaError(
+            "the content type is not one that is read", why=f"it takes {TAKES}; {came} came", mend="set Content-Type"
+        )
+    return await contracts.read_json(message_of, body, metadata, most)
+
+
+async def _form_file(request: Request, body: bytes) -> bytes:
+    """The one file of a form whose bytes have been read."""
+
+    async def replay() -> ASGIMessage:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    form_request = Request(request.scope, replay)
+    try:
+        async with form_request.form(max_files=1, max_fields=16) as form:
+            files = [part for part in form.values() if isinstance(part, UploadFile)]
+            if len(files) == 1:
+                return await files[0].read()
+            why = "it holds no file"
+    except HTTPException as err:
+        why = str(err.detail)
+    raise BadRequestError("the form can't be read", why=why, mend="send a form with one file: curl -F file=@image.png")
+
+
+async def _plain(
+    contracts: Contracts, upstream: Upstream, metadata: ModelMetadata, answer: UpstreamResponse, *, item: bool
+) -> Response:
+    if answer.status != 200:
+        upstream.forget(metadata.name)
+        raise GatewayError(
+            f"the model {metadata.name!r} gave no answer",
+            why=triton_error(answer),
+            mend=f"compare the request with GET /v2/models/{metadata.name}/example",
+            status=answer.status if 400 <= answer.status < 600 else 502,
+        )
+    length = answer.header(BINARY_HEADER)
+    arguments = answer.body, length, metadata, item
+    told = await contracts.apart(answer_of, *arguments) if len(answer.body) > LONG_ANSWER else answer_of(*arguments)
+    return Response(told, media_type="application/json")

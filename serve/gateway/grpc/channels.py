@@ -1,0 +1,215 @@
+"""The gateway's gRPC calls to Triton: which server gets one, and what its end says of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from typing import Any
+
+import grpc
+
+from serve.gateway.upstream.balancer import MOST_SENT, STOPPING, Attempt, Balancer, Node
+from serve.gateway.upstream.deadline import tells
+from serve.gateway.upstream.outliers import Verdict
+from serve.http.message import Address
+
+__all__ = ["GrpcChannels"]
+
+SERVICE = "/inference.GRPCInferenceService/"
+MOST_LEFT = 1024  # streams that go on though their clients have left
+FAILED = frozenset((grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS))
+
+
+class GrpcChannels:
+    """A channel to each server, which stays as long as a call or stream uses it.
+
+    Args:
+        balancer: says which server is asked.
+        addresses: gRPC endpoints of the servers, in their order; where servers are discovered, the port of the first.
+        options: of each channel.
+    """
+
+    def __init__(self, balancer: Balancer, addresses: Sequence[str], options: Sequence[tuple[str, int]]) -> None:
+        self._balancer = balancer
+        self._addresses = dict(zip(balancer.nodes, addresses, strict=True))
+        self._port = int(addresses[0].rpartition(":")[2])
+        self._options = options
+        self._channels: dict[Node, Any] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._left: set[asyncio.Task[None]] = set()
+
+    def channel(self, node: Node) -> Any:
+        """To a server; those of servers that are gone are closed once nothing uses them."""
+        channel = self._channels.get(node)
+        if channel is None:
+            address = self._addresses.get(node) or str(Address(node.address.host, self._port))
+            channel = self._channels[node] = grpc.aio.insecure_channel(address, options=self._options)
+            for gone in [each for each in self._channels if each not in self._balancer.nodes and not each.in_flight]:
+                task = asyncio.ensure_future(self._channels.pop(gone).close())
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
+        return channel
+
+    async def close(self) -> None:
+        for task in self._left:
+            task.cancel()
+        for channel in self._channels.values():
+            await channel.close()
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    async def ask(self, name: str, body: bytes, scope: bytes, *, timeout_s: float, node: Node | None = None) -> bytes:
+        """Anything but inference, of one server.
+
+        Args:
+            name: of the call.
+            scope: path of the model that it is about; b"" for none.
+            node: the server; None for the least busy.
+
+        Raises:
+            grpc.aio.AioRpcError: as it came.
+        """
+        attempt = self._balancer.begin(self._balancer.scope(scope)) if node is None else None
+        chosen = attempt.node if attempt is not None else node
+        assert chosen is not None  # noqa: S101
+        server = Verdict.NOTHING
+        try:
+            answer: bytes = await self.channel(chosen).unary_unary(SERVICE + name)(body, timeout=timeout_s)
+            server = Verdict.GOOD
+            return answer
+        except grpc.aio.AioRpcError as err:
+            server, _ = _verdicts(err, early=True)
+            raise
+        finally:
+            if attempt is not None:
+                attempt.end(server, Verdict.NOTHING)
+
+    async def infer(self, body: bytes, scope_name: bytes, sequence: bytes | None, deadline: float) -> bytes:
+        """ModelInfer of one server, and of others while they can't be reached.
+
+        Args:
+            scope_name: path of the model.
+            sequence: id of its sequence; None for none.
+            deadline: on the monotonic clock.
+
+        Raises:
+            grpc.aio.AioRpcError: as it came.
+        """
+        balancer = self._balancer
+        scope = balancer.scope(scope_name)
+        scope.budget.earn()
+        tried: list[Node] = []
+        while True:
+            attempt = balancer.begin(scope, tried, sequence)
+            tried.append(attempt.node)
+            try:
+                return await self._infer(attempt, body, deadline - time.monotonic())
+            except grpc.aio.AioRpcError as err:
+                again = err.code() is grpc.StatusCode.UNAVAILABLE or _leaving(err) or (attempt.trial and _failed(err))
+                again = again and sequence is None and len(tried) < min(len(balancer.nodes), MOST_SENT)
+                if not again or time.monotonic() >= deadline or not scope.budget.spend():
+                    raise
+            balancer.retried()
+
+    async def _infer(self, attempt: Attempt, body: bytes, timeout_s: float) -> bytes:
+        server = model = Verdict.NOTHING
+        try:
+            channel = self.channel(attempt.node)
+            answer: bytes = await channel.unary_unary(f"{SERVICE}ModelInfer")(body, timeout=timeout_s)
+            server = model = Verdict.GOOD
+            self._balancer.known(attempt.scope)
+            return answer
+        except grpc.aio.AioRpcError as err:
+            server, model = _verdicts(err, early=not tells(timeout_s, self._balancer.timeout_s))
+            if _leaving(err) and not attempt.scope.known:
+                model = Verdict.NOTHING
+            raise
+        finally:
+            attempt.end(server, model)
+
+    async def stream(
+        self,
+        scope_name: bytes,
+        sequence: bytes | None,
+        requests: AsyncIterator[bytes],
+        on_call: Callable[[Any], None] = lambda _: None,
+    ) -> AsyncGenerator[bytes]:
+        """ModelStreamInfer of one server, to its end; it is one of the requests with that server while it lasts.
+
+        Args:
+            scope_name, sequence: of the first message.
+            on_call: is given the call to Triton, so that it can be cancelled.
+        """
+        attempt = self._balancer.begin(self._balancer.scope(scope_name), (), sequence, trial=False)
+        server = Verdict.NOTHING
+        call = self.channel(attempt.node).stream_stream(f"{SERVICE}ModelStreamInfer")(_to_their_end(requests))
+        on_call(call)
+        left = False
+        try:
+            while True:
+                reading = asyncio.ensure_future(call.read())
+                left = True
+                await asyncio.wait((reading,))  # where this is cancelled, what reads is not
+                left = False
+                answer = reading.result()
+                if answer is grpc.aio.EOF:
+                    break
+                server = Verdict.GOOD
+                left = True
+                yield answer
+                left = False
+        except grpc.aio.AioRpcError as err:
+            server, _ = _verdicts(err, early=True)
+            raise
+        finally:
+            if left and len(self._left) < MOST_LEFT:
+                task = asyncio.ensure_future(self._read_to_its_end(call, attempt, reading))
+                self._left.add(task)
+                task.add_done_callback(self._left.discard)
+            else:
+                call.cancel()
+                attempt.end(server, Verdict.NOTHING)
+
+    async def _read_to_its_end(self, call: Any, attempt: Attempt, reading: asyncio.Future[Any]) -> None:
+        """Take the answers that nobody waits for any more: Triton 24.10 may die of a stream that is cancelled while a
+        decoupled model answers it."""
+        try:
+            async with asyncio.timeout(self._balancer.timeout_s):
+                while await reading is not grpc.aio.EOF:
+                    reading = asyncio.ensure_future(call.read())
+        except (TimeoutError, grpc.aio.AioRpcError, grpc.aio.UsageError):
+            pass
+        finally:
+            call.cancel()
+            attempt.end(Verdict.NOTHING, Verdict.NOTHING)
+
+
+async def _to_their_end(requests: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    """The same, but that a failure is an end like others, and cancels nothing."""
+    with contextlib.suppress(Exception):
+        async for request in requests:
+            yield request
+
+
+def _leaving(err: grpc.aio.AioRpcError) -> bool:
+    """Whether this is how Triton turns requests away when it stops, or does not have the model."""
+    return STOPPING.fullmatch((err.details() or "")[:2048].encode()) is not None
+
+
+def _failed(err: grpc.aio.AioRpcError) -> bool:
+    return err.code() in FAILED
+
+
+def _verdicts(err: grpc.aio.AioRpcError, *, early: bool) -> tuple[Verdict, Verdict]:
+    """What an error says of the server, and of the model there."""
+    code, told = err.code(), (err.details() or "").lower()
+    if code is grpc.StatusCode.UNAVAILABLE and ("connect" in told or "socket" in told or "goaway" in told):
+        return Verdict.GATEWAY_FAILURE, Verdict.NOTHING
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return Verdict.NOTHING, Verdict.NOTHING if early else Verdict.GATEWAY_FAILURE
+    if code is grpc.StatusCode.CANCELLED:
+        return Verdict.NOTHING, Verdict.NOTHING
+    if code is grpc.StatusCode.UNAVAILABLE or _leaving(err):
+        return Verdict.GOOD, Verdict.GATEWAY_FAILURE
+    return Verdict.GOOD, Verdict.SERVER_ERROR if _failed(err) else Verdict.GOOD

@@ -1,0 +1,177 @@
+"""ModelInfer over gRPC: one request, one answer, with the limits, admission and releases of the HTTP side."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import grpc
+
+from serve.gateway.access.gate import Gate
+from serve.gateway.access.identity import Identity
+from serve.gateway.errors import GatewayError
+from serve.gateway.grpc.channels import GrpcChannels
+from serve.gateway.grpc.message import Incoming, about
+from serve.gateway.grpc.request import in_reply
+from serve.gateway.grpc.status import DEAD, STATUSES, Context, EndedCallError, keys_of, refuse
+from serve.gateway.health.outages import ModelDownError
+from serve.gateway.health.suspects import Flight
+from serve.gateway.observe.telemetry import GRPC_ROUTE, Observed, Telemetry
+from serve.gateway.release.release import Grade, Release
+from serve.gateway.release.released import grade_status, sticky_value
+from serve.gateway.settings import Settings
+from serve.gateway.upstream.deadline import tells
+from serve.gateway.upstream.sequences import Named
+from serve.rollout.plan import Target
+
+__all__ = ["Inference"]
+
+UNREACHED = "failed to connect to all addresses"  # gRPC's own words: the message went nowhere
+
+
+class Inference:
+    """Answers it.
+
+    Args:
+        settings: of the gateway.
+        gate: as for HTTP.
+        calls: to Triton.
+        incoming: reads messages.
+        telemetry: counts.
+    """
+
+    def __init__(
+        self, settings: Settings, gate: Gate, calls: GrpcChannels, incoming: Incoming, telemetry: Telemetry
+    ) -> None:
+        self._settings = settings
+        self._gate = gate
+        self._calls = calls
+        self._incoming = incoming
+        self._telemetry = telemetry
+
+    async def answer(self, context: Context) -> bytes:
+        """An inference, counted whatever comes of it."""
+        parent = dict(context.invocation_metadata() or ()).get("traceparent", "")
+        seen = self._telemetry.begin(GRPC_ROUTE, "", context.peer(), parent.encode())
+        code = 500
+        sequences: list[Named] = []
+        try:
+            identity = self._gate.keys.identify(keys_of(context.invocation_metadata()))
+            seen.key = identity.name
+            share = self._incoming.share(context, identity)
+            body = await self._incoming.message(context, share)
+            seen.received = len(body)
+            answer = await self._infer(identity, body, context, seen, sequences)
+            share.take(2 * len(answer))  # gRPC has a copy of its own until it is read
+            code, seen.sent = 200, len(answer)
+            return self._incoming.answering(context, answer)
+        except GatewayError as err:
+            code = err.status
+            refuse(err)
+        except grpc.aio.AioRpcError as err:
+            if (dead := DEAD.fullmatch((err.details() or "").encode())) is not None:
+                code = 503
+                refuse(ModelDownError(seen.model or "", f"its process {dead[1].decode()} has died"))
+            code = STATUSES.get(err.code(), 500)
+            details = err.details() or ""
+            raise EndedCallError(err.code(), sequences[0].told(details) if sequences else details) from None
+        except asyncio.CancelledError:
+            code = 499
+            raise
+        finally:
+            self._telemetry.observe(seen, code)
+
+    async def _infer(
+        self, identity: Identity, body: bytes, context: Context, seen: Observed, sequences: list[Named]
+    ) -> bytes:
+        """Ask; `sequences` gets the request's, whose name an error of Triton's may say."""
+        request, body, sequence = await self._incoming.request(identity, body)
+        if sequence is not None:
+            sequences.append(sequence)
+        seen.model = model = request.model_name
+        patience = self._incoming.patience(context)
+        deadline = time.monotonic() + patience
+        places = self._gate.places(model)
+        seconds: float | None = None
+        answered = entered = given_up = False
+        sent = True
+        release: Release | None = None
+        started = time.monotonic()
+        suspects = self._gate.incidents.suspects
+        flight = Flight(identity.id, model, body)
+        try:
+            if suspects.watches(identity.id, model):
+                await suspects.examine(flight, deadline - time.monotonic())
+            if not places.try_enter():
+                await places.enter(identity.priority, deadline - time.monotonic())
+            entered = True
+            if seen.trace is not None:
+                seen.trace.done("queue")
+            started = time.monotonic()
+            self._gate.incidents.outages.check(model)
+            suspects.take_off(flight)
+            release = self._gate.releases.get(model) if not request.model_version else None
+            if release is None:
+                answer = await self._calls.infer(body, *about(request), deadline)
+            else:
+                answer = await self._released(release, identity, request, context, patience, deadline)
+            seconds = time.monotonic() - started
+            answered = True
+            self._gate.known(model)
+            return answer if sequence is None else in_reply(sequence, answer)
+        except grpc.aio.AioRpcError as err:
+            answered = err.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+            sent = release is not None or not (err.details() or "").startswith(UNREACHED)
+            if (dead := DEAD.fullmatch((err.details() or "").encode())) is not None:
+                answered = False
+                self._gate.incidents.outages.seen(dead[1].decode(), started, request.model_name)
+            if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                flight.left = True
+                given_up = not tells(patience, self._settings.timeout_s)
+                seconds = None if given_up else time.monotonic() - started
+            raise
+        except asyncio.CancelledError:
+            given_up = flight.left = True
+            raise
+        finally:
+            suspects.land(flight, answered=answered, sent=sent)
+            if entered and given_up:  # Triton hears of it, but a model at work goes on
+                places.abandon(time.monotonic() - started)
+            elif entered:
+                places.leave(seconds, len(body))
+            if entered and seen.trace is not None:
+                seen.trace.done("upstream")
+
+    async def _released(
+        self,
+        release: Release,
+        identity: Identity,
+        request: Any,
+        context: Context,
+        patience: float,
+        deadline: float,
+    ) -> bytes:
+        """Ask one of the two models under release."""
+
+        async def ask(target: Target) -> tuple[Grade, bytes | grpc.aio.AioRpcError]:
+            request.model_name, request.model_version = target.model, target.version or ""
+            body = request.SerializeToString()
+            try:
+                if target.model == release.model:
+                    return Grade.GOOD, await self._calls.infer(body, *about(request), deadline)
+                with self._gate.incidents.suspects.beside(identity.id, target.model, body):
+                    return Grade.GOOD, await self._calls.infer(body, *about(request), deadline)
+            except grpc.aio.AioRpcError as err:
+                if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    return Grade.LATE if tells(patience, self._settings.timeout_s) else Grade.CUT, err
+                told = (err.details() or "").encode()
+                return grade_status(STATUSES.get(err.code(), 500), told), err
+
+        came = [(name.encode(), str(value).encode()) for name, value in context.invocation_metadata() or ()]
+        movable = "sequence_id" not in request.parameters
+        answered = await release.ask(sticky_value(release, identity, came), ask, movable=movable)
+        if isinstance(answered.answer, grpc.aio.AioRpcError):
+            raise answered.answer
+        answer: bytes = answered.answer
+        return answer

@@ -1,0 +1,197 @@
+"""The message of a call over gRPC: read within its bounds, and counted for as long as its call lasts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from tritonclient.grpc import service_pb2 as messages
+
+from serve.gateway.access.gate import Gate
+from serve.gateway.access.identity import Identity
+from serve.gateway.access.memory import CONNECTION_BYTES, Share
+from serve.gateway.edge.encoding import unpack
+from serve.gateway.errors import BadRequestError, GatewayError
+from serve.gateway.grpc.clients import Clients, address_of, client_of
+from serve.gateway.grpc.request import check_message, rename
+from serve.gateway.grpc.status import Context
+from serve.gateway.oip.contracts import Contracts
+from serve.gateway.settings import Settings
+from serve.gateway.upstream.sequences import Named
+from serve.rollout.plan import Target
+
+__all__ = ["UNPACKED_HERE", "Incoming", "SlowMessageError", "about", "parsed"]
+
+UNPACKED_HERE = (
+    ("grpc.per_message_decompression", 0),
+    ("grpc.compression_enabled_algorithms_bitset", 1 << 0 | 1 << 2),  # none and gzip: a packed message tells itself
+)
+GZIP = b"\x1f\x8b"
+FIRST_S = 0.02
+DELIVERED_BYTES = 64 * 1024 * 1024  # that a connection may bring in a second, as far as it is counted
+SLOWEST_BYTES = 256 * 1024  # that a client has to read in a second
+
+
+class SlowMessageError(GatewayError):
+    """A call's message does not come."""
+
+    status = 408
+
+    def __init__(self) -> None:
+        super().__init__("the call's message did not come in time", mend="send it faster, or less of it")
+
+
+class Incoming:
+    """Reads what calls send.
+
+    Args:
+        settings: of the gateway.
+        gate: has the memory that is counted.
+        contracts: of the models, which each request is held against.
+        clients: whose connections and calls are bounded.
+    """
+
+    def __init__(self, settings: Settings, gate: Gate, contracts: Contracts, clients: Clients) -> None:
+        self._clients = clients
+        self._settings = settings
+        self._gate = gate
+        self._contracts = contracts
+        self._reading: set[asyncio.Task[Any]] = set()
+
+    def share(self, context: Context, identity: Identity) -> Share:
+        """Counts what a call holds until it is over; raises GatewayError where its client has too many calls.
+
+        Whoever has no key is known by the address.
+        """
+        caller = identity.id or f"@{address_of(client_of(context.peer()))}"
+        self._clients.enter(caller)
+        share = Share(self._gate.memory, caller)
+
+        def over(_: object) -> None:
+            share.close()
+            self._clients.leave(caller)
+
+        context.add_done_callback(over)
+        share.take(CONNECTION_BYTES)
+        return share
+
+    def writing(self, context: Context, size: int) -> asyncio.TimerHandle:
+        """Give the client its time to read an answer; to be cancelled once it has.
+
+        A call can't be ended while its answer waits (the library has no such thing): its connection is.
+        """
+        seconds = self._settings.write_timeout_s + size / SLOWEST_BYTES
+        return asyncio.get_running_loop().call_later(seconds, self._clients.give_up, context.peer())
+
+    def answering(self, context: Context, answer: bytes) -> bytes:
+        """The one answer of a call, which its client has its time to read."""
+        timer = self.writing(context, len(answer))
+        context.add_done_callback(lambda _: timer.cancel())
+        return answer
+
+    def patience(self, context: Context) -> float:
+        """Seconds that a call may take."""
+        left = context.time_remaining()
+        return self._settings.timeout_s if left is None else min(self._settings.timeout_s, left)
+
+    async def message(self, context: Context, share: Share) -> bytes:
+        """The message of a call that has one.
+
+        What has come of it is gRPC's until all of it has, and can't be seen: a message that is on its way is counted
+        for as much as its time lets it be.
+
+        Raises:
+            GatewayError: there is no room for it, it does not come in time, or there is none.
+        """
+        reading = self.kept(asyncio.ensure_future(context.read()))
+        before, waited, step = share.size, 0.0, min(FIRST_S, self._settings.body_timeout_s)
+        done, _ = await asyncio.wait((reading,), timeout=step)
+        while not done:
+            waited += step
+            if waited >= self._settings.body_timeout_s:
+                raise SlowMessageError
+            step = min(waited, self._settings.body_timeout_s - waited)
+            most = min(self._settings.max_body_bytes, int(DELIVERED_BYTES * (waited + step)))
+            share.take(max(0, before + most - share.size))
+            done, _ = await asyncio.wait((reading,), timeout=step)
+        share.resize(before)
+        body = reading.result()
+        if not isinstance(body, bytes):
+            raise BadRequestError("the call has no message")
+        share.take(len(body))
+        return await self.plain(body, share)
+
+    async def plain(self, body: bytes, share: Share) -> bytes:
+        """A message as it was before it was packed, of which its call's share then holds the bytes.
+
+        The library would unpack messages before any of it can be counted: its own part in this is turned off
+        (`UNPACKED_HERE`). No message of the service begins as gzip does: there is no field 3 of wire type 7.
+
+        Raises:
+            GatewayError: there is no room for it, it is too long, or damaged.
+        """
+        if not body.startswith(GZIP):
+            return body
+        return await unpack(body, b"gzip", self._settings.max_body_bytes, share)
+
+    def kept(self, reading: asyncio.Task[Any]) -> asyncio.Task[Any]:
+        """A task that reads, kept to its end though nobody waits for it any more.
+
+        It is not cancelled: gRPC writes into what it holds; the call's end ends it.
+        """
+        self._reading.add(reading)
+        reading.add_done_callback(self._read)
+        return reading
+
+    def _read(self, reading: asyncio.Task[Any]) -> None:
+        self._reading.discard(reading)
+        if not reading.cancelled():
+            reading.exception()  # whoever waited for it may have left
+
+    async def request(self, identity: Identity, body: bytes) -> tuple[Any, bytes, Named | None]:
+        """An infer request after the key's checks, as it goes on, the same in bytes, and its sequence.
+
+        Raises:
+            GatewayError: it may not be asked, not now, or not this much.
+        """
+        request = parsed(messages.ModelInferRequest, body)
+        model: str = request.model_name
+        identity.check_model(model)
+        self._gate.incidents.outages.check(model)
+        release = self._gate.releases.get(model) if not request.model_version else None
+        target = release.kept if release is not None else Target(model, request.model_version or None)
+        check = partial(check_message, request, shared_memory=identity.admin)
+        await self._contracts.fitting(target, check)
+        sequence = rename(request, identity.digest)
+        if sequence is not None and sequence.renamed:
+            body = request.SerializeToString()
+        return request, body, sequence
+
+    async def kind(self, request: Any) -> object:
+        """Of which kind an infer request's model is: requests for one kind may share a stream."""
+        target = Target(request.model_name, request.model_version or None)
+        decoupled = await self._contracts.decoupled(target)
+        return target if decoupled is None else decoupled
+
+
+def parsed(kind: Callable[[], Any], body: bytes) -> Any:
+    """A message of the service, read; raises BadRequestError."""
+    message = kind()
+    try:
+        message.ParseFromString(body)
+    except Exception as err:  # protobuf's DecodeError, whose class depends on its implementation
+        raise BadRequestError("the message can't be read", why=str(err)) from err
+    return message
+
+
+def about(request: Any) -> tuple[bytes, bytes | None]:
+    """Path of the model that an infer request asks for, and the id of its sequence."""
+    version = f"/versions/{request.model_version}" if request.model_version else ""
+    parameter = request.parameters.get("sequence_id")
+    sequence = None
+    if parameter is not None:
+        text = parameter.string_param or str(parameter.int64_param or parameter.uint64_param or "")
+        sequence = text.encode() or None
+    return f"/v2/models/{request.model_name}{version}".encode(), sequence

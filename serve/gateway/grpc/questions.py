@@ -1,0 +1,105 @@
+"""What is asked over gRPC besides inference: health, metadata, statistics, and what is an administrator's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2 as messages
+
+from serve.gateway.access.gate import Gate
+from serve.gateway.errors import BodyTooLargeError, GatewayError
+from serve.gateway.grpc.channels import GrpcChannels
+from serve.gateway.grpc.message import Incoming, parsed
+from serve.gateway.grpc.status import Context, EndedCallError, keys_of, refuse
+from serve.gateway.upstream.balancer import Balancer
+from serve.gateway.upstream.loading import Loading, overridden
+
+__all__ = ["ADMIN", "COSTS", "EMPTY", "FREE", "OF_MODEL", "Questions"]
+
+FREE = frozenset(("ServerLive", "ServerReady"))
+EMPTY = FREE | {"ServerMetadata"}  # their messages say nothing: they are not read
+MOST_QUESTION_BYTES = 64 * 1024  # of a message that is no inference and loads nothing
+LOAD = "RepositoryModelLoad"
+COSTS = {"ModelMetadata": 2, "ModelStatistics": 5, "RepositoryIndex": 5, LOAD: 10, "RepositoryModelUnload": 10}
+OF_MODEL = frozenset(("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"))
+ADMIN = frozenset(
+    (
+        "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting", "LogSettings",
+        "SystemSharedMemoryStatus", "SystemSharedMemoryRegister", "SystemSharedMemoryUnregister",
+        "CudaSharedMemoryStatus", "CudaSharedMemoryRegister", "CudaSharedMemoryUnregister",
+    )
+)  # fmt: skip
+
+
+class Questions:
+    """Answers them.
+
+    Args:
+        gate: as for HTTP.
+        balancer: knows which servers there are.
+        calls: to them.
+        incoming: reads messages.
+        loading: what has to hold before a model is loaded.
+    """
+
+    def __init__(
+        self, gate: Gate, balancer: Balancer, calls: GrpcChannels, incoming: Incoming, loading: Loading
+    ) -> None:
+        self._gate = gate
+        self._balancer = balancer
+        self._calls = calls
+        self._incoming = incoming
+        self._loading = loading
+
+    async def answer(self, name: str, context: Context) -> bytes:
+        """Everything but inference."""
+        try:
+            if name == "ServerReady":
+                _, ready = await self._balancer.health()
+                return _bytes(messages.ServerReadyResponse(ready=ready))
+            if name == "ServerLive":
+                live, _ = await self._balancer.health()
+                return _bytes(messages.ServerLiveResponse(live=live))
+            body = b""
+            if name not in EMPTY:
+                identity = self._gate.keys.identify(keys_of(context.invocation_metadata()))
+                body = await self._incoming.message(context, self._incoming.share(context, identity))
+                if len(body) > MOST_QUESTION_BYTES and name != LOAD:
+                    raise BodyTooLargeError(MOST_QUESTION_BYTES)
+                if name in ADMIN:
+                    identity.check_admin()
+                    if name == LOAD:
+                        body = await self._load(body)
+                elif name in OF_MODEL:
+                    model = parsed(getattr(messages, f"{name}Request"), body).name
+                    if model:
+                        identity.check_model(model)
+                        if name == "ModelReady":
+                            self._gate.incidents.outages.check(model)
+                    elif not self._gate.keys.open:
+                        identity.check_admin()  # statistics of all
+            nodes = self._balancer.nodes if name in ADMIN else [None]
+            answer = b""
+            for node in nodes:
+                answer = await self._calls.ask(name, body, b"", timeout_s=self._incoming.patience(context), node=node)
+            return self._incoming.answering(context, answer)
+        except GatewayError as err:
+            refuse(err)
+        except grpc.aio.AioRpcError as err:
+            raise EndedCallError(err.code(), err.details() or "") from None
+
+    async def _load(self, body: bytes) -> bytes:
+        """The message that goes on to Triton, once the repository is checked."""
+        asked = parsed(messages.RepositoryModelLoadRequest, body)
+        if self._loading.bare:
+            if asked.parameters:
+                raise overridden()
+            body = messages.RepositoryModelLoadRequest(model_name=asked.model_name).SerializeToString()
+        await self._loading.check(asked.model_name)
+        return body
+
+
+def _bytes(message: Any) -> bytes:
+    found: bytes = message.SerializeToString()
+    return found

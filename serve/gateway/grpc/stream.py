@@ -1,0 +1,135 @@
+"""ModelStreamInfer over gRPC: each message is counted against the key, but waits for no place.
+
+A sequence may not be torn apart: all of a stream goes to one server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+
+import grpc
+
+from serve.gateway.access.gate import Gate
+from serve.gateway.errors import BadRequestError, GatewayError, UnauthorizedError
+from serve.gateway.grpc.channels import GrpcChannels
+from serve.gateway.grpc.message import Incoming, SlowMessageError, about
+from serve.gateway.grpc.status import Context, EndedCallError, bare, keys_of, refuse
+from serve.gateway.grpc.unanswered import FINAL_ASKED, Unanswered
+from serve.gateway.health.suspects import StreamFlight
+from serve.gateway.settings import Settings
+
+__all__ = ["Streams"]
+
+
+class Streams:
+    """Answers them.
+
+    Args:
+        settings: of the gateway.
+        gate: as for HTTP.
+        calls: to Triton.
+        incoming: counts and checks messages.
+    """
+
+    def __init__(self, settings: Settings, gate: Gate, calls: GrpcChannels, incoming: Incoming) -> None:
+        self._settings = settings
+        self._gate = gate
+        self._calls = calls
+        self._incoming = incoming
+
+    async def answer(self, context: Context) -> AsyncGenerator[bytes, None]:
+        keys = self._gate.keys
+        try:
+            key = None if keys.open else keys.key_of(keys_of(context.invocation_metadata()))
+            share = self._incoming.share(context, keys.identify_key(key))
+        except GatewayError as err:
+            refuse(err)
+        failed: list[GatewayError] = []
+        unanswered = Unanswered(share, min(self._settings.max_body_bytes, self._gate.memory.bound // 8))
+
+        scope: tuple[bytes, bytes | None] = b"", None
+        kind: object = None
+
+        async def checked() -> AsyncIterator[bytes]:
+            nonlocal scope, kind
+            while True:
+                await unanswered.room()
+                body = await context.read()
+                if not isinstance(body, bytes):
+                    return
+                try:
+                    held = share.size
+                    body = await self._incoming.plain(body, share)
+                    share.resize(held)
+                    unanswered.take(len(body))
+                    identity = keys.identify_key(key)  # it may have been revoked, or its rights changed
+                    identity.take()
+                    # A stream stays with what Triton serves by itself.
+                    request, body, sequence = await self._incoming.request(identity, body)
+                    kind, before = await self._incoming.kind(request), kind
+                    if before not in (None, kind):  # Triton 24.10 writes both at once, and aborts
+                        raise BadRequestError(
+                            "a stream is for models that are decoupled, or for others, not for both",
+                            mend="open one for each",
+                        )
+                    unanswered.of(sequence)
+                    await flights.sent(identity.id, request.model_name, self._settings.timeout_s)
+                except GatewayError as err:
+                    failed.append(bare(err))
+                    return
+                scope = about(request)
+                unanswered.asks(request)
+                yield body + FINAL_ASKED
+
+        coming = checked()
+        flights = StreamFlight(self._gate.incidents.suspects)
+        ending: list[Callable[[], object]] = []
+
+        def end() -> None:
+            failed.append(UnauthorizedError("the key is no longer valid", mend="ask for a new one"))
+            for stop in ending:
+                stop()
+
+        try:
+            with keys.held(key, end):
+                opening = self._incoming.kept(asyncio.ensure_future(anext(coming, None)))
+                ending.append(opening.cancel)
+                if not (await asyncio.wait((opening,), timeout=self._settings.body_timeout_s))[0]:
+                    raise SlowMessageError
+                first = opening.result()  # it says which server has its sequence
+
+                async def whole() -> AsyncIterator[bytes]:
+                    if first is not None:
+                        yield first
+                    async for body in coming:
+                        yield body
+
+                if first is not None:
+                    answers = self._calls.stream(*scope, whole(), lambda call: ending.append(call.cancel))
+                    async with aclosing(answers):
+                        async for came in answers:
+                            answer, last = unanswered.read(came)
+                            if last:
+                                flights.answered()
+                            if answer is not None:
+                                writing = self._incoming.writing(context, len(answer))
+                                try:
+                                    yield answer
+                                finally:
+                                    writing.cancel()
+                            if last:
+                                unanswered.answered()
+        except SlowMessageError as err:
+            failed.append(bare(err))
+        except grpc.aio.AioRpcError as err:
+            flights.end(left=False)
+            raise EndedCallError(err.code(), err.details() or "") from None
+        except asyncio.CancelledError:
+            if not failed:
+                raise
+        finally:
+            flights.end()
+        if failed:
+            refuse(failed[0])

@@ -1,0 +1,1 @@
+"""What is told of requests: metrics, history, access log, traces."""

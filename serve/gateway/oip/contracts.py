@@ -1,0 +1,352 @@
+"""The contracts of the models that are served, and requests held against them off the event loop where that is long."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from typing import Any, TypeVar, TypeVarTuple, Unpack
+
+from serve.gateway.edge.request import Request, check_json_bytes, loaded, raw_head, read_request
+from serve.gateway.errors import BadRequestError, GatewayError, UnknownModelError
+from serve.gateway.oip.bare_contract import BareContract
+from serve.gateway.oip.contract import Contract, UnfitError
+from serve.gateway.upstream.metadata import ModelMetadata
+from serve.gateway.upstream.sequences import Named
+from serve.gateway.upstream.upstream import Upstream
+from serve.http.body import GrowingBody
+from serve.rollout.plan import Target
+
+__all__ = ["JSON_AT_HAND", "Contracts"]
+
+# JSON of this size takes about a millisecond; and it holds Python's lock meanwhile, so that a thread would not do.
+LONG_JSON = 64 * 1024
+# A client whose requests don't fit asks for another look at the model no more often than this.
+AGAIN_S = 1.0
+# A contract holds so long without a look at the metadata, which is itself remembered for longer.
+HOLDS_S = 0.25
+# The JSON of a binary request is the same from a client's one request to the next.
+REMEMBERED, SHORT_JSON = 512, 2048
+LONG_TEXTS = 16 * 1024
+JSON_AT_HAND = 16 * 1024
+DEEPEST = 8  # ensembles within ensembles
+
+PR_SET_PDEATHSIG = 1
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class Contracts:
+    """Contracts by model, from Triton's own metadata.
+
+    Args:
+        upstream: tells the metadata.
+        max_elements: of one input; 0 for what its dimensions allow.
+        reader_bytes: that long JSON may become where it is read.
+        validate: whether each request is held against its model; else only what any model might die of is refused, and
+            the model is looked up where that can't be told without it.
+    """
+
+    def __init__(
+        self, upstream: Upstream, max_elements: int, reader_bytes: int = 1 << 30, *, validate: bool = True
+    ) -> None:
+        self._bare = None if validate else BareContract(max_elements)
+        self._reader_bytes = reader_bytes
+        self._upstream = upstream
+        self._max_elements = max_elements
+        self._made: dict[str, tuple[object, Contract]] = {}
+        self._holding: dict[tuple[str, str | None], tuple[float, Contract]] = {}
+        self._looked: dict[str, float] = {}
+        self._fits: dict[tuple[bytes, int, bool], tuple[Contract, Request, bytes]] = {}
+        self._pool: ProcessPoolExecutor | None = None
+
+    async def of(self, target: Target) -> Contract:
+        """The contract of a model, or of one version of it.
+
+        Raises:
+            UnknownModelError: Triton does not serve it, and says so.
+            GatewayError: Triton can't be asked.
+        """
+        if (holding := self._held(target)) is not None:
+            return holding
+        return await self._told(target)
+
+    async def decoupled(self, target: Target) -> bool | None:
+        """Whether a model gives any number of answers to a request; None where nobody tells."""
+        with contextlib.suppress(GatewayError):
+            return (await self._upstream.metadata(target.model, target.version)).decoupled
+        return None
+
+    async def _told(self, target: Target) -> Contract:
+        """The contract by the model's metadata."""
+        try:
+            metadata = await self._upstream.metadata(target.model, target.version)
+        except UnknownModelError as err:
+            raise UnknownModelError(err.why or err.error) from err  # in Triton's own words
+        made = self._made.get(target.path)
+        if made is None or made[0] is not metadata:
+            if len(self._made) >= REMEMBERED:
+                self._made.clear()
+            texts = await self._takes_texts(metadata)
+            contract = Contract.of(metadata, self._max_elements, sequence_texts=texts)
+            if made is not None and made[1] == contract:
+                contract = made[1]  # what was read by it still holds
+            made = self._made[target.path] = metadata, contract
+        if len(self._holding) >= REMEMBERED:
+            self._holding.clear()
+        self._holding[target.model, target.version] = time.monotonic() + HOLDS_S, made[1]
+        return made[1]
+
+    async def _takes_texts(self, metadata: ModelMetadata, depth: int = 0) -> bool:
+        """Whether the id of a sequence may be a text for a model and, as it goes on to them, for its steps."""
+        if not metadata.sequence_texts or depth > DEEPEST:
+            return False
+        try:
+            for model, version in metadata.steps:
+                if not await self._takes_texts(await self._upstream.metadata(model, version), depth + 1):
+                    return False
+        except GatewayError:  # a step that is not known
+            return False
+        return True
+
+    def _held(self, target: Target) -> Contract | None:
+        """The contract, where it was looked at just now."""
+        if self._bare is not None:
+            return self._bare
+        found = self._holding.get((target.model, target.version))
+        return found[1] if found is not None and time.monotonic() < found[0] else None
+
+    async def fitting(self, target: Target, check: Callable[[Contract], T]) -> T:
+        """What `check` gives; one that says UnfitError is asked again with the model as it is now.
+
+        Raises:
+            GatewayError: it does not fit, or the model is not known.
+        """
+        contract = await self.of(target)
+        try:
+            return check(contract)
+        except UnfitError:
+            if (fresh := await self._fresh(target, contract)) is None:
+                raise
+            return check(fresh)
+
+    async def read(
+        self, target: Target, head: bytes, tail_bytes: int | None, *, shared_memory: bool, digest: str = ""
+    ) -> tuple[Request, bytes]:
+        """Read the JSON of a request for a model.
+
+        Args:
+            target: the model.
+            head: the JSON.
+            tail_bytes: how many bytes of raw tensors follow; None where it is all JSON.
+            shared_memory: whether it may name regions of shared memory.
+            digest: of the client's key; "" where there are none.
+
+        Returns:
+            The request, and its JSON as it goes on to Triton.
+
+        Raises:
+            GatewayError: it does not fit, or the model is not known.
+        """
+        contract = await self.of(target)
+        try:
+            return await self._read(contract, head, tail_bytes, shared_memory=shared_memory, digest=digest)
+        except UnfitError:
+            if (fresh := await self._fresh(target, contract)) is None:
+                raise
+            return await self._read(fresh, head, tail_bytes, shared_memory=shared_memory, digest=digest)
+
+    async def fitted(
+        self,
+        target: Target,
+        body: bytes | GrowingBody,
+        header_length: int | None,
+        *,
+        shared_memory: bool,
+        seconds: float | None,
+        digest: str = "",
+    ) -> tuple[bytes | GrowingBody, int | None, Named | None]:
+        """The request as it goes on, held against its model, the length of its JSON in the binary form, its sequence.
+
+        Args:
+            target: the model.
+            body: of the client's request.
+            header_length: bytes of its JSON in the binary form; None where it is all JSON.
+            shared_memory: whether it may name regions of shared memory.
+            seconds: for Triton's parameter `timeout`; None for none.
+            digest: of the client's key; "" where there are none.
+        """
+        size = len(body)
+        if header_length and seconds is None and isinstance(body, bytes):
+            found = self.at_hand(target, body, header_length, shared_memory=shared_memory)
+            if found is not None:
+                return *found, None
+        if header_length == 0 and isinstance(body, bytes):
+            head, body = raw_head(body, await self._told(target))
+            size, length = len(head) + len(body), len(head)
+            after = memoryview(body)
+        else:
+            length = size if header_length is None else header_length
+            if length > size:
+                raise BadRequestError("the JSON of the request is longer than its body")
+            head = body.head(length) if isinstance(body, GrowingBody) else body[:length]
+            if isinstance(body, bytes):
+                after = memoryview(body)[length:]  # to cut it off would be a copy
+        tail = None if header_length is None else size - length
+        request, text = await self.read(target, head, tail, shared_memory=shared_memory, digest=digest)
+        if seconds is not None:
+            text = request.json_within(seconds) or text
+        new = None if header_length is None else len(text)
+        if isinstance(body, GrowingBody):
+            if not request.texts:
+                body.replace_head(length, text)
+                return body, new, request.sequence
+            body = await body.wait()
+            after = memoryview(body)[length:]
+        if request.texts:
+            await _unless_long(request.check_texts, after)
+        return b"".join((text, after)), new, request.sequence
+
+    def at_hand(
+        self, target: Target, body: bytes, header_length: int | None, *, shared_memory: bool
+    ) -> tuple[bytes, int | None] | None:
+        """The same for what nearly every request is: the JSON of one before, and as many bytes after it, or short JSON.
+
+        None for any other, for what does not fit, and where the contract has to be looked at again.
+        """
+        if header_length is None:
+            contract = self._held(target)
+            if contract is None or len(body) > JSON_AT_HAND:
+                return None
+            try:
+                request = read_request(body, None, contract, shared_memory=shared_memory)
+            except GatewayError:
+                return None
+            return None if request.sequence is not None else (request.json(), None)
+        head = body[:header_length]
+        known = self._fits.get((head, len(body) - header_length, shared_memory))
+        if known is None or known[0] is not self._held(target) or known[1].texts:
+            return None
+        text = known[2]
+        return (body, header_length) if text == head else (text + body[header_length:], len(text))
+
+    def close(self) -> None:
+        """End the process that reads long JSON."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+
+    async def _read(
+        self, contract: Contract, head: bytes, tail_bytes: int | None, *, shared_memory: bool, digest: str
+    ) -> tuple[Request, bytes]:
+        if len(head) > LONG_JSON:
+            return await self._read_apart(contract, head, tail_bytes, shared_memory=shared_memory, digest=digest)
+        # What is all JSON is hardly ever the same twice: to look for it would cost a hash of it all.
+        key = (head, tail_bytes, shared_memory) if tail_bytes and len(head) <= SHORT_JSON else None
+        known = None if key is None else self._fits.get(key)
+        if known is not None and known[0] is contract:
+            return known[1], known[2]
+        request = read_request(head, tail_bytes, contract, shared_memory=shared_memory, digest=digest)
+        text = request.json()
+        if key is not None and request.sequence is None:  # whose name is its key's own
+            if len(self._fits) >= REMEMBERED:
+                self._fits.clear()
+            self._fits[key] = contract, request, text
+        return request, text
+
+    async def _read_apart(
+        self, contract: Contract, head: bytes, tail_bytes: int | None, *, shared_memory: bool, digest: str
+    ) -> tuple[Request, bytes]:
+        return await self.apart(_read_in_child, head, self._reader_bytes, tail_bytes, contract, shared_memory, digest)
+
+    async def read_json(self, read: Callable[[Any, Unpack[Ts]], T], text: bytes, *arguments: *Ts) -> T:
+        """What a function makes of a JSON, which is not held against a contract: read apart where it is long.
+
+        Args:
+            read: a function of a module, which gets what the JSON says, and the arguments.
+            text: the JSON.
+            arguments: can go to another process.
+
+        Raises:
+            GatewayError: it can't be read, or `read` says so.
+        """
+        if len(text) > LONG_JSON:
+            return await self.apart(_made_in_child, read, text, self._reader_bytes, arguments)
+        return read(loaded(text), *arguments)
+
+    async def apart(self, call: Callable[[Unpack[Ts]], T], *arguments: *Ts) -> T:
+        """What a function of a module gives in another process; it raises what that raises.
+
+        Raises:
+            GatewayError: the process has ended over it twice.
+        """
+        for _ in range(2):
+            if self._pool is None:
+                self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _stay_with_parent)
+            pool = self._pool
+            try:
+                return await asyncio.get_running_loop().run_in_executor(pool, call, *arguments)
+            except BrokenExecutor:  # somebody killed it
+                if self._pool is pool:
+                    self._pool = None
+        raise GatewayError(
+            "the request can't be read", why="the process that reads long ones has ended over it twice",
+            mend="send tensors raw, not as JSON", status=503,
+        )  # fmt: skip
+
+    async def _fresh(self, target: Target, seen: Contract) -> Contract | None:
+        """The contract as Triton tells it now, if it is another."""
+        if self._bare is not None:
+            with contextlib.suppress(GatewayError):
+                return await self._told(target)
+            return None
+        now = time.monotonic()
+        if now - self._looked.get(target.path, -AGAIN_S) < AGAIN_S:
+            return None
+        if len(self._looked) >= REMEMBERED:
+            self._looked.clear()
+        self._looked[target.path] = now
+        self._holding.pop((target.model, target.version), None)
+        self._upstream.forget(target.model, target.version)
+        with contextlib.suppress(GatewayError):
+            fresh = await self.of(target)
+            if fresh != seen:
+                return fresh
+        return None
+
+
+def _stay_with_parent() -> None:
+    """Leave Ctrl-C to the gateway, and end when it ends, however that comes about."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:  # Linux's own
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _read_in_child(
+    head: bytes, most_bytes: int, tail_bytes: int | None, contract: Contract, shared_memory: bool, digest: str
+) -> tuple[Request, bytes]:
+    check_json_bytes(head, most_bytes)
+    request = read_request(head, tail_bytes, contract, shared_memory=shared_memory, digest=digest)
+    text = request.json()
+    request.header = None  # it is long, and was for this process to read
+    return request, text
+
+
+def _made_in_child(read: Callable[..., T], text: bytes, most_bytes: int, arguments: tuple[Any, ...]) -> T:
+    check_json_bytes(text, most_bytes)
+    return read(loaded(text), *arguments)
+
+
+async def _unless_long(check: Callable[[memoryview], None], tail: memoryview) -> None:
+    """Check raw texts here, or in a thread where that takes over a millisecond."""
+    if len(tail) > LONG_TEXTS:
+        await asyncio.to_thread(check, tail)
+    else:
+        check(tail)

@@ -1,0 +1,272 @@
+"""One model's release: which of two models answers a request, and what is learnt from the answer."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Generic, Literal, TypeVar
+
+from serve.gateway.release.agreement import Agreement
+from serve.gateway.upstream.metadata import ModelMetadata
+from serve.rollout.analysis import Outcome
+from serve.rollout.course import Course, Event
+from serve.rollout.plan import Plan, Target
+
+__all__ = ["Answered", "Ask", "Grade", "Release"]
+
+T = TypeVar("T")
+MOST_COPIES = 16
+MOST_COPIED_BYTES = 64 * 1024 * 1024
+logger = logging.getLogger(__name__)
+Variant = Literal["candidate", "baseline"]
+
+
+class Grade(Enum):
+    """What an answer says of the model that gave it."""
+
+    GOOD = "good"
+    CLIENT = "client"
+    """The request can't be answered, whoever is asked."""
+    FAILED = "failed"
+    GONE = "gone"
+    """Triton does not serve what was asked for."""
+    LATE = "late"
+    """There is no time left to ask another."""
+    CUT = "cut"
+    """The client's own deadline came first: it says nothing of the model."""
+
+
+@dataclass(frozen=True)
+class Answered(Generic[T]):
+    """An answer.
+
+    Attributes:
+        by: who gave it.
+        seconds: that it took.
+        paired: whether a copy of the request is to be asked of the candidate, as was decided before it was answered.
+    """
+
+    answer: T
+    grade: Grade
+    by: Target
+    seconds: float
+    paired: bool = False
+
+    @property
+    def outcome(self) -> Outcome:
+        good = self.grade is Grade.GOOD
+        return Outcome(self.grade not in (Grade.GOOD, Grade.CLIENT), self.seconds if good else None)
+
+
+Ask = Callable[[Target], Awaitable[tuple[Grade, T]]]
+
+
+class Release:
+    """A model name for which one of two models answers.
+
+    Args:
+        id_: of the rollout; decides, with what is sticky, who meets the candidate first.
+        model: the name that clients ask for.
+        baseline, candidate: who answers.
+        plan: what was asked for.
+        course: where it is; None where another gateway follows the rollout, or it has ended.
+        weight: the candidate's share where there is no course, 0 to 1.
+
+    Attributes:
+        asked: number of requests by variant and grade.
+        events: what happened and has not been written down yet.
+        copies: that are under way; copied_bytes: what they hold.
+        fallbacks: requests that the baseline answered after the candidate had failed.
+        lost: whether the version that answers for the name was found to be served no longer.
+        batched: whether the models' tensors have a batch dimension.
+        texts: their outputs that are BYTES; None where that is not known.
+        dropped: copies that were not made, because the candidate or the gateway had enough to do.
+    """
+
+    def __init__(
+        self,
+        id_: int,
+        model: str,
+        baseline: Target,
+        candidate: Target,
+        plan: Plan,
+        course: Course | None = None,
+        weight: float = 0.0,
+    ) -> None:
+        self.id = id_
+        self.model = model
+        self.baseline = baseline
+        self.candidate = candidate
+        self.plan = plan
+        self.course = course
+        self.asked: Counter[tuple[Variant, Grade]] = Counter()
+        self.events: list[Event] = []
+        self.lost = False
+        self.batched = True
+        self.texts: frozenset[str] | None = None
+        self.fallbacks = 0
+        self.copies = 0
+        self.copied_bytes = 0
+        self.dropped = 0
+        self._weight = weight
+        self._salt = f"{id_}:{model}:".encode()
+
+    @property
+    def weight(self) -> float:
+        """The candidate's share of the requests, 0 to 1."""
+        return self._weight if self.course is None else self.course.weight
+
+    @property
+    def kept(self) -> Target:
+        """Who answers whoever does not meet the candidate; the candidate itself, once it has taken over."""
+        return self.candidate if self.weight >= 1 else self.baseline
+
+    @property
+    def running(self) -> bool:
+        """Whether this gateway judges it now."""
+        return self.course is not None and self.course.state == "running"
+
+    def knows(self, metadata: ModelMetadata) -> None:
+        """Take from the baseline's metadata how answers are to be compared."""
+        self.batched = metadata.batched
+        self.texts = frozenset(output.name for output in metadata.outputs if output.datatype == "BYTES")
+
+    def place(self, sticky: bytes | None) -> float:
+        """Where a client stands in the line to the candidate, 0 to 1; without something sticky, anywhere."""
+        if not sticky:
+            return random.random()  # noqa: S311  no secret
+        return int.from_bytes(hashlib.blake2b(self._salt + sticky, digest_size=8).digest()) / 2**64
+
+    async def ask(
+        self, sticky: bytes | None, ask: Ask[T], *, movable: bool, reserve: Callable[[], bool] | None = None
+    ) -> Answered[T]:
+        """Have a request answered by one of the two.
+
+        A model's own first answer is what counts for or against it: the answer of one that is asked because the other
+        failed says nothing, for only failures lead to it. Blame of the client is checked alike for both: it was the
+        client if the other model says so, too.
+
+        Args:
+            sticky: what keeps the client with the same one; None for nothing.
+            ask: asks a model and grades its answer; an exception means that nobody waits for it any more.
+            movable: whether any model may be asked, and a second one after the first; sequences stay with the baseline.
+            reserve: decides for a request to the baseline, before it is asked, whether a copy follows, and takes the
+                place for it; None where none can. Chosen later, pairs would be those of well-answered requests only.
+        """
+        weight = self.weight
+        if weight and (weight >= 1 or (movable and self.place(sticky) < weight)):
+            return await self._ask_candidate(ask, movable=movable)
+        paired = movable and reserve is not None and reserve()
+        answered = replace(await self._ask_kept(ask, self.baseline), paired=paired)
+        if answered.grade is Grade.CLIENT and movable and not paired and self.plan.fallback and 0 < self.weight < 1:
+            second = await _timed(ask, self.candidate)
+            self._note("baseline", answered, _judged(answered.grade, second.grade), told=second.grade is Grade.FAILED)
+        else:
+            self._note("baseline", answered)
+        return answered
+
+    async def _ask_candidate(self, ask: Ask[T], *, movable: bool) -> Answered[T]:
+        if self.weight >= 1:
+            first = await self._ask_kept(ask, self.candidate)
+            self._note("candidate", first)
+            return first
+        first = await _timed(ask, self.candidate)
+        blamed = first.grade in (Grade.CLIENT, Grade.FAILED, Grade.GONE)
+        if not (self.plan.fallback and movable and blamed):
+            self._note("candidate", first)
+            return first
+        # Also where the candidate blames the client: it may be the candidate that does not understand.
+        second = await self._ask_kept(ask, self.baseline)
+        self.fallbacks += 1
+        if first.grade is second.grade is Grade.FAILED:
+            # The two are alike in this: it is the request, or what both stand on, and no evidence against the one.
+            self.asked["candidate", first.grade] += 1
+            return second
+        self._note("candidate", first, _judged(first.grade, second.grade), told=second.grade is Grade.FAILED)
+        return second
+
+    async def _ask_kept(self, ask: Ask[T], kept: Target) -> Answered[T]:
+        """Ask the one that answers for the name; where that version is served no longer, what Triton serves instead."""
+        answered = await _timed(ask, kept)
+        if answered.grade is not Grade.GONE or kept.version is None or kept.model != self.model:
+            return answered
+        if not self.lost:
+            logger.error("%s is no longer served: Triton's own choice answers for %s", kept, self.model)
+            self.lost = True
+        return await _timed(ask, Target(self.model))
+
+    def _note(self, variant: Variant, answered: Answered[T], grade: Grade | None = None, *, told: bool = False) -> None:
+        """Take an answer as evidence, with another grade than its own if need be.
+
+        Blame of the client says nothing, but where it is `told` that the other model fails at the same request.
+        """
+        if grade is not None:
+            answered = replace(answered, grade=grade)
+        self.asked[variant, answered.grade] += 1
+        course = self.course
+        says_nothing = answered.grade is Grade.CUT or (answered.grade is Grade.CLIENT and not told)
+        if course is None or course.state != "running" or says_nothing or not course.weight:
+            return
+        if variant == "baseline":
+            course.analysis.baseline(answered.outcome, paired=answered.paired)
+        else:
+            course.analysis.candidate(answered.outcome)
+        self.look()
+
+    def look(self) -> None:
+        """Act on the evidence."""
+        if self.course is not None and (event := self.course.look(time.monotonic())) is not None:
+            self.events.append(event)
+
+    def copied(self, candidate: Answered[T], baseline: Answered[T]) -> None:
+        """A copied request was answered by both, well or not.
+
+        Where both blame the client, it was the client; where it gave up before either answered, there is no pair.
+        """
+        grades = candidate.grade, baseline.grade
+        if Grade.CUT in grades or grades == (Grade.CLIENT, Grade.CLIENT):
+            return
+        if self.course is not None and self.running:
+            first, second = (
+                replace(each, grade=_judged(each.grade, other)).outcome
+                for each, other in ((candidate, baseline.grade), (baseline, candidate.grade))
+            )
+            self.course.analysis.copied(first, second)
+            self.look()
+
+    def compared(self, found: Agreement) -> None:
+        """Both answers to a copied request were good, and have been compared."""
+        if self.course is not None and self.running and "disagreement" in self.course.analysis.measures:
+            self.course.analysis.compared(found.items, found.disagreed, found.difference, found.largest)
+            self.look()
+
+    def wants_copy(self, size: int) -> bool:
+        """Whether a request of so many bytes, which the baseline will be asked, is one to copy."""
+        course = self.course
+        if course is None or not course.copies or random.random() >= course.copies:  # noqa: S311  no secret
+            return False
+        if self.copies >= MOST_COPIES or self.copied_bytes + size > MOST_COPIED_BYTES:
+            self.dropped += 1
+            return False
+        return True
+
+
+def _judged(grade: Grade, other: Grade) -> Grade:
+    """What an answer is worth beside the other model's to the same request.
+
+    Blame of the client is a failure where the other answered well. Where the other failed, it was right: to say 400 of
+    bad input is better than to say 500.
+    """
+    return Grade.FAILED if grade is Grade.CLIENT and other is Grade.GOOD else grade
+
+
+async def _timed(ask: Ask[T], target: Target) -> Answered[T]:
+    started = time.monotonic()
+    grade, answer = await ask(target)
+    return Answered(answer, grade, target, time.monotonic() - started)

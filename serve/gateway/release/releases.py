@@ -1,0 +1,283 @@
+"""The releases of a gateway: kept in step with the state file, asked for each request, shown with the metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from compress.errors import ServerError
+from serve.gateway.errors import GatewayError, UpstreamTimeoutError
+from serve.gateway.release.agreement import unlike
+from serve.gateway.release.release import Release
+from serve.gateway.upstream.metadata import ModelMetadata
+from serve.gateway.upstream.upstream import Upstream, model_path
+from serve.http.client import ExchangeError
+from serve.rollout.course import Course, Event
+from serve.rollout.plan import Target
+from serve.rollout.store import Row, Store
+
+__all__ = ["Releases"]
+
+LOOK_S = 0.5
+SAVE_S = 2.0
+PATIENCE_S = 2.0
+NOTHING = "no other version is there to go back to, or the model can't be asked"
+LOST = "the baseline {} is no longer served: pack with --serve-latest 2, so that Triton keeps both versions"
+
+logger = logging.getLogger(__name__)
+
+
+class Releases:
+    """What the state file says, put into practice.
+
+    Args:
+        path: of the state file, which need not exist.
+        upstream: where the models are.
+    """
+
+    def __init__(self, path: Path, upstream: Upstream) -> None:
+        self._store = Store(path)
+        self._upstream = upstream
+        self._owner = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self._by_model: dict[str, Release] = {}
+        self._rows: dict[str, Row] = {}
+        self._saved: dict[int, float] = {}
+        self._broken = False
+        self._started = False
+        upstream.answers_for_name = self._answers_for_name
+
+    def _answers_for_name(self, model: str, version: str) -> bool:
+        """Whether a version that Triton does not serve is one that answers for its model's name."""
+        release = self._by_model.get(model)
+        return release is not None and release.kept == Target(model, version)
+
+    def get(self, model: str) -> Release | None:
+        """The release of a model that clients ask for; None where Triton's own answer is wanted."""
+        return self._by_model.get(model)
+
+    def __iter__(self) -> Iterator[Release]:
+        return iter(list(self._by_model.values()))
+
+    def shown(self) -> list[dict[str, Any]]:
+        """Each rollout that decides what is served, as it is now."""
+        found = []
+        for row in self._rows.values():
+            told = row.to_dict()
+            release = self._by_model.get(row.model)
+            if release is not None and release.id == row.id:
+                told |= {"baseline": str(release.baseline), "weight": round(100 * release.weight, 3)}
+                if release.course is not None:
+                    told |= {
+                        "state": release.course.state,
+                        "step": release.course.step,
+                        "seconds": round(release.course.seconds(time.monotonic()), 1),
+                        "evidence": release.course.analysis.evidence(),
+                    }
+            found.append(told)
+        return found
+
+    async def watch(self) -> None:
+        """Follow the state file until cancelled; one that can't be used changes nothing."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Bring releases and state file into step, once."""
+        try:
+            await self._look()
+            self._broken = False
+        except ServerError as err:
+            if not self._broken:
+                logger.error("rollouts go on as they are: %s (%s)", err.what, err.why)
+            self._broken = True
+
+    async def close(self) -> None:
+        """Write down what was learnt."""
+        self._saved.clear()
+        await self.look()
+
+    async def _look(self) -> None:
+        if not self._store.path.exists():
+            return
+        if not self._started:
+            await asyncio.to_thread(self._store.take_over, self._owner)
+            self._started = True
+        rows = await asyncio.to_thread(self._store.current)
+        failure: ServerError | None = None
+        for row in rows:
+            try:
+                await self._follow(row)
+            except ServerError as err:  # the others still have their turn
+                failure = err
+        self._rows = {row.model: row for row in rows}
+        for model in self._by_model.keys() - self._rows.keys():
+            del self._by_model[model]
+        if failure is not None:
+            raise failure
+
+    async def _follow(self, row: Row) -> None:
+        release = self._by_model.get(row.model)
+        if release is None or release.id != row.id:
+            release = None
+        if not row.active:
+            self._settle(row, release)
+            return
+        if row.owner != self._owner and not await asyncio.to_thread(self._store.claim, row, self._owner):
+            self._trail(row, release)
+            return
+        if release is None or (release.course is None and row.state == "running"):
+            release = await self._resumed(row)
+        if release is None:
+            if row.why != NOTHING or row.wish is not None:
+                await self._save(row, None, NOTHING)
+            return
+        if release.course is None:
+            await self._begin(row, release)
+            return
+        if release.lost and release.running:
+            release.events.append(release.course.end("aborted", LOST.format(release.baseline)))
+        if row.wish is not None and release.running:
+            release.events.append(_granted(row, release.course))
+        release.look()
+        if release.events or row.wish or time.monotonic() - self._saved.get(row.id, 0.0) > SAVE_S:
+            await self._save(row, release, release.events[-1].why if release.events else row.why)
+
+    def _settle(self, row: Row, release: Release | None) -> None:
+        """It has ended: everything goes to one of the two."""
+        if row.baseline is None:
+            self._by_model.pop(row.model, None)
+        elif release is None or release.weight != row.weight or release.running:
+            self._by_model[row.model] = _release(row, row.baseline)
+
+    def _trail(self, row: Row, release: Release | None) -> None:
+        """Another gateway judges: go where it goes."""
+        if row.baseline is not None and (release is None or release.course or release.weight != row.weight):
+            self._by_model[row.model] = _release(row, row.baseline)
+
+    async def _resumed(self, row: Row) -> Release | None:
+        """Keep what is served, or go on where an earlier process was; None where nobody knows what is served."""
+        baseline = row.baseline or await self._served(row)
+        if baseline is None:
+            return None
+        release = _release(row, baseline)
+        if row.state == "running":
+            release.course = Course(row.plan, time.monotonic(), row.step)
+            release.course.restore(row.seconds, row.snapshot)
+            with suppress(GatewayError):
+                release.knows(await self._metadata(baseline))
+        self._by_model[row.model] = release
+        return release
+
+    async def _served(self, row: Row) -> Target | None:
+        """What answers for a model now: itself, or the latest of its versions but the candidate."""
+        if row.candidate.model != row.model:
+            return Target(row.model)
+        try:
+            versions = (await self._metadata(Target(row.model))).versions
+        except GatewayError:
+            return None
+        others = [version for version in versions if version != row.candidate.version]
+        return Target(row.model, max(others, key=int)) if others else None
+
+    async def _begin(self, row: Row, release: Release) -> None:
+        """The first step, once the candidate is ready and can take the baseline's requests."""
+        why, for_good = (LOST.format(release.baseline), True) if release.lost else await self._unready(release)
+        if row.wish == "abort":
+            release.events.append(Event("aborted", "asked for"))
+        elif not why:
+            release.course = Course(row.plan, time.monotonic())
+            release.events.append(Event("step", f"{release.candidate} is ready"))
+            if row.wish is not None:
+                release.events.append(_granted(row, release.course))
+        elif for_good or (row.plan.give_up_s and time.time() - row.created > row.plan.give_up_s):
+            release.events.append(Event("aborted", why))
+        late = time.monotonic() - self._saved.get(row.id, 0.0) > SAVE_S  # or another would think that nobody follows it
+        if release.events or why != row.why or row.baseline is None or row.wish is not None or late:
+            await self._save(row, release, release.events[-1].why if release.events else why)
+
+    async def _unready(self, release: Release) -> tuple[str, bool]:
+        """Why the candidate can't begin, "" where it can, and whether that is for good."""
+        for target in (release.candidate, release.baseline):
+            if why := await self._not_loaded(target):
+                lost = target is release.baseline and release.baseline.version is not None
+                return (LOST.format(target), True) if lost else (why, False)
+        try:
+            known = [await self._metadata(target) for target in (release.candidate, release.baseline)]
+        except GatewayError as err:
+            return err.error, False
+        release.knows(known[1])
+        if release.candidate.model == release.baseline.model and known[0].shares_steps:
+            why = "the versions of a model with hooks run the same steps: pack the candidate under a name of its own"
+            return why, True
+        return unlike(*known), True
+
+    async def _not_loaded(self, target: Target) -> str:
+        """Which Triton does not say that a model is ready; "" where all do."""
+        path = model_path(target.model, target.version)
+        nodes = self._upstream.balancer.nodes
+        for node in [node for node in nodes if node.ready] or nodes:
+            try:
+                answer = await node.control.request(b"GET", f"{path}/ready".encode(), timeout_s=PATIENCE_S)
+            except ExchangeError as err:
+                return f"{node.address} can't be asked: {err}"
+            if answer.status != 200:
+                return f"{target} is not loaded yet"
+        return ""
+
+    async def _metadata(self, target: Target) -> ModelMetadata:
+        self._upstream.forget(target.model, target.version)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await self._upstream.metadata(target.model, target.version)
+        except TimeoutError as err:
+            raise UpstreamTimeoutError("the model server took too long") from err
+
+    async def _save(self, row: Row, release: Release | None, why: str) -> None:
+        """Write down where a rollout is; what could not be written is written later."""
+        events, course = (release.events, release.course) if release is not None else ([], None)
+        state = row.state if course is None else course.state
+        if course is None and events:
+            state = "aborted"
+        if release is None and row.wish == "abort":
+            state, why, events = "aborted", "asked for", [Event("aborted", "asked for")]
+        save = partial(
+            self._store.save,
+            row.id,
+            self._owner,
+            state=state,
+            step=0 if course is None else course.step,
+            seconds=0.0 if course is None else course.seconds(time.monotonic()),
+            why=why,
+            baseline=None if release is None else release.baseline,
+            snapshot={} if course is None else course.analysis.snapshot(),
+            evidence={} if course is None else course.analysis.evidence(),
+            events=[(event.kind, event.why) for event in events],
+            wish_done=row.wish,
+        )
+        written = list(events)
+        if await asyncio.to_thread(save):
+            self._saved[row.id] = time.monotonic()
+            del events[: len(written)]
+            for event in written:
+                logger.info("rollout of %s: %s: %s", row.model, event.kind, event.why)
+        elif release is not None:
+            release.course = None
+
+
+def _release(row: Row, baseline: Target) -> Release:
+    return Release(row.id, row.model, baseline, row.candidate, row.plan, weight=row.weight)
+
+
+def _granted(row: Row, course: Course) -> Event:
+    if row.wish == "step":
+        return course.promote(time.monotonic(), "asked for")
+    return course.end("promoted" if row.wish == "promote" else "aborted", "asked for")

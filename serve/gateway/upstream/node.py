@@ -1,0 +1,84 @@
+"""One model server, as the gateway sees it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from serve.http.client import Address, ExchangeError, Pool
+from serve.http.message import Held
+
+__all__ = ["PROBE_TIMEOUT_S", "Node"]
+
+READY = b"/v2/health/ready"
+PROBE_TIMEOUT_S = 2.0
+FAILED_PROBES = 2
+LATE = 1.5  # a probe whose time-out comes so much too late met a gateway that was busy, not a server
+CONTROL_CONNECTIONS = 2
+
+
+class Node:
+    """One model server.
+
+    Attributes:
+        pool: connections for clients' requests.
+        control: connections for what the gateway itself wants to know; probes have their own.
+        in_flight: requests with it, streams included.
+        ready: whether its probes say so; True before the first.
+        answers: whether its last probes were answered; False before the first.
+    """
+
+    def __init__(
+        self, address: Address, max_connections: int, timeout_s: float, hold: Callable[[], Held] | None = None
+    ) -> None:
+        self.address = address
+        self.pool = Pool(address, max_connections=max_connections, timeout_s=timeout_s, hold=hold)
+        self.control = Pool(address, max_connections=CONTROL_CONNECTIONS, timeout_s=timeout_s)
+        self._probes = Pool(address, max_connections=1, timeout_s=PROBE_TIMEOUT_S)
+        self._held: deque[float] = deque()
+        self._failed_probes = 0
+        self.in_flight = 0
+        self.ready = True
+        self.answers = False
+
+    def load(self, now: float) -> int:
+        """Requests with it, and those that failed too fast: each counts for as long as a good answer takes.
+
+        Else a server that fails at once would always be the least busy one.
+        """
+        held = self._held
+        while held and held[0] <= now:
+            held.popleft()
+        return self.in_flight + len(held)
+
+    def hold(self, until: float) -> None:
+        """A request failed that counts until then."""
+        self._held.append(until)
+
+    async def probe(self) -> None:
+        """Ask for its readiness, on a connection that nothing else uses."""
+        begun = time.monotonic()
+        try:
+            answer = await self._probes.request(b"GET", READY, timeout_s=PROBE_TIMEOUT_S)
+        except ExchangeError as err:
+            if err.kind == "timeout" and time.monotonic() - begun > LATE * PROBE_TIMEOUT_S:
+                return
+            self._failed_probes += 1
+            if self._failed_probes >= FAILED_PROBES:
+                self.ready = False
+            if self._failed_probes >= FAILED_PROBES or err.kind == "refused":
+                self.answers = False
+        else:
+            self._failed_probes = 0
+            self.answers = True
+            self.ready = answer.status == 200
+
+    @property
+    def silent(self) -> bool:
+        """Whether it does not even answer probes."""
+        return self._failed_probes >= FAILED_PROBES
+
+    async def close(self) -> None:
+        for pool in (self.pool, self.control, self._probes):
+            await pool.close()

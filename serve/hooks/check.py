@@ -1,0 +1,152 @@
+"""Run a model's hooks and its network once, without a server: what `serve hooks check` shows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compress.artifact import Artifact
+from compress.errors import MissingExtraError, RepositoryError
+from serve.hooks.load import Stage, load_hooks
+from serve.hooks.module import Guarded, Source, import_module, read_source
+from serve.hooks.packed.values import Array, Hook, named, to_array
+from serve.hooks.types import HookTensor, of_spec
+
+__all__ = ["Step", "check_hooks"]
+
+# As the serving processes do: ONNX Runtime is no import of this package.
+_NETWORK = """
+import json, sys, time
+import numpy as np
+import onnxruntime as ort
+ort.set_default_logger_severity(4)
+session = ort.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+given = np.load(sys.argv[2])
+feed = {n.name: given[str(i)].astype(object) if n.type == "tensor(string)" else given[str(i)]
+        for i, n in enumerate(session.get_inputs())}
+names = json.loads(sys.argv[4])
+session.run(names, feed)
+start = time.perf_counter()
+made = session.run(names, feed)
+took = time.perf_counter() - start
+arrays = {str(i): a.astype(str) if a.dtype == object else a for i, a in enumerate(made)}
+np.savez(sys.argv[3], took=took, **arrays)
+"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the check.
+
+    Attributes:
+        name: "preprocess", "network" or "postprocess".
+        made: one item of each tensor that it gave, without the batch dimension.
+        seconds: that it took, for one item.
+    """
+
+    name: str
+    made: Mapping[str, Any]
+    seconds: float
+
+
+def check_hooks(hooks: Path, source: Artifact, given: Path | None) -> list[Step]:
+    """Check a hook module against a network, then take one request all the way through.
+
+    Args:
+        hooks: the Python file.
+        source: what it is for.
+        given: a file for a model that takes one input of bytes, or a .json file of values by input name; None takes
+            what the hooks' own example() gives.
+
+    Returns:
+        A step for each hook that there is, and the network's.
+
+    Raises:
+        HookError: the hooks don't fit, or fail; the message names the line.
+        RepositoryError: the file does not fit the model, or the network refuses what preprocess gave.
+        MissingExtraError: there is no onnxruntime to run the network with.
+    """
+    checked = load_hooks(hooks, source.signature)
+    module_source = read_source(hooks)
+    module = import_module(module_source)
+    batched = source.signature.batched
+    inputs = tuple(of_spec(spec.name, spec, batched=batched) for spec in source.signature.inputs)
+    front = checked.preprocess.arguments if checked.preprocess else inputs
+    item = dict(checked.example or {}) if given is None else _item(given, front)
+    if not item:
+        raise RepositoryError(
+            f"can't try {hooks}", why="there is nothing to try it with", mend="add --input FILE, or an example() to it"
+        )
+    steps = []
+    if checked.preprocess is not None:
+        steps.append(_hook(module_source, module, "preprocess", checked.preprocess, item))
+        item = dict(steps[-1].made)
+    steps.append(_network(source, item, batched=batched))
+    if checked.postprocess is not None:
+        by_tensor = {tensor.name: tensor.tensor or tensor.name for tensor in checked.postprocess.arguments}
+        outputs = {name: steps[-1].made[tensor] for name, tensor in by_tensor.items()}
+        steps.append(_hook(module_source, module, "postprocess", checked.postprocess, outputs))
+    return steps
+
+
+def _item(given: Path, front: tuple[HookTensor, ...]) -> dict[str, Array]:
+    """One item of the served model's inputs, from a file."""
+    mend = f"give a file for {front[0].name!r}" if len(front) == 1 else "give a .json file with a value for each input"
+    try:
+        content = given.read_bytes()
+        if given.suffix == ".json":
+            values = named(json.loads(content), [tensor.name for tensor in front], "mapping")
+        else:
+            values = named(content, [tensor.name for tensor in front], "value" if len(front) == 1 else "mapping")
+        return {
+            tensor.name: to_array(values[tensor.name], tensor.kind, tensor.data_type, tensor.dims) for tensor in front
+        }
+    except (OSError, TypeError, ValueError, OverflowError) as err:
+        raise RepositoryError(f"can't try {given}", why=str(err), mend=mend) from err
+
+
+def _hook(source: Source, module: types.ModuleType, name: str, stage: Stage, item: Mapping[str, Array]) -> Step:
+    hook = Hook(name, getattr(module, name), stage.spec(), str(source.path))
+    with Guarded(source, name, "it failed"):
+        start = time.perf_counter()
+        made = hook.sample(item)
+        seconds = time.perf_counter() - start
+    return Step(name, made, seconds)
+
+
+def _network(source: Artifact, item: Mapping[str, Array], *, batched: bool) -> Step:
+    names = [spec.name for spec in source.signature.outputs]
+    arrays = {}
+    for number, spec in enumerate(source.signature.inputs):
+        array = np.asarray(item[spec.name])
+        if spec.dtype == "string":
+            array = np.array([text.decode("utf-8") for text in array.ravel()]).reshape(array.shape)
+        arrays[str(number)] = array[None] if batched else array
+    with tempfile.TemporaryDirectory() as folder:
+        given, made = Path(folder) / "given.npz", Path(folder) / "made.npz"
+        np.savez(given, **arrays)
+        command = [sys.executable, "-c", _NETWORK, str(source.model_path), str(given), str(made), json.dumps(names)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            if "No module named 'onnxruntime'" in done.stderr:
+                raise MissingExtraError("can't run the network", module="onnxruntime", extra="triton")
+            lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+            raise RepositoryError(
+                f"can't run {source.model_path}",
+                why=lines[-1][:300],
+                mend="see whether preprocess gives what the network was trained with",
+            )
+        with np.load(made) as found:
+            outputs = {name: found[str(number)] for number, name in enumerate(names)}
+            seconds = float(found["took"])
+    return Step("network", {name: array[0] if batched else array for name, array in outputs.items()}, seconds)

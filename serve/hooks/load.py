@@ -1,0 +1,259 @@
+"""A user's hook module: plain functions that stand before and after the network, one item or one batch at a time.
+
+    REQUIREMENTS = ["pillow>=11"]                        # optional: what must be installed where Triton runs
+    FILES = ["labels.txt", "geometry.py"]                # optional: what stands beside it, and goes along
+
+    def preprocess(image: bytes) -> np.ndarray: ...      # arguments become the served model's inputs
+
+    class Answer(NamedTuple):                            # fields become the served model's outputs
+        label: str
+        score: float
+
+    def postprocess(logits: np.ndarray) -> Answer: ...   # arguments are named after the network's outputs
+
+    def example() -> dict[str, object]: ...              # optional: one sample of the served model's inputs
+
+Either function may be left out. `preprocess` gives the network's input, or a dict by name when there are several.
+`postprocess` gives a NamedTuple, or one bare value, which is served as "result". No array has a batch dimension. An
+output of the network that is no Python name has an underscore for each character that is none.
+
+A ValueError in preprocess tells the client that its input is bad (HTTP 400); anything else that a hook raises is the
+server's fault (500). Either fails that request alone.
+
+A hook takes a whole batch at a time when its annotations say so: arguments of preprocess as list[bytes] or
+Annotated[np.ndarray, "uint8[batch,28,28]"], and the result of postprocess as list[Answer], or as a NamedTuple whose
+fields are such lists and arrays. All arrays then have the batch dimension, and all results one entry for each item.
+When a batch of several requests fails, each is tried again by itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import traceback
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compress.artifact import Signature
+from compress.errors import SignatureError
+from serve.hooks.module import Guarded, Source, import_module, read_source
+from serve.hooks.packed.values import Array, Hook, named, to_array
+from serve.hooks.types import HookTensor, of_annotation, of_spec
+
+__all__ = ["Hooks", "Stage", "load_hooks"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One hook function.
+
+    Attributes:
+        arguments: what it takes.
+        results: what it gives, in order.
+        returns: "value" (one result, bare), "mapping" (by name) or "tuple" (in order).
+        batchwise: whether it takes a whole batch at a time.
+    """
+
+    arguments: tuple[HookTensor, ...]
+    results: tuple[HookTensor, ...]
+    returns: str
+    batchwise: bool = False
+
+    def spec(self) -> dict[str, Any]:
+        """What serve.hooks.packed.values.Hook is made of, as JSON takes it."""
+        return {
+            "arguments": {item.name: item.kind for item in self.arguments},
+            "results": {item.name: [item.kind, item.data_type, list(item.dims)] for item in self.results},
+            "returns": self.returns,
+            "batchwise": self.batchwise,
+            "tensors": {item.name: item.tensor for item in self.arguments if item.tensor not in ("", item.name)},
+        }
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """A hook module that was checked against a network.
+
+    Attributes:
+        path: the user's file.
+        requirements: its REQUIREMENTS.
+        files: its FILES, relative to it.
+        preprocess, postprocess: the functions that it has.
+        example: one item of each input of the served model, without the batch dimension, strings as bytes.
+    """
+
+    path: Path
+    requirements: tuple[str, ...]
+    files: tuple[str, ...]
+    preprocess: Stage | None
+    postprocess: Stage | None
+    example: Mapping[str, Array] | None
+
+
+def load_hooks(path: Path, signature: Signature) -> Hooks:
+    """Import a hook module from its file and check it against the network that it is for.
+
+    With an example(), preprocess is run on it once, and what it gives must fit the network.
+
+    Raises:
+        HookError: it is missing, can't be imported, needs what isn't installed, or doesn't fit the network; the message
+            names the line.
+    """
+    source = read_source(path)
+    module = import_module(source)
+    batched = signature.batched
+    inputs = tuple(of_spec(spec.name, spec, batched=batched) for spec in signature.inputs)
+    outputs = tuple(of_spec(re.sub(r"\W", "_", spec.name), spec, batched=batched) for spec in signature.outputs)
+    before, after = getattr(module, "preprocess", None), getattr(module, "postprocess", None)
+    if before is None and after is None:
+        raise source.error(
+            None, "it defines neither preprocess nor postprocess", "define one of them, at the top of the module"
+        )
+    preprocess = None if before is None else _preprocess(source, before, inputs)
+    postprocess = None if after is None else _postprocess(source, module, after, outputs)
+    front = preprocess.arguments if preprocess else inputs
+    back = postprocess.results if postprocess else outputs
+    both = sorted({item.name for item in front} & {item.name for item in back})
+    if both:
+        raise source.error(
+            "postprocess" if postprocess else "preprocess",
+            f"{both[0]!r} is the name of an input and of an output of the served model",
+            "rename one of the two: in an ensemble each tensor has its own name",
+        )
+    example = _example(source, module, front)
+    for name, stage in (("preprocess", preprocess), ("postprocess", postprocess)):
+        if stage is not None and stage.batchwise and not batched:
+            raise source.error(
+                name, "it takes a batch, and the network has none", "annotate it for one item, without list and batch"
+            )
+    if example is not None and preprocess is not None:
+        _try_out(source, module, preprocess, example)
+    return Hooks(path, source.requirements, source.files, preprocess, postprocess, example)
+
+
+def _preprocess(source: Source, hook: Any, inputs: tuple[HookTensor, ...]) -> Stage:
+    arguments = []
+    names = _argument_names(source, "preprocess", hook)
+    hints = _hints(source, "preprocess", hook)
+    for name in names:
+        if name not in hints:
+            raise source.error(
+                "preprocess",
+                f"its argument {name!r} has no annotation",
+                f"say what it is, as in '{name}: bytes'",
+                argument=name,
+            )
+        try:
+            arguments.append(of_annotation(name, hints[name]))
+        except SignatureError as err:
+            raise source.error("preprocess", f"{err.what}: {err.why}", err.mend, argument=name) from err
+    if not arguments:
+        raise source.error("preprocess", "it takes no argument", "give it one for each input of the served model")
+    whole = _whole(source, "preprocess", arguments)
+    return Stage(tuple(arguments), inputs, "value" if len(inputs) == 1 else "mapping", whole)
+
+
+def _whole(source: Source, where: str, tensors: Sequence[HookTensor]) -> bool:
+    """Whether they are a batch's; all must be, or none."""
+    kinds = {tensor.batchwise for tensor in tensors}
+    if len(kinds) > 1:
+        one = next(tensor.name for tensor in tensors if not tensor.batchwise)
+        raise source.error(where, f"{one!r} is one item, and others are a batch", "annotate all as a batch, or none")
+    return kinds.pop()
+
+
+def _postprocess(source: Source, module: types.ModuleType, hook: Any, outputs: tuple[HookTensor, ...]) -> Stage:
+    by_name = {output.name: output for output in outputs}
+    names = _argument_names(source, "postprocess", hook)
+    for name in names:
+        if name not in by_name:
+            raise source.error(
+                "postprocess",
+                f"its argument {name!r} is no output of the network",
+                f"name its arguments after what the network gives: {', '.join(by_name)}",
+                argument=name,
+            )
+    if not names:
+        raise source.error("postprocess", "it takes no argument", f"let it take one of {', '.join(by_name)}")
+    annotation = _hints(source, "postprocess", hook).get("return")
+    if annotation is None:
+        raise source.error(
+            "postprocess", "it does not say what it gives", "annotate its result with a NamedTuple class, or one type"
+        )
+    rows = (typing.get_origin(annotation) is list and typing.get_args(annotation)) or None
+    if rows and _is_named_tuple(rows[0]):
+        annotation = rows[0]
+    named_tuple = _is_named_tuple(annotation)
+    where, fields = "postprocess", {"result": annotation}
+    if named_tuple:
+        with Guarded(source, annotation.__name__, "its annotations can't be read"):
+            hints = typing.get_type_hints(annotation, globalns=vars(module), include_extras=True)
+        where, fields = annotation.__name__, {name: hints.get(name) for name in annotation._fields}
+    try:
+        results = tuple(of_annotation(name, hint) for name, hint in fields.items())
+    except SignatureError as err:
+        raise source.error(where, f"{err.what}: {err.why}", err.mend) from err
+    if not results:
+        raise source.error(where, "it has no field", "give it one for each output of the served model")
+    whole = _whole(source, where, results)
+    if named_tuple and rows:
+        if whole:
+            raise source.error(where, "a list of batches is given", "give a list of answers, or one answer of lists")
+        whole = True
+    return Stage(tuple(by_name[name] for name in names), results, "tuple" if named_tuple else "value", whole)
+
+
+def _is_named_tuple(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, tuple) and hasattr(annotation, "_fields")
+
+
+def _argument_names(source: Source, stage: str, hook: Any) -> list[str]:
+    if not inspect.isroutine(hook) or inspect.iscoroutinefunction(hook) or inspect.isgeneratorfunction(hook):
+        raise source.error(stage, f"{stage} is not a plain function", f"write 'def {stage}(…)', without async or yield")
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(hook).parameters
+    for parameter in parameters.values():
+        if parameter.kind not in kinds:
+            raise source.error(
+                stage, f"its argument {parameter} can't be given by name", "give it plain arguments only"
+            )
+    return list(parameters)
+
+
+def _hints(source: Source, stage: str, hook: Callable[..., Any]) -> dict[str, Any]:
+    with Guarded(source, stage, "its annotations can't be read"):
+        return typing.get_type_hints(hook, include_extras=True)
+
+
+def _example(source: Source, module: types.ModuleType, front: tuple[HookTensor, ...]) -> dict[str, Array] | None:
+    """What example() gives, as tensors of one item each."""
+    if not hasattr(module, "example"):
+        return None
+    with Guarded(source, "example", "it failed"):
+        values = named(module.example(), [item.name for item in front], "mapping")
+        return {item.name: to_array(values[item.name], item.kind, item.data_type, item.dims) for item in front}
+
+
+def _try_out(source: Source, module: types.ModuleType, stage: Stage, example: Mapping[str, Array]) -> None:
+    """Run preprocess on the example, as Triton will, and check what it gives."""
+    hook = Hook("preprocess", module.preprocess, stage.spec(), str(source.path))
+    with Guarded(source, "preprocess", "on what example() gives, it failed"):
+        try:
+            hook.sample(example)
+        except TypeError as err:
+            if _raised_inside(source, err):
+                raise
+            raise source.error(
+                "preprocess",
+                f"on what example() gives, its result does not fit the network's input: {err}",
+                "convert it in preprocess, as with .astype(np.float32) or .reshape(…)",
+            ) from err
+
+
+def _raised_inside(source: Source, err: BaseException) -> bool:
+    """Whether the user's own lines raised it."""
+    return any(frame.filename == str(source.path) for frame in traceback.extract_tb(err.__traceback__))

@@ -1,0 +1,93 @@
+"""Ask a model through a gateway, from the command line."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import mimetypes
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from compress.errors import ServerError
+from serve.http.message import Address
+
+__all__ = ["config_of", "infer_content", "infer_file"]
+
+
+def infer_file(url: str, model: str, path: Path, *, timeout_s: float = 30.0, key: str = "") -> dict[str, Any]:
+    """Send a file to a gateway's /predict/{model}.
+
+    A .json file holds values by input name; any other is the content of the model's one BYTES input.
+
+    Args:
+        url: the gateway, http://host:port.
+        timeout_s: for each step of the exchange, in seconds.
+        key: where the gateway asks for one.
+
+    Returns:
+        The answer: "model", "version" and "outputs".
+
+    Raises:
+        ServerError: the file can't be read, the gateway can't be reached, or it refuses.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as err:
+        raise ServerError(f"can't read {path}", why=err.strerror or str(err), mend="name a file to send") from err
+    media = mimetypes.guess_type(path.name)[0] or ""
+    if media != "application/json" and not media.startswith("image/"):
+        media = "application/octet-stream"
+    return infer_content(url, model, content, media, timeout_s=timeout_s, key=key)
+
+
+def infer_content(
+    url: str, model: str, content: bytes, content_type: str, *, timeout_s: float = 30.0, key: str = ""
+) -> dict[str, Any]:
+    """Send bytes to a gateway's /predict/{model}; otherwise as `infer_file`."""
+    headers = {"Content-Type": content_type}
+    return _read(*_ask(url, "POST", f"/predict/{quote(model, safe='')}", content, headers, timeout_s, key), model)
+
+
+def config_of(url: str, model: str, *, timeout_s: float = 30.0, key: str = "") -> dict[str, Any]:
+    """A model's configuration as Triton has it, through a gateway; arguments and errors as `infer_file`."""
+    return _read(*_ask(url, "GET", f"/v2/models/{quote(model, safe='')}/config", b"", {}, timeout_s, key), model)
+
+
+def _ask(
+    url: str, method: str, path: str, content: bytes, headers: dict[str, str], timeout_s: float, key: str
+) -> tuple[int, bytes]:
+    """Status and body."""
+    try:
+        address = Address.parse(url)
+    except ValueError as err:
+        raise ServerError("can't ask the gateway", why=str(err), mend="name it as http://host:port") from err
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
+    try:
+        connection.request(method, path, content, headers | ({"Authorization": f"Bearer {key}"} if key else {}))
+        answer = connection.getresponse()
+        body = answer.read()
+    except (OSError, http.client.HTTPException) as err:
+        raise ServerError(
+            f"can't reach the gateway at {url}",
+            why=str(err) or type(err).__name__,
+            mend="start it (`serve up` or `serve gateway`), or name the right one with --url",
+        ) from err
+    finally:
+        connection.close()
+    return answer.status, body
+
+
+def _read(status: int, body: bytes, model: str) -> dict[str, Any]:
+    try:
+        data = json.loads(body)
+    except ValueError:
+        data = None
+    if status == 200 and isinstance(data, dict):
+        return data
+    said = data if isinstance(data, dict) else {}
+    raise ServerError(
+        str(said.get("error") or f"the model {model!r} gave no answer"),
+        why=str(said.get("why") or f"the gateway answered with status {status}"),
+        mend=str(said.get("mend") or "is it a gateway of `serve` that listens there?"),
+    )

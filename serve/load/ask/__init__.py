@@ -1,0 +1,1 @@
+"""What is sent: inputs, templates, synthetic requests; and whether an answer is the right one."""

@@ -1,0 +1,1 @@
+"""What was measured: records, histograms, intervals, results, and their comparison."""

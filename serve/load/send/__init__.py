@@ -1,0 +1,1 @@
+"""The generators: arrivals, connections, timers, and the processes that share a load."""

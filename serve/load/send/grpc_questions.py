@@ -1,0 +1,86 @@
+"""What a server says of its model over gRPC: metadata, configuration, statistics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import orjson
+from google.protobuf import json_format
+from tritonclient.grpc import service_pb2 as messages
+from tritonclient.grpc import service_pb2_grpc as services
+
+from compress.errors import ServerError
+from serve.gateway.upstream.metadata import ModelMetadata
+from serve.http.message import Address
+from serve.load.options import LoadOptions
+
+__all__ = ["ask_metadata", "ask_statistics"]
+
+
+async def ask_metadata(address: Address, options: LoadOptions) -> ModelMetadata:
+    """The model's metadata.
+
+    Raises:
+        ServerError: nothing answers, or it has no such model.
+    """
+    metadata = tuple((name.decode(), value.decode()) for name, value in options.headers)
+    async with grpc.aio.insecure_channel(str(address)) as channel:
+        stub = services.GRPCInferenceServiceStub(channel)
+        try:
+            found = await stub.ModelMetadata(
+                messages.ModelMetadataRequest(name=options.model), timeout=options.timeout, metadata=metadata
+            )
+        except grpc.aio.AioRpcError as err:
+            if err.code() is grpc.StatusCode.UNAVAILABLE:
+                raise ServerError(
+                    f"can't reach {options.url}", why=str(err.details()), mend="start it, or name its gRPC port"
+                ) from err
+            raise ServerError(
+                f"there is no model {options.model!r} at {options.url}",
+                why=f"it answers with {err.code().name}: {err.details()}",
+                mend="look up the name in the model repository, and whether the model loaded",
+            ) from err
+        try:
+            config = await stub.ModelConfig(
+                messages.ModelConfigRequest(name=options.model), timeout=options.timeout, metadata=metadata
+            )
+        except grpc.aio.AioRpcError:
+            return ModelMetadata.parse(orjson.dumps(_plain(found)), None)
+    return ModelMetadata.parse(orjson.dumps(_plain(found)), orjson.dumps(_plain(config.config)))
+
+
+async def ask_statistics(
+    address: Address, model: str, metadata: tuple[tuple[str, str], ...], timeout_s: float
+) -> dict[str, Any] | None:
+    """Triton's statistics of a model, as over HTTP; None where there are none."""
+    async with grpc.aio.insecure_channel(str(address)) as channel:
+        stub = services.GRPCInferenceServiceStub(channel)
+        try:
+            found = await stub.ModelStatistics(
+                messages.ModelStatisticsRequest(name=model), timeout=timeout_s, metadata=metadata
+            )
+        except grpc.aio.AioRpcError:
+            return None
+    return _plain(found)
+
+
+def _plain(message: Any) -> dict[str, Any]:
+    """A message as the JSON of the HTTP side has it: names as they stand, 64-bit numbers as numbers."""
+
+    def numbers(value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            return {name: numbers(item, name) for name, item in value.items()}
+        if isinstance(value, list):
+            return [numbers(item, key) for item in value]
+        if (
+            isinstance(value, str)
+            and value.lstrip("-").isdecimal()
+            and key not in ("name", "version", "versions", "string_value")
+        ):
+            return int(value)
+        return value
+
+    data = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    found: dict[str, Any] = numbers(data)
+    return found

@@ -1,0 +1,1 @@
+"""From an artifact or a model file to Triton models: their configurations, files and steps."""

@@ -1,0 +1,153 @@
+"""The models of a pack before they are written: their configurations with all that is laid over, and their files."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compress.artifact import Artifact
+from compress.errors import RepositoryError
+from serve.config.merge import Edits, merge
+from serve.config.overlay import lay_over
+from serve.config.pbtxt import parse, read_config, text_of, to_message
+from serve.hooks.load import Hooks
+from serve.pack.configs import configs_for
+from serve.pack.engine_file import for_plan
+from serve.pack.network_config import LABELS
+from serve.pack.options import PackOptions
+from serve.repository.folders import PACKED_FILE
+from serve.repository.provenance import write_provenance
+
+__all__ = ["BACKENDS", "Wanted", "keep_edits", "wanted_models", "write_model"]
+
+BACKENDS = {
+    "onnx": ("onnxruntime", "", "model.onnx"),
+    "plan": ("tensorrt", "", "model.plan"),
+    "torchscript": ("pytorch", "", "model.pt"),
+    "aoti": ("pytorch", "torch_aoti", "model.pt2"),
+}
+"""Triton's backend and platform for each format of an artifact, and the name that it wants for the file."""
+HOOKS = Path(__file__).parents[1] / "hooks" / "packed"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A model to be written.
+
+    Attributes:
+        name: its folder's.
+        role: what it does, see serve.pack.options.ROLES.
+        message: the protobuf message of its config.pbtxt; edits by hand go into it.
+        packed: the text without them.
+        labels: a file for the names of its classes.
+    """
+
+    name: str
+    role: str
+    message: Any
+    packed: str
+    labels: Path | None
+
+
+def wanted_models(name: str, source: Artifact, hooks: Hooks | None, options: PackOptions) -> dict[str, Wanted]:
+    """The models that serve an artifact as `name`, that one first.
+
+    Raises:
+        RepositoryError: Triton can't serve it, a table names no model of this pack, or a field that there is not.
+    """
+    options, engine = for_plan(source, options)
+    configs = configs_for(name, source.signature, source.sha256, hooks, options, *BACKENDS[source.format][:2], engine)
+    unused = sorted(set(options.models) - set(configs))
+    if unused:
+        raise RepositoryError(
+            f"can't configure [{unused[0]}]",
+            why="this pack writes no such model",
+            mend=f"it writes {', '.join(configs)}",
+        )
+    if options.labels is not None and not options.labels.is_file():
+        raise RepositoryError(
+            f"can't read the labels {options.labels}", why="there is no such file", mend="name a text file"
+        )
+    wanted = {}
+    for role, config in configs.items():
+        message = to_message(config)
+        lay_over(message, options.models.get(role, {}), where=role)
+        if message.name != config.name:
+            raise RepositoryError(f"can't set {role}.name", why="a model is named as its folder is", mend="use --name")
+        labels = options.labels if role == "network" else None
+        wanted[config.name] = Wanted(config.name, role, message, text_of(message), labels)
+    return wanted
+
+
+def keep_edits(repository: Path, names: Sequence[str], wanted: Mapping[str, Wanted], edits: Edits) -> tuple[str, ...]:
+    """Take over what was changed by hand since the last pack.
+
+    Args:
+        repository: holds the models.
+        names: of those that are there, and packed anew.
+        wanted: gets the edits.
+        edits: what becomes of them.
+
+    Returns:
+        The fields that stay as they were edited, as MODEL.FIELD.
+
+    Raises:
+        RepositoryError: an edit contradicts what this pack would write, and `edits` does not say which one holds.
+    """
+    kept: list[str] = []
+    for name in names if edits != "drop" else ():
+        path = repository / name / PACKED_FILE
+        if not path.is_file():
+            continue
+        try:
+            base = parse(read_config(path))
+            edited = parse(read_config(repository / name / "config.pbtxt"))
+        except ValueError as err:
+            raise RepositoryError(
+                f"can't read what was edited by hand in {repository / name}",
+                why=f"it is not a Triton model configuration: {err}",
+                mend="mend that line, or drop the edits with --edits drop",
+            ) from err
+        fields, conflicts = merge(base, edited, wanted[name].message)
+        if conflicts and edits == "merge":
+            one = conflicts[0]
+            raise RepositoryError(
+                f"can't pack {name} over what was edited by hand",
+                why=f"{one.field} was set to {one.edited}, and this pack sets it to {one.packed}",
+                mend="say which holds, with --edits keep or --edits drop",
+            )
+        if conflicts:
+            merge(parse(wanted[name].packed), edited, wanted[name].message)
+            fields = [*fields, *(conflict.field for conflict in conflicts)]
+        kept += [f"{name}.{field}" for field in fields]
+    return tuple(kept)
+
+
+def write_model(folder: Path, version: int, wanted: Wanted, source: Artifact, hooks: Hooks | None) -> None:
+    """Write a model's folder, with one version.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    inside = folder / str(version)
+    inside.mkdir(parents=True)
+    (folder / PACKED_FILE).write_text(wanted.packed, encoding="utf-8")
+    if wanted.labels is not None:
+        shutil.copyfile(wanted.labels, folder / LABELS)
+    (folder / "config.pbtxt").write_text(text_of(wanted.message), encoding="utf-8")
+    if wanted.role == "network":
+        file = wanted.message.default_model_filename or BACKENDS[source.format][2]
+        shutil.copyfile(source.model_path, inside / file)
+    elif wanted.role == "ensemble" or hooks is None:
+        (inside / ".gitkeep").touch()  # an ensemble has an empty version folder, which git would drop
+    else:
+        shutil.copyfile(HOOKS / "model.py", inside / "model.py")
+        shutil.copyfile(HOOKS / "values.py", inside / "hook_values.py")
+        shutil.copyfile(hooks.path, inside / "hooks.py")
+        for name in hooks.files:
+            shutil.copyfile(hooks.path.parent / name, inside / name)
+    if wanted.role != "ensemble":
+        write_provenance(inside, source if wanted.role == "network" else None)

@@ -1,0 +1,73 @@
+"""What is to be packed: an artifact, or a model file from elsewhere."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+from compress.artifact import Artifact, Signature, sha256_of
+from compress.errors import RepositoryError
+from compress.vetting.onnx_wire import OnnxFileError, vet_onnx
+from serve.pack.onnx_model import artifact_of_onnx
+
+__all__ = ["load_source"]
+
+PLANS = (".plan", ".engine")
+TORCH = (".pt", ".pt2")
+MEND = "give --input and --output for each tensor, as in x:float32[batch,3,224,224]"
+
+
+def load_source(path: Path, signature: Signature | None = None) -> Artifact:
+    """An artifact's folder, or a model file as one; nothing of the file is run.
+
+    Args:
+        path: of the folder or file.
+        signature: of a file that does not tell it.
+
+    Raises:
+        ArtifactError: no artifact, or a damaged one.
+        RepositoryError: the file is none that Triton serves, or its signature is missing.
+        MissingExtraError: there is no onnxruntime to read an ONNX file with.
+    """
+    if path.suffix in (*PLANS, *TORCH):
+        return _given(path, signature)
+    if signature is not None:
+        raise RepositoryError(
+            f"can't give {path} a signature", why="it tells its own", mend="leave --input and --output out"
+        )
+    if path.suffix == ".onnx":
+        return artifact_of_onnx(path)
+    artifact = Artifact.load(path)
+    if artifact.format == "onnx":
+        try:
+            vet_onnx(artifact.model_path)
+        except OnnxFileError as err:
+            mend = "export it again with compress, from a model that you know"
+            raise RepositoryError(f"won't serve {artifact.model_path}", why=str(err), mend=mend) from err
+    return artifact
+
+
+def _given(path: Path, signature: Signature | None) -> Artifact:
+    if not path.is_file():
+        raise RepositoryError(f"can't serve {path}", why="there is no such file", mend="name a model file")
+    kind = "plan" if path.suffix in PLANS else _torch_format(path)
+    if signature is None or not signature.inputs or not signature.outputs:
+        raise RepositoryError(f"can't serve {path}", why="the file does not tell its inputs and outputs", mend=MEND)
+    return Artifact(path.parent, path.name, kind, sha256_of(path), signature)
+
+
+def _torch_format(path: Path) -> str:
+    """What a file of PyTorch is, told by the names in its archive."""
+    export = "compress export it to ONNX, trace it into TorchScript, or compile it with AOTInductor"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as err:
+        raise RepositoryError(f"can't serve {path}", why=f"it is no archive of PyTorch: {err}", mend=export) from err
+    if any("/aotinductor/" in name for name in names):
+        return "aoti"
+    if any(name.partition("/")[2].startswith("code/") for name in names):
+        return "torchscript"
+    exported = any(name.endswith(("models/model.json", "serialized_exported_program.json")) for name in names)
+    why = "an exported program, which no backend of Triton runs" if exported else "a checkpoint, which is no program"
+    raise RepositoryError(f"can't serve {path}", why=f"it is {why}", mend=export)

@@ -1,0 +1,1 @@
+"""Model repositories on disk: read, versions, locks, checksums and signatures."""

@@ -1,0 +1,132 @@
+"""Putting a set of model folders into a repository all at once, and finding what may be replaced there."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from compress.errors import RepositoryError
+from serve.config.pbtxt import from_pbtxt, read_config
+from serve.pack.configs import PACKED_BY, PART_OF, SUFFIXES
+
+__all__ = ["PACKED_FILE", "files_of", "folders_of", "parts_of", "replaceable", "replacing", "staging", "unwritable"]
+
+PACKED_FILE = ".packed.pbtxt"
+"""Beside config.pbtxt: what `serve pack` wrote into it, so that edits by hand can be told."""
+
+
+def folders_of(repository: Path) -> list[Path]:
+    """The model folders of a repository, by name.
+
+    Raises:
+        RepositoryError: there is no such folder, or no model in it.
+    """
+    if not repository.is_dir():
+        why = "it is not a folder" if repository.exists() else "there is no such folder"
+        raise RepositoryError(f"{repository} is not a model repository", why=why, mend="make one with `serve pack`")
+    folders = sorted(path for path in repository.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not folders:
+        raise RepositoryError(
+            f"{repository} holds no model", why="it has no model folder", mend="write one into it with `serve pack`"
+        )
+    return folders
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The files below a folder, by path, without what Python compiled."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+
+
+def unwritable(repository: Path, err: OSError) -> RepositoryError:
+    """The error for a disk that refuses."""
+    return RepositoryError(
+        f"can't write into {repository}",
+        why=str(err),
+        mend="free space there, or name a folder that you may write to, and whose parent you may write to",
+    )
+
+
+def parts_of(repository: Path, name: str) -> list[str]:
+    """The model folders that a pack wrote for `name`, that one first."""
+    names = (name, *(name + suffix for suffix in SUFFIXES))
+    return [candidate for candidate in names if _owner(repository / candidate) == name]
+
+
+def replaceable(repository: Path, name: str, new: set[str]) -> list[str]:
+    """The model folders that an earlier pack wrote for `name`; they make way for the `new` ones.
+
+    Raises:
+        RepositoryError: one of the new names belongs to something else.
+    """
+    old = []
+    for candidate in (name, *(name + suffix for suffix in SUFFIXES)):
+        folder = repository / candidate
+        owner = _owner(folder)
+        if owner == name:
+            old.append(candidate)
+        elif candidate in new and (folder.exists() or folder.is_symlink()):
+            why = f"it is part of the model {owner!r}" if owner else "it was not written by `serve pack`"
+            raise RepositoryError(
+                f"can't replace {folder}", why=why, mend="give the model another name, or move that folder away"
+            )
+    return old
+
+
+@contextmanager
+def replacing(repository: Path, old: list[str]) -> Iterator[Path]:
+    """A folder to write the new model folders into; when the block ends well, they take the old ones' place.
+
+    The folder stands beside the repository, on its file system, so that nothing is copied into place. When the block or
+    a rename fails, the repository is as it was.
+
+    Raises:
+        RepositoryError: the disk refuses.
+    """
+    with staging(repository) as folder:
+        beside, aside = folder / "new", folder / "old"
+        beside.mkdir()
+        aside.mkdir()
+        yield beside
+        moves = [(repository / name, aside / name) for name in old]
+        moves += [(path, repository / path.name) for path in sorted(beside.iterdir())]
+        _move_all(moves)
+
+
+@contextmanager
+def staging(repository: Path) -> Iterator[Path]:
+    """An empty folder on the repository's file system, beside it, that goes when the block ends.
+
+    Raises:
+        RepositoryError: the disk refuses, in the block, too.
+    """
+    try:
+        repository.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{repository.name}-", dir=repository.resolve().parent) as folder:
+            yield Path(folder)
+    except OSError as err:
+        raise unwritable(repository, err) from err
+
+
+def _move_all(moves: list[tuple[Path, Path]]) -> None:
+    done: list[tuple[Path, Path]] = []
+    try:
+        for source, target in moves:
+            source.rename(target)
+            done.append((source, target))
+    except BaseException:
+        for source, target in reversed(done):
+            target.rename(source)
+        raise
+
+
+def _owner(folder: Path) -> str | None:
+    """The model that a packed folder is part of; None when it was not packed."""
+    for path in (folder / "config.pbtxt", folder / PACKED_FILE):  # the first may be damaged by an edit
+        try:
+            parameters = from_pbtxt(read_config(path), source=str(path)).parameters
+        except (OSError, ValueError, RepositoryError):
+            continue
+        return parameters.get(PART_OF) if PACKED_BY in parameters else None
+    return None

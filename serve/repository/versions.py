@@ -1,0 +1,141 @@
+"""Versions of a packed model: which one comes next, whether it may, and the way back."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from compress.errors import RepositoryError
+from serve.config.model_config import ModelConfig
+from serve.config.pbtxt import config_text, from_pbtxt, parse, text_of
+from serve.repository.folders import PACKED_FILE, parts_of
+from serve.repository.lock import locked
+
+__all__ = ["add_version", "fits", "newest", "replace_file", "roll_back", "served", "versions_of"]
+
+SAME = ("stages", "network", "network_outputs", "part_of")  # parameters that hold for all versions
+
+
+def versions_of(folder: Path) -> tuple[int, ...]:
+    """The versions in a model's folder, ascending."""
+    numbers = (int(sub.name) for sub in folder.iterdir() if sub.is_dir() and sub.name.isdecimal())
+    return tuple(sorted(number for number in numbers if number > 0))
+
+
+def newest(repository: Path, names: Sequence[str]) -> int:
+    """The highest version of any of the models; 0 when there is none."""
+    return max((number for name in names for number in versions_of(repository / name)), default=0)
+
+
+def fits(old: ModelConfig, new: ModelConfig) -> bool:
+    """Whether one config.pbtxt can stand for both: the same tensors, wiring and hook arguments."""
+
+    def meaning(config: ModelConfig) -> tuple[object, ...]:
+        parameters = {key: value for key, value in config.parameters.items() if key in SAME}
+        return (
+            config.backend, config.platform, config.input, config.output, config.ensemble_scheduling, parameters,
+            config.max_batch_size > 0,
+        )  # fmt: skip
+
+    return meaning(old) == meaning(new)
+
+
+def add_version(repository: Path, staged: Path, names: Sequence[str], version: int, keep: int) -> list[int]:
+    """Move a staged version folder into each model, then the staged files; versions beyond `keep` go.
+
+    A Triton that serves the repository goes on with what it has loaded. When a step fails, what was moved is taken
+    back.
+
+    Args:
+        repository: holds the models.
+        staged: a folder with MODEL/VERSION and MODEL/config.pbtxt for each, on the same file system.
+        names: of the models.
+        version: its number.
+        keep: how many versions stay.
+
+    Returns:
+        The versions that were removed.
+    """
+    moved: list[Path] = []
+    files = [path for name in names for path in sorted((staged / name).iterdir()) if path.is_file()]
+    targets = {repository / path.parent.name / path.name: path for path in files}
+    old = {target: target.read_bytes() if target.exists() else None for target in targets}
+    try:
+        for name in names:
+            folder = repository / name / str(version)
+            (staged / name / str(version)).rename(folder)
+            moved.append(folder)
+        for target, path in targets.items():
+            path.replace(target)
+    except BaseException:
+        for folder in moved:
+            shutil.rmtree(folder, ignore_errors=True)
+        for target, content in old.items():
+            if content is not None:
+                replace_file(target, content)
+        raise
+    gone: set[int] = set()
+    for name in names:
+        for number in versions_of(repository / name)[:-keep]:
+            shutil.rmtree(repository / name / str(number), ignore_errors=True)  # the new version stands
+            gone.add(number)
+    return sorted(gone)
+
+
+def served(config: ModelConfig, versions: Sequence[int]) -> int | None:
+    """The version that a request without one gets."""
+    policy = config.version_policy
+    if policy is not None and policy.specific is not None:
+        there = [number for number in versions if number in policy.specific.versions]
+        return max(there, default=None)
+    return max(versions, default=None)
+
+
+def roll_back(repository: Path, name: str) -> tuple[int, int]:
+    """Let the version before the one that is served be served, in all parts of a packed model.
+
+    Args:
+        repository: holds it.
+        name: that it was packed under.
+
+    Returns:
+        The version that was served, and the one that is from the next load on.
+
+    Raises:
+        RepositoryError: it was not packed here, or there is no version before.
+    """
+    with locked(repository):
+        parts = parts_of(repository, name)
+        if not parts:
+            raise RepositoryError(
+                f"can't roll back {name!r}",
+                why=f"`serve pack` wrote no such model into {repository}",
+                mend="name a model that it wrote",
+            )
+        paths = {part: repository / part / "config.pbtxt" for part in parts}
+        configs = {part: from_pbtxt(config_text(path), source=str(path)) for part, path in paths.items()}
+        now = served(configs[name], versions_of(repository / name)) or 0
+        common = set.intersection(*(set(versions_of(repository / part)) for part in parts))
+        before = max((number for number in common if number < now), default=None)
+        if before is None:
+            raise RepositoryError(
+                f"can't roll back {name!r}",
+                why=f"there is no version before {now}",
+                mend="pack the older artifact again: it becomes a new version",
+            )
+        for path in paths.values():
+            for file in (path, path.with_name(PACKED_FILE)):  # in both, because it is no edit by hand
+                if file.exists():
+                    message = parse(config_text(file))
+                    message.version_policy.Clear()
+                    message.version_policy.specific.versions.append(before)
+                    replace_file(file, text_of(message).encode())
+        return now, before
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file beside, then rename it into place."""
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_bytes(content)
+    beside.replace(path)

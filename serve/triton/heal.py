@@ -1,0 +1,249 @@
+"""A model whose process died is loaded again; meanwhile its requests, and those of what is made of it, are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from typing import Any
+
+from compress.errors import ServerError, ToolkitError
+from serve.gateway.health.outages import Outages
+from serve.gateway.health.suspects import Suspect, Suspects
+from serve.repository.repository import ModelInfo
+from serve.triton.control import list_models, reload_alone
+from serve.triton.launch import TritonServer
+from serve.triton.rounds import Rounds
+from serve.triton.stubs import Stub, death_of, is_stopped
+
+__all__ = ["Healer", "told", "used_by"]
+
+LOOK_S, PROBE_S = 1.0, 0.2
+IN_ORDER_S = 0.3  # Triton clears a process away that it has asked to end
+STEADY_S, FIRST_S, LONGEST_S = 60.0, 0.5, 10.0
+WAITED_S = 0.9
+TOLD = 8
+
+
+def used_by(models: Iterable[ModelInfo]) -> dict[str, frozenset[str]]:
+    """For each model, what can't answer without it: itself, ensembles that have it as a step, and so on."""
+    models = list(models)
+    needs: dict[str, set[str]] = {model.name: {model.name} for model in models}
+    for model in models:
+        scheduling = model.config.ensemble_scheduling
+        needs[model.name] |= {step.model_name for step in scheduling.step} if scheduling else set()
+        needs[model.name] |= {name for key, name in model.config.parameters.items() if key == "network"}
+    for _ in models:  # as deep as ensembles are nested
+        for own in needs.values():
+            own |= {name for step in own & needs.keys() for name in needs[step]}
+    return {name: frozenset(user for user, own in needs.items() if name in own) for name in needs}
+
+
+def told(suspects: list[Suspect]) -> str:
+    """Who was with a process when it died, in words."""
+    if not suspects:
+        return "with no request in flight"
+    more = f" and {len(suspects) - TOLD} more" if len(suspects) > TOLD else ""
+    return f"in flight: {', '.join(map(str, suspects[:TOLD]))}{more}"
+
+
+class Healer:
+    """Watches the processes of a Triton's Python models.
+
+    Args:
+        triton: that runs; it must allow this process to load models.
+        uses: gives what `used_by` makes of the repository as it is.
+        outages: are told.
+        suspects: are asked who was in flight.
+        on_event: is told what happens, a line each.
+        check: reads a model's files again before it is loaded; raises ToolkitError where it is not to be.
+    """
+
+    def __init__(
+        self,
+        triton: TritonServer,
+        uses: Callable[[], Mapping[str, frozenset[str]]],
+        outages: Outages,
+        suspects: Suspects,
+        on_event: Callable[[str], None],
+        check: Callable[[Collection[str]], object] = lambda _models: None,
+    ) -> None:
+        self._triton = triton
+        self._uses = uses
+        self._users = uses()
+        self._outages = outages
+        self._suspects = suspects
+        self._on_event = on_event
+        self._check = check
+        self._watched: dict[int, int] = {}
+        self._seen: dict[int, float] = {}  # since when a process is watched
+        self._stopped: dict[int, float] = {}  # when a process was last seen to stand still
+        self._models: dict[str, str] = {}  # by instance
+        self._healing: dict[str, int] = {}  # how many died since the last load was begun
+        self._row: Counter[str] = Counter()
+        self._died: dict[str, float] = {}
+        self._asked: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        self._outages.seen = self._reported
+        rounds = Rounds("can't look after the models' processes", self._on_event)
+        try:
+            while True:
+                with rounds.one():
+                    await self._look()
+                for _ in range(round(LOOK_S / PROBE_S) or 1):
+                    self._probe()
+                    await asyncio.sleep(min(LOOK_S, PROBE_S))
+        finally:
+            self._outages.seen = lambda _instance, _began, _model: None
+            for pid in list(self._watched):
+                self._leave(pid)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _look(self) -> dict[str, list[int]]:
+        """Watch processes that are new; the processes by instance."""
+        alive: dict[str, list[int]] = {}
+        for stub in await asyncio.to_thread(self._triton.stubs):
+            self._models[stub.instance] = stub.model
+            if stub.pid not in self._watched:
+                try:
+                    self._watched[stub.pid] = file = os.pidfd_open(stub.pid)
+                except OSError:  # it has just ended
+                    continue
+                self._seen[stub.pid] = time.monotonic()
+                asyncio.get_running_loop().add_reader(file, self._ended, stub)
+            alive.setdefault(stub.instance, []).append(stub.pid)
+        return alive
+
+    def _probe(self) -> None:
+        """See which processes stand still: one that kept Triton waiting may go on before Triton says so."""
+        now = time.monotonic()
+        for pid in self._watched:
+            if is_stopped(pid):
+                self._stopped[pid] = now
+
+    def _leave(self, pid: int) -> None:
+        file = self._watched.pop(pid)
+        self._stopped.pop(pid, None)
+        del self._seen[pid]
+        asyncio.get_running_loop().remove_reader(file)
+        os.close(file)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _ended(self, stub: Stub) -> None:
+        """A process is no more: at once where it died, after a moment where Triton may have asked it to end."""
+        self._leave(stub.pid)
+        how = death_of(stub.pid)
+        if how is None or how.endswith("code 0"):
+            self._start(self._look_again(stub))
+        else:
+            self._lost(stub.model, f"its process {stub.instance} {how}")
+
+    async def _look_again(self, stub: Stub) -> None:
+        await asyncio.sleep(IN_ORDER_S)
+        if (how := death_of(stub.pid)) is not None:
+            self._lost(stub.model, f"its process {stub.instance} {how}")
+
+    def _reported(self, instance: str, began: float, asked: str) -> None:
+        """Triton says that an instance is not healthy, to a request for the model `asked`.
+
+        A model may say so in Triton's words, and a client through it: it can mean no more than itself and its steps.
+        """
+        owner = self._models.get(instance, "")
+        if asked not in self._users.get(owner, {owner}):
+            return
+        if time.monotonic() - began < WAITED_S:
+            return  # Triton says so after a second; these are a model's own words, or a client's through them
+        if instance in self._models and instance not in self._asked:
+            self._asked.add(instance)
+            self._start(self._confirm(instance, began))
+
+    async def _confirm(self, instance: str, began: float) -> None:
+        """A process that lives, but kept Triton waiting, is out of step with it for good: it gives the answers of
+        requests that were given up to others, and Triton then aborts. So it is ended, once it is proven: the words
+        alone may be a client's, through a model that says what it was told.
+        """
+        try:
+            alive = await self._look()
+            if self._models[instance] in self._healing:
+                return
+            if instance not in alive:
+                self._lost(self._models[instance], f"its process {instance} is gone")
+            self._probe()
+            # A request that began before this process did was told of the one before it.
+            for pid in [each for each in alive.get(instance, ()) if self._seen.get(each, began) < began]:
+                if self._stopped.get(pid, -1.0) < began:
+                    continue
+                self._on_event(f"{self._models[instance]}: its process {instance} did not answer Triton; it is ended")
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        finally:
+            self._asked.discard(instance)
+
+    def _lost(self, model: str, why: str) -> None:
+        if not self._triton.running:
+            return  # all of them end with it
+        self._outages.deaths[model] += 1
+        self._outages.begin(model, self._users.get(model, {model}), why)
+        if model in self._healing:
+            self._healing[model] += 1
+        else:
+            self._healing[model] = 1
+            self._start(self._heal(model, why))
+
+    async def _heal(self, model: str, why: str) -> None:
+        try:
+            began = time.monotonic()
+            guilty = await self._suspects.died(self._users.get(model, frozenset({model})))
+            self._row[model] = 0 if began - self._died.get(model, -STEADY_S) >= STEADY_S else self._row[model] + 1
+            self._died[model] = began
+            wait_s = min(FIRST_S * 2.0 ** (self._row[model] - 1), LONGEST_S) if self._row[model] else 0.0
+            self._on_event(f"{model}: {why}; {told(guilty)}; it is loaded again")
+            if not await self._served(model):
+                return
+            while self._healing[model] and self._triton.running:
+                self._healing[model] = 0
+                await asyncio.sleep(wait_s)
+                wait_s = min(max(FIRST_S, 2 * wait_s), LONGEST_S)
+                self._triton.wedged = True
+                try:
+                    await asyncio.to_thread(self._check, (model,))
+                    await reload_alone(self._triton.grpc_address, model, self._triton.control)
+                except ToolkitError as err:
+                    self._healing[model] = 1
+                    self._on_event(f"{model} can't be loaded again: {err.why}")
+                await self._look()
+            self._outages.end(model)
+            self._suspects.began(self._users.get(model, frozenset({model})))
+            try:
+                self._users = await asyncio.to_thread(self._uses)
+            except ToolkitError as err:  # of another model's folder; what is known of this one still holds
+                self._on_event(f"the models' uses of each other can't be read anew: {err.why}")
+            if self._triton.running:
+                self._on_event(f"{model} is served again after {time.monotonic() - began:.1f} s")
+        finally:
+            del self._healing[model]
+            self._outages.end(model)
+
+    async def _served(self, model: str) -> bool:
+        """Whether it is meant to be loaded: somebody may have taken it out."""
+        try:
+            rows = await asyncio.to_thread(list_models, self._url(), self._triton.control)
+        except ServerError:
+            return False
+        return any(row.name == model and row.state == "READY" for row in rows)
+
+    def _url(self) -> str:
+        return f"http://{self._triton.http_address}"

@@ -1,0 +1,295 @@
+"""A whole server in one command: a real Triton behind a gateway, started together and stopped in order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from compress.errors import ServerError
+from serve.gateway.health.incidents import Incidents
+from serve.gateway.server import check_port, check_settings, forwarding_signals, serve_gateway
+from serve.gateway.settings import Settings
+from serve.gateway.settings_file import load_settings
+from serve.gateway.upstream.loading import Loading
+from serve.lint.advice import core_advice
+from serve.lint.model import read
+from serve.repository.repository import ModelInfo, read_models
+from serve.repository.served import Served, serving
+from serve.triton.control import Loaded, list_models
+from serve.triton.heal import Healer, used_by
+from serve.triton.launch import TritonOptions, TritonServer
+from serve.triton.ports import HOST
+from serve.triton.supervisor import Backoff, supervise
+from serve.up.container import container_command
+from serve.up.options import UpOptions, cpus_of
+from serve.up.preflight import check_models, claimed
+from serve.up.watch import follow
+
+__all__ = ["Started", "up"]
+
+LOOK_S = 0.25
+
+
+@dataclass(frozen=True)
+class Started:
+    """What runs, for whoever shows it.
+
+    Attributes:
+        gateway: its URL.
+        triton: the URL of Triton's HTTP endpoint.
+        loaded: the models that it has, with their state.
+        models: those of the repository; empty for a Triton that ran already.
+        seconds: how long Triton took to be ready.
+        endpoints: its other addresses, by name.
+        log: the file that it writes; None for a Triton elsewhere.
+        warnings: what to mend.
+    """
+
+    gateway: str
+    triton: str
+    loaded: tuple[Loaded, ...]
+    models: tuple[ModelInfo, ...] = ()
+    seconds: float = 0.0
+    endpoints: tuple[tuple[str, str], ...] = ()
+    log: Path | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def up(
+    repository: Path | None,
+    options: UpOptions,
+    *,
+    on_ready: Callable[[Started], None],
+    on_event: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Serve until SIGINT or SIGTERM; then drain the gateway first and Triton after it.
+
+    Args:
+        repository: what `serve pack` wrote; None for a Triton that runs already.
+        options: ports and times.
+        on_ready: called once, when requests are answered.
+        on_event: told what happens later: a restart, a reload.
+
+    Raises:
+        RepositoryError: there is nothing to serve.
+        ServerError: a port is taken, a model does not load, or Triton died too often.
+    """
+    if (repository is None) == (options.triton is None):
+        raise ServerError(
+            "can't tell what to serve",
+            why="there is neither a repository nor a Triton" if repository is None else "both are given",
+            mend="name a model repository, or give --triton URL",
+        )
+    settings = _settings(options, options.triton or "http://127.0.0.1", "127.0.0.1:1")
+    check_settings(settings)
+    drain_s = float(settings.drain_timeout_s) if options.drain_timeout is None else options.drain_timeout
+    # Until the event loop takes the signals over, SIGTERM ends the start as Ctrl-C does: Triton is stopped, not left.
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        if options.triton is not None:
+            loaded = tuple(list_models(options.triton))
+            url = options.triton
+            _gateway(options, url, "", lambda at: on_ready(Started(at, url, loaded)))
+        elif repository is not None:
+            check_port(options.host, options.port)
+            container = options.docker == "run"
+            serve = _container if container else _embedded
+            changes = options.trust_changes
+            with claimed(repository), serving(repository, options.public_key, trust_changes=changes) as served:
+                check_models(repository, container=container, trust_changes=changes)
+                serve(served, options, drain_s, on_ready, on_event)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _embedded(
+    served: Served,
+    options: UpOptions,
+    drain_s: float,
+    on_ready: Callable[[Started], None],
+    on_event: Callable[[str], None],
+) -> None:
+    repository = served.repository
+    models = tuple(read_models(repository))
+    cpus = cpus_of(options.cpus)
+    triton = TritonServer(
+        repository,
+        ports=options.ports,
+        options=TritonOptions(
+            start_timeout_s=options.start_timeout,
+            stop_timeout_s=drain_s,
+            explicit=options.model_control or options.watch,
+            heal=True,
+            cache_bytes=options.cache_mb * 1024 * 1024,
+            cpus=cpus,
+        ),
+        log=options.log or Path(tempfile.gettempdir()) / f"serve-up-{os.getpid()}.log",
+        served=served,
+    )
+    begun = time.perf_counter()
+    with triton:
+        seconds = time.perf_counter() - begun
+        url = f"http://{triton.http_address}"
+        endpoints = (("gRPC", triton.grpc_address), ("metrics", f"http://{triton.metrics_address}/metrics"))
+        warnings = tuple(_advice(repository, cpus))
+        incidents = Incidents(control=triton.control)
+        healer = Healer(
+            triton,
+            lambda: used_by(read_models(repository)),
+            incidents.outages,
+            incidents.suspects,
+            on_event,
+            served.renew,
+        )
+        watching = [follow(repository, url, on_event, served=served)] if options.watch else []
+        watching.append(healer.run())
+        watching.insert(
+            0, supervise(triton, Backoff(options.restarts), incidents.outages, incidents.suspects, on_event)
+        )
+
+        def ready(gateway: str) -> None:
+            loaded = tuple(list_models(url, triton.control))
+            on_ready(Started(gateway, url, loaded, models, seconds, endpoints, triton.log, warnings))
+
+        loading = Loading(served.renew, bare=served.signed)
+        _gateway(options, url, triton.grpc_address, ready, *watching, incidents=incidents, loading=loading)
+        if not triton.running:
+            raise ServerError(
+                "Triton has died",
+                why=f"it ended more often than --restarts {options.restarts} allows; its log is in {triton.log}",
+                mend="look at the end of the log, then start again",
+            )
+
+
+def _advice(repository: Path, cpus: Sequence[int]) -> list[str]:
+    """Instances and threads that are more than the cores."""
+    models = [read(folder) for folder in sorted(repository.iterdir()) if (folder / "config.pbtxt").is_file()]
+    cores = len(cpus) or len(os.sched_getaffinity(0))
+    return [f"{finding.model}: {finding.what}; {finding.mend}" for finding in core_advice(models, cores)]
+
+
+def _container(
+    served: Served,
+    options: UpOptions,
+    drain_s: float,
+    on_ready: Callable[[Started], None],
+    _on_event: Callable[[str], None],
+) -> None:
+    models = read_models(served.repository)
+    # A mount is of what a link stands for now: in a container, what is loaded stays what was verified at the start.
+    command = container_command(served.folder.resolve(), models, options)
+    url = f"http://127.0.0.1:{options.triton_http_port}"
+    begun = time.perf_counter()
+    try:
+        process = subprocess.Popen(command, start_new_session=True)
+    except OSError as err:
+        raise ServerError(
+            "can't run the container", why=str(err), mend="install docker, or leave --docker out"
+        ) from err
+    try:
+        while not _answers(url):
+            if process.poll() is not None:
+                raise ServerError(
+                    "can't serve in the container",
+                    why=f"docker ended with code {process.returncode}",
+                    mend="see what it said above",
+                )
+            if time.perf_counter() - begun > options.start_timeout:
+                raise ServerError(
+                    "can't serve in the container", why=f"not ready after {options.start_timeout:g} s",
+                    mend="see what it said above, or give --start-timeout",
+                )  # fmt: skip
+            time.sleep(LOOK_S)
+        seconds = time.perf_counter() - begun
+        ended = _until_ended(process)
+        _gateway(
+            options,
+            url,
+            f"{HOST}:{options.triton_grpc_port}",
+            lambda at: on_ready(Started(at, url, tuple(list_models(url)), tuple(models), seconds)),
+            ended,
+            loading=Loading(bare=served.signed) if served.signed else Loading(served.renew),
+        )
+    finally:
+        process.terminate()
+        process.wait(drain_s + 10)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return all(row.state == "READY" for row in list_models(url))
+    except ServerError:
+        return False
+
+
+async def _until_ended(process: subprocess.Popen[bytes]) -> None:
+    while process.poll() is None:  # noqa: ASYNC110  a process that ends sets no event
+        await asyncio.sleep(LOOK_S)
+
+
+def _gateway(
+    options: UpOptions,
+    url: str,
+    grpc: str,
+    on_ready: Callable[[str], None],
+    *beside: Coroutine[Any, Any, None],
+    incidents: Incidents | None = None,
+    loading: Loading | None = None,
+) -> None:
+    """Run the gateway, and what works beside it; it ends with the first of these, or with a signal."""
+    uvloop.run(_serve(_settings(options, url, grpc), on_ready, beside, incidents, loading))
+
+
+def _settings(options: UpOptions, url: str, grpc: str) -> Settings:
+    ours: dict[str, Any] = {} if options.triton is not None else {"grpc_upstream": (grpc,)}
+    if options.drain_timeout is not None:  # else what the file says holds
+        ours["drain_timeout_s"] = max(1, round(options.drain_timeout))
+    return load_settings(
+        options.gateway,
+        os.environ,
+        upstream=(url,),
+        host=options.host,
+        port=options.port,
+        **ours,
+    )
+
+
+async def _serve(
+    settings: Settings,
+    on_ready: Callable[[str], None],
+    beside: Sequence[Coroutine[Any, Any, None]],
+    incidents: Incidents | None,
+    loading: Loading | None,
+) -> None:
+    stop, force = asyncio.Event(), asyncio.Event()
+    with forwarding_signals(stop, force):
+        async with _working(beside, stop):
+            await serve_gateway(
+                settings, stop=stop, on_ready=on_ready, force=force, incidents=incidents, loading=loading
+            )
+
+
+@asynccontextmanager
+async def _working(beside: Sequence[Coroutine[Any, Any, None]], stop: asyncio.Event) -> AsyncIterator[None]:
+    tasks = [asyncio.ensure_future(each) for each in beside]
+    for task in tasks:
+        task.add_done_callback(lambda _: stop.set())
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                raise outcome

@@ -1,0 +1,1 @@
+"""`serve verify`: the task metric through a server, held against what `compress` measured."""
