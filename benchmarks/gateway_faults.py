@@ -33,7 +33,7 @@ from gateway_isolation import isolation
 from gateway_overhead import save_network
 
 from serve.http.client import Address, ExchangeError, Pool
-from serve.repository.repository import pack
+from serve.pack.write import pack
 from serve.triton.launch import Ports, TritonServer
 
 INFER = b"/v2/models/mlp/infer"

@@ -35,7 +35,7 @@ from tritonclient.grpc import service_pb2 as messages
 from serve.gateway.access.keys import add_key
 from serve.load.options import LoadOptions
 from serve.load.run import run_load
-from serve.repository.repository import pack
+from serve.pack.write import pack
 from serve.triton.launch import Ports, TritonServer
 
 GATEWAY = """

@@ -32,7 +32,7 @@ import uvloop
 from gateway_overhead import save_network
 
 from serve.http.client import Address, ExchangeError, Pool
-from serve.repository.repository import pack
+from serve.pack.write import pack
 
 MIB = 1 << 20
 BYSTANDERS = 4

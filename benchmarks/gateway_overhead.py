@@ -38,7 +38,7 @@ from serve.http.message import Address, encode_head
 from serve.load.figures.result import LoadResult
 from serve.load.options import LoadOptions
 from serve.load.run import run_load
-from serve.repository.repository import pack
+from serve.pack.write import pack
 from serve.triton.launch import Ports, TritonServer
 
 GATEWAY = """

@@ -30,7 +30,7 @@ from onnx import TensorProto, helper, numpy_helper
 from compress.artifact import Artifact, Signature, TensorSpec, sha256_of
 from serve.load.options import LoadOptions
 from serve.load.run import run_load
-from serve.repository.repository import pack
+from serve.pack.write import pack
 from serve.triton.launch import Ports, TritonServer
 
 LOADS = (0.5, 0.9, 1.5, 3.0)

@@ -39,7 +39,7 @@ from serve.gateway.oip.protocol import build_request, parse_request
 from serve.load.options import LoadOptions
 from serve.load.run import run_load
 from serve.load.send.timer import PreciseTimer
-from serve.repository.repository import pack
+from serve.pack.write import pack
 from serve.triton.launch import Ports, TritonServer
 
 Figures = dict[str, float]

@@ -31,9 +31,10 @@ from serve.load.report.report import LoadReport
 from serve.load.run import run_load
 from serve.load.send.arrivals import Arrivals, Leg
 from serve.pack.options import PackOptions
+from serve.pack.write import pack
 from serve.plan.replica import closed_loop, open_loop
 from serve.plan.service import Service, batching_of, service_of
-from serve.repository.repository import pack, read_models
+from serve.repository.read import read_models
 from serve.triton.launch import Ports, TritonServer
 
 CLIENTS = (1, 2, 8, 32)

@@ -24,7 +24,7 @@ from rich.table import Table
 from compress.runtime.machine import environment
 from serve.load.options import LoadOptions
 from serve.load.run import run_load
-from serve.repository.repository import pack
+from serve.pack.write import pack
 from serve.triton.launch import Ports, TritonServer
 
 POLICIES: dict[str, str] = {

@@ -27,7 +27,7 @@ from rich.table import Table
 from serving_networks import SIDES, network
 
 from compress.runtime.machine import environment
-from serve.repository.repository import PackOptions, pack
+from serve.pack.write import PackOptions, pack
 from serve.triton.launch import Ports, TritonServer
 
 BARE = """

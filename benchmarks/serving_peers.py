@@ -46,7 +46,7 @@ from compress.runtime.machine import environment
 from serve.gateway.oip.protocol import build_request, parse_request
 from serve.load.options import LoadOptions
 from serve.load.run import run_load
-from serve.repository.repository import PackOptions, pack
+from serve.pack.write import PackOptions, pack
 from serve.triton.launch import Ports, TritonServer
 
 HERE = Path(__file__).parent

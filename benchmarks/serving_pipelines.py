@@ -22,7 +22,7 @@ from rich.table import Table
 from compress.runtime.machine import environment
 from serve.load.options import LoadOptions
 from serve.load.run import run_load
-from serve.repository.repository import PackOptions, pack
+from serve.pack.write import PackOptions, pack
 from serve.triton.launch import Ports, TritonServer
 
 NETWORK = Path("model_repository/digits_network/1/model.onnx")

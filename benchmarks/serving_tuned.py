@@ -18,7 +18,7 @@ from rich.console import Console
 from serving_networks import network
 
 from compress.runtime.machine import environment
-from serve.repository.repository import pack
+from serve.pack.write import pack
 from serve.tune.options import TuneOptions
 from serve.tune.report import verdict
 from serve.tune.run import tune

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from serve.repository.repository import pack
+from serve.pack.write import pack
 from serve.triton.launch import Ports, TritonServer
 from tests.serve_models import hook_file, tiny_artifact
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from serve.pack.write import pack
 from serve.repository.provenance import PROVENANCE_FILE, write_provenance
-from serve.repository.repository import pack
 from tests.lint_corpus import GROUP, LOGITS, MODEL_PY, Case, X, python_text
 from tests.serve_models import HOOKS, hook_file, tiny_artifact
 

@@ -95,7 +95,7 @@ def requirements(repository: Path) -> None:
     repository
         What `serve pack` wrote.
     """
-    from serve.repository.repository import read_models
+    from serve.repository.read import read_models
     from serve.up.container import requirements_of
 
     for text in requirements_of(read_models(repository)):

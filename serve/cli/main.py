@@ -107,7 +107,7 @@ def pack(
         The same for what it gives.
     """
     from compress.artifact import Signature, TensorSpec
-    from serve.repository.repository import pack as run
+    from serve.pack.write import pack as run
 
     signature = None
     if input_ or output:
@@ -198,7 +198,7 @@ def up(repository: Path | None = None, *, options: Annotated[UpOptions | None, F
 
     options = options or UpOptions()
     if options.docker == "print" and repository is not None:
-        from serve.repository.repository import read_models
+        from serve.repository.read import read_models
         from serve.up.container import container_command
 
         print(shlex.join(container_command(repository, read_models(repository), options)))

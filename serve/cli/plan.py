@@ -92,7 +92,7 @@ def plan(
     from serve.plan.report import advice, to_dict, verdict
     from serve.plan.service import Batching, batching_of, service_of
     from serve.plan.traffic import read_traffic
-    from serve.repository.repository import read_models
+    from serve.repository.read import read_models
 
     check_outputs(output, (".json", ".html"))
     for name, value, least in (

@@ -19,12 +19,9 @@ from serve.hooks.load import Hooks, Stage
 from serve.pack.engine_file import Engine
 from serve.pack.network_config import batching, input_of, latest, network_config, output_of
 from serve.pack.options import PackOptions
+from serve.repository.folders import PACKED_BY, PART_OF, SUFFIXES
 
 __all__ = ["PACKED_BY", "PART_OF", "SUFFIXES", "configs_for"]
-
-PACKED_BY = "packed_by"
-PART_OF = "part_of"
-SUFFIXES = ("_preprocess", "_network", "_postprocess")
 
 
 def configs_for(

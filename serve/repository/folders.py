@@ -9,9 +9,12 @@ from pathlib import Path
 
 from compress.errors import RepositoryError
 from serve.config.pbtxt import from_pbtxt, read_config
-from serve.pack.configs import PACKED_BY, PART_OF, SUFFIXES
 
 __all__ = ["PACKED_FILE", "files_of", "folders_of", "parts_of", "replaceable", "replacing", "staging", "unwritable"]
+
+PACKED_BY = "packed_by"
+PART_OF = "part_of"
+SUFFIXES = ("_preprocess", "_network", "_postprocess")
 
 PACKED_FILE = ".packed.pbtxt"
 """Beside config.pbtxt: what `serve pack` wrote into it, so that edits by hand can be told."""

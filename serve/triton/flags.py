@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from serve.repository.repository import ModelInfo
+from serve.repository.read import ModelInfo
 
 __all__ = ["CACHE_BYTES", "flags_for"]
 

@@ -14,7 +14,7 @@ from typing import Any
 from compress.errors import ServerError, ToolkitError
 from serve.gateway.health.outages import Outages
 from serve.gateway.health.suspects import Suspect, Suspects
-from serve.repository.repository import ModelInfo
+from serve.repository.read import ModelInfo
 from serve.triton.control import list_models, reload_alone
 from serve.triton.launch import TritonServer
 from serve.triton.rounds import Rounds

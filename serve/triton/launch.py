@@ -16,7 +16,7 @@ from typing import Self
 
 from compress.errors import ServerError
 from serve.config.shell_words import PLAIN
-from serve.repository.repository import ModelInfo, read_models
+from serve.repository.read import ModelInfo, read_models
 from serve.repository.served import Served
 from serve.triton.find import Triton, build_backends, find_triton
 from serve.triton.flags import CACHE_BYTES, flags_for

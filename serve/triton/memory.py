@@ -8,7 +8,7 @@ from pathlib import Path
 
 from compress.errors import ServerError
 from serve.config.model_config import ModelInput, ModelOutput
-from serve.repository.repository import ModelInfo
+from serve.repository.read import ModelInfo
 
 __all__ = ["check_room", "region_bytes", "remove_regions"]
 

@@ -6,7 +6,7 @@ import json
 import shlex
 from pathlib import Path
 
-from serve.repository.repository import ModelInfo
+from serve.repository.read import ModelInfo
 from serve.triton.flags import flags_for
 from serve.triton.memory import MIB, instance_count, region_bytes
 from serve.triton.ports import HOST

@@ -24,7 +24,7 @@ from serve.gateway.settings_file import load_settings
 from serve.gateway.upstream.loading import Loading
 from serve.lint.advice import core_advice
 from serve.lint.model import read
-from serve.repository.repository import ModelInfo, read_models
+from serve.repository.read import ModelInfo, read_models
 from serve.repository.served import Served, serving
 from serve.triton.control import Loaded, list_models
 from serve.triton.heal import Healer, used_by

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from compress.errors import RepositoryError, ServerError
-from serve.repository.repository import read_model
+from serve.repository.read import read_model
 from serve.repository.served import Served
 from serve.repository.signing import SIGNATURE
 from serve.triton.control import load_alone, unload_model

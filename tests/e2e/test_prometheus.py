@@ -28,7 +28,7 @@ from serve.deploy.monitoring.rules import recording_rules
 from serve.deploy.options import RenderOptions, read_plan
 from serve.gateway.settings import Settings
 from serve.pack.options import PackOptions
-from serve.repository.repository import pack
+from serve.pack.write import pack
 from serve.rollout.plan import Plan
 from serve.triton.launch import Ports, TritonOptions, TritonServer
 from tests.e2e.conftest import free_port

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from compress.errors import ServerError
 from serve.config.model_config import ModelConfig
 from serve.config.pbtxt import from_pbtxt
-from serve.repository.repository import PackOptions, pack
+from serve.pack.write import PackOptions, pack
 from serve.triton.launch import TritonServer
 from tests.integration.test_triton import FREE, infer
 from tests.serve_models import hook_file, tiny_artifact

@@ -19,7 +19,7 @@ import uvloop
 
 from serve.gateway.settings import Settings
 from serve.http.client import Address, ExchangeError, Pool
-from serve.repository.repository import pack
+from serve.pack.write import pack
 from serve.triton.launch import TritonServer
 from tests.integration.test_triton import FREE
 from tests.serve_http import gateway

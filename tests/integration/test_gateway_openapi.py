@@ -15,7 +15,7 @@ import pytest
 
 from serve.gateway.access.keys import add_key
 from serve.gateway.settings import Settings
-from serve.repository.repository import pack
+from serve.pack.write import pack
 from serve.triton.control import load_model, unload_model
 from serve.triton.launch import TritonOptions, TritonServer
 from tests.gateway_models import fetch

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from serve.repository.repository import PackOptions, pack
+from serve.pack.write import PackOptions, pack
 from serve.triton.launch import TritonServer
 from tests.integration.test_triton import FREE, get, infer, refusal
 from tests.serve_models import HOOKS, hook_file, tiny_artifact

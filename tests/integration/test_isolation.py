@@ -22,7 +22,7 @@ from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc import service_pb2_grpc
 
 from serve.gateway.access.keys import add_key
-from serve.repository.repository import PackOptions, pack
+from serve.pack.write import PackOptions, pack
 from serve.triton.processes import _group_of
 from serve.triton.stubs import Stub, stubs_in
 from tests.gateway_models import FILES_CONFIG, FILES_MODEL, fetch

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from serve.cli.main import main
-from serve.repository.repository import PackOptions, pack
+from serve.pack.write import PackOptions, pack
 from serve.triton.launch import TritonOptions, TritonServer
 from tests.integration.test_triton import FREE, get, infer, refusal
 from tests.serve_models import hook_file, tiny_artifact

@@ -13,7 +13,7 @@ from compress.errors import RepositoryError
 from serve.lint.finding import Finding
 from serve.lint.run import lint
 from serve.repository.provenance import verify
-from serve.repository.repository import read_models
+from serve.repository.read import read_models
 from tests.lint_broken import BROKEN, Packed
 from tests.lint_corpus import Case
 from tests.triton_control import Control

@@ -17,7 +17,7 @@ from serve.gateway.settings import Settings
 from serve.load.figures.result import LoadResult
 from serve.load.options import LoadOptions
 from serve.load.run import run_load
-from serve.repository.repository import pack
+from serve.pack.write import pack
 from serve.triton.launch import Ports, TritonServer
 from tests.serve_http import gateway_thread
 from tests.serve_models import hook_file, tiny_artifact

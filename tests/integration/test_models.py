@@ -14,7 +14,7 @@ import pytest
 
 from compress.errors import ServerError
 from serve.cli.main import main
-from serve.repository.repository import PackOptions, pack
+from serve.pack.write import PackOptions, pack
 from serve.triton.control import list_models, load_model, unload_model
 from serve.triton.launch import Ports, TritonOptions, TritonServer
 from tests.serve_models import HOOKS, hook_file, tiny_artifact

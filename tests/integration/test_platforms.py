@@ -17,7 +17,7 @@ from compress.errors import RepositoryError, ServerError
 from serve.cli.main import main
 from serve.config.pbtxt import from_pbtxt
 from serve.lint.run import lint
-from serve.repository.repository import PackOptions, pack
+from serve.pack.write import PackOptions, pack
 from serve.triton.launch import TritonServer
 from tests.integration.test_triton import FREE, infer, refusal
 from tests.serve_models import plan_of

@@ -22,7 +22,7 @@ from onnx import numpy_helper
 
 from serve.gateway.settings import Settings
 from serve.pack.options import PackOptions
-from serve.repository.repository import pack
+from serve.pack.write import pack
 from serve.triton.control import load_model
 from serve.triton.launch import Ports, TritonOptions, TritonServer
 from tests.gateway_models import fetch

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from compress.errors import ServerError
-from serve.repository.repository import PackOptions, pack
+from serve.pack.write import PackOptions, pack
 from serve.triton.launch import Ports, TritonServer
 from tests.serve_models import (
     hook_file,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from compress.errors import RepositoryError, ServerError
-from serve.repository.repository import PackOptions, pack
+from serve.pack.write import PackOptions, pack
 from serve.triton.launch import Ports, TritonOptions, TritonServer
 from tests.serve_models import hook_file, tiny_artifact
 

@@ -12,7 +12,7 @@ import pytest
 from compress.errors import ServerError
 from serve.cli.main import main
 from serve.config.pbtxt import parse, text_of
-from serve.repository.repository import PackOptions, pack
+from serve.pack.write import PackOptions, pack
 from serve.tune.candidate import Candidate, candidate_of, candidates, write_into
 from serve.tune.final import DUEL_ROUNDS, Duel, Final, duel, final, winner
 from serve.tune.options import TuneOptions

@@ -23,7 +23,7 @@ import tritonclient.grpc
 
 from serve.cli.main import main
 from serve.gateway.access.keys import add_key
-from serve.repository.repository import PackOptions, pack
+from serve.pack.write import PackOptions, pack
 from serve.triton.launch import Ports, TritonServer
 from serve.up.preflight import claimed
 from tests.gateway_models import fetch

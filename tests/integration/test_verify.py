@@ -13,7 +13,7 @@ import pytest
 from compress.artifact import Artifact, Measured, StageReport
 from compress.errors import ArtifactError, RepositoryError, ServerError
 from serve.cli.main import main
-from serve.repository.repository import PackOptions, pack
+from serve.pack.write import PackOptions, pack
 from serve.triton.launch import Ports, TritonServer
 from serve.verify.run import samples_of, verify
 from tests.integration.test_up import up

@@ -27,7 +27,7 @@ def fresh(code: str) -> str:
 
 @pytest.mark.parametrize(
     "module",
-    ["serve", "serve.cli.main", "serve.up.run", "serve.repository.repository", "serve.gateway.app", "serve.load.run"],
+    ["serve", "serve.cli.main", "serve.up.run", "serve.pack.write", "serve.gateway.app", "serve.load.run"],
 )
 def test_serve_leaves_torch_and_onnx_alone(module: str) -> None:
     loaded = fresh(f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})").split()

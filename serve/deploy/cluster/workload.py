@@ -9,7 +9,7 @@ from pathlib import Path
 from compress.errors import ServerError
 from serve.load.report.report import read_report
 from serve.repository.folders import files_of
-from serve.repository.repository import ModelInfo, read_models
+from serve.repository.read import ModelInfo, read_models
 from serve.triton.flags import flags_for
 from serve.triton.memory import MIB, instance_count, region_bytes
 from serve.up.container import SPARE_BYTES, requirements_of

@@ -24,7 +24,7 @@ from serve.deploy.monitoring.objectives import objectives_of
 from serve.deploy.options import RenderOptions
 from serve.gateway.access.footprint import MIB, footprint_bytes
 from serve.gateway.settings_file import load_settings
-from serve.repository.repository import PackOptions, pack
+from serve.pack.write import PackOptions, pack
 from serve.rollout.plan import Plan
 from tests.custom_resources import VERSIONS, check
 from tests.load_servers import result_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from serve.lint.run import lint
-from serve.repository.repository import pack
+from serve.pack.write import pack
 from tests.serve_models import tiny_artifact
 
 

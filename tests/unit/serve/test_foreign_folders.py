@@ -18,8 +18,8 @@ from serve.lint.run import lint
 from serve.pack.engine_file import for_plan
 from serve.pack.options import PackOptions
 from serve.pack.source import load_source
+from serve.pack.write import pack
 from serve.repository.provenance import read_provenance, verify
-from serve.repository.repository import pack
 from tests.serve_models import tiny_artifact
 from tests.unit.serve.test_pack_engine import IMAGE, artifact, image
 

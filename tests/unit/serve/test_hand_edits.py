@@ -9,7 +9,7 @@ from hypothesis import given
 
 from serve.config.merge import Edits, merge
 from serve.config.pbtxt import parse, text_of, to_message
-from serve.repository.repository import PackOptions, pack
+from serve.pack.write import PackOptions, pack
 from tests.serve_models import hook_file, tiny_artifact
 from tests.unit.serve.test_pbtxt import configs
 

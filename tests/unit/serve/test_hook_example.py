@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from serve.config.pbtxt import from_pbtxt
-from serve.repository.repository import pack
+from serve.pack.write import pack
 from tests.serve_models import hook_file, tiny_artifact
 
 

@@ -15,7 +15,7 @@ from serve.cli.main import main
 from serve.lint import run as run_module
 from serve.lint.run import lint
 from serve.pack.onnx_reader import read_onnx
-from serve.repository.repository import PackOptions, pack
+from serve.pack.write import PackOptions, pack
 from tests.lint_corpus import BATCHING, CASES, GROUP, LOGITS, WARMUP, Case, X
 from tests.serve_models import hook_file, tiny_artifact
 

@@ -12,7 +12,7 @@ from compress.errors import RecipeError
 from serve.cli.main import main
 from serve.lint.plan_rules import version_of
 from serve.lint.run import lint
-from serve.repository.repository import pack
+from serve.pack.write import pack
 from tests.serve_models import plan_of
 
 ONE = Signature((TensorSpec.parse("x:float32[batch,3]"),), (TensorSpec.parse("y:float32[batch,5]"),))

@@ -13,7 +13,7 @@ from compress.artifact import Artifact
 from compress.errors import RepositoryError
 from serve.lint.run import lint
 from serve.pack.onnx_model import artifact_of_onnx
-from serve.repository.repository import PackOptions, pack
+from serve.pack.write import PackOptions, pack
 from tests.serve_models import hook_file, sum_artifact, text_artifact, tiny_artifact, unbatched_artifact
 from tests.unit.serve.test_repository import tree
 

@@ -15,7 +15,7 @@ from serve.config.pbtxt import from_pbtxt
 from serve.lint.run import lint
 from serve.pack.network_config import network_config
 from serve.pack.options import PackOptions
-from serve.repository.repository import pack
+from serve.pack.write import pack
 from tests.serve_models import plan_of, tiny_artifact
 
 IMAGE = Signature((TensorSpec("x", "float32", ("batch", 3, 8, 8)),), (TensorSpec("y", "float32", ("batch", 5)),))

@@ -14,9 +14,10 @@ from compress.errors import ServerError
 from serve.load.figures.result import LoadResult
 from serve.load.figures.server_side import Breakdown, ModelTime, ServerUse
 from serve.load.report.report import LoadReport
+from serve.pack.write import pack
 from serve.plan.replica import capacity, closed_loop, open_loop, poisson
 from serve.plan.service import Batching, Service, Stage, batching_of, service_of
-from serve.repository.repository import pack, read_models
+from serve.repository.read import read_models
 from tests.load_servers import result_of
 from tests.serve_models import hook_file, tiny_artifact
 

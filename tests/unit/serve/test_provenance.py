@@ -12,8 +12,8 @@ import pytest
 
 from compress.errors import RepositoryError
 from serve.cli.main import main
+from serve.pack.write import pack
 from serve.repository.provenance import read_provenance, verify
-from serve.repository.repository import pack
 from serve.repository.signing import check_files, check_signature, sign
 from tests.serve_models import hook_file, tiny_artifact
 

@@ -16,7 +16,8 @@ from serve.config.model_config import ModelConfig, ModelTensorReshape
 from serve.config.pbtxt import from_pbtxt, to_pbtxt
 from serve.lint.run import lint
 from serve.pack.options import SIZES, ZERO
-from serve.repository.repository import PackOptions, pack, read_models
+from serve.pack.write import PackOptions, pack
+from serve.repository.read import read_models
 from tests.serve_models import hook_file, sum_artifact, tiny_artifact, unbatched_artifact
 
 GOLDEN = Path(__file__).parents[2] / "golden"

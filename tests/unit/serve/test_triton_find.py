@@ -11,7 +11,7 @@ import pytest
 
 from compress.errors import ServerError
 from serve.config.model_config import ModelConfig, ModelInput, ModelInstanceGroup
-from serve.repository.repository import ModelInfo
+from serve.repository.read import ModelInfo
 from serve.triton.find import _python_library_folder, build_backends, check_numpy, check_stub, find_triton
 from serve.triton.log import failures
 from serve.triton.memory import MIB, check_room, region_bytes

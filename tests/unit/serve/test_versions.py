@@ -11,8 +11,9 @@ import pytest
 
 from compress.errors import RepositoryError
 from serve.config.pbtxt import from_pbtxt
+from serve.pack.write import PackOptions, pack
 from serve.repository.lock import locked
-from serve.repository.repository import PackOptions, pack, read_models
+from serve.repository.read import read_models
 from serve.repository.versions import roll_back, versions_of
 from tests.serve_models import HOOKS, hook_file, sum_artifact, tiny_artifact
 from tests.unit.serve.test_repository import PRE_ONLY, tree
@@ -129,7 +130,7 @@ def test_packs_at_the_same_time_wait_for_each_other(tmp_path: Path, artifact: Pa
     code = textwrap.dedent("""
         import sys
         from pathlib import Path
-        from serve.repository.repository import pack
+        from serve.pack.write import pack
         for _ in range(5):
             pack(Path(sys.argv[1]), repository=Path(sys.argv[2]), name="tiny", keep=100)
     """)

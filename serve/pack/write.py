@@ -1,4 +1,4 @@
-"""Triton model repositories: `pack` writes an artifact into one, `read_models` reads one."""
+"""`pack`: an artifact, with its hooks, written into a model repository, all of it or nothing."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from compress.artifact import Artifact, Signature
 from compress.errors import RepositoryError
 from serve.config.merge import Edits
 from serve.config.model_config import ModelConfig, ModelInput, ModelOutput
-from serve.config.pbtxt import from_message, from_pbtxt, parse, read_config
-from serve.config.shell_words import MEND, unsafe_words
+from serve.config.pbtxt import from_message
 from serve.hooks.load import load_hooks
 from serve.pack.models import BACKENDS, keep_edits, wanted_models, write_model
 from serve.pack.options import PackOptions
 from serve.pack.source import load_source
-from serve.repository.folders import folders_of, replaceable, replacing, staging
+from serve.repository.folders import replaceable, replacing, staging
 from serve.repository.lock import locked
-from serve.repository.versions import add_version, fits, newest, versions_of
+from serve.repository.read import read_model
+from serve.repository.versions import add_version, fits, newest
 
-__all__ = ["ModelInfo", "PackOptions", "Packed", "pack", "read_model", "read_models"]
+__all__ = ["PackOptions", "Packed", "pack"]
 
 KEEP = 3
 BATCH_DIFFERENCE = 0.01  # beyond rounding, and what dynamic INT8 has
@@ -52,21 +52,6 @@ class Packed:
     dropped: tuple[int, ...] = ()
     kept: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """A model that stands in a repository.
-
-    Attributes:
-        name: its folder's name.
-        config: its config.pbtxt.
-        versions: the versions there are, ascending.
-    """
-
-    name: str
-    config: ModelConfig
-    versions: tuple[int, ...]
 
 
 def pack(
@@ -169,46 +154,6 @@ def _continues(repository: Path, old: list[str], configs: tuple[ModelConfig, ...
     except RepositoryError:  # an edit by hand, which was to be dropped
         return False
     return all(fits(model.config, config) for model, config in zip(there, configs, strict=True))
-
-
-def read_models(repository: Path) -> list[ModelInfo]:
-    """The models of a repository, by name, as far as can be known without Triton.
-
-    Raises:
-        RepositoryError: there is no such folder, no model in it, or a model without a readable config.pbtxt or without
-            a version; Triton would not start, or would serve nothing.
-    """
-    return [read_model(folder) for folder in folders_of(repository)]
-
-
-def read_model(folder: Path) -> ModelInfo:
-    """One model of a repository.
-
-    Raises:
-        RepositoryError: it has no readable config.pbtxt, or no version.
-    """
-    path = folder / "config.pbtxt"
-    again = "write the model again with `serve pack`, or move the folder out of the repository"
-    try:
-        text = read_config(path)
-        unsafe = unsafe_words(folder.name, parse(text))
-        config = from_pbtxt(text, source=str(path))
-    except (OSError, ValueError) as err:
-        why = f"{path.name} can't be read: {err}" if path.exists() else f"there is no {path.name} in it"
-        raise RepositoryError(f"{folder} is not a model", why=why, mend=again) from err
-    if config.name not in ("", folder.name):
-        raise RepositoryError(
-            f"can't serve {folder}",
-            why=f"{path.name} calls the model {config.name!r}, and Triton wants the folder's name",
-            mend="give the folder and the model one name",
-        )
-    for what, word in unsafe:
-        why = f"{what} is {word!r}, and Triton writes it into a line for a shell"
-        raise RepositoryError(f"can't serve {folder}", why=why, mend=MEND)
-    versions = versions_of(folder)
-    if not versions:
-        raise RepositoryError(f"{folder} has no version", why="it has no folder such as 1/", mend=again)
-    return ModelInfo(folder.name, config, versions)
 
 
 def _check_name(name: str) -> None:
