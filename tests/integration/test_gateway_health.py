@@ -21,7 +21,7 @@ from serve.triton.launch import TritonServer
 from tests.integration.test_gateway_grpc import free_port
 from tests.integration.test_triton import FREE
 from tests.serve_http import gateway
-from tests.unit.serve.test_gateway_upstream import metric
+from tests.unit.serve.gateway.test_upstream import metric
 
 CONFIG = """\
 name: "m"

@@ -17,7 +17,7 @@ import torch
 from compress.cli import main
 from compress.formats.checkpoint import save
 from tests.models import build, mlp
-from tests.unit.compress.test_checkpoint import Malicious, X
+from tests.unit.compress.formats.test_checkpoint import Malicious, X
 
 
 def model_in(folder: Path) -> Path:

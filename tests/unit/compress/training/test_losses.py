@@ -19,7 +19,7 @@ from compress.options.training import TrainingOptions
 from compress.stage import Given
 from compress.training.finetune import Finetune
 from compress.training.losses import distance, fits, labelled
-from tests.unit.compress.test_prune_channels import quiet
+from tests.unit.compress.prune.test_prune_channels import quiet
 
 KINDS = {
     "softmax": (OutputForm(OutputKind.SOFTMAX), (8, 5)),

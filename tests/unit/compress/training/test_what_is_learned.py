@@ -25,7 +25,7 @@ from compress.training.finetune import Finetune
 from compress.training.judging import Judge
 from compress.training.updates.average import Average
 from compress.training.updates.optimizers import optimizer_for
-from tests.unit.compress.test_prune_channels import quiet
+from tests.unit.compress.prune.test_prune_channels import quiet
 from tests.unit.compress.training.networks import stage, trained
 
 

@@ -1,0 +1,114 @@
+"""Data is checked against the model before any work starts, and every flaw is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compress.artifact import Signature, TensorSpec
+from compress.data.dataset import Dataset
+from compress.errors import DatasetError, SignatureError, ToolkitError
+
+X = TensorSpec.parse("x:float32[batch,3]")
+ONE = Signature((X,), (TensorSpec.parse("y:float32[batch,2]"),))
+TWO = Signature((X, TensorSpec.parse("kind:int64[batch]")), ONE.outputs)
+x = np.arange(15, dtype=np.float32).reshape(5, 3)
+
+
+def given_by_function() -> dict[str, np.ndarray[Any, Any]]:
+    return {"x": x, "label": np.arange(5)}
+
+
+def saved(folder: Path, **arrays: np.ndarray[Any, Any]) -> str:
+    np.savez(folder / "data.npz", **arrays)
+    return str(folder / "data.npz")
+
+
+@pytest.mark.parametrize("label", ["label", "labels", "target", "targets", "y"])
+def test_labels_go_by_their_usual_names(tmp_path: Path, label: str) -> None:
+    data = Dataset.open(saved(tmp_path, x=x, **{label: np.arange(5)}), ONE)
+    assert data.labels is not None
+    assert data.labels.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["y", "target", "label"])
+def test_an_input_of_a_usual_name_of_labels_is_an_input(tmp_path: Path, name: str) -> None:
+    other = TensorSpec(name, "float32", ("batch", 3))
+    arrays = {"x": x, name: x + 1}
+    data = Dataset.open(saved(tmp_path, **arrays), Signature((X, other), ONE.outputs))
+    assert np.array_equal(data.inputs[name], x + 1)
+    assert data.labels is None
+    labelled = Dataset.open(saved(tmp_path, **arrays, targets=np.arange(5)), Signature((X, other), ONE.outputs))
+    assert labelled.labels is not None
+    alone = Dataset.open(saved(tmp_path, **{name: x}), Signature((other,), ONE.outputs))
+    assert alone.labels is None
+
+
+def test_one_input_takes_the_only_array_whatever_its_name(tmp_path: Path) -> None:
+    assert np.array_equal(Dataset.open(saved(tmp_path, pictures=x), ONE).inputs["x"], x)
+
+
+def test_the_same_numbers_in_another_width_are_taken(tmp_path: Path) -> None:
+    data = Dataset.open(saved(tmp_path, x=x.astype(np.float64)), ONE)
+    assert data.inputs["x"].dtype == np.float32
+
+
+def test_npy_and_folders_and_functions_give_the_same_samples(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", x)
+    sources = [str(tmp_path / "x.npy"), str(tmp_path), "tests.unit.compress.data.test_dataset:given_by_function"]
+    for source in sources:
+        assert np.array_equal(Dataset.open(source, ONE).inputs["x"], x)
+
+
+def test_several_inputs_go_by_name_and_stay_together_in_batches(tmp_path: Path) -> None:
+    data = Dataset.open(saved(tmp_path, x=x, kind=np.arange(5)), TWO)
+    batches = [inputs for inputs, _ in data.batches(2)]
+    assert [len(batch["x"]) for batch in batches] == [2, 2, 1]
+    assert np.concatenate([batch["kind"] for batch in batches]).tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "kind", "says"),
+    [
+        ({}, DatasetError, "lacks the input"),
+        ({"x": x[:0], "kind": np.zeros(0, np.int64)}, DatasetError, "is empty"),
+        ({"x": x, "kind": np.arange(4)}, DatasetError, "unequal length"),
+        ({"x": x, "kind": np.arange(5), "label": np.arange(3)}, DatasetError, "unequal length"),
+        ({"x": x[:, :2], "kind": np.arange(5)}, SignatureError, "float32[5, 2]"),
+        ({"x": x.astype(np.int32), "kind": np.arange(5)}, SignatureError, "int32"),
+        ({"x": np.full((5, 3), np.nan, np.float32), "kind": np.arange(5)}, DatasetError, "NaN"),
+        ({"x": x, "sort": np.arange(5)}, DatasetError, "lacks the input 'kind'"),
+        ({"x": np.array([{}] * 5), "kind": np.arange(5)}, DatasetError, "not a whole .npz"),
+    ],
+)
+def test_flaws_are_named(tmp_path: Path, arrays: dict[str, Any], kind: type[ToolkitError], says: str) -> None:
+    with pytest.raises(kind) as caught:
+        Dataset.open(saved(tmp_path, **arrays), TWO)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (lambda _: "nothing.npz", "no such file"),
+        (lambda f: str((f / "a.npz").write_bytes(b"PK\3\4 cut") and f / "a.npz"), "not a whole"),
+        (lambda f: str((f / "a.npz").write_bytes(b"text") and f / "a.npz"), "not a whole"),
+        (lambda _: "no_such_module:function", "ModuleNotFoundError"),
+        (lambda _: "tests.unit.compress.data.test_dataset:nothing", "AttributeError"),
+        (lambda _: "tests.unit.compress.data.test_dataset:saved", "TypeError"),
+    ],
+)
+def test_sources_that_cannot_be_read_are_errors(tmp_path: Path, source: Callable[[Path], str], says: str) -> None:
+    with pytest.raises(DatasetError) as caught:
+        Dataset.open(source(tmp_path), ONE)
+    assert says in caught.value.why
+
+
+def test_the_hash_follows_the_content(tmp_path: Path) -> None:
+    first = Dataset.open(saved(tmp_path, x=x), ONE).sha256
+    assert Dataset.open(saved(tmp_path, x=x), ONE).sha256 == first
+    assert Dataset.open(saved(tmp_path, x=x + 1), ONE).sha256 != first

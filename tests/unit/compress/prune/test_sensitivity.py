@@ -1,0 +1,144 @@
+"""What each layer's pruning alone costs, and what follows for how far it may be pruned."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import compress
+from compress.cli import main as command
+from compress.data.dataset import Dataset
+from compress.errors import RecipeError, StageError
+from compress.evaluate.metrics import METRICS
+from compress.model import TorchModel
+from compress.prune.prune_channels import PruneChannels
+from compress.prune.sensitivity import GroupSensitivity, Sensitivity, layer_sensitivity
+from compress.report.sensitivity import heat_map
+from tests.unit.compress.prune.test_prune_channels import loaded, quiet, wrapped
+
+
+def main(arguments: list[str]) -> None:
+    """The command, which ends well."""
+    with pytest.raises(SystemExit) as caught:
+        command(arguments)
+    assert caught.value.code == 0
+
+
+def uneven() -> tuple[TorchModel, Dataset]:
+    """The first layer's channels all matter; most of the second's do nothing."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 5))
+    with torch.no_grad():
+        module.get_parameter("4.weight")[:, 8:] = 0
+        module.get_parameter("2.weight")[8:] *= 0.01
+        module.get_parameter("2.bias")[8:] = 0
+    model = wrapped(module, "x:float32[batch,12]")
+    x = np.random.default_rng(0).standard_normal((400, 12)).astype(np.float32)
+    return model, Dataset("", {"x": x}, module(torch.from_numpy(x)).argmax(1).numpy(), "")
+
+
+def test_a_layer_that_does_little_may_lose_much() -> None:
+    model, data = uneven()
+    found = layer_sensitivity(model, data, METRICS["top1"], samples=200)
+    assert [group.layers for group in found.groups] == [("0",), ("2",)]
+    assert found.samples == 200
+    assert found.original == 1.0
+    first, second = found.groups
+    assert second.drops[-1] == pytest.approx(0, abs=0.5)
+    assert first.drops[-1] > 5
+    assert all(0 < share < 1 for share in first.macs_removed)
+    limits = found.limits(1.0)
+    assert limits["2"] == 0.75
+    assert limits["0"] < 0.5
+    assert found.left_alone["4"]
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model, data = uneven()
+    before = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
+    layer_sensitivity(model, data, METRICS["top1"], samples=50)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.module.state_dict().items())
+
+
+def test_pruning_by_it_spares_the_delicate_layer(tmp_path: Path) -> None:
+    model, data = uneven()
+    found = layer_sensitivity(model, data, METRICS["top1"])
+    given = PruneChannels(0.57, round_to=1, curves=found.curves).run(model, tmp_path, quiet)
+    channels = given.details["channels"]
+    assert channels["2"][1] < 0.5 * channels["0"][1]
+
+
+def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+    group = GroupSensitivity(("a", "b"), 8, (0.25, 0.5), (0.1, 3.0), (0.1, 0.2))
+    found = Sensitivity("top1", 0.9, 10, (group,), {"head": "the shape of the output hangs on it"})
+    found.save(tmp_path / "sensitivity.json")
+    assert Sensitivity.load(tmp_path) == Sensitivity.load(tmp_path / "sensitivity.json") == found
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"schema_version": 99}', '{"schema_version": 1, "groups": [1]}', None])
+def test_a_damaged_file_is_told(text: str | None, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "sensitivity.json").write_text(text, encoding="utf-8")
+    with pytest.raises(RecipeError, match="can't read the sensitivity"):
+        Sensitivity.load(tmp_path)
+
+
+@pytest.mark.parametrize(("ratios", "samples"), [((0.0,), 10), ((1.0,), 10), ((), 10), ((0.5,), 0)])
+def test_ratios_outside_0_to_1_are_refused(ratios: tuple[float, ...], samples: int) -> None:
+    model, data = uneven()
+    with pytest.raises(RecipeError):
+        layer_sensitivity(model, data, METRICS["top1"], ratios=ratios, samples=samples)
+
+
+def test_a_model_that_can_lose_nothing_says_why() -> None:
+    model = loaded("recurrent")
+    data = Dataset("", {"x": np.zeros((4, 7, 8), np.float32)}, None, "")
+    with pytest.raises(StageError, match="no layer could lose"):
+        layer_sensitivity(model, data, METRICS["cosine"])
+
+
+def test_sixty_layers_have_a_row_each() -> None:
+    groups = tuple(GroupSensitivity((f"layer.{i}",), 8, (0.5,), (0.1 * i,), (0.1,)) for i in range(60))
+    svg = heat_map(Sensitivity("top1", 0.9, 10, groups, {}))
+    assert all(f">layer.{i}<" in svg for i in range(60))
+
+
+def test_the_command_writes_a_table_a_page_and_the_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, data = uneven()
+    compress.save(model.module, tmp_path / "model.pt", inputs="x:float32[batch,12]", outputs=["logits"])
+    np.savez(tmp_path / "eval.npz", x=data.inputs["x"], label=data.labels)  # type: ignore[arg-type]
+    main(
+        ["sensitivity", str(tmp_path / "model.pt"), "--eval", "eval.npz", "-o", str(tmp_path / "s"), "--samples", "100"]
+    )
+    assert "bears for 1" in capsys.readouterr().out
+    assert "<svg" in (tmp_path / "s/sensitivity.html").read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "s/sensitivity.json").read_text(encoding="utf-8"))["samples"] == 100
+    main(
+        ["export", str(tmp_path / "model.pt"), "-o", str(tmp_path / "out"), "--prune", "0.57", "--eval", "eval.npz",
+         "--sensitivity", str(tmp_path / "s")]
+    )  # fmt: skip
+    assert "each layer as it bears it" in compress.Artifact.load(tmp_path / "out").stages[2].did
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"drops": [0.1]}, {"drops": ["0.1", "0.2"]}, {"ratios": [0.5, 2.0]}, {"layers": [1]}, {"width": "8"},
+        {"macs_removed": None}, {"drops": [0.1, float("nan")]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_curve_of_a_file_that_is_none_is_refused_when_it_is_read(tmp_path: Path, change: dict[str, object]) -> None:
+    whole = Sensitivity("top1", 0.9, 10, (GroupSensitivity(("a",), 8, (0.25, 0.5), (0.1, 0.2), (0.1, 0.2)),), {})
+    whole.save(tmp_path / "sensitivity.json")
+    assert Sensitivity.load(tmp_path) == whole
+    data = json.loads(whole.text())
+    data["groups"][0] |= change
+    (tmp_path / "sensitivity.json").write_text(json.dumps(data))
+    with pytest.raises(RecipeError, match="can't read"):
+        Sensitivity.load(tmp_path)

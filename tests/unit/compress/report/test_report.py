@@ -1,0 +1,195 @@
+"""The report shows what was measured, warns where a gain did not come, and needs nothing from outside."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from compress.artifact import Measured, Signature, StageReport, TensorSpec
+from compress.console.durations import bytes_text
+from compress.console.wording import Note
+from compress.report.export import Report
+from compress.report.findings import findings
+from compress.report.plots import axes_of, log_axis, plots
+
+
+def row(stage: str, latency: float | None = 1.0, accuracy: float | None = 0.9, **figures: object) -> StageReport:
+    runtime = "torch eager" if stage in ("original", "prune_channels", "finetune") else "ONNX Runtime"
+    measured = Measured(
+        macs=100, params=10, size_bytes=1000, accuracy=accuracy, agreement=accuracy,
+        cosine_similarity=None if accuracy is None else 1.0, latency_p50_ms=latency, latency_p99_ms=latency,
+        latency_rounds_ms=None if latency is None else (latency,) * 8, runtime=runtime,
+    )  # fmt: skip
+    judged = {name: figures.pop(name) for name in ("value", "drop", "drop_low", "drop_high") if name in figures}
+    measured = dataclasses.replace(measured, metric="top1", **judged)  # type: ignore[arg-type]
+    return StageReport(stage, "did <it>", measured, 1.0, details=figures)
+
+
+@pytest.fixture(autouse=True)
+def undrawn() -> None:
+    """Here plots are drawn."""
+
+
+BASE = [row("original", 5.0, value=0.9), row("original_onnx", 2.0, value=0.9)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([row("fold_onnx", 1.0), row("quantize_onnx", 1.5)], "INT8 is 1.50× slower"),
+        ([row("prune_channels"), row("finetune"), row("fold_onnx", 2.5)], "the model is 1.25× slower ("),
+        ([row("prune_channels"), row("fold_onnx", 1.0)], "not trained since"),
+        ([row("fold_onnx", 1.0, value=0.85, drop=5.0, drop_low=4.0, drop_high=6.0)], "fell by 5.00 points"),
+        ([row("fold_onnx", 1.0, value=0.89, drop=1.0, drop_low=-1.0, drop_high=3.0)], "which may be chance"),
+        ([row("fold_onnx", 1.0, accuracy=None)], "Nothing was compared on real data"),
+    ],
+)
+def test_what_a_reader_must_not_miss_is_said(rows: list[StageReport], says: str) -> None:
+    assert any(says in finding for finding in findings([*BASE, *rows]))
+
+
+def test_a_good_run_has_no_findings() -> None:
+    rows = [row("prune_channels"), row("finetune"), row("fold_onnx", 1.0), row("quantize_onnx", 0.5)]
+    assert findings([*BASE, *rows]) == ()
+
+
+@pytest.fixture
+def report() -> Report:
+    rows = (*BASE, row("prune_channels", channels={"conv": [32, 16]}), row("fold_onnx", 1.0), row("quantize_onnx", 0.5))
+    signature = Signature((TensorSpec.parse("x:float32[batch,3]"),), (TensorSpec.parse("y:float32[batch,2]"),))
+    environment = {"threads": 1, "cpu": "<script>alert(1)</script>"}
+    return Report(
+        "compress export model.pt", "model.pt", signature, environment, {"samples": 5, "sha256": "ab"}, rows, ("Mind.",)
+    )
+
+
+def test_gains_are_ratios_of_the_original_to_the_result(report: Report) -> None:
+    assert report.gains["latency_over_torch"] == 10
+    assert report.gains["latency_over_onnx"] == 4
+    assert report.gains["accuracy_points"] == 0
+
+
+def test_the_page_is_self_contained_escaped_and_has_its_plots(report: Report, tmp_path: Path) -> None:
+    report.write(tmp_path, {stage.stage: [0.9, 1.0, 1.1] for stage in report.stages})
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<svg") == 5
+    assert "<script" not in page
+    outside = re.sub(r'xmlns(:\w+)?="[^"]*"|<rdf:RDF.*?</rdf:RDF>|<!DOCTYPE[^>]*>', "", page, flags=re.DOTALL)
+    assert "http" not in outside
+    assert "did &lt;it&gt;" in page
+    assert "Mind." in page
+
+
+def test_the_json_holds_every_stage_under_stable_names(report: Report, tmp_path: Path) -> None:
+    report.write(tmp_path, {})
+    data = json.loads((tmp_path / "report.json").read_text())
+    assert set(data) == {"schema_version", "command", "source", "signature", "environment", "evaluation", "stages", "gains",
+                         "measuring", "findings", "notes", "grid", "rooflines", "layer_bytes", "sizes"}  # fmt: skip
+    assert data["stages"][0]["stage"] == "original"
+    assert data["stages"][0]["measured"]["latency_p50_ms"] == 5.0
+
+
+def judged(metric: str, value: float, drop: float, confidence: float = 0.95, spread: float = 0.0) -> tuple[str, ...]:
+    last = row("fold_onnx", 1.0, value=value, drop=drop, drop_low=drop - spread, drop_high=drop + spread)
+    rows = [*BASE, last]
+    rows = [dataclasses.replace(r, measured=dataclasses.replace(r.measured, metric=metric)) for r in rows]
+    return findings(rows, confidence)
+
+
+@pytest.mark.parametrize(
+    ("metric", "drop", "told"),
+    [
+        ("cosine", 0.01, False),  # for certain, and nothing all the same
+        ("cosine", 0.06, True),
+        ("top1", 0.04, False),
+        ("top1", 0.2, True),
+        ("mse", 1e-5, False),
+        ("mse", 0.001, True),
+        ("package:bleu", 0.01, False),
+        ("package:bleu", 0.1, True),
+    ],
+)
+def test_a_certain_loss_that_is_nothing_is_not_told(metric: str, drop: float, told: bool) -> None:
+    assert any("by " in finding for finding in judged(metric, 0.9 - drop / 100, drop)) == told
+
+
+def test_a_loss_that_may_be_chance_is_told_with_the_confidence_that_was_asked_for() -> None:
+    (found,) = judged("top1", 0.89, 1.0, 0.8, spread=2.0)
+    assert "at 80% confidence between -1.00 and +3.00 points" in found
+    assert "95" not in found
+
+
+def test_what_informs_does_not_look_like_a_warning(report: Report, tmp_path: Path) -> None:
+    noted = dataclasses.replace(report, findings=("Mind.", Note("It is so.")), searched="../a%20b.search/search.html")
+    noted.write(tmp_path, {})
+    page = (tmp_path / "report.html").read_text()
+    assert '<p class="warn">⚠ Mind.</p>' in page
+    assert '<p class="note">It is so.</p>' in page
+    assert 'href="../a%20b.search/search.html"' in page
+    data = json.loads((tmp_path / "report.json").read_text())
+    assert (data["findings"], data["notes"]) == (["Mind.", "It is so."], ["It is so."])
+    assert all(isinstance(f, Note) for f in findings([*BASE, row("prune_channels"), row("fold_onnx", 1.0)]))
+
+
+def test_the_confidence_that_was_asked_for_is_in_the_page(report: Report, tmp_path: Path) -> None:
+    judged = [
+        dataclasses.replace(
+            r, measured=dataclasses.replace(r.measured, value=0.5, drop=0.0, drop_low=-1.0, drop_high=1.0)
+        )
+        for r in report.stages
+    ]
+    dataclasses.replace(report, stages=tuple(judged), data={"samples": 5, "confidence": 0.8}).write(tmp_path, {})
+    page = (tmp_path / "report.html").read_text()
+    assert "bars: 80% confidence" in page
+    assert "metric (80%)" in page
+    assert "no change in top1" in page
+    assert [at for at in re.findall(r"\S+ \S*95%\S*", page) if "p50" not in at] == [], "only latencies have that"
+
+
+@pytest.mark.parametrize("metric", ["cosine", "top1"])
+def test_the_axis_of_models_that_are_alike_shows_the_metric_not_its_rounding(metric: str) -> None:
+    rows = [
+        row(name, at, value=1.0 - at * 1e-14) for name, at in (("original", 5.0), ("original_onnx", 2.0), ("fold", 1.0))
+    ]
+    rows = [dataclasses.replace(r, measured=dataclasses.replace(r.measured, metric=metric)) for r in rows]
+    svg = plots(rows, {})[0][1]
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+    assert not [text for text in texts if re.search(r"e[-−]\d", text)], texts
+    near = {
+        float(text.rstrip("%")) / (100 if "%" in text else 1)
+        for text in texts
+        if re.fullmatch(r"[01][.\d]*|\d+[.\d]*%", text)
+    }
+    near = {value for value in near if 0.9 < value < 1.1}
+    assert len(near) >= 3
+    assert max(near) == 1.0, "the metric can't be more"
+    assert min(near) < 0.999
+
+
+@pytest.mark.parametrize("span", [1.05, 1.5, 3.0, 30.0, 1e3, 1e6])
+def test_a_logarithmic_axis_has_figures_and_room_for_them(span: float) -> None:
+    _, axes = axes_of(3)
+    axes.plot([1.3, 1.3 * span], [0, 1])
+    log_axis(axes)
+    low, high = axes.get_xlim()
+    shown = [tick for tick in axes.xaxis.get_majorticklocs() if low <= tick <= high]
+    assert 2 <= len(shown) <= 10
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (204_931, "205 kB"), (2_000_000, "2 MB"), (3.2e12, "3.2e+03 GB")],
+)
+def test_sizes_are_in_powers_of_ten(size: float, text: str) -> None:
+    assert bytes_text(size) == text
+
+
+def test_every_key_of_a_report_is_documented(report: Report) -> None:
+    text = (Path(__file__).parents[4] / "docs/report.md").read_text(encoding="utf-8")
+    data = report.to_dict()
+    keys = {*data, *data["stages"][0], *data["stages"][0]["measured"]}
+    assert [key for key in sorted(keys - {"measured"}) if f"`{key}`" not in text and f".{key}`" not in text] == []

@@ -1,0 +1,153 @@
+"""The monitoring's files: what they hold, what Prometheus' own tool says of them, and the runbook."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from compress.errors import ServerError
+from serve.deploy.monitoring.alerts import alert_rules, alerts
+from serve.deploy.monitoring.dashboards import dashboard, queries
+from serve.deploy.monitoring.monitoring import MonitoringOptions, files, write_monitoring
+from serve.deploy.monitoring.objectives import Objectives, objectives_of
+from serve.deploy.monitoring.rules import INFERENCE, recording_rules
+from serve.gateway.observe.telemetry import INFERENCE_ROUTES
+
+ROOT = Path(__file__).parents[4]
+DEPLOY = ROOT / "deploy"
+GOAL = objectives_of()
+PROMTOOL = shutil.which("promtool")
+with_promtool = pytest.mark.skipif(PROMTOOL is None, reason="Debian's package prometheus is not there")
+
+
+def test_what_stands_in_deploy_is_what_the_command_writes() -> None:
+    for name, text in files(MonitoringOptions()).items():
+        assert (DEPLOY / name).read_text(encoding="utf-8") == text, "run `serve deploy monitoring`"
+
+
+@with_promtool
+@pytest.mark.parametrize(
+    "words",
+    [["check", "rules", "recording.yml"], ["check", "rules", "alerts.yml"], ["check", "config", "prometheus.yml"]],
+)
+def test_prometheus_takes_the_files(words: list[str]) -> None:
+    done = subprocess.run(
+        [str(PROMTOOL), *words], cwd=DEPLOY / "prometheus", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@with_promtool
+def test_each_alert_fires_when_it_should_and_only_then() -> None:
+    paths = sorted((DEPLOY / "prometheus").glob("alerts_*test.yml"))
+    names = [test["name"] for path in paths for test in yaml.safe_load(path.read_text())["tests"]]
+    assert sorted(names) == sorted(f"{alert.name} {what}" for alert in alerts(GOAL) for what in ("fires", "is quiet"))
+    done = subprocess.run(
+        [str(PROMTOOL), "test", "rules", *map(str, paths)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_has_a_place_in_the_runbook_that_says_what_to_do() -> None:
+    text = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## (\w+)\n\n(.+?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    assert set(sections) == {alert.name for alert in alerts(GOAL)}
+    assert all(len(section) > 45 for section in sections.values())
+    for rule in alert_rules(GOAL)["groups"][0]["rules"]:
+        path, _, anchor = rule["annotations"]["runbook"].partition("#")
+        assert (ROOT / path).is_file()
+        assert anchor in {name.lower() for name in sections}
+
+
+def test_the_rules_count_inference_and_nothing_else() -> None:
+    for route in INFERENCE_ROUTES:
+        assert re.fullmatch(INFERENCE, route)
+    for route in ("other", "/metrics", "/v2/models/{model}/ready", "/v2/health/ready", "ModelReady"):
+        assert not re.fullmatch(INFERENCE, route)
+
+
+def test_an_alert_or_a_panel_asks_for_no_series_that_nothing_records() -> None:
+    recorded = {rule["record"] for group in recording_rules(GOAL)["groups"] for rule in group["rules"]}
+    asked = " ".join([alert.expr for alert in alerts(GOAL)] + [query for _, query in queries(dashboard(GOAL))])
+    used = set(re.findall(r"\b(?:serving|triton|autoscale):[\w:]+", asked))
+    assert used <= recorded
+
+
+@pytest.mark.parametrize(
+    ("text", "goal"),
+    [
+        ("p99<250ms,errors<0.1%", Objectives(0.25, 0.01, 0.001)),
+        ("p95<1s,errors<1%", Objectives(1.0, 0.05, 0.01)),
+        ("p99.9<50ms", Objectives(0.05, 0.001, 0.001)),
+    ],
+)
+def test_an_objective_becomes_two_budgets(text: str, goal: Objectives) -> None:
+    assert objectives_of(text) == goal
+    bound = f"{14.4 * goal.slow_share:.6g}"
+    assert f"serving:request_slow:ratio_rate1h > {bound} and" in alerts(goal)[0].expr
+    assert f'le="{goal.slow_s}"' in json.dumps(recording_rules(goal)).replace("\\", "")
+
+
+@pytest.mark.parametrize("text", ["errors<1%", "p99<260ms", "mean<1s", "p50<1s,p99<2.5s", "p99<250ms,errors<0"])
+def test_what_the_gateways_histogram_can_t_tell_is_refused(text: str) -> None:
+    with pytest.raises(ServerError) as caught:
+        objectives_of(text)
+    assert caught.value.mend
+
+
+def test_targets_a_key_and_the_interval_reach_prometheus(tmp_path: Path) -> None:
+    options = MonitoringOptions(
+        gateway=("a:1", "b:2"), triton=("c:3",), interval_s=5, key_file="/run/secrets/metrics-key"
+    )
+    assert len(write_monitoring(tmp_path, options)) == 6
+    found: Any = yaml.safe_load((tmp_path / "prometheus/prometheus.yml").read_text())
+    gateway, triton = found["scrape_configs"]
+    assert gateway["static_configs"] == [{"targets": ["a:1", "b:2"]}]
+    assert gateway["authorization"]["credentials_file"] == "/run/secrets/metrics-key"
+    assert "authorization" not in triton
+    assert found["global"]["scrape_interval"] == "5s"
+
+
+@pytest.mark.parametrize("values", [{"gateway": ("http://a:1",)}, {"triton": ("a",)}, {"interval_s": 0}])
+def test_what_can_t_be_watched_is_told(values: Any) -> None:
+    with pytest.raises(ServerError) as caught:
+        MonitoringOptions(**values)
+    assert caught.value.mend
+
+
+def test_the_dashboard_is_one_that_grafana_can_read() -> None:
+    board = dashboard(GOAL)
+    panels = [panel for panel in board["panels"] if panel["type"] != "row"]
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    assert len({panel["title"] for panel in panels}) == len(panels) >= 18
+    taken: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken, f"{panel['title']} lies over another"
+        assert at["x"] + at["w"] <= 24
+        taken |= cells
+    for panel in panels:
+        assert panel["targets"]
+        assert panel["datasource"]["uid"] == "${source}"
+
+
+def test_the_command_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from serve.cli.main import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(["deploy", "monitoring", "-o", str(tmp_path), "--slo", "p99<100ms,errors<1%"])
+    assert not ended.value.code
+    assert "alerts.yml" in capsys.readouterr().out
+    assert "0.144" in (tmp_path / "prometheus/alerts.yml").read_text()
+    with pytest.raises(SystemExit) as ended:
+        main(["deploy", "monitoring", "-o", str(tmp_path), "--slo", "p99<123ms"])
+    assert ended.value.code == 2
+    assert "take one of" in capsys.readouterr().err

@@ -1,0 +1,471 @@
+"""Kubernetes manifests: what Kustomize makes of them fits the schemas of several releases, and keeps the policies."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from compress.errors import ServerError
+from serve.deploy.cluster.canary import analysis_templates, passes, rollout
+from serve.deploy.cluster.render import render, warnings_of
+from serve.deploy.cluster.workload import workload_of
+from serve.deploy.gate import judge
+from serve.deploy.monitoring.objectives import objectives_of
+from serve.deploy.options import RenderOptions
+from serve.gateway.access.footprint import MIB, footprint_bytes
+from serve.gateway.settings_file import load_settings
+from serve.pack.write import PackOptions, pack
+from serve.rollout.plan import Plan
+from tests.custom_resources import VERSIONS, check
+from tests.load_servers import result_of
+from tests.serve_models import hook_file, tiny_artifact
+
+ROOT = Path(__file__).parents[4]
+Object = dict[str, Any]
+OVERLAYS = ("overlays/cpu", "overlays/gpu", "overlays/dev", "overlays/canary", "kserve")
+OPTIONS = RenderOptions(gateway_image="registry.example/gateway:1.0", image="registry.example/triton:26.07-pillow")
+KUBECTL = shutil.which("kubectl")
+with_kubectl = pytest.mark.skipif(KUBECTL is None, reason="kubectl is not there")
+S3 = replace(OPTIONS, storage="s3://bucket/models")
+S3_SIGNED = replace(S3, storage="s3://https://minio.example:9000/bucket/models", signed_by="signer")
+SIGNED = replace(OPTIONS, storage="image:registry.example/models@sha256:" + "0" * 64, signed_by="signer")
+
+
+def test_what_stands_in_deploy_is_what_the_command_writes(tmp_path: Path) -> None:
+    """serve deploy render model_repository -o deploy/kubernetes, with the two images."""
+    options = RenderOptions(
+        gateway_image="registry.example/compress-serve-gateway:0.1.0",
+        image="registry.example/compress-serve-triton:26.07-hooks",
+    )
+    render(ROOT / "model_repository", tmp_path / "kubernetes", options)
+    anew, there = (
+        {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+        for folder in (tmp_path / "kubernetes", ROOT / "deploy/kubernetes")
+    )
+    assert anew == there
+
+
+def built(folder: Path) -> list[Object]:
+    done = subprocess.run([str(KUBECTL), "kustomize", folder], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What Kustomize makes of an overlay, of options."""
+    folder = tmp_path_factory.mktemp("rendered")
+    script = folder / "build_engine.py"
+    script.write_text("print('builds')\n")
+    every = {
+        "pvc": OPTIONS,
+        "s3": S3,
+        "s3 signed": S3_SIGNED,
+        "signed": SIGNED,
+        "engine": replace(OPTIONS, engine_script=script, gpu_product="NVIDIA-H200"),
+    }
+
+    @cache
+    def of(name: str, overlay: str) -> list[Object]:
+        if not (folder / name).exists():
+            render(ROOT / "model_repository", folder / name, every[name])
+        return built(folder / name / overlay)
+
+    return of
+
+
+def one(documents: list[Object], kind: str, name: str = "") -> Object:
+    (found,) = [each for each in documents if each["kind"] == kind and name in each["metadata"]["name"]]
+    return found
+
+
+def pods(documents: list[Object]) -> Iterator[Object]:
+    """Pod specs, wherever they are."""
+    for document in documents:
+        match document["kind"]:
+            case "Deployment":
+                yield document["spec"]["template"]["spec"]
+            case "AnalysisTemplate":
+                for metric in document["spec"]["metrics"]:
+                    if "job" in metric["provider"]:
+                        yield metric["provider"]["job"]["spec"]["template"]["spec"]
+
+
+@with_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_object_fits_the_schemas_strictly(rendered: Any, overlay: str, version: str) -> None:
+    documents = rendered("pvc", overlay)
+    assert documents
+    for document in documents:
+        check(document, version)
+
+
+@with_kubectl
+@pytest.mark.parametrize(
+    ("storage", "overlay"),
+    [
+        ("s3", "overlays/canary"),
+        ("signed", "overlays/canary"),
+        ("s3 signed", "kserve"),
+        ("signed", "kserve"),
+        ("engine", "overlays/gpu"),
+    ],
+)
+def test_so_do_those_of_other_options(rendered: Any, storage: str, overlay: str) -> None:
+    for document in rendered(storage, overlay):
+        check(document, VERSIONS[-1])
+
+
+def test_components_fit_too(tmp_path: Path) -> None:
+    render(ROOT / "model_repository", tmp_path / "out", replace(OPTIONS, target=20.0))
+    for name in ("keda/scaledobject", "hpa/hpa", "prometheus-operator/monitors", "prometheus-operator/rules"):
+        for document in yaml.safe_load_all((tmp_path / f"out/components/{name}.yaml").read_text()):
+            check(document, VERSIONS[0])
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "spec": {"scaleTargetRef": {"name": "a"}}},
+        {"apiVersion": "argoproj.io/v1alpha1", "kind": "Rollout", "spec": {"strategy": {"canary": {"step": []}}}},
+        {
+            "apiVersion": "serving.kserve.io/v1beta1",
+            "kind": "InferenceService",
+            "spec": {"predictor": {"minReplicas": "2"}},
+        },
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a"}, "spec": {"port": 1}},
+    ],
+)
+def test_the_schemas_refuse_what_is_wrong(broken: Object) -> None:
+    with pytest.raises(Exception, match=r"required|not allowed|not of type|unexpected|Additional"):
+        check(broken, VERSIONS[-1])
+
+
+@with_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS[:-1])
+def test_no_pod_is_root_or_writes_its_image_or_has_a_moving_tag_or_no_limit(rendered: Any, overlay: str) -> None:
+    found = list(pods(rendered("pvc", overlay)))
+    assert len(found) >= 2
+    for pod in found:
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["securityContext"]["runAsUser"] > 0
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is False
+        for container in (*pod["containers"], *pod.get("initContainers", ())):
+            secured = container["securityContext"]
+            assert secured["readOnlyRootFilesystem"]
+            assert not secured["allowPrivilegeEscalation"]
+            assert secured["capabilities"] == {"drop": ["ALL"]}
+            assert ":" in container["image"]
+            assert not container["image"].endswith(":latest")
+            assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"]
+            assert container["resources"]["requests"]["cpu"]
+            assert not any("value" in each and "KEY" in each["name"] for each in container.get("env", ()))
+
+
+@with_kubectl
+def test_triton_is_reached_by_the_gateway_and_by_prometheus_alone(rendered: Any) -> None:
+    documents = rendered("pvc", "overlays/cpu")
+    policy = one(documents, "NetworkPolicy", "triton")["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    by_port = {port["port"]: rule["from"] for rule in policy["ingress"] for port in rule["ports"]}
+    gateway = {
+        "podSelector": {"matchLabels": one(documents, "Deployment", "gateway")["spec"]["selector"]["matchLabels"]}
+    }
+    assert by_port[8000] == by_port[8001] == [gateway]
+    assert "podSelector" not in by_port[8002][0]
+    assert "namespaceSelector" in by_port[8002][0]
+    selected = one(documents, "Deployment", "triton")["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= selected.items()
+    assert one(documents, "Service", "triton")["spec"]["clusterIP"] == "None"
+
+
+@with_kubectl
+def test_what_a_pod_is_given_to_end_is_longer_than_what_it_takes(rendered: Any, tmp_path: Path) -> None:
+    documents = rendered("pvc", "overlays/cpu")
+    triton = one(documents, "Deployment", "triton")["spec"]["template"]["spec"]
+    waits = int(triton["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][1])
+    exits = next(int(text.partition("=")[2]) for text in triton["containers"][0]["args"] if "exit-timeout" in text)
+    assert triton["terminationGracePeriodSeconds"] > waits + exits
+    (tmp_path / "gateway.toml").write_text(
+        one(documents, "ConfigMap")["data"]["gateway.toml"].replace(
+            "/run/secrets/gateway/keys.json", str(tmp_path / "keys.json")
+        )
+    )
+    settings = load_settings(tmp_path / "gateway.toml", {})
+    assert settings.discover
+    assert settings.upstream == ("http://serving-triton:8000",)
+    grace = one(documents, "Deployment", "gateway")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert grace > settings.drain_delay_s + settings.drain_timeout_s
+
+
+@with_kubectl
+def test_a_gateways_bound_fits_into_its_pod(rendered: Any, tmp_path: Path) -> None:
+    documents = rendered("pvc", "overlays/cpu")
+    (tmp_path / "keys.json").write_text("{}")
+    (tmp_path / "gateway.toml").write_text(
+        one(documents, "ConfigMap")["data"]["gateway.toml"].replace(
+            "/run/secrets/gateway/keys.json", str(tmp_path / "keys.json")
+        )
+    )
+    settings = load_settings(tmp_path / "gateway.toml", {})
+    (container,) = one(documents, "Deployment", "gateway")["spec"]["template"]["spec"]["containers"]
+    limit = int(container["resources"]["limits"]["memory"].removesuffix("Mi")) * MIB
+    assert footprint_bytes(settings.memory_bytes, settings.max_body_bytes) <= limit
+    assert settings.memory_bytes >= 4 * settings.max_body_bytes
+
+
+def test_files_are_checked_before_triton_starts(rendered: Any) -> None:
+    key = ["--public-key", "/run/trust/public.pem"]
+    for storage, words in (
+        ("pvc", ["check", "/models"]),
+        ("signed", ["check", "/source", *key, "--into", "/models"]),
+        ("s3", ["check", "/models"]),
+        ("s3 signed", ["check", "/models", *key]),
+    ):
+        deployed = one(rendered(storage, "overlays/cpu"), "Deployment", "triton")["spec"]["template"]["spec"]
+        kserved = rendered(storage, "kserve")
+        runtime = one(kserved, "ServingRuntime")["spec"]
+        predictor = one(kserved, "InferenceService")["spec"]["predictor"]
+        assert "storageUri" not in predictor["model"], "its container would come after the check"
+        for pod in (
+            deployed,
+            {**predictor, "containers": runtime["containers"], "volumes": runtime["volumes"] + predictor["volumes"]},
+        ):
+            check = pod["initContainers"][-1]
+            assert check["args"] == words
+            containers = (*pod["initContainers"], *pod["containers"])
+            assert {mount["name"] for each in containers for mount in each["volumeMounts"]} == {
+                volume["name"] for volume in pod["volumes"]
+            }
+            (triton,) = pod["containers"]
+            (served,) = (mount for mount in triton["volumeMounts"] if mount["name"] == "models")
+            assert served == {"name": "models", "mountPath": "/models", "readOnly": True}
+            assert any(arg.endswith("=/models") for arg in triton["args"]), "what was checked is what is served"
+            if "signed" in storage or "s3" in storage:  # nothing from outside reaches a container that starts again
+                (volume,) = (each for each in pod["volumes"] if each["name"] == "models")
+                assert volume == {"name": "models", "emptyDir": {}}
+
+
+@with_kubectl
+@pytest.mark.parametrize(
+    ("storage", "words"),
+    [
+        ("s3", ["s3", "sync", "s3://bucket/models", "/models", "--only-show-errors"]),
+        (
+            "s3 signed",
+            ["s3", "sync", "s3://bucket/models", "/models", "--only-show-errors",
+             "--endpoint-url", "https://minio.example:9000"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_bucket_is_fetched_into_the_pod(rendered: Any, storage: str, words: list[str]) -> None:
+    pod = one(rendered(storage, "overlays/cpu"), "Deployment", "triton")["spec"]["template"]["spec"]
+    fetch = pod["initContainers"][0]
+    assert fetch["args"] == words
+    assert fetch["envFrom"] == [{"secretRef": {"name": "serving-bucket"}}]
+    assert "envFrom" not in pod["containers"][0], "Triton needs no way to the bucket"
+
+
+@with_kubectl
+def test_an_engine_is_built_on_the_gpu_that_will_run_it(rendered: Any) -> None:
+    pod = one(rendered("engine", "overlays/gpu"), "Deployment", "triton")["spec"]["template"]["spec"]
+    build, packs = pod["initContainers"]
+    assert build["command"] == ["python3"]
+    assert build["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert packs["args"][:2] == ["pack", "/built/artifact"]
+    assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert pod["nodeSelector"]["nvidia.com/gpu.product"] == "NVIDIA-H200"
+    assert pod["containers"][0]["volumeMounts"][0] == {
+        "name": "built",
+        "mountPath": "/models",
+        "subPath": "models",
+        "readOnly": True,
+    }
+
+
+@with_kubectl
+def test_a_canary_passes_the_budget_first_and_the_autoscaler_follows_the_rollout(rendered: Any) -> None:
+    documents = rendered("pvc", "overlays/canary")
+    canary = one(documents, "Rollout")["spec"]
+    assert canary["workloadRef"]["name"] == one(documents, "Deployment", "triton")["metadata"]["name"]
+    steps = canary["strategy"]["canary"]["steps"]
+    assert "analysis" in steps[0]
+    assert [each["setWeight"] for each in steps if "setWeight" in each] == [5, 25, 50]
+    named = {each["templateName"] for each in canary["strategy"]["canary"]["analysis"]["templates"]}
+    named |= {each["templateName"] for each in steps[0]["analysis"]["templates"]}
+    templates = [each for each in documents if each["kind"] == "AnalysisTemplate"]
+    assert named == {each["metadata"]["name"] for each in templates}
+    assert one(documents, "ScaledObject")["spec"]["scaleTargetRef"]["kind"] == "Rollout"
+    assert {each["metadata"]["namespace"] for each in documents} == {"serving"}
+
+
+@pytest.mark.parametrize(
+    ("result", "passed"),
+    [([], False), ([math.nan], False), ([0.2], False), ([0.1], True), ([-1.0], True), ([math.inf], False)],
+)
+def test_a_look_without_requests_is_no_good_look(result: list[float], passed: bool) -> None:
+    condition = passes(0.1).replace("&&", "and").replace("!", "not ")
+    assert eval(condition, {"len": len, "isNaN": math.isnan, "result": result}) is passed  # noqa: S307  our own text
+
+
+def test_nothing_is_promoted_before_it_could_have_been_taken_back() -> None:
+    plan = Plan(steps=(50.0,))
+    goal = objectives_of()
+    steps = rollout(OPTIONS, plan, gate=False)["spec"]["strategy"]["canary"]["steps"]
+    lasts = sum(int(each["pause"]["duration"].removesuffix("s")) for each in steps if "pause" in each)
+    for template in analysis_templates(OPTIONS, plan, goal, gate=None):
+        for metric in template["spec"]["metrics"]:
+            assert "isNaN" in metric["successCondition"]
+            assert metric["initialDelay"] == "2m"
+            assert 120 + (metric["failureLimit"] + 1) * int(metric["interval"].removesuffix("s")) < lasts
+
+
+def test_a_plan_says_how_to_scale(tmp_path: Path) -> None:
+    scaling = {"least": 3, "most": 12, "target": 42.5, "down_window_s": 120.0, "period_s": 15.0}
+    plan = {"kind": "serve plan", "schema_version": 1, "objective": "p99<80ms,errors<1%", "scaling": scaling}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    options = replace(OPTIONS, plan=tmp_path / "plan.json")
+    _, warnings = render(ROOT / "model_repository", tmp_path / "out", options)
+    assert any("p99<100ms" in text for text in warnings)  # the gateway's histogram has no 80
+    spec = yaml.safe_load((tmp_path / "out/components/keda/scaledobject.yaml").read_text())["spec"]
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (3, 12)
+    assert spec["triggers"][0]["metadata"]["threshold"] == "42.5"
+    assert spec["triggers"][0]["metricType"] == "AverageValue"
+    assert all(each["metadata"]["ignoreNullValues"] == "false" for each in spec["triggers"])
+    hpa = yaml.safe_load((tmp_path / "out/components/hpa/hpa.yaml").read_text())["spec"]
+    assert hpa["metrics"][0]["external"]["target"] == {"type": "AverageValue", "averageValue": "42500m"}
+    assert hpa["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == 120
+
+
+def test_what_python_compiled_takes_no_memory(tmp_path: Path) -> None:
+    before = workload_of(ROOT / "model_repository")
+    copy = tmp_path / "repository"
+    shutil.copytree(ROOT / "model_repository", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    compiled = copy / "digits_preprocess/1/__pycache__/model.cpython-311.pyc"
+    compiled.parent.mkdir()
+    compiled.write_bytes(b"x" * 2**22)
+    assert workload_of(copy) == before
+
+
+def test_pods_are_sized_by_what_a_load_test_saw(tmp_path: Path) -> None:
+    from serve.load.figures.server_side import ServerUse
+    from serve.load.report.report import LoadReport
+
+    run = result_of([[1.0] * 20], server=ServerUse(1.83, 700 * 1024 * 1024, 4))
+    (tmp_path / "load.json").write_text(json.dumps(LoadReport((run,), "a").to_dict()))
+    found = workload_of(ROOT / "model_repository", tmp_path / "load.json")
+    assert found.measured
+    assert found.cpu_millis == 1900
+    assert found.memory_mib == 1050 + found.shared_mib
+    assert not workload_of(ROOT / "model_repository").measured
+    (tmp_path / "far.json").write_text(json.dumps(LoadReport((result_of([[1.0] * 20]),), "a").to_dict()))
+    with pytest.raises(ServerError, match="saw no server"):
+        workload_of(ROOT / "model_repository", tmp_path / "far.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"image": "tritonserver:latest"}, "changes"),
+        ({"gateway_image": "gateway"}, "changes"),
+        ({"gateway_image": "Not An Image"}, "no image"),
+        ({"name": "Serving"}, "no name"),
+        ({"storage": "nfs:there"}, "none of the kinds"),
+        ({"storage": "pvc:"}, "none of the kinds"),
+        ({"min_replicas": 0}, "too small"),
+        ({"signed_by": "No"}, "no name"),
+        ({"engine_script": Path("/nowhere/build.py")}, "no such file"),
+    ],
+)
+def test_options_that_can_not_work_are_refused(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(ServerError, match=why):
+        replace(OPTIONS, **changes)
+
+
+def test_a_folder_of_something_else_stays(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(ServerError, match="something else"):
+        render(ROOT / "model_repository", tmp_path, OPTIONS)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    render(ROOT / "model_repository", tmp_path / "out", OPTIONS)
+    (tmp_path / "out/stale.yaml").write_text("old")
+    render(ROOT / "model_repository", tmp_path / "out", OPTIONS)
+    assert not (tmp_path / "out/stale.yaml").exists()
+
+
+def test_what_to_know_is_said() -> None:
+    workload = workload_of(ROOT / "model_repository")
+    said = " ".join(warnings_of(workload, replace(S3, image=RenderOptions.image)))
+    said += " ".join(warnings_of(workload, replace(OPTIONS, image="nvcr.io/nvidia/tritonserver:24.10-py3")))
+    assert not any(
+        "vulnerabilities" in text for text in warnings_of(workload, replace(OPTIONS, image=RenderOptions.image))
+    )
+    for words in (
+        "tritonserver:24.10-py3 has known vulnerabilities",
+        "hooks require pillow",
+        "serving-bucket",
+        "estimated",
+        "serving-keys",
+        "serve plan",
+    ):
+        assert words in said
+
+
+@pytest.mark.parametrize(("most", "kept"), [(1.0, True), (0.2, False)])
+def test_the_gate_holds_a_model_to_its_budget(tmp_path: Path, most: float, kept: bool) -> None:
+    from compress.artifact import Artifact, Measured, StageReport
+
+    artifact = Artifact.load(tiny_artifact(tmp_path / "artifact"))
+    stage = StageReport("prune_channels", "", Measured(metric="top1", drop=0.4, drop_high=0.7), 1.0)
+    replace(artifact, stages=(stage,)).save()
+    pack(
+        tmp_path / "artifact",
+        repository=tmp_path / "models",
+        name="tiny",
+        hooks=hook_file(tmp_path),
+        options=PackOptions(),
+    )
+    found = judge(tmp_path / "models", "tiny", most)
+    assert found.kept is kept
+    assert "0.40 points of top1" in found.words
+    assert "0.70" in found.words
+
+
+def test_the_gate_refuses_what_nobody_measured(tmp_path: Path) -> None:
+    pack(tiny_artifact(tmp_path / "artifact"), repository=tmp_path / "models", name="tiny")
+    assert not judge(tmp_path / "models", "tiny", 5.0).kept
+
+
+@pytest.mark.parametrize(
+    ("measured", "kept"),
+    [
+        ({"drop": 0.4, "drop_high": 0.7}, True),
+        ({"drop": 0.4}, False),
+        ({"drop": 0.4, "drop_high": 1.2}, False),
+        ({"drop": 1.2, "drop_high": 0.7}, False),
+        ({"drop_high": 0.7}, False),
+        ({"drop": -0.4, "drop_high": -0.1}, True),
+    ],
+    ids=str,
+)
+def test_the_gate_judges_the_interval_s_end(tmp_path: Path, measured: dict[str, Any], kept: bool) -> None:
+    from compress.artifact import Artifact, Measured, StageReport
+
+    artifact = Artifact.load(tiny_artifact(tmp_path / "artifact"))
+    stage = StageReport("prune_channels", "", replace(Measured(metric="top1"), **measured), 1.0)
+    replace(artifact, stages=(stage,)).save()
+    pack(tmp_path / "artifact", repository=tmp_path / "models", name="tiny")
+    assert judge(tmp_path / "models", "tiny", 1.0).kept is kept
+    assert not judge(tmp_path / "models", "tiny", math.nan).kept

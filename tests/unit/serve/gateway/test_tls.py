@@ -1,0 +1,106 @@
+"""HTTPS: the gateway's own certificate."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from serve.gateway.server import serve_gateway
+from serve.gateway.settings import Settings
+from tests.serve_http import gateway_thread, scripted_server
+from tests.unit.serve.gateway.test_upstream import echo
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl to make a certificate")
+
+HEAD = b'{"inputs":[{"name":"x","datatype":"UINT8","shape":[300000],"parameters":{"binary_data_size":300000}}]}'
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    """A self-signed certificate for 127.0.0.1, and its key."""
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    return certificate, key
+
+
+def test_requests_are_answered_over_tls_and_over_nothing_less(pair: tuple[Path, Path]) -> None:
+    async def main() -> None:
+        stop = asyncio.Event()
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        async with scripted_server(echo) as triton:
+            settings = Settings(
+                upstream=(triton.url,),
+                port=0,
+                tls_certificate=pair[0],
+                tls_key=pair[1],
+                drain_delay_s=0,
+                validate=False,
+            )
+            running = asyncio.ensure_future(serve_gateway(settings, stop=stop, on_ready=ready.set_result))
+            url = await ready
+            assert url.startswith("https://")
+            port = int(url.rpartition(":")[2])
+            context = ssl.create_default_context(cafile=str(pair[0]))
+            for target, body in (("/v2/models/m/infer", HEAD + b"x" * 300_000), ("/healthz", b"")):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+                method = "POST" if body else "GET"
+                head = (
+                    f"{method} {target} HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
+                    f"inference-header-content-length: {len(HEAD)}\r\n\r\n"
+                )
+                writer.write(head.encode() + body)
+                answer = await asyncio.wait_for(reader.read(), 10)
+                assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+                assert answer.endswith(body or b"}")
+                assert (b"strict-transport-security" in answer) == (not body)
+                writer.close()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n")
+            assert b"200" not in await asyncio.wait_for(reader.read(), 10)
+            writer.close()
+            stop.set()
+            await running
+
+    uvloop.run(main())
+
+
+def test_connections_that_never_greet_are_bounded_by_address(pair: tuple[Path, Path]) -> None:
+    """They are nobody's requests yet: what counts connections hears of one once it has greeted."""
+
+    async def silent(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
+
+    async def alive(port: int, context: ssl.SSLContext) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        writer.close()
+        await writer.wait_closed()
+
+    async def main(port: int) -> None:
+        context = ssl.create_default_context(cafile=str(pair[0]))
+        opened = [await silent(port) for _ in range(60)]
+        ends = {asyncio.ensure_future(reader.read()) for reader, _ in opened}
+        async with asyncio.timeout(45):  # less than the 60 s that a handshake may take
+            while sum(end.done() for end in ends) < 40:
+                await asyncio.wait([end for end in ends if not end.done()], return_when=asyncio.FIRST_COMPLETED)
+        await alive(port, context)
+        for _, each in opened:
+            each.close()
+        closed = (each.wait_closed() for _, each in opened)
+        await asyncio.gather(*ends, *closed, return_exceptions=True)
+        await alive(port, context)  # it has seen them close
+
+    settings = Settings(
+        upstream=("http://127.0.0.1:1",), port=0, tls_certificate=pair[0], tls_key=pair[1], max_clients=40
+    )
+    with gateway_thread(settings) as url:
+        uvloop.run(main(int(url.rpartition(":")[2])))

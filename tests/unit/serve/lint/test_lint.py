@@ -1,0 +1,172 @@
+"""What lint says of repositories that Triton would serve, and how it says it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compress.errors import RepositoryError
+from serve.cli.main import main
+from serve.lint import run as run_module
+from serve.lint.run import lint
+from serve.pack.onnx_reader import read_onnx
+from serve.pack.write import PackOptions, pack
+from tests.lint_corpus import BATCHING, CASES, GROUP, LOGITS, WARMUP, Case, X
+from tests.serve_models import hook_file, tiny_artifact
+
+SHIPPED = Path(__file__).parents[4] / "model_repository"
+WARMED = "model_warmup {"
+FREE_BATCH = (
+    ("max_batch_size: 8", "max_batch_size: 0"),
+    (BATCHING, ""),
+    (X, X.replace("dims: 4", "dims: -1 dims: 4")),
+    (LOGITS, LOGITS.replace("dims: 3", "dims: -1 dims: 3")),
+    (WARMUP, WARMUP.replace("dims: 4", "dims: 1 dims: 4")),
+)
+
+
+def writable(folder: Path) -> None:
+    (folder / "1" / "model.onnx").chmod(0o666)
+
+
+def linked(folder: Path) -> None:
+    path = folder / "1" / "model.onnx"
+    elsewhere = path.rename(folder.parent.parent / "elsewhere.onnx")
+    path.symlink_to(elsewhere)
+
+
+ADVICE: tuple[tuple[Case, str], ...] = (
+    (Case("no_group", swaps=((GROUP, ""),)), "two for each CPU model"),
+    (Case("no_batching", swaps=((BATCHING, ""),)), "nothing makes batches"),
+    (Case("idle_batching", swaps=(*FREE_BATCH[:1], *FREE_BATCH[2:])), "dynamic_batching does nothing"),
+    (Case("free_batch", swaps=FREE_BATCH), "the first dimension of every tensor is free"),
+    (Case("bounded", swaps=((BATCHING, "dynamic_batching { default_queue_policy { max_queue_size: 9 } }"),)), "queue"),
+    (Case("preferred", swaps=((BATCHING, "dynamic_batching { preferred_batch_size: 4 }"),)), "preferred_batch_size"),
+    (Case("many", swaps=((GROUP, "instance_group { count: 400 kind: KIND_CPU }"),)), "400 instances with 1 threads"),
+    (Case("own_threads", swaps=(('string_value: "1"', 'string_value: "0"'), (GROUP, GROUP.replace("1", "3")))), "cores"),
+    (Case("cold", "network", swaps=((f'{WARMED} name: "one" batch_size: 1 inputs {{ key: "x" {WARMUP} }} }}', ""),)),
+     "first requests pay"),
+    (Case("anyone", files=writable), "anyone on this machine may write 1/model.onnx"),
+    (Case("elsewhere", files=linked), "link out of the model's folder"),
+)  # fmt: skip
+
+
+def written(tmp_path: Path, *cases: Case) -> Path:
+    for case in cases:
+        case.write(tmp_path / "models")
+    return tmp_path / "models"
+
+
+@pytest.mark.parametrize(("case", "what"), ADVICE, ids=lambda item: getattr(item, "name", ""))
+def test_what_triton_does_badly_is_a_warning(case: Case, what: str, tmp_path: Path) -> None:
+    found = lint(written(tmp_path, case))
+    assert [finding.severity for finding in found] == ["warning"] * len(found)
+    assert any(what in finding.what for finding in found), found
+
+
+def test_what_pack_writes_has_nothing_to_mend(tmp_path: Path) -> None:
+    artifact = tiny_artifact(tmp_path / "artifact")
+    options = PackOptions(instances=1)
+    pack(artifact, repository=tmp_path / "models", name="plain", options=options)
+    pack(artifact, repository=tmp_path / "models", name="hooked", hooks=hook_file(tmp_path), options=options)
+    assert lint(tmp_path / "models") == []
+
+
+def test_the_shipped_repository_has_no_error(tmp_path: Path) -> None:
+    shutil.copytree(SHIPPED, tmp_path / "models")
+    assert [finding for finding in lint(tmp_path / "models") if finding.severity == "error"] == []
+
+
+def test_hooks_whose_requirements_are_gone_are_an_error(tmp_path: Path) -> None:
+    artifact = tiny_artifact(tmp_path / "artifact")
+    pack(artifact, repository=tmp_path / "models", name="m", hooks=hook_file(tmp_path))
+    path = tmp_path / "models" / "m_preprocess" / "config.pbtxt"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("numpy", "no-such-package"), encoding="utf-8")
+    whats = [finding.what for finding in lint(tmp_path / "models") if finding.severity == "error"]
+    assert any("no-such-package" in what for what in whats)
+    assert any("its step 'm_preprocess' can't be loaded" in what for what in whats)
+
+
+def test_for_a_container_this_machine_says_nothing(tmp_path: Path) -> None:
+    names = ("gpu_without_one", "unknown_backend", "python_missing_import")
+    models = written(tmp_path, *(case for case in CASES if case.name in names))
+    assert {finding.model for finding in lint(models) if finding.severity == "error"} == set(names)
+    assert [finding for finding in lint(models, container=True) if finding.severity == "error"] == []
+
+
+def test_a_file_that_takes_onnx_runtime_down_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import os, sys\nif 'bad' in sys.argv[1]: os.abort()\nimport json\n"
+    program += "print(json.dumps({'path': sys.argv[1], 'tensors': [[], []]}))"
+    monkeypatch.setattr("serve.pack.onnx_reader._PROGRAM", program)
+    found = read_onnx([tmp_path / "bad.onnx", tmp_path / "good.onnx"])
+    assert found is not None
+    assert "crashes" in found[tmp_path / "bad.onnx"].error
+    assert found[tmp_path / "good.onnx"].error == ""
+
+
+def test_a_file_that_takes_onnx_runtime_minutes_is_named_and_the_others_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "import json, sys, time\nfor path in sys.argv[1:]:\n    if 'slow' in path: time.sleep(3600)\n"
+    program += "    print(json.dumps({'path': path, 'tensors': [[], []]}), flush=True)"
+    monkeypatch.setattr("serve.pack.onnx_reader._PROGRAM", program)
+    whole, cut = subprocess.run, []
+
+    def run(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
+        if not any("slow" in path for path in command[3:]):
+            return whole(command, **how)
+        try:
+            return whole(command, **how | {"timeout": 0.01})
+        except subprocess.TimeoutExpired as err:
+            cut.append(command[3:])
+            if "first" in command[3]:  # what it has said by then, and half a line
+                err.stdout = json.dumps({"path": command[3], "tensors": [[], []]}).encode() + b'\n{"path'
+            raise
+
+    monkeypatch.setattr(subprocess, "run", run)
+    first, slow, last = (tmp_path / f"{name}.onnx" for name in ("first", "slow", "last"))
+    found = read_onnx([first, slow, last])
+    assert found is not None
+    assert "takes more than 300 s" in found[slow].error
+    assert found[first].error == found[last].error == ""
+    assert [list(map(Path, paths)) for paths in cut] == [[first, slow, last], [slow, last]], "it had all the time alone"
+
+
+def test_without_onnx_runtime_the_files_are_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "read_onnx", lambda _paths: None)
+    found = lint(written(tmp_path, Case("network")))
+    assert [finding.what for finding in found] == ["no ONNX file was looked into"]
+
+
+@pytest.mark.parametrize(("name", "code"), [("good_network", 0), ("no_file", 1), ("negative_count", 0)])
+def test_the_exit_code_tells_errors_from_warnings(name: str, code: int, tmp_path: Path) -> None:
+    models = written(tmp_path, *(case for case in CASES if case.name == name))
+    with pytest.raises(SystemExit) as stopped:
+        main(["lint", str(models)])
+    assert stopped.value.code == code
+
+
+def test_json_holds_every_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models = written(tmp_path, *(case for case in CASES if case.name == "no_file"))
+    with pytest.raises(SystemExit):
+        main(["lint", str(models), "--json"])
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["model"] == "no_file"
+    assert found["severity"] == "error"
+    assert "model.onnx" in found["what"]
+    assert found["mend"]
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_what_is_no_repository_is_refused(made: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    if made:
+        folder.mkdir()
+    with pytest.raises(RepositoryError):
+        lint(folder)
