@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from torch import nn
@@ -30,7 +30,7 @@ from compress.training.machine.setup import device_kind, distributed, fabric_cla
 from compress.training.task import Task, Trained
 from compress.training.updates.precision import precision_for
 
-__all__ = ["Finetune", "details_of", "told"]
+__all__ = ["Finetune", "details_of", "source_of", "told"]
 
 # What changes how a training runs, but not what it gives.
 _ELSEWHERE = ("loader_workers", "cache_data", "checkpoint_seconds", "profile", "tensorboard", "validation")
@@ -72,6 +72,41 @@ class Finetune:
     def finetune(self) -> Finetune:
         """What is asked of the training, as of a stage that holds one."""
         return self
+
+    @property
+    def devices(self) -> int:
+        """How many processes share the training."""
+        return self.training.devices
+
+    def described(self) -> dict[str, Any]:
+        """All but the teacher, as JSON values from which another process makes the stage again (`of`).
+
+        Raises:
+            RecipeError: data that another process can't open.
+        """
+        training = dataclasses.asdict(self.training)
+        return {
+            "data": source_of(self.data),
+            "training": {name: str(value) if isinstance(value, Path) else value for name, value in training.items()},
+            "seed": self.seed,
+            "validation": None if self.validation is None else source_of(self.validation),
+            "evaluation": self.evaluation,
+            "labelled": self.labelled,
+        }
+
+    @classmethod
+    def of(cls, described: Mapping[str, Any], model: TorchModel, teacher: TorchModel | None) -> Self:
+        """The stage that was described, its data opened for a model."""
+        values = dict(described["training"])
+        values["augment"] = tuple(values["augment"])
+        values["tensorboard"] = None if values["tensorboard"] is None else Path(values["tensorboard"])
+        held = described["validation"]
+        opened = {
+            "data": Dataset.open(described["data"], model.signature),
+            "training": TrainingOptions(**values),
+            "validation": None if held is None else Dataset.open(held, model.signature),
+        }
+        return cls(**{**described, **opened}, teacher=teacher)
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -273,3 +308,18 @@ def told(trained: Trained, options: TrainingOptions) -> str:
     if trained.figures["resumed_at_step"]:
         text += f", went on at step {trained.figures['resumed_at_step']}"
     return text
+
+
+def source_of(data: Dataset) -> str:
+    """Where another process opens the same data.
+
+    Raises:
+        RecipeError: it is in this process's memory alone.
+    """
+    if not data.source:
+        raise RecipeError(
+            "can't train in several processes",
+            why="the data is in this process's memory alone",
+            mend="give it as a file, a folder or package.module:function",
+        )
+    return data.source

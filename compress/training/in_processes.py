@@ -2,34 +2,59 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
 import sys
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, Self, cast
 
-from compress.data.dataset import Dataset
-from compress.errors import RecipeError, StageError, ToolkitError
+from compress.errors import StageError, ToolkitError
 from compress.formats.checkpoint import load, write
 from compress.model import TorchModel
-from compress.options.training import TrainingOptions
 from compress.stage import Given, Progress
 from compress.training.loop import TRACE_FILE
 from compress.training.machine.launch import ended_as, launch
 
-if TYPE_CHECKING:
-    from compress.quantize.qat.train_quantized import TrainQuantized
-    from compress.training.finetune import Finetune
-
-__all__ = ["in_processes"]
+__all__ = ["Shared", "in_processes"]
 
 JOB, RESULT, ERROR = "job.json", "given.json", "error.json"
 LAST_LINES = 5
 
 
-def in_processes(stage: Finetune | TrainQuantized, model: TorchModel, folder: Path, progress: Progress) -> Given:
+class Shared(Protocol):
+    """A training stage that another process can be told of, by JSON values and the files of its models."""
+
+    @property
+    def devices(self) -> int:
+        """How many processes share it."""
+
+    @property
+    def teacher(self) -> TorchModel | None:
+        """Goes over as a file."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """What decides the output, as of any stage."""
+
+    def described(self) -> dict[str, Any]:
+        """All of its options as JSON values, data by source.
+
+        Raises:
+            RecipeError: data that another process can't open.
+        """
+
+    @classmethod
+    def of(cls, described: Mapping[str, Any], model: TorchModel, teacher: TorchModel | None) -> Self:
+        """The stage again, from that, for a model."""
+
+    def run(self, model: Any, folder: Path, progress: Progress) -> Given:
+        """Train, as one of the processes."""
+
+
+def in_processes(stage: Shared, model: TorchModel, folder: Path, progress: Progress) -> Given:
     """Start them, follow them, and read what the first of them wrote.
 
     Raises:
@@ -40,7 +65,6 @@ def in_processes(stage: Finetune | TrainQuantized, model: TorchModel, folder: Pa
     job.mkdir(parents=True, exist_ok=True)
     for name in (RESULT, ERROR):
         (job / name).unlink(missing_ok=True)
-    devices = stage.finetune.training.devices
     _describe(stage, model, job)
     command = [sys.executable, "-m", "compress.training.process", str(job)]
 
@@ -53,7 +77,7 @@ def in_processes(stage: Finetune | TrainQuantized, model: TorchModel, folder: Pa
         progress(*how)
 
     with (job / "log.txt").open("w", encoding="utf-8") as log:
-        failed = ended_as(launch(command, devices, log, told))
+        failed = ended_as(launch(command, stage.devices, log, told))
     if (job / ERROR).exists():
         error = json.loads((job / ERROR).read_text(encoding="utf-8"))
         raise StageError(error["what"], why=error["why"], mend=error["mend"])
@@ -77,73 +101,23 @@ def in_processes(stage: Finetune | TrainQuantized, model: TorchModel, folder: Pa
     return Given(written, given["did"], given["details"], tuple(given["warnings"]))
 
 
-def _describe(stage: Finetune | TrainQuantized, model: TorchModel, job: Path) -> None:
-    tuned = stage.finetune
-    asked = getattr(stage, "quantize", None)
-    for data in (tuned.data, tuned.validation, None if asked is None else asked.calibration):
-        if data is not None and not data.source:
-            raise RecipeError(
-                "can't train in several processes",
-                why="the data is in this process's memory alone",
-                mend="give it as a file, a folder or package.module:function",
-            )
+def _describe(stage: Shared, model: TorchModel, job: Path) -> None:
+    kind = type(stage)
+    description = {"stage": f"{kind.__module__}:{kind.__qualname__}", "options": stage.described()}
     write(model, job / "student.pt")
-    if tuned.teacher is not None:
-        write(tuned.teacher, job / "teacher.pt")
-    description = {
-        "stage": stage.name,
-        "target": getattr(stage, "target", None),
-        "unfuse": getattr(stage, "unfuse", False),
-        "quantize": None
-        if asked is None
-        else {
-            "calibration": asked.calibration.source,
-            "calibrator": asked.calibrator,
-            "reduce_range": asked.reduce_range,
-            "target": asked.target,
-            "exclude": list(asked.exclude),
-        },
-        "data": tuned.data.source,
-        "validation": None if tuned.validation is None else tuned.validation.source,
-        "seed": tuned.seed,
-        "evaluation": tuned.evaluation,
-        "training": {
-            name: str(value) if isinstance(value, Path) else value
-            for name, value in dataclasses.asdict(tuned.training).items()
-        },
-    }
+    if stage.teacher is not None:
+        write(stage.teacher, job / "teacher.pt")
     (job / JOB).write_text(json.dumps(description, indent=2), encoding="utf-8")
 
 
-def read_job(job: Path) -> tuple[Finetune | TrainQuantized, TorchModel]:
+def read_job(job: Path) -> tuple[Shared, TorchModel]:
     """The stage and the model, in one of the processes."""
-    from compress.quantize.qat.train_quantized import TrainQuantized
-    from compress.quantize.quantize_onnx import QuantizeOnnx
-    from compress.training.finetune import Finetune
-
     told: dict[str, Any] = json.loads((job / JOB).read_text(encoding="utf-8"))
+    module, _, name = told["stage"].partition(":")
+    kind = cast("type[Shared]", getattr(import_module(module), name))
     model = load(job / "student.pt")
-    values = told["training"]
-    values["augment"] = tuple(values["augment"])
-    values["tensorboard"] = None if values["tensorboard"] is None else Path(values["tensorboard"])
-    tuned = Finetune(
-        Dataset.open(told["data"], model.signature),
-        load(job / "teacher.pt") if (job / "teacher.pt").exists() else None,
-        TrainingOptions(**values),
-        told["seed"],
-        None if told["validation"] is None else Dataset.open(told["validation"], model.signature),
-        told["evaluation"],
-    )
-    if told["stage"] != "train_quantized":
-        return tuned, model
-    asked = told["quantize"]
-    if asked is not None:
-        asked |= {
-            "calibration": Dataset.open(asked["calibration"], model.signature),
-            "exclude": tuple(asked["exclude"]),
-        }
-    quantize = None if asked is None else QuantizeOnnx("static", **asked)
-    return TrainQuantized(tuned, told["target"], quantize, told["unfuse"]), model
+    teacher = load(job / "teacher.pt") if (job / "teacher.pt").exists() else None
+    return kind.of(told["options"], model, teacher), model
 
 
 def write_error(job: Path, error: ToolkitError) -> None:

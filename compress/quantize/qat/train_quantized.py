@@ -13,12 +13,13 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 
 from compress.console.wording import counted
+from compress.data.dataset import Dataset
 from compress.errors import StageError, first_line
 from compress.model import Model, OnnxModel, Ranges, TorchModel, call
 from compress.onnx_export.fold import FoldOnnx
@@ -30,7 +31,8 @@ from compress.quantize.qat.simulate import Simulation, simulate
 from compress.quantize.quantize_onnx import QuantizeOnnx, Target, quantize
 from compress.runtime.backends import OnnxBackend
 from compress.stage import Given, Progress
-from compress.training.finetune import Finetune, details_of, told
+from compress.training.finetune import Finetune, details_of, source_of, told
+from compress.training.in_processes import in_processes
 from compress.training.machine.setup import distributed, rank
 
 __all__ = ["TrainQuantized"]
@@ -67,6 +69,48 @@ class TrainQuantized:
         return self.training
 
     @property
+    def devices(self) -> int:
+        """How many processes share the training."""
+        return self.training.devices
+
+    @property
+    def teacher(self) -> TorchModel | None:
+        """The original, whose answers are taught."""
+        return self.training.teacher
+
+    def described(self) -> dict[str, Any]:
+        """All but the teacher, as JSON values from which another process makes the stage again (`of`).
+
+        Raises:
+            RecipeError: data that another process can't open.
+        """
+        asked: dict[str, Any] | None = None
+        if self.quantize is not None:
+            data = self.quantize.calibration
+            asked = {field.name: getattr(self.quantize, field.name) for field in dataclasses.fields(self.quantize)}
+            asked |= {"calibration": None if data is None else source_of(data), "exclude": list(self.quantize.exclude)}
+        return {
+            "training": self.training.described(),
+            "target": self.target,
+            "quantize": asked,
+            "unfuse": self.unfuse,
+        }
+
+    @classmethod
+    def of(cls, described: Mapping[str, Any], model: TorchModel, teacher: TorchModel | None) -> Self:
+        """The stage that was described, its data opened for a model."""
+        quantize = None
+        if (asked := described["quantize"]) is not None:
+            data = asked["calibration"]
+            opened = {
+                "calibration": None if data is None else Dataset.open(data, model.signature),
+                "exclude": tuple(asked["exclude"]),
+            }
+            quantize = QuantizeOnnx(**{**asked, **opened})
+        training = Finetune.of(described["training"], model, teacher)
+        return cls(**{**described, "training": training, "quantize": quantize})
+
+    @property
     def options(self) -> Mapping[str, Any]:
         asked = {} if self.quantize is None else {"quantize": dict(self.quantize.options)}
         return {**self.training.options, "target": self.target, **asked, **({"unfuse": True} if self.unfuse else {})}
@@ -76,8 +120,6 @@ class TrainQuantized:
 
     def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:
         if self.training.training.devices > 1 and not distributed():
-            from compress.training.in_processes import in_processes
-
             return in_processes(self, model, folder, progress)
         network = copy.deepcopy(model.module)
         before = TorchModel(network, model.signature)
