@@ -1,4 +1,4 @@
-"""The main job, as `make demo` runs it: from training to a stopped server. Then the README's commands, on its files."""
+"""The main job, as `make demo` runs it: from training to a stopped server. Then the documentation's commands, on its files."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ def test_every_step_and_the_summary_were_shown(demo: tuple[Path, str]) -> None:
     assert "no process is left, and the ports are free" in demo[1]
 
 
-def test_the_readmes_commands_run_in_their_order(demo: tuple[Path, str], tmp_path: Path) -> None:
+def test_the_commands_that_are_shown_run_in_their_order(demo: tuple[Path, str], tmp_path: Path) -> None:
     folder = tmp_path / "again"  # a copy: a test that is tried again finds what the demo left, not what it left itself
     shutil.copytree(demo[0].parents[1], folder, symlinks=True)
     made = folder / "build/demo"
     script = Path(sys.executable).parent
     waiting = [line for line in commands() if not line.startswith(NOT_RUN)]
     assert [line.split()[0] for line in waiting] == [
-        "python", "compress", *["serve"] * 5, "curl", *["serve"] * 6, *["compress"] * 6, *["serve"] * 3, *["compress"] * 4
+        "python", "compress", *["serve"] * 5, "curl", *["serve"] * 6, *["compress"] * 10, *["serve"] * 3
     ]  # fmt: skip
     for line in waiting[:2]:  # minutes of training that need not be had twice
         assert f"$ {shlex.join(shlex.split(line))}" in demo[1], "the demo ran this very command"
