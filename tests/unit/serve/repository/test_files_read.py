@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from compress.errors import RepositoryError
 from serve.config.named import named_text
+from serve.config.pbtxt import parse, text_of
 from serve.lint.run import lint
 from serve.pack.write import pack
 from serve.repository.signing import sign
@@ -157,3 +158,58 @@ def test_a_pipe_of_settings_is_read_once_and_told_twice(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     with subprocess.Popen(["/bin/sh", "-c", 'echo "[models.a]" > "$0"', str(pipe)]):
         assert named_text(pipe) == named_text(pipe) == "[models.a]\n"
+
+
+CONTENT = "kept_to_itself"
+
+
+def findings(repository: Path) -> str:
+    return " ".join(f"{each.severity} {each.what} {each.mend}" for each in lint(repository, packed=False))
+
+
+def test_lint_tells_nothing_of_a_configuration_that_lies_elsewhere(tmp_path: Path) -> None:
+    pack(tiny_artifact(tmp_path / "artifact"), repository=tmp_path / "models", name="tiny")
+    (tmp_path / "secret").write_text(f"{CONTENT}: 5\n", encoding="utf-8")
+    (tmp_path / "models" / "tiny" / "config.pbtxt").unlink()
+    (tmp_path / "models" / "tiny" / "config.pbtxt").symlink_to(tmp_path / "secret")
+    told = findings(tmp_path / "models")
+    assert "error config.pbtxt can't be read: it is a link out of the repository" in told
+    assert CONTENT not in told
+
+
+@pytest.mark.parametrize("kind", ["onnx", "python"])
+def test_lint_tells_nothing_of_a_model_file_that_lies_elsewhere(tmp_path: Path, kind: str) -> None:
+    repository = tmp_path / "models"
+    pack(tiny_artifact(tmp_path / "artifact"), repository=repository, name="tiny")
+    config, file = repository / "tiny" / "config.pbtxt", repository / "tiny" / "1" / "model.onnx"
+    text = config.read_text(encoding="utf-8")
+    if kind == "onnx":  # the file's own name of its input would be told
+        config.write_text(text.replace('name: "x"', 'name: "y"').replace('key: "x"', 'key: "y"'), encoding="utf-8")
+        file.rename(tmp_path / "elsewhere")
+    else:
+        config.write_text(text.replace('"onnxruntime"', '"python"'), encoding="utf-8")
+        file = file.with_name("model.py")
+        (tmp_path / "elsewhere").write_text(f"import {CONTENT}\nclass TritonPythonModel:\n    pass\n", encoding="utf-8")
+    file.symlink_to(tmp_path / "elsewhere")
+    told = findings(repository)
+    assert f"error 1/{file.name} does not fit, and is a link out of the repository" in told
+    assert CONTENT not in told
+    assert "'x'" not in told
+
+
+@pytest.mark.parametrize("name", ["../../../elsewhere", "/etc/hostname", "a/../../elsewhere"])
+@pytest.mark.parametrize("field", ["label_filename", "input_data_file", "runtime"])
+def test_no_other_name_of_a_configuration_leads_out(tmp_path: Path, field: str, name: str) -> None:
+    repository = tmp_path / "models"
+    pack(tiny_artifact(tmp_path / "artifact"), repository=repository, name="tiny")
+    (tmp_path / "elsewhere").write_bytes(bytes(4096))
+    config = repository / "tiny" / "config.pbtxt"
+    message = parse(config.read_text(encoding="utf-8"))
+    if field == "label_filename":
+        message.output[0].label_filename = name
+    elif field == "runtime":
+        message.runtime = name
+    else:
+        message.model_warmup[0].inputs["x"].input_data_file = name
+    config.write_text(text_of(message), encoding="utf-8")
+    assert f"{name!r} leads out of the" in findings(repository)
