@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 from cyclopts import Parameter
 
 from compress.errors import ServerError
+from compress.vetting.texts import parse_json, read_bytes
 from serve.deploy.monitoring.objectives import DEFAULT
 
 __all__ = ["RenderOptions", "image_of", "read_plan"]
@@ -147,7 +147,7 @@ def read_plan(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {"objective": DEFAULT, "scaling": {"least": 2, "most": 10, "target": None, "down_window_s": 300.0}}
     try:
-        data = json.loads(path.read_text("utf-8"))
+        data = parse_json(read_bytes(path, named=True))
         if data["kind"] != "serve plan" or data["schema_version"] != 1:
             raise ValueError("it is of something else")
         data["scaling"]["target"], data["objective"]

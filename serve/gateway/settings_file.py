@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.errors import ServerError
+from serve.config.named import named_text
 from serve.gateway.settings import ModelSettings, Settings
 
 __all__ = ["PREFIX", "load_settings", "read_settings"]
@@ -59,10 +60,10 @@ def read_settings(path: Path | None, environment: Mapping[str, str]) -> dict[str
 
 def _of_file(path: Path) -> dict[str, Any]:
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(named_text(path))
     except OSError as err:
         raise ServerError(f"can't read {path}", why=err.strerror or str(err), mend="name a TOML file") from err
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise ServerError(f"can't read {path}", why=f"it is not TOML: {err}", mend="mend that line") from err
     _check(str(path), values, FIELDS)
     tables = values.get("models", {})

@@ -17,6 +17,8 @@ import numpy as np
 
 from compress.artifact import Artifact
 from compress.errors import MissingExtraError, RepositoryError
+from compress.vetting.texts import read_bytes
+from serve.config.named import LARGEST_DATA
 from serve.hooks.load import Stage, load_hooks
 from serve.hooks.module import Guarded, Source, import_module, read_source
 from serve.hooks.packed.values import Array, Hook, named, to_array
@@ -103,7 +105,7 @@ def _item(given: Path, front: tuple[HookTensor, ...]) -> dict[str, Array]:
     """One item of the served model's inputs, from a file."""
     mend = f"give a file for {front[0].name!r}" if len(front) == 1 else "give a .json file with a value for each input"
     try:
-        content = given.read_bytes()
+        content = read_bytes(given, LARGEST_DATA, named=True)
         if given.suffix == ".json":
             values = named(json.loads(content), [tensor.name for tensor in front], "mapping")
         else:
@@ -111,7 +113,7 @@ def _item(given: Path, front: tuple[HookTensor, ...]) -> dict[str, Array]:
         return {
             tensor.name: to_array(values[tensor.name], tensor.kind, tensor.data_type, tensor.dims) for tensor in front
         }
-    except (OSError, TypeError, ValueError, OverflowError) as err:
+    except (OSError, TypeError, ValueError, OverflowError, RecursionError) as err:
         raise RepositoryError(f"can't try {given}", why=str(err), mend=mend) from err
 
 

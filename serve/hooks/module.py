@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress.errors import HookError
+from compress.vetting.texts import read_bytes
 from serve.hooks.packed.values import missing_requirements
 
 __all__ = ["Guarded", "Source", "import_module", "read_source"]
@@ -71,10 +72,12 @@ def read_source(path: Path) -> Source:
         why = "it is not a Python file" if path.is_file() else "there is no such file"
         raise HookError(f"can't read the hooks {path}", why=why, mend="name the .py file that defines the hooks")
     try:
-        tree = ast.parse(path.read_bytes(), filename=str(path))
+        tree = ast.parse(read_bytes(path), filename=str(path))
         code = compile(tree, str(path), "exec", dont_inherit=True)
     except SyntaxError as err:
         raise _error(path, err.lineno, f"it is not valid Python: {err.msg}", "mend that line") from err
+    except (RecursionError, MemoryError) as err:
+        raise _error(path, None, "it is nested too deeply", "write it in smaller parts") from err
     except (OSError, ValueError) as err:
         raise _error(path, None, f"it can't be read: {err}", "save it as UTF-8 text, readable by you") from err
     source = Source(path, tree, code, _strings(path, tree, "REQUIREMENTS"), _strings(path, tree, "FILES"))

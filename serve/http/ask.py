@@ -10,6 +10,8 @@ from typing import Any
 from urllib.parse import quote
 
 from compress.errors import ServerError
+from compress.vetting.texts import read_bytes
+from serve.config.named import LARGEST_DATA
 from serve.http.message import Address
 
 __all__ = ["config_of", "infer_content", "infer_file"]
@@ -32,9 +34,10 @@ def infer_file(url: str, model: str, path: Path, *, timeout_s: float = 30.0, key
         ServerError: the file can't be read, the gateway can't be reached, or it refuses.
     """
     try:
-        content = path.read_bytes()
-    except OSError as err:
-        raise ServerError(f"can't read {path}", why=err.strerror or str(err), mend="name a file to send") from err
+        content = read_bytes(path, LARGEST_DATA, named=True)
+    except (OSError, ValueError) as err:
+        why = getattr(err, "strerror", None) or str(err)
+        raise ServerError(f"can't read {path}", why=why, mend="name a file to send") from err
     media = mimetypes.guess_type(path.name)[0] or ""
     if media != "application/json" and not media.startswith("image/"):
         media = "application/octet-stream"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from serve.lint.elsewhere import leads_out
 from serve.lint.finding import Findings, error
 from serve.lint.model import Model
 
@@ -17,7 +18,10 @@ LARGEST = 2**63 - 1
 def label_rules(model: Model) -> Findings:
     """Files of labels: Triton reads them when it loads the model."""
     for tensor in model.config.output:
-        if tensor.label_filename and not (model.folder / tensor.label_filename).is_file():
+        if leads_out(tensor.label_filename):
+            what = f"output {tensor.name!r}: label_filename {tensor.label_filename!r} leads out of the model's folder"
+            yield error(model.name, what, "put the file beside config.pbtxt")
+        elif tensor.label_filename and not (model.folder / tensor.label_filename).is_file():
             what = f"output {tensor.name!r}: there is no label_filename {tensor.label_filename!r} in the model's folder"
             yield error(model.name, what, "put the file beside config.pbtxt, or leave label_filename out")
 
@@ -28,7 +32,9 @@ def agent_rules(model: Model) -> Findings:
         what = f"it wants the repository agent {agent.name!r}, which this Triton does not have"
         yield error(model.name, what, "leave model_repository_agents out, or lint for a container with --container")
     runtime = model.config.runtime
-    if (
+    if leads_out(runtime):
+        yield error(model.name, f"runtime {runtime!r} leads out of the model's folder", "leave runtime out")
+    elif (
         runtime
         and not model.is_ensemble
         and not any((model.folder / each / runtime).is_file() for each in _places(model))

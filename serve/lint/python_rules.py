@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from compress.vetting.texts import parse_json
+from compress.vetting.texts import parse_json, read_bytes
 from serve.hooks.packed.values import missing_requirements
 from serve.lint.finding import Finding, Findings, error, warning
 from serve.lint.model import Model
@@ -118,7 +118,11 @@ def _installed(name: str) -> bool:
     for count, part in enumerate(rest, 1):
         if spec is None or spec.origin is None or spec.submodule_search_locations is None:
             break
-        if any(mark in Path(spec.origin).read_bytes() for mark in (b"sys.modules", part.encode())):
+        try:
+            source = read_bytes(Path(spec.origin))
+        except (OSError, ValueError):  # frozen, or of another make: nobody knows what it brings
+            return True
+        if any(mark in source for mark in (b"sys.modules", part.encode())):
             return True
         finder = importlib.machinery.PathFinder
         spec = finder.find_spec(".".join([first, *rest[:count]]), spec.submodule_search_locations)

@@ -16,6 +16,7 @@ from serve.lint.config_rules import (
     newer_rules,
     tensor_rules,
 )
+from serve.lint.elsewhere import is_elsewhere, untold
 from serve.lint.ensemble_rules import ensemble_rules, step_rules
 from serve.lint.extra_rules import (
     agent_rules,
@@ -58,6 +59,8 @@ OWN_RULES = (
     advice.queue_advice,
     advice.file_advice,
 )
+READING = (hook_rules, python_rules)
+"""Those that open files of the model."""
 
 
 def lint(
@@ -85,7 +88,9 @@ def lint(
         except FileNotFoundError:
             found.append(error(folder.name, "there is no config.pbtxt", "write the model with `serve pack`"))
         except (OSError, ValueError) as err:
-            found.append(error(folder.name, f"config.pbtxt can't be read: {err}", "mend that line"))
+            far = is_elsewhere(folder, folder / "config.pbtxt")
+            why = "it is a link out of the repository, and what it holds is not told" if far else str(err)
+            found.append(error(folder.name, f"config.pbtxt can't be read: {why}", "mend that line"))
     paths = []
     for model in list(models.values()):
         try:
@@ -100,7 +105,7 @@ def lint(
     for model in models.values():
         for rule in OWN_RULES:
             if not (container and rule is python_rules):
-                found += _readable(model, rule(model))
+                found += _readable(model, untold(model, rule(model)) if rule in READING else rule(model))
         found += instance_rules(model, None if container else _gpus())
         for here in () if container else (newer_rules, agent_rules, environment_rules):
             found += _readable(model, here(model))
@@ -109,12 +114,17 @@ def lint(
         found += _readable(model, file_rules(model, None if container else EMBEDDED))
         found += advice.batch_advice(model, files)
         if files is not None:
-            found += onnx_rules(model, files)
-    found += plan_rules(models.values(), tensorrt)
+            found += untold(model, onnx_rules(model, files))
+    found += _of_plans(models, tensorrt)
     if not container:
         found += advice.core_advice(list(models.values()), len(os.sched_getaffinity(0)))
     _add_steps(models, found)
     return sorted(found, key=lambda item: (item.model, item.severity))
+
+
+def _of_plans(models: dict[str, Model], tensorrt: Version | None) -> Findings:
+    for finding in plan_rules(models.values(), tensorrt):
+        yield from untold(models[finding.model], [finding])
 
 
 def _readable(model: Model, findings: Findings) -> Findings:

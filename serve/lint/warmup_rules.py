@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from serve.lint.elsewhere import leads_out
 from serve.lint.finding import Findings, error, warning
 from serve.lint.model import Model
 
@@ -52,6 +53,9 @@ def _input(model: Model, what: str, given: Any, tensor: Any) -> Findings:
     file = model.folder / "warmup" / given.input_data_file
     if kind is None:
         yield error(model.name, f"{what} has no data", "write zero_data: true")
+    elif kind == "input_data_file" and leads_out(given.input_data_file):
+        what = f"{what}: input_data_file {given.input_data_file!r} leads out of the folder warmup"
+        yield error(model.name, what, "put the file there, or write zero_data: true")
     elif kind == "input_data_file" and not file.is_file():
         yield error(model.name, f"{what}: there is no file {file}", "put it there, or write zero_data: true")
     elif kind == "input_data_file" and (short := _short(given, file)):

@@ -11,6 +11,7 @@ from cyclopts import App, ArgumentCollection
 
 from compress.errors import RepositoryError
 from serve.config.flags import fill_flags
+from serve.config.named import named_text
 
 __all__ = ["flags_of_file", "read_tables"]
 
@@ -25,10 +26,10 @@ def read_tables(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         RepositoryError: it is missing, or no TOML.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(named_text(path))
     except OSError as err:
         raise RepositoryError(f"can't read {path}", why=err.strerror or str(err), mend="name a TOML file") from err
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise RepositoryError(f"can't read {path}", why=f"it is not TOML: {err}", mend="mend that line") from err
     tables = {key: value for key, value in values.items() if isinstance(value, dict) and key != "metric_tags"}
     return {key: value for key, value in values.items() if key not in tables}, tables

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -12,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from compress.errors import ServerError
+from compress.vetting.texts import read_text
+from serve.config.named import LARGEST_DATA
 
 __all__ = ["Traffic", "read_traffic"]
 
@@ -85,9 +88,10 @@ def read_traffic(path: Path, *, scale: float = 1.0) -> Traffic:
         ServerError: it is something else.
     """
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row and any(map(str.strip, row))]
-    except (OSError, UnicodeDecodeError, csv.Error) as err:
+        text = read_text(path, LARGEST_DATA, named=True).removeprefix("\ufeff")
+        lines = io.StringIO(text, newline="")
+        rows = [[cell.strip() for cell in row] for row in csv.reader(lines) if row and any(map(str.strip, row))]
+    except (OSError, ValueError, csv.Error) as err:
         raise ServerError(f"can't read {path}", why=str(err), mend=MEND) from err
     if rows and _number(rows[0][0]) is None:
         rows = rows[1:]

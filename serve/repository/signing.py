@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.errors import MissingExtraError, RepositoryError
+from compress.vetting.texts import read_bytes
 from serve.repository.entries import digests
 from serve.repository.folders import folders_of
 from serve.repository.lock import locked
@@ -22,6 +23,7 @@ from serve.repository.versions import replace_file
 __all__ = ["SIGNATURE", "SUMS", "check_files", "check_signature", "sign", "sums_of"]
 
 SUMS, SIGNATURE = "SHA256SUMS", "SHA256SUMS.sig"
+SIGNATURE_BYTES, PEM_BYTES = 64, 1 << 16
 MAKE = "openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout -out public.pem"
 
 
@@ -67,8 +69,9 @@ def check_signature(repository: Path, public_key: Path, sums: Mapping[Path, str]
     public = _key(public_key, private=False)
     again = "sign it again with `serve sign`, if the change is yours"
     try:
-        signed, signature = (repository / SUMS).read_bytes(), (repository / SIGNATURE).read_bytes()
-    except OSError as err:
+        signed = read_bytes(repository / SUMS)
+        signature = read_bytes(repository / SIGNATURE, SIGNATURE_BYTES)
+    except (OSError, ValueError) as err:
         raise RepositoryError(
             f"{repository} is not signed", why=str(err), mend="sign it with `serve sign … --key key.pem`"
         ) from err
@@ -151,7 +154,8 @@ def _key(path: Path, *, private: bool) -> Any:
     except ModuleNotFoundError as err:
         raise MissingExtraError("can't sign or verify", module="cryptography", extra="sign") from err
     try:
-        key: Any = load_pem_private_key(path.read_bytes(), None) if private else load_pem_public_key(path.read_bytes())
+        pem = read_bytes(path, PEM_BYTES, named=True)
+        key: Any = load_pem_private_key(pem, None) if private else load_pem_public_key(pem)
         if not isinstance(key, ed25519.Ed25519PrivateKey if private else ed25519.Ed25519PublicKey):
             raise ValueError("it is a key of another kind")
     except (OSError, ValueError, TypeError) as err:

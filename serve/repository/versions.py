@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from compress.errors import RepositoryError
+from compress.vetting.texts import read_bytes
 from serve.config.model_config import ModelConfig
 from serve.config.pbtxt import config_text, from_pbtxt, parse, text_of
 from serve.repository.folders import PACKED_FILE, parts_of
@@ -56,11 +57,14 @@ def add_version(repository: Path, staged: Path, names: Sequence[str], version: i
 
     Returns:
         The versions that were removed.
+
+    Raises:
+        RepositoryError: a file that would be replaced is no file.
     """
     moved: list[Path] = []
     files = [path for name in names for path in sorted((staged / name).iterdir()) if path.is_file()]
     targets = {repository / path.parent.name / path.name: path for path in files}
-    old = {target: target.read_bytes() if target.exists() else None for target in targets}
+    old = {target: _held(target) for target in targets}
     try:
         for name in names:
             folder = repository / name / str(version)
@@ -137,5 +141,17 @@ def roll_back(repository: Path, name: str) -> tuple[int, int]:
 def replace_file(path: Path, content: bytes) -> None:
     """Write a file beside, then rename it into place."""
     beside = path.with_name(f".{path.name}.new")
-    beside.write_bytes(content)
+    beside.unlink(missing_ok=True)  # what stands there may be a link, and what it leads to is not ours
+    with beside.open("xb") as file:
+        file.write(content)
     beside.replace(path)
+
+
+def _held(path: Path) -> bytes | None:
+    """What a file of the repository holds; None where it is not there."""
+    try:
+        return read_bytes(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as err:
+        raise RepositoryError(f"can't replace {path}", why=str(err), mend="remove it, then pack again") from err

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from compress.errors import ServerError, ToolkitError
-from serve.config.pbtxt import text_of
+from serve.config.pbtxt import config_text, text_of
 from serve.repository.lock import locked
 from serve.repository.versions import replace_file
 from serve.tune.candidate import Candidate, candidate_of, candidates, write_into
@@ -195,7 +195,7 @@ def apply(tuned: Tuned) -> bool:
     write_into(messages, subject.network, tuned.best.candidate)
     with locked(subject.repository):
         for part, text in subject.texts.items():
-            if (subject.repository / part / "config.pbtxt").read_text(encoding="utf-8") != text:
+            if config_text(subject.repository / part / "config.pbtxt") != text:
                 raise ServerError(
                     f"can't write the configuration of {part}",
                     why="it was changed while the search ran",

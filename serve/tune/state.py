@@ -10,12 +10,14 @@ import platform
 from pathlib import Path
 
 from compress.errors import ServerError
+from compress.vetting.texts import read_json
 from serve.tune.candidate import Candidate
 from serve.tune.trial import Point, Subject, Trial
 
 __all__ = ["State", "key_of"]
 
 SCHEMA = 1
+BLOCK = 1 << 20
 
 
 def key_of(subject: Subject, *, bound_ms: float, seed: int, cpus: tuple[int, ...]) -> str:
@@ -25,7 +27,9 @@ def key_of(subject: Subject, *, bound_ms: float, seed: int, cpus: tuple[int, ...
         for path in sorted((subject.repository / name).rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
                 digest.update(str(path.relative_to(subject.repository)).encode())
-                digest.update(path.read_bytes())
+                with path.open("rb") as file:  # it is a file, of any size
+                    while block := file.read(BLOCK):
+                        digest.update(block)
     machine = (platform.node(), platform.processor(), len(os.sched_getaffinity(0)), cpus, bound_ms, seed, SCHEMA)
     digest.update(repr(machine).encode())
     return digest.hexdigest()
@@ -45,7 +49,7 @@ class State:
         if not path.exists():
             return
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = read_json(path)
             if data["key"] == key:
                 for rung, trial in data["trials"]:
                     candidate = Candidate(**trial["candidate"])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from compress.errors import ServerError
-from serve.config.pbtxt import parse, text_of
+from serve.config.pbtxt import config_text, from_pbtxt, parse, text_of
 from serve.load.figures.result import LoadResult
 from serve.load.options import LoadOptions
 from serve.load.run import run_load
@@ -104,11 +104,13 @@ def load_subject(repository: Path, name: str) -> Subject:
     """The packed model `name` of a repository.
 
     Raises:
+        RepositoryError: a configuration of it can't be read.
         ServerError: it was not packed, or it has not exactly one ONNX network.
     """
     parts = parts_of(repository, name)
-    texts = {part: (repository / part / "config.pbtxt").read_text(encoding="utf-8") for part in parts}
-    networks = [part for part, text in texts.items() if parse(text).backend == "onnxruntime"]
+    paths = {part: repository / part / "config.pbtxt" for part in parts}
+    texts = {part: config_text(path) for part, path in paths.items()}
+    networks = [part for part in parts if from_pbtxt(texts[part], source=str(paths[part])).backend == "onnxruntime"]
     if len(networks) != 1:
         raise ServerError(
             f"can't tune {name!r}",
@@ -134,7 +136,13 @@ class Stand:
         self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="serve-tune-")))
         for part in self.subject.texts:
             source = self.subject.repository / part
-            shutil.copytree(source, self._folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+            try:
+                shutil.copytree(
+                    source, self._folder / part, ignore=shutil.ignore_patterns("__pycache__"), copy_function=_copy
+                )
+            except OSError as err:  # a pipe or device, too
+                self._stack.close()
+                raise ServerError(f"can't copy {source}", why=str(err), mend="let it hold files only") from err
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -181,6 +189,13 @@ class Stand:
     def _url(self) -> str:
         assert self._triton is not None  # noqa: S101
         return f"http://{self._triton.http_address}"
+
+
+def _copy(source: str, target: str) -> None:
+    """Copy a file; what a link leads to may be something that never ends."""
+    if not Path(source).is_file():
+        raise OSError(f"{source} is no file")
+    shutil.copy2(source, target)
 
 
 def measure(url: str, subject: Subject, candidate: Candidate, *, seconds: float, bound_ms: float, seed: int) -> Trial:

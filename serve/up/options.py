@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from compress.errors import ServerError
 from serve.triton.ports import Ports
@@ -15,13 +15,18 @@ __all__ = ["UpOptions", "cpus_of"]
 
 @dataclass(frozen=True)
 class UpOptions:
-    """Where things listen; all on loopback unless --host says otherwise."""
+    """Where things listen; all on loopback unless --host, or the gateway's own settings, say otherwise.
 
-    host: str = "127.0.0.1"
-    """Address of the gateway; Triton itself is never reachable from outside."""
+    A flag that the gateway has a setting for is None by default: only what was given comes before its file.
+    """
 
-    port: int = 8080
-    """Port of the gateway; here and below, 0 takes a free one."""
+    host: str | None = None
+    """Address of the gateway; by default what --gateway's file or the environment says, else 127.0.0.1. Triton itself
+    is never reachable from outside."""
+
+    port: int | None = None
+    """Port of the gateway; by default what --gateway's file or the environment says, else 8080; here and below, 0 takes
+    a free one."""
 
     gateway: Path | None = None
     """TOML file with more settings of the gateway, as for `serve gateway --config`: keys, limits, TLS; those of the
@@ -76,6 +81,13 @@ class UpOptions:
     drain_timeout: float | None = None
     """How long requests in flight may take to end when the server stops, in seconds; by default what --gateway's file
     or the environment says, else 30."""
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What was given of the gateway's settings, by their names."""
+        drain = None if self.drain_timeout is None else max(1, round(self.drain_timeout))
+        flags = {"host": self.host, "port": self.port, "drain_timeout_s": drain}
+        return {name: value for name, value in flags.items() if value is not None}
 
     @property
     def ports(self) -> Ports:

@@ -102,7 +102,7 @@ def up(
             url = options.triton
             _gateway(options, url, "", lambda at: on_ready(Started(at, url, loaded)))
         elif repository is not None:
-            check_port(options.host, options.port)
+            check_port(settings.host, settings.port)
             container = options.docker == "run"
             serve = _container if container else _embedded
             changes = options.trust_changes
@@ -253,16 +253,7 @@ def _gateway(
 
 def _settings(options: UpOptions, url: str, grpc: str) -> Settings:
     ours: dict[str, Any] = {} if options.triton is not None else {"grpc_upstream": (grpc,)}
-    if options.drain_timeout is not None:  # else what the file says holds
-        ours["drain_timeout_s"] = max(1, round(options.drain_timeout))
-    return load_settings(
-        options.gateway,
-        os.environ,
-        upstream=(url,),
-        host=options.host,
-        port=options.port,
-        **ours,
-    )
+    return load_settings(options.gateway, os.environ, upstream=(url,), **ours, **options.given)
 
 
 async def _serve(

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 
 from compress.artifact import Artifact
 from compress.errors import ArtifactError, RepositoryError, ServerError
-from compress.vetting.texts import read_json
+from compress.vetting.texts import read_bytes, read_json, read_text
+from serve.config.named import LARGEST_DATA
 from serve.http.ask import config_of, infer_content
 
 __all__ = ["LABEL_KEYS", "Verified", "files_of", "samples_of", "verify"]
@@ -204,8 +206,8 @@ def _of_arrays(path: Path) -> Iterator[Sample]:
 def _of_folder(folder: Path) -> Iterator[Sample]:
     for path, label in files_of(folder):
         try:
-            yield Sample(path.read_bytes(), "application/octet-stream", label)
-        except OSError as err:
+            yield Sample(read_bytes(path, LARGEST_DATA), "application/octet-stream", label)
+        except (OSError, ValueError) as err:
             raise RepositoryError(f"can't verify with {path}", why=str(err), mend=MEND) from err
 
 
@@ -213,14 +215,23 @@ def files_of(folder: Path) -> list[tuple[Path, str]]:
     """The files of a folder with their labels, see `samples_of`.
 
     Raises:
-        RepositoryError: its labels.csv has other columns.
+        RepositoryError: its labels.csv has other columns, is no file, or names files elsewhere.
     """
     table = folder / "labels.csv"
-    if table.is_file():
-        with table.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+    if table.exists():
+        try:
+            rows = list(csv.DictReader(io.StringIO(read_text(table), newline="")))
+        except (OSError, ValueError, csv.Error) as err:
+            raise RepositoryError(f"can't verify with {table}", why=str(err), mend=MEND) from err
         if rows and not {"file", "label"} <= set(rows[0]):
             raise RepositoryError(f"can't verify with {table}", why="it has no columns file and label", mend=MEND)
+        for row in rows:
+            named = PurePath(row["file"] or "")
+            if named.is_absolute() or ".." in named.parts or row["label"] is None:
+                why = f"its row {row['file']!r} " + (
+                    "has no label" if row["label"] is None else "leads out of the folder"
+                )
+                raise RepositoryError(f"can't verify with {table}", why=why, mend=MEND)
         return [(folder / row["file"], row["label"]) for row in rows]
     return [(path, path.parent.name) for path in sorted(folder.glob("*/*")) if path.is_file()]
 

@@ -96,6 +96,8 @@ def test_an_input_that_the_network_needs_may_not_be_left_out(server: TritonServe
         (("dynamic_batching", ACCELERATED := (
             'optimization { execution_accelerators { cpu_execution_accelerator { name: "openvino" } } } dynamic_batching'
         )), "the installed ONNX Runtime has no OpenVINOExecutionProvider, and execution_accelerators asks for it"),
+        (("dynamic_batching", 'default_model_filename: "../../../elsewhere.onnx" dynamic_batching'), "leads out of the"),
+        (("dynamic_batching", 'default_model_filename: "/elsewhere.onnx" dynamic_batching'), "leads out of the"),
         (("dynamic_batching", ACCELERATED.replace("openvino", "magic")), "execution_accelerators names 'magic'"),
     ],
 )  # fmt: skip

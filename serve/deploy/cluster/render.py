@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.errors import ServerError
+from compress.vetting.texts import read_text
 from serve.deploy.cluster.canary import analysis_templates, rollout
 from serve.deploy.cluster.gpu import engine_files, engine_patch, gpu_patch
 from serve.deploy.cluster.kserve import kserve
@@ -162,7 +163,7 @@ def files(workload: Workload, options: RenderOptions) -> dict[str, str]:
         **_patches(_patch(options, "Deployment", [*gpu_patch(options), *engine_patch(workload, options)])),
     )
     if options.engine_script is not None:
-        found["overlays/gpu/build_engine.py"] = options.engine_script.read_text(encoding="utf-8")
+        found["overlays/gpu/build_engine.py"] = _script(options.engine_script)
     put(
         "overlays/dev",
         {},
@@ -194,6 +195,14 @@ def files(workload: Workload, options: RenderOptions) -> dict[str, str]:
     )
     put("kserve", {"inferenceservice.yaml": kserve(workload, options, plan, cpu)}, namespace=space)
     return found
+
+
+def _script(path: Path) -> str:
+    try:
+        return read_text(path)
+    except (OSError, ValueError) as err:
+        mend = "make it with `compress engine-script`"
+        raise ServerError(f"can't deploy with --engine-script {path}", why=str(err), mend=mend) from err
 
 
 def _watchable(objective: str) -> tuple[str, bool]:

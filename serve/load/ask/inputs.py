@@ -12,6 +12,8 @@ import numpy as np
 import orjson
 
 from compress.errors import RepositoryError, ServerError
+from compress.vetting.texts import read_bytes, read_text
+from serve.config.named import LARGEST_DATA
 from serve.gateway.oip.tensors import DATATYPES, Tensor
 from serve.gateway.upstream.metadata import ModelMetadata, TensorMetadata
 from serve.load.ask.check import word_of
@@ -111,12 +113,14 @@ def bodies(options: LoadOptions) -> list[Item]:
     if options.body is None:
         return [Item()]
     try:
-        paths = sorted(options.body.iterdir()) if options.body.is_dir() else [options.body]
-        found = [Item(body=path.read_bytes()) for path in paths if path.is_file()]
-    except OSError as err:
-        raise ServerError(
-            f"can't send {options.body}", why=err.strerror or str(err), mend="name a file, or a folder of files"
-        ) from err
+        if options.body.is_dir():
+            paths = sorted(path for path in options.body.iterdir() if path.is_file())
+            found = [Item(body=read_bytes(path, LARGEST_DATA)) for path in paths]
+        else:
+            found = [Item(body=read_bytes(options.body, LARGEST_DATA, named=True))]
+    except (OSError, ValueError) as err:
+        why = getattr(err, "strerror", None) or str(err)
+        raise ServerError(f"can't send {options.body}", why=why, mend="name a file, or a folder of files") from err
     if not found:
         raise ServerError(f"can't send {options.body}", why="there is no file in it", mend="name a folder of files")
     return found
@@ -162,7 +166,7 @@ def _of_files(folder: Path, metadata: ModelMetadata | None, options: LoadOptions
     found: list[Item] = []
     size = 0
     for row, (path, label) in enumerate(pairs):
-        content = path.read_bytes()
+        content = read_bytes(path, LARGEST_DATA)
         size += len(content)
         if size > MOST_BYTES and found:
             break
@@ -241,8 +245,8 @@ def _rows(expected: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any] | 
 def _template(options: LoadOptions) -> string.Template:
     assert options.body is not None  # noqa: S101
     try:
-        return string.Template(options.body.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as err:
+        return string.Template(read_text(options.body, named=True))
+    except (OSError, ValueError) as err:
         raise ServerError(f"can't read the template {options.body}", why=str(err), mend="name a text file") from err
 
 

@@ -14,6 +14,9 @@ from serve.load.options import LoadOptions
 
 __all__ = ["made_up"]
 
+FREE = 64
+"""A length to show where the model takes any."""
+
 
 def made_up(metadata: ModelMetadata, own: tuple[Tensor, ...], options: LoadOptions) -> list[Item]:
     """The model's own example (`own`) or random values, in the batches and shapes asked for.
@@ -74,8 +77,19 @@ def _tiled(inputs: tuple[Tensor, ...], rows: int, metadata: ModelMetadata) -> tu
     return tuple(Tensor(each.name, each.datatype, np.concatenate([each.data[:1]] * rows, axis=0)) for each in inputs)
 
 
+def _example(metadata: ModelMetadata) -> str:
+    """A shape as --shape takes it, that the model takes."""
+    parts = []
+    for each in metadata.inputs:
+        sizes = [dim if dim > 0 else FREE for dim in each.shape]
+        if metadata.batched:
+            sizes[:1] = [1]
+        parts.append(f"{each.name}={','.join(map(str, sizes))}")
+    return "+".join(parts)
+
+
 def _shapes(text: str, metadata: ModelMetadata) -> tuple[dict[str, tuple[int, ...]], float]:
-    mend = "name each input as in x=1,3,224,224, joined by + where there are several"
+    mend = f"write it as in {_example(metadata)}"
     shape, weight = weighted(text)
     found: dict[str, tuple[int, ...]] = {}
     for part in shape.split("+"):

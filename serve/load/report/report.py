@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Mapping
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from compress.errors import ServerError
+from compress.vetting.texts import parse_json, read_bytes
+from serve.config.named import LARGEST_DATA
 from serve.load.figures.result import SCHEMA_VERSION, LoadResult
 
 __all__ = ["Found", "LoadReport", "Trial", "describe_machine", "read_report", "write_text"]
@@ -157,7 +158,7 @@ def read_report(path: Path) -> LoadReport:
         ServerError: it is something else.
     """
     try:
-        return LoadReport.from_dict(json.loads(path.read_text("utf-8")))
+        return LoadReport.from_dict(parse_json(read_bytes(path, LARGEST_DATA, named=True)))
     except OSError as err:
         raise ServerError(f"can't read {path}", why=err.strerror or str(err), mend="name a file that is there") from err
     except (KeyError, TypeError, ValueError, AttributeError) as err:

@@ -125,7 +125,7 @@ def _facts(report: LoadReport, run: LoadResult) -> Iterable[tuple[str, str]]:
         yield "sent late, p99", "too few samples" if late is None else f"{late:.3f} ms"
         if run.waiting_ms > 0.01:
             yield "waited for a connection", f"{run.waiting_ms:.2f} ms on average"
-    yield "bytes in, out", f"{run.bytes_in:,}, {run.bytes_out:,}"
+    yield "bytes in, out, of answers", f"{run.bytes_in:,}, {run.bytes_out:,}"
     yield "this client's CPU", f"{run.client_cpu_share:.0%} of a core, {run.client_memory_bytes / 1e6:.0f} MB"
     if run.server is not None:
         yield "the server's CPU", f"{run.server.cpu_share:.0%} of a core, {run.server.memory_bytes / 1e6:,.0f} MB"

@@ -16,6 +16,8 @@ from typing import Any, Literal
 import numpy as np
 
 from compress.errors import ServerError
+from compress.vetting.texts import read_text
+from serve.config.named import LARGEST_DATA
 from serve.load.figures.histogram import Ints
 
 __all__ = ["Arrivals", "Leg", "parse_arrivals", "parse_rate", "read_trace"]
@@ -202,8 +204,11 @@ def read_trace(path: Path, *, rate: float | None = None) -> tuple[float, ...]:
     """
     mend = "give a text file with a time in seconds at the beginning of each line"
     try:
-        lines = [line.replace(";", ",").split(",")[0].strip() for line in path.read_text("utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as err:
+        lines = [
+            line.replace(";", ",").split(",")[0].strip()
+            for line in read_text(path, LARGEST_DATA, named=True).splitlines()
+        ]
+    except (OSError, ValueError) as err:
         raise ServerError(f"can't read the trace {path}", why=str(err), mend=mend) from err
     lines = [line for line in lines if line and not line.startswith("#")]
     if lines and not _is_number(lines[0]):

@@ -50,9 +50,10 @@ class TritonPythonModel:
     def initialize(self, args: Mapping[str, str]) -> None:
         """Open model.onnx of the version folder and hold it against config.pbtxt."""
         config = json.loads(args["model_config"])
-        path = (
-            Path(args["model_repository"]) / args["model_version"] / (config["default_model_filename"] or "model.onnx")
-        )
+        name = config["default_model_filename"] or "model.onnx"
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise RuntimeError(f"default_model_filename {name!r} leads out of the version's folder")
+        path = Path(args["model_repository"]) / args["model_version"] / name
         if not path.is_file():
             raise RuntimeError(f"{path} is missing")
         if config.get("model_transaction_policy", {}).get("decoupled"):

@@ -26,7 +26,10 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         if config.get("platform") == "torch_aoti":
             raise RuntimeError("an AOTInductor package needs Triton's own pytorch backend, of release 25.06 or newer")
-        path = Path(args["model_repository"]) / args["model_version"] / (config["default_model_filename"] or "model.pt")
+        name = config["default_model_filename"] or "model.pt"
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise RuntimeError(f"default_model_filename {name!r} leads out of the version's folder")
+        path = Path(args["model_repository"]) / args["model_version"] / name
         if not path.is_file():
             raise RuntimeError(f"{path} is missing")
         if args["model_instance_kind"] == "GPU":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from compress.errors import ServerError
 from serve.cli.main import main
 from serve.gateway.access.keys import add_key
-from serve.gateway.settings import ModelSettings
+from serve.gateway.settings import ModelSettings, Settings
 from serve.gateway.settings_file import load_settings
 from serve.up.options import UpOptions
 from serve.up.run import _settings
@@ -133,12 +134,101 @@ def test_nothing_of_any_setting_is_secret(capsys: pytest.CaptureFixture[str], fi
     assert secret not in values[1] + values[2]
 
 
-@pytest.mark.parametrize(("flag", "seconds"), [(None, 8), (30.0, 30), (0.2, 1)])
-def test_under_serve_up_the_file_says_how_long_to_drain_unless_the_flag_does(
-    flag: float | None, seconds: int, tmp_path: Path
-) -> None:
+# Each setting as a file has it, a flag of `serve gateway` that says otherwise, and what each of them means.
+CASES: dict[str, tuple[str, list[str], object, object]] = {
+    "upstream": ('["http://a:1"]', ["--upstream", "http://b:1"], ("http://a:1",), ("http://b:1",)),
+    "discover": ("true", ["--no-discover"], True, False),
+    "host": ('"127.0.0.3"', ["--host", "127.0.0.4"], "127.0.0.3", "127.0.0.4"),
+    "port": ("9443", ["--port", "8080"], 9443, 8080),  # a default that is given is given
+    "grpc_port": ("0", ["--grpc-port", "0"], 0, 0),
+    "grpc_upstream": ('["a:1"]', ["--grpc-upstream", "b:1"], ("a:1",), ("b:1",)),
+    "keys": ('"k.json"', ["--keys", "/f.json"], "k.json", Path("/f.json")),
+    "state": ('"s.db"', ["--state", "/f.db"], "s.db", Path("/f.db")),
+    "anonymous": ("true", ["--no-anonymous"], True, False),
+    "tls_certificate": ('"gateway.toml"', ["--tls-certificate", __file__], "gateway.toml", Path(__file__)),
+    "tls_key": ('"gateway.toml"', ["--tls-key", __file__], "gateway.toml", Path(__file__)),
+    "validate": ("false", ["--validate"], False, True),
+    "access_log": ('"a.log"', ["--access-log", "/f.log"], "a.log", Path("/f.log")),
+    "otlp_endpoint": ('"http://a:1"', ["--otlp-endpoint", "http://b:1"], "http://a:1", "http://b:1"),
+    "coalesce_keys": ("true", ["--no-coalesce-keys"], True, False),
+    "reuse_port": ("true", ["--no-reuse-port"], True, False),
+    "max_address_share": ("0.25", ["--max-address-share", "0.75"], 0.25, 0.75),
+    "trace_ratio": ("0.25", ["--trace-ratio", "0.75"], 0.25, 0.75),
+    "coalesce_s": ("0.25", ["--coalesce-s", "0"], 0.25, 0.0),
+}
+NUMBERS = (
+    "max_body_bytes", "memory_bytes", "max_elements", "timeout_s", "head_timeout_s", "body_timeout_s",
+    "write_timeout_s", "keep_alive_s", "max_clients", "max_connections", "max_in_flight", "latency_target_s",
+    "max_wait_s", "max_waiting", "health_interval_s", "drain_delay_s", "drain_timeout_s",
+)  # fmt: skip
+CASES |= {name: ("7", [f"--{name.replace('_', '-')}", "9"], 7, 9) for name in NUMBERS}
+TOGETHER = {"tls_certificate": 'tls_key = "gateway.toml"', "tls_key": 'tls_certificate = "gateway.toml"'}
+
+
+def written(tmp_path: Path, name: str) -> Path:
     file = tmp_path / "gateway.toml"
-    file.write_text("drain_timeout_s = 8\n")
-    options = UpOptions(gateway=file, drain_timeout=flag)
-    assert _settings(options, "http://127.0.0.1:1", "127.0.0.1:2").drain_timeout_s == seconds
-    assert _settings(UpOptions(), "http://127.0.0.1:1", "127.0.0.1:2").drain_timeout_s == 30
+    file.write_text(f"{name} = {CASES[name][0]}\n{TOGETHER.get(name, '')}\n")
+    return file
+
+
+def of_file(tmp_path: Path, name: str) -> object:
+    """What a file that sets `name` means; a path is beside the file."""
+    value = CASES[name][2]
+    return tmp_path / value if CASES[name][3].__class__ is type(Path()) and isinstance(value, str) else value
+
+
+def test_each_setting_has_a_case() -> None:
+    assert set(CASES) == {field.name for field in dataclasses.fields(Settings)} - {"models"}
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_flag_of_serve_gateway_comes_before_the_file_where_it_is_given(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[Settings] = []
+    monkeypatch.setattr("serve.gateway.server.run_gateway", lambda settings, **_: ran.append(settings))
+    file = written(tmp_path, name)
+    for words in ([], CASES[name][1]):
+        with pytest.raises(SystemExit) as ended:
+            main(["gateway", "--config", str(file), *words])
+        assert not ended.value.code
+    assert [getattr(settings, name) for settings in ran] == [of_file(tmp_path, name), CASES[name][3]]
+
+
+# What `serve up` decides itself: the Triton that it starts is the upstream.
+OWN = {"upstream", "grpc_upstream"}
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - OWN))
+def test_no_default_of_serve_up_comes_before_the_file(name: str, tmp_path: Path) -> None:
+    options = UpOptions(gateway=written(tmp_path, name))
+    settings = _settings(options, "http://127.0.0.1:1", "127.0.0.1:2")
+    assert getattr(settings, name) == of_file(tmp_path, name)
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "held"),
+    [
+        ({"host": "127.0.0.1"}, "host", "127.0.0.1"),  # the default, but given
+        ({"port": 8080}, "port", 8080),
+        ({"port": 0}, "port", 0),
+        ({"drain_timeout": 30.0}, "drain_timeout_s", 30),
+        ({"drain_timeout": 0.2}, "drain_timeout_s", 1),
+    ],
+)
+def test_a_flag_of_serve_up_comes_before_file_and_environment_where_it_is_given(
+    given: dict[str, Any], name: str, held: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVE_GATEWAY_PORT", "9444")
+    options = UpOptions(gateway=written(tmp_path, name), **given)
+    assert getattr(_settings(options, "http://127.0.0.1:1", "127.0.0.1:2"), name) == held
+
+
+def test_under_serve_up_the_environment_comes_before_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVE_GATEWAY_PORT", "9444")
+    assert _settings(UpOptions(gateway=written(tmp_path, "port")), "http://127.0.0.1:1", "127.0.0.1:2").port == 9444
+
+
+def test_serve_up_alone_has_the_gateways_own_defaults() -> None:
+    own, ours = Settings(), _settings(UpOptions(), "http://127.0.0.1:8000", "127.0.0.1:8001")
+    assert ours == dataclasses.replace(own, grpc_upstream=("127.0.0.1:8001",))

@@ -14,14 +14,14 @@ import pytest
 from serve.hooks.packed import values as hook_values
 from serve.hooks.packed.values import named, to_array, to_value
 
-SERVE = Path(hook_values.__file__).parent
+SERVE = Path(hook_values.__file__).parents[2]
 
 
 @pytest.mark.parametrize(
     ("path", "needs"),
     [
-        ("hook_values.py", {"numpy", "packaging"}),
-        ("hook_model.py", {"numpy", "hook_values", "triton_python_backend_utils"}),
+        ("hooks/packed/values.py", {"numpy", "packaging"}),
+        ("hooks/packed/model.py", {"numpy", "hook_values", "triton_python_backend_utils"}),
         ("triton/backends/onnxruntime/model.py", {"numpy", "onnxruntime", "triton_python_backend_utils"}),
     ],
 )

@@ -74,6 +74,21 @@ def test_made_up_inputs_have_the_shapes_and_weights_asked_for() -> None:
     assert len({request.wire for request in target.requests}) == 4
 
 
+IMAGES = json.dumps(
+    {"name": "m", "inputs": [{"name": "image", "datatype": "FP32", "shape": [-1, 3, -1, -1]}],
+     "outputs": [{"name": "mask", "datatype": "FP32", "shape": [-1, 1, -1, -1]}]}
+).encode()  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["image=3x48x48", "image=3,48,48", "x=1,3,48,48"])
+def test_a_shape_that_is_none_is_told_one_that_the_model_takes(text: str) -> None:
+    with pytest.raises(ServerError) as caught:
+        target_of(IMAGES, shape=(text,))
+    told = caught.value.mend.removeprefix("write it as in ")
+    assert told.startswith("image=")
+    assert len(target_of(IMAGES, shape=(told,)).requests) == 1
+
+
 def test_batches_are_repeated_examples() -> None:
     target = target_of(batch=("1@7", "8@3"))
     assert [each[0].shape for each in tensors(target)] == [(1, 4), (8, 4)]
