@@ -25,7 +25,7 @@ from compress.model import Arrays
 from compress.model.apart import without_fills
 from compress.storage.hashing import digest_of_code
 
-__all__ = ["BY_LABELS", "METRICS", "Metric", "cosine_similarity", "find_metric", "without_nan"]
+__all__ = ["BY_LABELS", "METRICS", "PLACES", "Metric", "cosine_similarity", "find_metric", "without_nan"]
 
 Array = np.ndarray[Any, Any]
 BATCH = 64
