@@ -285,3 +285,55 @@ def test_a_part_is_spread_over_the_data() -> None:
     assert part.labels is not None
     assert part.labels.tolist() == [0, 49, 99, 149, 199]
     assert len(spread(whole, 1000)) == 200
+
+
+@pytest.fixture
+def bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "with_bounds.py").write_text(
+        """
+def right(outputs, labels):
+    return (outputs["y"].argmax(1) == labels).astype(float)
+def listed(outputs, labels):
+    return right(outputs, labels)
+listed.bounds = [0, 1]
+def decibels(outputs, labels):
+    return 30 + outputs["y"].max(1)
+def one_by_one(outputs, labels):
+    return 30 + outputs["y"].max(1)
+one_by_one.per_sample = True
+def declared(outputs, labels):
+    return 30 + outputs["y"].max(1)
+declared.scale = 1
+def nonsense(outputs, labels):
+    return right(outputs, labels)
+nonsense.bounds = (1, 0)
+""",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("with_bounds", None)
+    return "with_bounds"
+
+
+def test_bounds_that_are_listed_are_those_of_a_share(bounded: str) -> None:
+    labelled = data(np.arange(200) % 6)
+    drops = []
+    for name in ("right", "listed"):
+        metric = find_metric(f"{bounded}:{name}", labelled, CLASSIFIER)
+        assert metric.bounds == (0.0, 1.0)
+        assert isinstance(metric.bounds, tuple)
+        drops.append(Judge(Linear(), labelled, metric).drop(Linear(0.1)))
+    assert (drops[0].low, drops[0].high) == (drops[1].low, drops[1].high)
+    with pytest.raises(RecipeError, match="can't use the metric") as caught:
+        find_metric(f"{bounded}:nonsense", labelled, CLASSIFIER)
+    assert "(1, 0)" in caught.value.why
+
+
+@pytest.mark.parametrize("name", ["decibels", "one_by_one"])
+def test_scores_beyond_what_the_metric_states_are_refused(bounded: str, name: str) -> None:
+    labelled = data(np.arange(200) % 6)
+    with pytest.raises(RecipeError, match="can't judge by") as caught:
+        Judge(Linear(), labelled, find_metric(f"{bounded}:{name}", labelled, CLASSIFIER))
+    assert "between 0 and 1" in caught.value.why
+    assert "scale = 1" in caught.value.mend
+    assert Judge(Linear(), labelled, find_metric(f"{bounded}:declared", labelled, CLASSIFIER)).original > 29
