@@ -195,7 +195,8 @@ def layer_sensitivity(
     total = len(channels.groups) * len(ratios)
     for group in channels.groups:
         counts = [min(max(1, round(ratio * group.units)), group.units - 1) for ratio in ratios]
-        drops, gone = [], []
+        drops: list[float] = []
+        gone: list[float] = []
         for at, count in enumerate(counts):
             share = count / group.units
             if at and count == counts[at - 1]:
