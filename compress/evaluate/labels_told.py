@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 
 from compress.artifact import Signature
-from compress.console.wording import Note
+from compress.console.wording import Note, counted
 from compress.data.class_labels import read_labels
 from compress.data.dataset import Dataset
 from compress.evaluate.metrics import PLACES, Metric
@@ -62,8 +62,8 @@ def labels_told(data: Dataset, metric: Metric, signature: Signature, sample: Arr
     fitting = [spec.name for spec in floats if by_labels(data.labels, spec, None) is not None]
     if named or metric.needs_labels or len(fitting) < 2:
         return ()
-    which = f"The labels fit {len(fitting)} outputs ({', '.join(fitting)}): {metric.name} does not look at them."
-    return (f"{which} --judge {fitting[0]} judges this one by them.",)
+    which = f"The labels fit {counted(len(fitting), 'outputs')} ({', '.join(fitting)})"
+    return (f"{which}: {metric.name} does not look at them. --judge {fitting[0]} judges this one by them.",)
 
 
 def _ignored(data: Dataset, metric: Metric, signature: Signature, sample: Arrays) -> tuple[str, ...]:
