@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from train_common import open_data, original_and_pruned, test_data
 
-from compress.evaluate.intervals import difference_interval
+from compress.evaluate.intervals import SHARE, difference_interval
 from compress.options.training import TrainingOptions
 from compress.runtime.machine import environment
 from compress.runtime.measure import cores
@@ -52,7 +52,8 @@ def main() -> None:
             print(f"seed {seed}, {name}: {right[name][-1].mean():.4f}", file=sys.stderr, flush=True)
     figures = {}
     for name in SAMPLERS:
-        gained = difference_interval(np.concatenate(right[name]), np.concatenate(right["uniform"])).times(100)
+        both = (np.concatenate(right[name]), np.concatenate(right["uniform"]))
+        gained = difference_interval(*both, bounds=SHARE).times(100)
         figures[name] = {
             "accuracy": statistics.mean(float(scores.mean()) for scores in right[name]),
             "gain_points": gained.value, "gain_low": gained.low, "gain_high": gained.high,

@@ -37,8 +37,8 @@ class Measured:
         macs: multiply-accumulates for one sample of representative sizes.
         params: number of weights.
         size_bytes: bytes of the model's file.
-        accuracy: share of evaluation samples whose label is predicted, 0 to 1.
-        agreement: share of evaluation samples with the original's top-1 answer, 0 to 1.
+        accuracy: share of evaluation samples whose label is predicted, 0 to 1; where the judged output is class scores.
+        agreement: share of evaluation samples with the original's top-1 answer, 0 to 1; likewise.
         metric: name of what the run judges by.
         value: of the metric; `value_low` and `value_high` bound its 95% confidence interval.
         drop: loss of the metric against the original, in points for shares, paired by sample; `drop_low` and

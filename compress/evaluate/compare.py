@@ -9,14 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from compress.artifact import TensorSpec
 from compress.data.dataset import Dataset
 from compress.evaluate.intervals import CONFIDENCE
-from compress.evaluate.metrics import METRICS, Metric, cosine_similarity
+from compress.evaluate.metrics import BY_LABELS, METRICS, Metric, cosine_similarity
+from compress.evaluate.output_choice import OutputContent, content_of, named_so, rebuilds
 from compress.evaluate.scoring import Answers, Scores, batch_for
 from compress.model import Arrays
 from compress.runtime.backends import Backend
 
 __all__ = ["Comparison", "batch_difference", "compare", "cosine_similarity", "max_abs_error"]
+
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -27,8 +31,8 @@ class Comparison:
         samples: how many.
         value: of the metric; NaN or infinite where the model's answers, or the user's metric, are.
         scores: the metric of each sample [n], or None where it is no mean of these.
-        accuracy: share whose label has the largest logit, 0 to 1.
-        agreement: share with the reference's top-1 answer, 0 to 1.
+        accuracy: share whose label has the largest logit, 0 to 1; of class scores only.
+        agreement: share with the reference's top-1 answer, 0 to 1; of class scores only.
         cosine_similarity: mean over samples and outputs, against the reference.
         max_abs_error: the largest over all outputs, against the reference.
         not_numbers: samples whose judged outputs hold NaN; they have the worst score.
@@ -114,7 +118,8 @@ def compare(
 
     Args:
         reference: the name in `models` that the others are compared with.
-        models: by name; accuracy and agreement look at the output that the metric judges, or at the first.
+        models: by name; accuracy and agreement look at the output that the metric judges, or at the first, and are
+            given where this is class scores.
         data: with labels for accuracy.
         metric: what the models are judged by; a function of all outputs has these kept in memory.
         batch: samples at a time; by default what fits their size.
@@ -129,7 +134,7 @@ def compare(
     answers = Answers(metric)
     for inputs, labels in data.batches(size):
         expected = models[reference].infer(inputs)
-        tallies = tallies or {name: _Tally(_wanted(expected, labels, metric)) for name in models}
+        tallies = tallies or {name: _Tally(_wanted(inputs, expected, data, metric)) for name in models}
         answers.add(expected, labels)
         for name, model in models.items():
             tallies[name].add(expected if name == reference else model.infer(inputs), expected, labels)
@@ -140,17 +145,36 @@ def compare(
     return found | {reference: dataclasses.replace(found[reference], doubts=doubts)}
 
 
-def _wanted(expected: Arrays, labels: np.ndarray[Any, Any] | None, metric: Metric) -> dict[str, Metric]:
+def _wanted(inputs: Arrays, expected: Arrays, data: Dataset, metric: Metric) -> dict[str, Metric]:
     """What this batch allows to be scored: the metric, and what else is told of every model."""
     judged = metric.output or next(iter(expected))
-    scores = expected[judged]
     found = {"metric": metric, "cosine": METRICS["cosine"]}
-    several = metric.name == "f1"  # of several labels, the largest says nothing
-    if scores.ndim == 2 and scores.shape[1] > 1 and scores.dtype.kind == "f" and not several:
+    if _class_scores(judged, expected[judged], inputs, data, metric):
         found |= {"agreement": METRICS["agreement"].of(judged)}
-        if labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu":
+        if data.labels is not None and data.labels.ndim == 1 and data.labels.dtype.kind in "iu":
             found |= {"top1": METRICS["top1"].of(judged)}
     return found
+
+
+def _class_scores(name: str, scores: Array, inputs: Arrays, data: Dataset, metric: Metric) -> bool:
+    """Whether the largest of an output's values is an answer.
+
+    It is where the metric says so. One that looks at labels otherwise says that it is not; beside others, the output's
+    name has to say it, or labels of as many classes.
+    """
+    if scores.ndim != 2 or scores.shape[1] < 2 or scores.dtype.kind != "f":
+        return False
+    if metric.classifies or metric.name in BY_LABELS:
+        return metric.classifies
+    if content_of(TensorSpec(name, scores.dtype.name, ("batch", scores.shape[1])), scores) is not OutputContent.CLASSES:
+        return False
+    if named_so(name):
+        return True
+    labels = data.labels if isinstance(data.labels, np.ndarray) else None  # others are made when asked for
+    if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu":
+        return False
+    alike = rebuilds(scores.shape, [given.shape for given in inputs.values() if given.dtype.kind == "f"])
+    return not alike and int(labels.max(initial=-1)) + 1 == scores.shape[1]
 
 
 def _comparison(tally: _Tally, samples: int) -> Comparison:

@@ -17,7 +17,8 @@ from compress.data.overlap import Overlap, overlaps
 from compress.errors import RecipeError
 from compress.evaluate.intervals import least_samples, paired_interval, percent
 from compress.evaluate.judge import Budget, Judge
-from compress.evaluate.metrics import Metric, find_metric
+from compress.evaluate.labels_told import labels_told, squeezed
+from compress.evaluate.metrics import METRICS, Metric, find_metric
 from compress.evaluate.output_kind import ending_of
 from compress.model import TorchModel
 from compress.options import CompressOptions
@@ -165,7 +166,7 @@ def evaluation_of(
                 why=f"{shared.told} --selection stand in --eval, too",
                 mend="give other samples to choose by, or leave --selection out: --eval is then split",
             )
-        chosen = _labelled_alike(chosen, metric, data)
+        chosen = _labelled_alike(chosen, metric, data, model)
         how = f"models are chosen by the {counted(len(chosen), 'samples')} of --selection"
         if before:  # the sensitivity's half has chosen, too
             data = halves(data)[1]
@@ -219,12 +220,16 @@ def judged(
     few, _ = data.take(slice(0, PROBED))
     sample = open_model(model, threads=cores()).infer(few)
     notes: tuple[str, ...] = ()
+    if name is None or name in METRICS:
+        data = squeezed(data, model.signature, output)
     if name in (None, "top1", "top5"):
         data, notes = with_class_ids(data)
     endings = {spec.name: ending_of(model.module, at) for at, spec in enumerate(model.signature.outputs)}
     metric = find_metric(name, data, model.signature, output=output, sample=sample, endings=endings, ask=True)
     if metric.needs_labels and not metric.classifies:
         notes = ()  # they are looked at as they are
+    told = labels_told(data, metric, model.signature, sample, named=name is not None)
+    notes = told if told and not metric.needs_labels else (*notes, *told)
     if (name is None or output is None) and len(model.signature.outputs) > 1:
         other = " (another: --judge)" if output is None and metric.output is not None else ""
         which = "all of them together" if metric.output is None else repr(metric.output)
@@ -235,9 +240,11 @@ def judged(
     return data, metric, notes
 
 
-def _labelled_alike(data: Dataset, metric: Metric, proof: Dataset) -> Dataset:
+def _labelled_alike(data: Dataset, metric: Metric, proof: Dataset, model: TorchModel) -> Dataset:
     if not metric.needs_labels:
         return data
+    if metric.name in METRICS:
+        data = squeezed(data, model.signature, metric.output)
     if not metric.classifies and proof.labels is not None:
         alike = data.labels is not None and data.labels.ndim == proof.labels.ndim
         if alike and (data.labels.dtype.kind == "f") == (proof.labels.dtype.kind == "f"):  # type: ignore[union-attr]

@@ -1,6 +1,6 @@
 """How sure a figure is: confidence intervals of a mean over samples, and of what two models differ by on the same ones.
 
-Scores of 0 and 1 are counts, and have score intervals, which stay honest where nothing was seen to change: Wilson, JASA
+Shares of 0 and 1 are counts, and have score intervals, which stay honest where nothing was seen to change: Wilson, JASA
 22, 1927, for one share; Tango, Statistics in Medicine 17, 1998, equations 7 to 10, for the difference of paired ones.
 Other scores have BCa intervals: Efron & Tibshirani, An Introduction to the Bootstrap, 1993, section 14.3.
 """
@@ -18,6 +18,7 @@ from scipy.stats import t as student
 
 __all__ = [
     "CONFIDENCE",
+    "SHARE",
     "Bounds",
     "Interval",
     "difference_interval",
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 CONFIDENCE = 0.95
+SHARE = (0.0, 1.0)  # the bounds of a score that is a share
 RESAMPLES = 2000
 FEW = 50
 # Scores so near to the usual one are alike, as a share of what a score may be; fewer others than this are hardly seen.
@@ -105,14 +107,15 @@ def mean_interval(
     """Of the mean of scores [n].
 
     Args:
-        scores: where all are 0 or 1, they are counted.
+        scores: of one metric.
         confidence: above 0 and below 1, two-sided.
-        bounds: of a score, where it has some. With these, scores that are all alike have an interval: as many others
-            may have been missed as a share of which none was seen.
+        bounds: of a score, where it has some. Between 0 and 1, scores that are all one of these are counted; a metric
+            that may give more than 1 is none to count, whatever it gave. With bounds, scores that are all alike have an
+            interval: as many others may have been missed as a share of which none was seen.
         seed: of the resampling.
     """
     values = np.asarray(scores, np.float64)
-    if _counts(values):
+    if _counts(bounds, values):
         return share_interval(int(values.sum()), len(values), confidence)
     return _of_values(values, confidence, bounds, seed)
 
@@ -125,7 +128,7 @@ def difference_interval(
     Pairing takes out what makes a sample hard for both. The arguments are those of `mean_interval`.
     """
     second, first = np.asarray(after, np.float64), np.asarray(before, np.float64)
-    if _counts(second) and _counts(first):
+    if _counts(bounds, second, first):
         return paired_interval(int((second > first).sum()), int((second < first).sum()), len(second), confidence)
     apart = None if bounds is None else (bounds[0] - bounds[1], bounds[1] - bounds[0])
     with np.errstate(invalid="ignore"):
@@ -133,8 +136,8 @@ def difference_interval(
     return _of_values(difference, confidence, apart, seed)
 
 
-def _counts(values: Array) -> bool:
-    return bool(np.isin(values, (0.0, 1.0)).all())
+def _counts(bounds: Bounds | None, *scores: Array) -> bool:
+    return bounds == SHARE and all(bool(np.isin(values, SHARE).all()) for values in scores)
 
 
 def _of_values(values: Array, confidence: float, bounds: Bounds | None, seed: int) -> Interval:

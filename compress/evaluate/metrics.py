@@ -18,14 +18,14 @@ from compress.errors import RecipeError
 from compress.evaluate.chance import Chance, OfNumbers, OfPlaces, OfSets, OfShuffled
 from compress.evaluate.intervals import Bounds
 from compress.evaluate.label_metrics import IntersectionOverUnion, f1_of, pixel_accuracy_of, r2_of, spread_of
-from compress.evaluate.output_choice import OutputContent, content_of, the_output
+from compress.evaluate.output_choice import OutputContent, content_of, named_so, rebuilds, the_output
 from compress.evaluate.output_kind import Ending, OutputForm, OutputKind, by_labels
 from compress.evaluate.users_metric import Accumulator, users_metric
 from compress.model import Arrays
 from compress.model.apart import without_fills
 from compress.storage.hashing import digest_of_code
 
-__all__ = ["METRICS", "Metric", "cosine_similarity", "find_metric", "without_nan"]
+__all__ = ["BY_LABELS", "METRICS", "PLACES", "Metric", "cosine_similarity", "find_metric", "without_nan"]
 
 Array = np.ndarray[Any, Any]
 BATCH = 64
@@ -216,7 +216,7 @@ def find_metric(
     Labels that are class ids for each place of a map or of a sequence are judged by pixel_accuracy, labels of 0 and 1,
     each by itself, by f1 (of one alone: binary_accuracy), other numbers in the output's shape by r2.
     Class scores are judged by top1 with labels and by agreement without, answers that are integers by agreement, single
-    values by mse, all else by cosine.
+    values by mse, all else by cosine: also what looks like class scores, but has an input's shape and no labels.
 
     Args:
         name: one of METRICS; `package.module:name` of a function (outputs, labels) → scores [n] or one float, or of a
@@ -248,6 +248,9 @@ def find_metric(
     kinds = {content_of(spec, None if sample is None else sample.get(spec.name)) for spec in specs}
     if name is None:
         name = _fitting(kinds, labelled=labels is not None)
+        given = [spec.shape for spec in signature.inputs if spec.dtype.startswith("float")]
+        if data.labels is None and rebuilds(specs[0].shape, given) and not named_so(specs[0].name):
+            name = "cosine" if name == "agreement" else name
     metric = METRICS[name]
     if metric.needs_labels and labels is None:
         raise RecipeError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
@@ -12,7 +13,7 @@ from compress.artifact import Signature, TensorSpec
 from compress.errors import RecipeError
 from compress.model import Arrays
 
-__all__ = ["OutputContent", "class_outputs", "content_of", "the_output"]
+__all__ = ["OutputContent", "class_outputs", "content_of", "named_so", "rebuilds", "the_output"]
 
 # By the names that outputs usually have; "output" and its like say nothing.
 _CLASSES = re.compile(r"logit|prob|class|score|label", re.IGNORECASE)
@@ -57,6 +58,21 @@ def content_of(spec: TensorSpec, sample: np.ndarray[Any, Any] | None = None) -> 
         if np.allclose(lengths, 1.0, atol=1e-3):
             return OutputContent.EMBEDDING
     return OutputContent.CLASSES
+
+
+def named_so(name: str) -> bool:
+    """Whether an output's name says that it gives class scores."""
+    return _CLASSES.search(name) is not None
+
+
+def rebuilds(shape: tuple[int | str, ...], inputs: Iterable[tuple[int | str, ...]]) -> bool:
+    """Whether an output has an input's shape, beside the samples: an autoencoder's, more likely than class scores.
+
+    Args:
+        shape: of the output.
+        inputs: the shapes of the inputs of floats.
+    """
+    return any(shape[1:] == given[1:] for given in inputs)
 
 
 def the_output(

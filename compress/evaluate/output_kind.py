@@ -125,11 +125,12 @@ def by_labels(labels: Any, spec: TensorSpec, ending: Ending | None) -> OutputFor
         return OutputForm(OutputKind.SOFTMAX, 1, ending, "the labels are class ids")
     if whole and of and len(shape) == len(of) + 2:
         for axis, places in ((1, shape[2:]), (-1, shape[1:-1])):
-            if _fits(places, of):
+            if shape[axis] != 1 and _fits(places, of):  # one value is no choice of a class: it is there or not
                 return OutputForm(OutputKind.DENSE, axis, ending, "the labels are class ids for each place")
     sizes = [size for size in shape[1:] if isinstance(size, int)]
     flat = len(sizes) == len(shape) - 1 and math.prod(sizes) == math.prod(of)
-    if not _fits(shape[1:], of) and not flat:
+    alone = shape[1:2] == (1,) and _fits(shape[2:], of)
+    if not _fits(shape[1:], of) and not flat and not alone:
         return None
     if labels.dtype.kind not in "biuf":
         return None

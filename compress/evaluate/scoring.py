@@ -11,13 +11,14 @@ from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.errors import RecipeError
 from compress.evaluate.intervals import Interval, mean_interval, percent, share_interval
-from compress.evaluate.metrics import BATCH, Metric, without_nan
+from compress.evaluate.metrics import BATCH, METRICS, Metric, without_nan
 from compress.model import Arrays
 from compress.runtime.backends import Backend
 
 __all__ = ["Answers", "Scores", "batch_for"]
 
 Array = np.ndarray[Any, Any]
+ROUNDING = 1e-5  # beyond its bounds, that a score in single precision may be
 BATCH_BYTES = 32 << 20  # of inputs and outputs; what is between them in a network is some times as much
 
 
@@ -67,7 +68,7 @@ class Scores:
                 raise self._failed(err) from err
             if scores.shape != (count,):
                 raise self._misshapen(scores)
-            self._scores.append(np.where(np.isnan(scores), metric.worst, scores))
+            self._scores.append(self._bounded(scores))
             return
         if self._running is not None:
             try:
@@ -98,10 +99,25 @@ class Scores:
         except Exception as err:  # the user's function: anything may come out of it
             raise self._failed(err) from err
         if found.shape == (self._samples,):
-            return np.where(np.isnan(found), self._metric.worst, found)
+            return self._bounded(found)
         if found.size != 1:
             raise self._misshapen(found)
         return found.reshape(())
+
+    def _bounded(self, scores: Array) -> Array:
+        """The worst score for what is no number; intervals and points rest on the bounds that the metric states."""
+        scores = np.where(np.isnan(scores), self._metric.worst, scores)
+        if self._metric.bounds is None or self._metric.name in METRICS:
+            return scores
+        low, high = self._metric.bounds
+        outside = scores[(scores < low - ROUNDING) | (scores > high + ROUNDING)]
+        if outside.size:
+            raise RecipeError(
+                f"can't judge by the metric {self._metric.name}",
+                why=f"it gives {outside[0]:.6g}, and its scores are to lie between {low:g} and {high:g}",
+                mend="where it is no share, set scale = 1 on the function, or bounds = (smallest, largest)",
+            )
+        return scores
 
     def _failed(self, err: Exception) -> RecipeError:
         return RecipeError(

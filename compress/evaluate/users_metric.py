@@ -80,13 +80,27 @@ def users_metric(source: str) -> UsersMetric:
         scale = float(getattr(found, "scale", 100.0 if _is_share(found) else 1.0))
         return UsersMetric(None, None, lambda output: _Updated(found, output), bool(higher), scale, None)
     scale = float(getattr(found, "scale", 100.0))
-    bounds = getattr(found, "bounds", (0.0, 1.0) if scale == 100 else None)
+    bounds = _bounds(source, getattr(found, "bounds", (0.0, 1.0) if scale == 100 else None))
     one, whole = None, None
     if getattr(found, "per_sample", False):
         one = lambda outputs, _expected, labels: np.asarray(found(outputs, labels), np.float64)  # noqa: E731
     else:
         whole = lambda outputs, labels: np.asarray(found(outputs, labels), np.float64)  # noqa: E731
     return UsersMetric(one, whole, None, bool(higher), scale, bounds)
+
+
+def _bounds(source: str, given: Any) -> Bounds | None:
+    try:
+        low, high = (0.0, 0.0) if given is None else map(float, given)
+    except (TypeError, ValueError):
+        low, high = 1.0, 0.0
+    if given is not None and not low < high:
+        raise RecipeError(
+            f"can't use the metric {source}",
+            why=f"its bounds are {given!r}: no smallest and largest score",
+            mend="set bounds to a pair such as (0, 1), or to None",
+        )
+    return None if given is None else (low, high)
 
 
 def _is_share(metric: Any) -> bool:

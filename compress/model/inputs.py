@@ -12,11 +12,15 @@ from torch import nn
 
 from compress.errors import CheckpointError, SignatureError, StageError, ToolkitError, first_line
 from compress.signature import Signature, TensorSpec
+from compress.storage.shortages import lacks_memory
 
 __all__ = ["Arrays", "call", "example_inputs", "run_on", "sample_inputs", "symbols_of", "telling"]
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 _Answer = TypeVar("_Answer")
+
+# No data calls these forth: a name that there is not is a mistake in code, whose traceback is wanted.
+BUGS = (NameError, AttributeError, ImportError, SyntaxError)
 
 # A signature may come from a file of anybody's, and a size from a slip of the finger.
 LARGEST_BYTES = 4 * 1024**3
@@ -91,13 +95,15 @@ def run_on(inputs: Mapping[str, Any], run: Callable[[], _Answer]) -> _Answer:
         run: runs the model on them.
 
     Raises:
-        StageError: it does not run on them.
+        StageError: it does not run on them. A want of memory and a mistake in code are raised as they are.
     """
     try:
         return run()
-    except (ToolkitError, MemoryError, torch.OutOfMemoryError):
+    except (ToolkitError, *BUGS):
         raise
     except Exception as err:  # the user's forward and ONNX Runtime: anything may come out of them
+        if lacks_memory(err) or isinstance(err, torch.OutOfMemoryError):
+            raise  # no other inputs mend it: `compress.storage.shortages` tells it
         raise StageError(
             "the model does not run on the inputs that it is given",
             why=f"{', '.join(_described(name, values) for name, values in inputs.items())}: {first_line(err)[:300]}",

@@ -40,7 +40,8 @@ class GroupSensitivity:
     Attributes:
         layers: their names, the first one names the group.
         width: channels.
-        ratios: shares of the channels taken away.
+        ratios: shares of the channels taken away: the nearest to each that was asked for, which a narrow group may not
+            have, and which may be the same for two.
         drops: what each costs, in points of the metric.
         macs_removed: share of the model's MACs that goes with each.
     """
@@ -64,6 +65,7 @@ class Sensitivity:
         left_alone: layers that can't be pruned, with the reason.
         data: hash of the evaluation data, of which a half was judged on; another half is to prove what follows from it.
         model: hash of the model; "" where an earlier release wrote none.
+        asked: shares that were asked for; none where an earlier release wrote those in place of what was taken away.
     """
 
     metric: str
@@ -73,6 +75,12 @@ class Sensitivity:
     left_alone: Mapping[str, str]
     data: str = ""
     model: str = ""
+    asked: tuple[float, ...] = ()
+
+    @property
+    def columns(self) -> tuple[float, ...]:
+        """What was asked for, or what an earlier release wrote."""
+        return self.asked or self.groups[0].ratios
 
     def limits(self, max_drop: float) -> dict[str, float]:
         """The largest share of its channels that each layer may lose, so that this alone costs no more than that."""
@@ -104,7 +112,12 @@ class Sensitivity:
             data = read_json(path)
             if data.pop("schema_version") > SCHEMA_VERSION:
                 raise ValueError("it was written by a newer release")
-            found = cls(groups=tuple(_group(group) for group in data.pop("groups")), **data)
+            groups = tuple(_group(group) for group in data.pop("groups"))
+            found = cls(groups=groups, asked=tuple(data.pop("asked", ())), **data)
+            if not all(type(share) is float and 0 < share < 1 for share in found.asked):
+                raise ValueError("what was asked for is no share")
+            if not groups or any(len(group.ratios) != len(found.columns) for group in groups):
+                raise ValueError("its groups have not as many shares each")
             texts = (found.metric, found.data, found.model, *found.left_alone.keys(), *found.left_alone.values())
             if not all(type(text) is str for text in texts) or type(found.samples) is not int:
                 raise ValueError("what should be words or numbers is something else")
@@ -147,7 +160,7 @@ def layer_sensitivity(
         model: layered; left as it is.
         data: to judge on.
         metric: what is judged by.
-        ratios: shares of the channels to take away, each above 0 and below 1.
+        ratios: shares of the channels to take away, each above 0 and below 1; of a group, the nearest that there is.
         samples: how many of the data to use, spread over it.
         importance: which channels go.
         progress: is told of models judged.
@@ -181,17 +194,26 @@ def layer_sensitivity(
     found: list[GroupSensitivity] = []
     total = len(channels.groups) * len(ratios)
     for group in channels.groups:
-        drops, gone = [], []
-        for ratio in ratios:
-            count = min(max(1, int(ratio * group.units)), group.units - 1)
-            weakest = scores[group.root].argsort(stable=True)[:count].tolist()
-            with channels.without({group.root: weakest}) as module:
-                thinned = TorchBackend(TorchModel(module, model.signature), cores())
-                judged = compare("original", {"original": original, "thinned": thinned}, part, metric)
-            gone.append(1 - channels.macs({group.root: weakest}) / macs)
-            drops.append(metric.drop(whole, judged["thinned"].value))
+        counts = [min(max(1, round(ratio * group.units)), group.units - 1) for ratio in ratios]
+        drops: list[float] = []
+        gone: list[float] = []
+        for at, count in enumerate(counts):
+            share = count / group.units
+            if at and count == counts[at - 1]:
+                gone.append(gone[-1])
+                drops.append(drops[-1])
+            else:
+                weakest = scores[group.root].argsort(stable=True)[:count].tolist()
+                with channels.without({group.root: weakest}) as module:
+                    thinned = TorchBackend(TorchModel(module, model.signature), cores())
+                    judged = compare("original", {"original": original, "thinned": thinned}, part, metric)
+                gone.append(1 - channels.macs({group.root: weakest}) / macs)
+                drops.append(metric.drop(whole, judged["thinned"].value))
             done = len(found) * len(ratios) + len(drops)
-            said = f"{group.root} −{ratio:.0%}: {drops[-1]:+.2f} points" if done < total else "layers and ratios tried"
+            said = f"{group.root} −{share:.0%}: {drops[-1]:+.2f} points" if done < total else "layers and ratios tried"
             progress(done, total, said)
-        found.append(GroupSensitivity(group.layers, group.width, tuple(ratios), tuple(drops), tuple(gone)))
-    return Sensitivity(metric.name, whole, len(part), tuple(found), channels.left_alone)
+        taken = tuple(count / group.units for count in counts)
+        found.append(GroupSensitivity(group.layers, group.width, taken, tuple(drops), tuple(gone)))
+    return Sensitivity(
+        metric.name, whole, len(part), tuple(found), channels.left_alone, asked=tuple(map(float, ratios))
+    )

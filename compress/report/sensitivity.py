@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from compress.console.wording import counted
-from compress.prune.sensitivity import Sensitivity
+from compress.prune.sensitivity import GroupSensitivity, Sensitivity
 from compress.report.pages import page
 from compress.report.plots import axes_of, svg_of
 from compress.storage.files import write_files
@@ -31,19 +31,28 @@ def sensitivity_table(found: Sensitivity, max_drop: float) -> Table:
     )
     table.add_column("layers", overflow="fold")
     table.add_column("channels", justify="right")
-    for ratio in found.groups[0].ratios:
+    for ratio in found.columns:
         table.add_column(f"−{ratio:.0%}", justify="right")
     table.add_column(f"bears for {counted(max_drop, 'points')}", justify="right")
     for group in found.groups:
         names = ", ".join(group.layers[:3]) + (f" +{len(group.layers) - 3}" if len(group.layers) > 3 else "")
-        drops = (f"{drop:+.2f}" for drop in group.drops)
+        drops = _cells(found, group)
         table.add_row(escape(names), str(group.width), *drops, f"{limits[group.layers[0]]:.0%}")
     return table
+
+
+def _cells(found: Sensitivity, group: GroupSensitivity) -> list[str]:
+    """Drops, each with the share that was taken away where it is another than was asked for."""
+    return [
+        f"{drop:+.2f}" if f"{taken:.0%}" == f"{asked:.0%}" else f"{drop:+.2f} (−{taken:.0%})"
+        for drop, taken, asked in zip(group.drops, group.ratios, found.columns, strict=True)
+    ]
 
 
 def heat_map(found: Sensitivity) -> str:
     """Layers down, ratios across, colour and figure the drop in points; inline SVG."""
     drops = np.array([group.drops for group in found.groups])
+    cells = [_cells(found, group) for group in found.groups]
     figure, axes = axes_of(0.3 * len(found.groups) + 1.2)
     shown = np.maximum(drops, LEAST)
     image = axes.imshow(shown, cmap="YlOrRd", norm=LogNorm(LEAST, max(float(shown.max()), 10 * LEAST)), aspect="auto")
@@ -51,11 +60,11 @@ def heat_map(found: Sensitivity) -> str:
         red, green, blue, _ = image.cmap(image.norm(shown[row, column]))
         dark = 0.21 * red + 0.72 * green + 0.07 * blue < DARK
         axes.text(
-            column, row, f"{drops[row, column]:+.2f}", ha="center", va="center", fontsize=8,
+            column, row, cells[row][column], ha="center", va="center", fontsize=8,
             color="#fefefe" if dark else "#222222", gid="cell",
         )  # fmt: skip
     axes.set_yticks(range(len(drops)), [group.layers[0] for group in found.groups])
-    axes.set_xticks(range(drops.shape[1]), [f"−{ratio:.0%} channels" for ratio in found.groups[0].ratios])
+    axes.set_xticks(range(drops.shape[1]), [f"−{ratio:.0%} channels" for ratio in found.columns])
     axes.xaxis.tick_top()
     axes.tick_params(length=0, labelsize=8)
     axes.spines[:].set_visible(False)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from compress.errors import ResourceError, ToolkitError, first_line
 
-__all__ = ["cant_write", "shortages"]
+__all__ = ["cant_write", "lacks_memory", "shortages"]
 
 # Of these there is no doubt; the others mean that only where they are about one of our places.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
@@ -49,6 +49,11 @@ def cant_write(path: Path, error: OSError) -> ResourceError:
     if number in (errno.ENOSPC, errno.EDQUOT):
         why += f" ({_free(path) / 1e6:,.1f} MB are free)"
     return ResourceError(f"can't write {path}", why=why, mend=MENDS.get(number, MEND))
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error, of whatever library, says that memory has run out."""
+    return isinstance(error, MemoryError) or NO_MEMORY.search(str(error)) is not None
 
 
 @contextmanager
@@ -97,7 +102,7 @@ def _told(err: BaseException, places: list[Path]) -> ResourceError | None:
             named = each.filename2 if isinstance(each.filename2, str | bytes) else each.filename
             path = Path(os.fsdecode(named)) if isinstance(named, str | bytes) else min(places, key=_free)
             return cant_write(path, each)
-        if isinstance(each, MemoryError) or NO_MEMORY.search(str(each)):
+        if lacks_memory(each):
             return ResourceError(
                 "there is not enough memory",
                 why=first_line(each),

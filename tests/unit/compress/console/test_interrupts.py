@@ -31,7 +31,7 @@ run_to_end(run, resumes=False)
 """
 FORKS = """
 import os, signal, sys, time
-from compress import interrupts
+from compress.console import interrupts
 
 interrupts.GRACE = 0.2
 with interrupts.interruptible():

@@ -84,7 +84,7 @@ def test_no_number_of_samples_proves_that_nothing_at_all_is_lost(share: float) -
 )
 def test_a_share_has_wilsons_interval(right: int, of: int, low: float, high: float) -> None:
     scores = np.repeat([1.0, 0.0], [right, of - right])
-    assert mean_interval(scores) == share_interval(right, of)
+    assert mean_interval(scores, bounds=(0.0, 1.0)) == share_interval(right, of)
     assert (share_interval(right, of).low, share_interval(right, of).high) == pytest.approx((low, high), abs=1e-4)
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 import compress
 from compress.artifact import TensorSpec
+from compress.console.wording import Note
 from compress.data.dataset import Dataset
 from compress.errors import RecipeError
 from compress.evaluate.evaluation import judged
@@ -293,3 +294,96 @@ class Numpy:
     def infer(self, inputs: Arrays) -> Arrays:
         """Outputs by name."""
         return {"output": (self._slope * inputs["x"]).astype(np.float32)}
+
+
+class Maps(nn.Module):
+    """Logits of so many classes for each place."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, classes, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, 3, h, w] → [n, classes, h, w]."""
+        return self.conv(x)  # type: ignore[no-any-return]
+
+
+PICTURES = np.random.default_rng(5).standard_normal((40, 3, 6, 5)).astype(np.float32)
+
+
+def given_by(module: nn.Module) -> np.ndarray[Any, Any]:
+    with torch.no_grad():
+        return np.asarray(module(torch.from_numpy(PICTURES)))
+
+
+@pytest.mark.parametrize("takes", ["x:float32[batch,3,6,5]", "x:float32[batch,3,height,width]"])
+@pytest.mark.parametrize("axis", [1, 3])
+def test_masks_with_a_dimension_of_1_are_squeezed(takes: str, axis: int) -> None:
+    network = model(Maps(4), takes)
+    ids = given_by(network.module).argmax(1)
+    told, metric, notes = judged(data(PICTURES, np.expand_dims(ids, axis)), None, None, network)
+    assert (metric.name, notes) == ("pixel_accuracy", ())
+    assert told.labels is not None
+    assert told.labels.shape == ids.shape
+
+
+def test_a_map_of_one_value_is_judged_as_there_or_not() -> None:
+    """As a class of one it would have been wrong in every place."""
+    for takes in ("x:float32[batch,3,6,5]", "x:float32[batch,3,height,width]"):
+        network = model(Maps(1), takes)
+        logits = given_by(network.module)[:, 0]
+        for labels in ((logits > 0).astype(np.int64), (logits > 0).astype(np.uint8)[:, None]):
+            told, metric, notes = judged(data(PICTURES, labels), None, None, network)
+            assert (metric.name, notes) == ("f1", ())
+            assert metric.per_sample is not None
+            assert (metric.per_sample({"output": logits[:, None]}, {}, np.asarray(told.labels)) == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("outside", "places", "noted"), [(255, 3, True), (255, 20, False), (4, 3, False), (-1, 1, True), (None, 0, True)]
+)
+def test_the_share_of_places_without_a_class_is_told(outside: int | None, places: int, *, noted: bool) -> None:
+    network = model(Maps(4), "x:float32[batch,3,6,5]")
+    labels = given_by(network.module).argmax(1)
+    labels.reshape(40, -1)[:, :places] = -1 if outside is None else outside
+    for name in (None, "miou"):
+        _, _, notes = judged(data(PICTURES, labels), name, None, network)
+        assert len(notes) == (places > 0)
+        for note in notes:
+            assert note.startswith(f"{places / 30:.2%} of the places")
+            assert f"({outside})" in note
+            assert isinstance(note, Note) == noted
+
+
+class Two(nn.Module):
+    """Two outputs of one shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = Line(1.0, 0.0)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[n, 2] → [n, 1] twice."""
+        first = self.line(x)[:, :1]
+        return first, -first
+
+
+def test_labels_that_fit_several_outputs_follow_the_named_one() -> None:
+    network, whole = model(Two(), "x:float32[batch,2]"), numbers()
+    assert whole.labels is not None
+    told = data(whole.inputs["x"], whole.labels[:, :1])
+    for name in (None, "r2"):
+        for output, sign in (("output_0", 1), ("output_1", -1)):
+            _, metric, notes = judged(told, name, output, network)
+            assert (metric.name, metric.output) == ("r2", output)
+            assert not any("do not look" in note or "not looked" in note for note in notes)
+            given = {key: side * told.inputs["x"][:, :1] for key, side in (("output_0", 1.0), ("output_1", -1.0))}
+            assert metric.per_sample is not None
+            score = metric.per_sample(metric.judged(given), {}, np.asarray(told.labels)).mean()
+            assert (score > 0) == (sign > 0)
+    _, metric, notes = judged(told, None, None, network)
+    assert "The labels fit 2 outputs (output_0, output_1): mse does not look at them." in notes[0]
+    with pytest.raises(RecipeError, match="can't judge by r2") as caught:
+        judged(told, "r2", None, network)
+    assert "several outputs fit" in caught.value.why

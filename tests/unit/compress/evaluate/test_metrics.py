@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from compress.artifact import Signature, TensorSpec
 from compress.data.dataset import Dataset
 from compress.errors import RecipeError
-from compress.evaluate.intervals import mean_interval
+from compress.evaluate.intervals import difference_interval, mean_interval
 from compress.evaluate.judge import Judge, spread
 from compress.evaluate.metrics import METRICS, find_metric
 from compress.model import Arrays
@@ -58,6 +58,15 @@ class Linear:
     ],
 )
 def test_the_metric_fits_the_data(labels: object, signature: Signature, name: str) -> None:
+    assert find_metric(None, data(labels), signature).name == name
+
+
+@pytest.mark.parametrize(
+    ("output", "labels", "name"),
+    [("output", None, "cosine"), ("logits", None, "agreement"), ("output", np.arange(200) % 4, "top1")],
+)
+def test_what_has_an_inputs_shape_is_no_class_scores(output: str, labels: object, name: str) -> None:
+    signature = Signature(CLASSIFIER.inputs, (TensorSpec(output, "float32", ("batch", 4)),))
     assert find_metric(None, data(labels), signature).name == name
 
 
@@ -230,11 +239,28 @@ def test_a_users_function_that_fails_is_told(users: str, name: str, why: str) ->
 @given(st.integers(20, 400), st.floats(0.05, 0.95), st.integers(0, 1000))
 def test_an_interval_holds_its_mean_and_narrows_with_the_root_of_the_samples(n: int, share: float, seed: int) -> None:
     scores = (np.random.default_rng(seed).random(n) < share).astype(float)
-    found = mean_interval(scores)
+    found = mean_interval(scores, bounds=(0.0, 1.0))
     assert found.low <= found.value <= found.high
     wide = found.high - found.low
     expected = 2 * 1.96 * scores.std() / np.sqrt(n)
     assert wide == pytest.approx(expected, rel=0.35, abs=4 / n)
+
+
+@pytest.mark.parametrize("name", ["mse", "r2"])
+def test_a_metric_without_bounds_counts_nothing(name: str) -> None:
+    """An original's squared error against itself is 0 in every sample: no share of which none was seen."""
+    nothing, some = np.zeros(200), np.repeat([0.0, 1.0], [190, 10])
+    found = mean_interval(nothing, bounds=METRICS[name].bounds)
+    assert (found.low, found.high) == (-np.inf, np.inf)
+    apart = difference_interval(nothing, nothing, bounds=METRICS[name].bounds)
+    assert (apart.low, apart.high) == (-np.inf, np.inf)
+    wilson = mean_interval(some, bounds=METRICS["top1"].bounds)
+    assert mean_interval(some, bounds=METRICS[name].bounds) != wilson == mean_interval(some, bounds=(0.0, 1.0))
+
+
+def test_a_cosine_of_1_everywhere_may_have_missed_one_of_minus_1() -> None:
+    found = mean_interval(np.ones(200), bounds=METRICS["cosine"].bounds)
+    assert found.low == pytest.approx(1 - 2 * 0.01885, abs=1e-4)
 
 
 def test_about_95_of_100_intervals_hold_the_truth() -> None:
@@ -259,3 +285,55 @@ def test_a_part_is_spread_over_the_data() -> None:
     assert part.labels is not None
     assert part.labels.tolist() == [0, 49, 99, 149, 199]
     assert len(spread(whole, 1000)) == 200
+
+
+@pytest.fixture
+def bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "with_bounds.py").write_text(
+        """
+def right(outputs, labels):
+    return (outputs["y"].argmax(1) == labels).astype(float)
+def listed(outputs, labels):
+    return right(outputs, labels)
+listed.bounds = [0, 1]
+def decibels(outputs, labels):
+    return 30 + outputs["y"].max(1)
+def one_by_one(outputs, labels):
+    return 30 + outputs["y"].max(1)
+one_by_one.per_sample = True
+def declared(outputs, labels):
+    return 30 + outputs["y"].max(1)
+declared.scale = 1
+def nonsense(outputs, labels):
+    return right(outputs, labels)
+nonsense.bounds = (1, 0)
+""",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("with_bounds", None)
+    return "with_bounds"
+
+
+def test_bounds_that_are_listed_are_those_of_a_share(bounded: str) -> None:
+    labelled = data(np.arange(200) % 6)
+    drops = []
+    for name in ("right", "listed"):
+        metric = find_metric(f"{bounded}:{name}", labelled, CLASSIFIER)
+        assert metric.bounds == (0.0, 1.0)
+        assert isinstance(metric.bounds, tuple)
+        drops.append(Judge(Linear(), labelled, metric).drop(Linear(0.1)))
+    assert (drops[0].low, drops[0].high) == (drops[1].low, drops[1].high)
+    with pytest.raises(RecipeError, match="can't use the metric") as caught:
+        find_metric(f"{bounded}:nonsense", labelled, CLASSIFIER)
+    assert "(1, 0)" in caught.value.why
+
+
+@pytest.mark.parametrize("name", ["decibels", "one_by_one"])
+def test_scores_beyond_what_the_metric_states_are_refused(bounded: str, name: str) -> None:
+    labelled = data(np.arange(200) % 6)
+    with pytest.raises(RecipeError, match="can't judge by") as caught:
+        Judge(Linear(), labelled, find_metric(f"{bounded}:{name}", labelled, CLASSIFIER))
+    assert "between 0 and 1" in caught.value.why
+    assert "scale = 1" in caught.value.mend
+    assert Judge(Linear(), labelled, find_metric(f"{bounded}:declared", labelled, CLASSIFIER)).original > 29

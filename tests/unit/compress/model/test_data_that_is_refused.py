@@ -13,6 +13,7 @@ from torch import nn
 import compress
 from compress import ExportOptions
 from compress.errors import StageError
+from compress.model.inputs import run_on
 
 SAMPLES, TOKENS, VOCABULARY = 40, 6, 20
 
@@ -116,3 +117,28 @@ def test_inputs_of_unequal_lengths_under_one_name(tmp_path: Path) -> None:
     options = ExportOptions(output=tmp_path / "artifact", int8="dynamic", eval=saved(tmp_path / "d.npz", **held))
     with pytest.raises(StageError, match="does not run on the inputs"):
         compress.export(tmp_path / "two.pt", options)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes"),
+        RuntimeError("Failed to allocate memory for requested buffer of size 99"),
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        NameError("name 'hiden' is not defined"),
+        AttributeError("no attribute 'wieght'"),
+        KeyboardInterrupt(),
+        SystemExit(3),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_other_data_would_not_mend_is_raised_as_it_is(error: BaseException) -> None:
+    """A search would have noted it as one candidate's failure, a budget as more than the model can lose."""
+
+    def run() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as told:
+        run_on({"x": np.zeros((2, 3), np.float32)}, run)
+    assert told.value is error

@@ -58,6 +58,25 @@ def test_a_layer_that_does_little_may_lose_much() -> None:
     assert found.left_alone["4"]
 
 
+def test_what_is_recorded_is_what_was_removed() -> None:
+    """A group of 3 can't lose a quarter, one of 2 loses one channel whatever is asked for."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 5))
+    x = np.random.default_rng(0).standard_normal((100, 6)).astype(np.float32)
+    data = Dataset("", {"x": x}, None, "")
+    found = layer_sensitivity(wrapped(module, "x:float32[batch,6]"), data, METRICS["cosine"], ratios=(0.25, 0.45, 0.75))
+    assert [group.ratios for group in found.groups] == [(1 / 3, 1 / 3, 2 / 3), (0.5, 0.5, 0.5)]
+    assert found.asked == (0.25, 0.45, 0.75)
+    narrow = found.groups[0]
+    assert narrow.drops[0] == narrow.drops[1] != narrow.drops[2]
+    # Of 6·3 + 3·2 + 2·5 multiplications, each of the first group's takes 6 + 2.
+    assert narrow.macs_removed == pytest.approx((8 / 34, 8 / 34, 16 / 34))
+    svg = heat_map(found)
+    assert svg.count("(−33%)") == 2
+    assert svg.count("(−67%)") == 1
+    assert "−25% channels" in svg
+
+
 def test_the_model_is_left_as_it_was() -> None:
     model, data = uneven()
     before = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
@@ -130,11 +149,13 @@ def test_the_command_writes_a_table_a_page_and_the_figures(tmp_path: Path, capsy
     [
         {"drops": [0.1]}, {"drops": ["0.1", "0.2"]}, {"ratios": [0.5, 2.0]}, {"layers": [1]}, {"width": "8"},
         {"macs_removed": None}, {"drops": [0.1, float("nan")]},
+        {"ratios": [0.25], "drops": [0.1], "macs_removed": [0.1]},
     ],
     ids=str,
 )  # fmt: skip
 def test_a_curve_of_a_file_that_is_none_is_refused_when_it_is_read(tmp_path: Path, change: dict[str, object]) -> None:
-    whole = Sensitivity("top1", 0.9, 10, (GroupSensitivity(("a",), 8, (0.25, 0.5), (0.1, 0.2), (0.1, 0.2)),), {})
+    group = GroupSensitivity(("a",), 8, (0.25, 0.5), (0.1, 0.2), (0.1, 0.2))
+    whole = Sensitivity("top1", 0.9, 10, (group,), {}, asked=(0.25, 0.5))
     whole.save(tmp_path / "sensitivity.json")
     assert Sensitivity.load(tmp_path) == whole
     data = json.loads(whole.text())

@@ -150,6 +150,43 @@ def test_without_labels_there_is_no_accuracy(tmp_path: Path) -> None:
     assert found["a"].agreement == 1.0
 
 
+class Named(Answers):
+    """Its one output has another name, and as many columns as are asked for."""
+
+    def __init__(self, name: str, width: int = 4) -> None:
+        super().__init__([0, 1, 2, 3, 1])
+        self.name, self.width = name, width
+
+    def infer(self, inputs: Arrays) -> Arrays:
+        return {self.name: 2 * np.resize(super().infer(inputs)["logits"], (len(inputs["x"]), self.width))}
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "features", "labels", "metric", "told"),
+    [
+        ("output", 4, 1, [0, 1, 2, 3, 0], "cosine", True),  # as many classes as there are labels
+        ("output", 4, 1, [0, 1, 2, 3, 0], "top1", True),
+        ("output", 4, 1, None, "agreement", True),
+        ("logits", 4, 1, None, "mse", True),
+        ("output", 4, 1, None, "cosine", False),
+        ("output", 6, 1, [0, 1, 2, 3, 0], "mse", False),  # an embedding, and what it is of
+        ("embedding", 4, 1, [0, 1, 2, 3, 0], "cosine", False),
+        ("boxes", 4, 1, [0, 1, 2, 3, 0], "cosine", False),
+        ("output", 4, 4, [0, 1, 2, 3, 0], "mse", False),  # an autoencoder
+        ("output", 4, 1, np.eye(4)[[0, 1, 2, 3, 0]] * 2.5, "r2", False),
+        ("logits", 4, 1, np.eye(4)[[0, 1, 2, 3, 0]], "f1", False),
+    ],
+)
+def test_only_class_scores_have_an_accuracy_and_an_agreement(
+    name: str, width: int, features: int, labels: Any, metric: str, *, told: bool
+) -> None:
+    x = np.tile(np.arange(5, dtype=np.float32)[:, None], (1, features))
+    data = Dataset("d", {"x": x}, None if labels is None else np.array(labels), "")
+    found = compare("a", {"a": Named(name, width)}, data, METRICS[metric])["a"]
+    assert (found.agreement is not None) == told
+    assert (found.accuracy is not None) == (told and labels is not None)
+
+
 def test_latency_is_of_single_calls_and_tells_slow_from_fast() -> None:
     models = {"slow": Answers([0], seconds=0.004), "fast": Answers([0], seconds=0.001)}
     found = latency(models, {"x": np.zeros((1, 1))}, rounds=3, block_seconds=0.01)

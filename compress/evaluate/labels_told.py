@@ -1,0 +1,86 @@
+"""Labels that a built-in metric would pass over in silence, in part or all of them: taken up, or told."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+
+from compress.artifact import Signature
+from compress.console.wording import Note, counted
+from compress.data.class_labels import read_labels
+from compress.data.dataset import Dataset
+from compress.evaluate.metrics import PLACES, Metric
+from compress.evaluate.output_kind import OutputKind, by_labels
+from compress.model import Arrays
+
+__all__ = ["labels_told", "squeezed"]
+
+IGNORED = {255, -1, -100}  # what a place without a class is labelled with by usage
+MANY = 0.5  # of all places: so few are left that a reader should know
+
+
+def squeezed(data: Dataset, signature: Signature, output: str | None = None) -> Dataset:
+    """Class ids [n, 1, …] of each place as [n, …], where they fit no output as they are, and one without the 1.
+
+    Args:
+        data: of a torch Dataset's labels the samples are made once.
+        signature: of the model.
+        output: that is judged, of several.
+    """
+    labels = data.labels
+    if labels is None or labels.ndim < 3 or labels.dtype.kind not in "iu" or 1 not in labels.shape[1:]:
+        return data
+    specs = [spec for spec in signature.outputs if output in (None, spec.name) and spec.dtype.startswith("float")]
+    if any(by_labels(labels, spec, None) is not None for spec in specs):
+        return data
+    read = read_labels(data)
+    axes = [axis for axis in range(1, read.ndim) if read.shape[axis] == 1]
+    for axis in axes:
+        found = [by_labels(read.squeeze(axis), spec, None) for spec in specs]
+        if any(form is not None and form.kind is OutputKind.DENSE for form in found):
+            return dataclasses.replace(data, labels=read.squeeze(axis))
+    return data
+
+
+def labels_told(data: Dataset, metric: Metric, signature: Signature, sample: Arrays, *, named: bool) -> tuple[str, ...]:
+    """What a reader should know of labels that are not all looked at, in sentences.
+
+    Args:
+        data: that is judged on.
+        metric: that judges it.
+        signature: of the model.
+        sample: outputs for some samples.
+        named: whether the metric was asked for.
+    """
+    if data.labels is None:
+        return ()
+    if metric.name in PLACES:
+        return _ignored(data, metric, signature, sample)
+    floats = [spec for spec in signature.outputs if spec.dtype.startswith("float")]
+    fitting = [spec.name for spec in floats if by_labels(data.labels, spec, None) is not None]
+    if named or metric.needs_labels or len(fitting) < 2:
+        return ()
+    which = f"The labels fit {counted(len(fitting), 'outputs')} ({', '.join(fitting)})"
+    return (f"{which}: {metric.name} does not look at them. --judge {fitting[0]} judges this one by them.",)
+
+
+def _ignored(data: Dataset, metric: Metric, signature: Signature, sample: Arrays) -> tuple[str, ...]:
+    """The share of places without a class of the model, which count for nothing."""
+    spec = next(spec for spec in signature.outputs if metric.output in (None, spec.name))
+    form = by_labels(data.labels, spec, None)
+    if form is None or form.kind is not OutputKind.DENSE or spec.name not in sample:
+        return ()
+    classes = sample[spec.name].shape[form.axis]
+    labels = read_labels(data)
+    outside = (labels < 0) | (labels >= classes)
+    if not outside.any():
+        return ()
+    share, values = float(outside.mean()), sorted(set(np.unique(labels[outside]).tolist()))
+    shown = ", ".join(map(str, itertools.islice(values, 5))) + (", …" if len(values) > 5 else "")
+    words = (
+        f"{share:.2%} of the places of the evaluation data have labels ({shown}) that are no class of the model (0 to "
+        f"{classes - 1}): they are not counted."
+    )
+    return (Note(words) if set(values) <= IGNORED and len(values) == 1 and share < MANY else words,)
