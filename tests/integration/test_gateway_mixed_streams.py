@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc import service_pb2_grpc
 
+from serve.gateway.access.keys import add_key
+from serve.gateway.grpc.clients import MOST_LEFT
 from serve.gateway.settings import Settings
 from serve.triton.launch import Ports, TritonServer
 from tests.integration.test_gateway_grpc import free_port
@@ -46,6 +51,26 @@ class TritonPythonModel:
                 sender.send(pb_utils.InferenceResponse([tensor]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
+HELD = """\
+import pathlib
+import threading
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            threading.Thread(target=self.answer, args=(request.get_response_sender(),)).start()
+
+    def answer(self, sender):
+        sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("number", np.array([0], np.int64))]))
+        while not pathlib.Path("GO").exists():
+            time.sleep(0.1)
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
 ONE = """\
 import triton_python_backend_utils as pb_utils
 
@@ -59,9 +84,13 @@ class TritonPythonModel:
 
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    """Models: "many" and "more" are decoupled; "one" and "other" are not; the ensemble "around" asks "many"."""
-    folder = tmp_path_factory.mktemp("streams")
+    """Models: "many", "more" and "held" are decoupled; "one" and "other" are not; the ensemble "around" asks "many".
+
+    "held" goes on with each request until there is a file "go" beside the repository.
+    """
+    folder = tmp_path_factory.mktemp("streams") / "models"
     kinds = {"many": (DECOUPLED, MANY), "more": (DECOUPLED, MANY), "one": ("", ONE), "other": ("", ONE)}
+    kinds["held"] = DECOUPLED, HELD.replace("GO", str(folder.parent / "go"))
     for name, (more, code) in kinds.items():
         version = folder / name / "1"
         version.mkdir(parents=True)
@@ -84,21 +113,24 @@ def address(request: pytest.FixtureRequest, triton: TritonServer) -> Iterator[st
         yield f"127.0.0.1:{port}"
 
 
-def asked(address: str, *models: str, count: int = 20) -> int | str:
-    """How many answers a stream gets that asks these models, or why it is refused."""
+def stream(channel: grpc.Channel, *models: str, count: int = 20, key: str = "") -> Any:
     requests = []
     for model in models:
         request = messages.ModelInferRequest(model_name=model, raw_input_contents=[struct.pack("<q", count)])
         request.inputs.add(name="count", datatype="INT64", shape=[1])
         requests.append(request)
+    return service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(
+        iter(requests), timeout=TIMEOUT_S, metadata=[("x-api-key", key)] if key else []
+    )
+
+
+def asked(address: str, *models: str, count: int = 20, key: str = "") -> int | str:
+    """How many answers a stream gets that asks these models, or why it is refused."""
     with grpc.insecure_channel(address) as channel:
         try:
-            answers = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(
-                iter(requests), timeout=TIMEOUT_S
-            )
-            return sum(not answer.error_message for answer in answers)
+            return sum(not answer.error_message for answer in stream(channel, *models, count=count, key=key))
         except grpc.RpcError as err:
-            if err.code() is grpc.StatusCode.INVALID_ARGUMENT:
+            if err.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED):
                 return str(err.details())
             raise
 
@@ -135,5 +167,39 @@ def test_clients_that_leave_a_decoupled_model_end_nothing(triton: TritonServer, 
                 next(answers)
             answers.cancel()
     assert asked(address, "many") == 20
+    assert triton.running
+    assert triton.pid == before
+
+
+def test_streams_that_were_left_count_for_their_key_until_they_are_over(triton: TritonServer, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    leaving, other = (add_key(keys, name)[0] for name in ("leaving", "other"))
+    port = free_port()
+    settings = Settings(
+        upstream=(f"http://{triton.http_address}",), grpc_upstream=(triton.grpc_address,), port=0, grpc_port=port,
+        keys=keys, timeout_s=120,
+    )  # fmt: skip
+    go = Path(triton.repository).parent / "go"
+    before = triton.pid
+    with gateway_thread(settings):
+        address = f"127.0.0.1:{port}"
+
+        def until(wanted: bool) -> None:
+            ends = time.monotonic() + TIMEOUT_S
+            while ("were left before their end" in str(asked(address, "many", key=leaving))) is not wanted:
+                assert time.monotonic() < ends
+                time.sleep(0.2)
+
+        with grpc.insecure_channel(address) as channel:
+            streams = [stream(channel, "held", key=leaving) for _ in range(MOST_LEFT)]
+            for answers in streams:
+                next(answers)
+            assert asked(address, "many", key=leaving) == 20
+            for answers in streams:
+                answers.cancel()
+            until(True)
+            assert asked(address, "many", key=other) == 20
+            go.touch()
+            until(False)
     assert triton.running
     assert triton.pid == before

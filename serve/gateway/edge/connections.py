@@ -8,6 +8,8 @@ What it holds is counted, and an answer waits for its reader for so long only.
 
 A request that may go the short way (`direct`) is held back until it is whole, and gets no task, scope or cycle. A
 connection's requests mostly begin with the same head: the parser is asked once what it says.
+
+What can't be read, or does not come in time, is refused once what came before it is answered.
 """
 
 from __future__ import annotations
@@ -102,6 +104,8 @@ def connection_class(
         _call: Leaver | None = None  # on the short way
         _idle_from = 0.0
         _running: RequestResponseCycle | None = None  # the one that has its turn; uvicorn knows the last that came
+        _reading: RequestResponseCycle | None = None  # the one whose body comes
+        _last_words: Callable[[], None] | None = None  # said after the answers to what came
         address = ""
 
         def connection_made(self, transport: Any) -> None:
@@ -176,11 +180,33 @@ def connection_class(
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
+            self._say_last_words()
             self._end_in_time()
 
         def send_400_response(self, msg: str) -> None:
-            super().send_400_response(msg)
-            self._end_in_time()
+            self._refuse(partial(super().send_400_response, msg))
+
+        def _refuse(self, say: Callable[[], None]) -> None:
+            """Read no more, say why, and close: in its turn (RFC 9112, 9.3.2), or a client would take it for the answer
+            to what came before."""
+            cut, self._reading = self._reading, None
+            self._full, self._part = True, ""
+            self._last_words = say
+            if cut is not None and self.pipeline and self.pipeline[0][0] is cut:
+                self.pipeline.popleft()
+                before = self._short if self._call is not None else self._running
+                self.cycle = self.pipeline[0][0] if self.pipeline else before  # type: ignore[assignment]
+            elif cut is not None and cut.response_started:
+                self._last_words = self.transport.close  # it has its answer
+            elif cut is not None:
+                cut.disconnected = cut.response_complete = True  # this is its answer
+            self._say_last_words()
+
+        def _say_last_words(self) -> None:
+            idle = self.cycle is None or self.cycle.response_complete
+            if self._last_words is not None and idle and not self.transport.is_closing():
+                self._last_words()
+                self._end_in_time()
 
         def shutdown(self) -> None:
             super().shutdown()
@@ -245,6 +271,7 @@ def connection_class(
         def on_message_begin(self) -> None:
             self._part = "head"
             self._head_bytes = 0
+            self._reading = None
             self.url, self.headers, self.expect_100_continue = b"", [], False
 
         def on_headers_complete(self) -> None:
@@ -299,7 +326,7 @@ def connection_class(
             if stopping.is_set():
                 self.cycle.keep_alive = False
             # Its task has not begun yet.
-            cycle = self.cycle
+            cycle = self._reading = self.cycle
             self._body = Body(cycle)
             extensions: dict[str, Any] = {
                 RESPOND: partial(self._respond, cycle),
@@ -372,6 +399,7 @@ def connection_class(
             if self.pipeline:
                 self._start_asgi_task(*self.pipeline.pop())
                 return
+            self._say_last_words()
             self._idle_from = time.monotonic()
             if self.timeout_keep_alive_task is None:
                 self._watch_idle(self.timeout_keep_alive)
@@ -421,6 +449,7 @@ def connection_class(
             if self._body is not None:
                 self._body.complete()
             super().on_message_complete()
+            self._reading = None
 
         def _respond(self, cycle: RequestResponseCycle, status: int, head: bytes, body: bytes) -> bool:
             """Answer a request; False where it has to be done by ASGI's messages.
@@ -461,10 +490,17 @@ def connection_class(
             self._timer = None
             if self.transport.is_closing():
                 return
-            if self._part and (self.cycle is None or not self.cycle.response_started or self._part == "head"):
-                self.transport.write(_answer(self._part))
+            if not self._part:
+                self.transport.close()
+                self._end_in_time()
+            elif self.flow.read_paused:  # nothing can come while what came before waits for its turn
+                self._time(self._part)
+            else:
+                self._refuse(partial(self._say_slow, self._part))
+
+        def _say_slow(self, part: str) -> None:
+            self.transport.write(_answer(part))
             self.transport.close()
-            self._end_in_time()
 
     return Connection
 

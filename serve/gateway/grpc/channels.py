@@ -18,7 +18,6 @@ from serve.http.message import Address
 __all__ = ["GrpcChannels"]
 
 SERVICE = "/inference.GRPCInferenceService/"
-MOST_LEFT = 1024  # streams that go on though their clients have left
 FAILED = frozenset((grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS))
 
 
@@ -134,12 +133,14 @@ class GrpcChannels:
         sequence: bytes | None,
         requests: AsyncIterator[bytes],
         on_call: Callable[[Any], None] = lambda _: None,
+        on_left: Callable[[asyncio.Task[None]], None] = lambda _: None,
     ) -> AsyncGenerator[bytes]:
         """ModelStreamInfer of one server, to its end; it is one of the requests with that server while it lasts.
 
         Args:
             scope_name, sequence: of the first message.
             on_call: is given the call to Triton, so that it can be cancelled.
+            on_left: is given what ends the stream after its client has left.
         """
         attempt = self._balancer.begin(self._balancer.scope(scope_name), (), sequence, trial=False)
         server = Verdict.NOTHING
@@ -163,10 +164,11 @@ class GrpcChannels:
             server, _ = _verdicts(err, early=True)
             raise
         finally:
-            if left and len(self._left) < MOST_LEFT:
+            if left:
                 task = asyncio.ensure_future(self._read_to_its_end(call, attempt, reading))
                 self._left.add(task)
                 task.add_done_callback(self._left.discard)
+                on_left(task)
             else:
                 call.cancel()
                 attempt.end(server, Verdict.NOTHING)

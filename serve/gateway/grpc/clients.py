@@ -19,9 +19,10 @@ from urllib.parse import unquote
 from serve.gateway.access.addresses import bounded_by, plain
 from serve.gateway.errors import GatewayError
 
-__all__ = ["Clients", "TooManyCallsError", "address_of", "client_of"]
+__all__ = ["Clients", "TooManyCallsError", "TooManyLeftError", "address_of", "client_of"]
 
 LOOK_S = 1.0
+MOST_LEFT = 64  # streams of one caller that go on though it has left them
 Client = tuple[str, int]
 
 
@@ -37,6 +38,19 @@ class TooManyCallsError(GatewayError):
         )  # fmt: skip
 
 
+class TooManyLeftError(GatewayError):
+    """One client has left as many streams as it may."""
+
+    status = 429
+
+    def __init__(self) -> None:
+        super().__init__(
+            "too many streams were left before their end",
+            why=f"the model goes on with them, and a key, or an address without one, may have {MOST_LEFT} of these",
+            mend="read streams to their end, or wait for those that were left",
+        )  # fmt: skip
+
+
 class Clients:
     """The connections and calls of a gateway's clients over gRPC.
 
@@ -49,6 +63,7 @@ class Clients:
         self._most_connections = most_connections
         self._most_calls = most_calls
         self._calls: Counter[str] = Counter()
+        self._left: Counter[str] = Counter()
         self._given_up: set[Client] = set()
         self._known: set[Client] = set()
 
@@ -67,6 +82,17 @@ class Clients:
         self._calls[caller] -= 1
         if not self._calls[caller]:
             del self._calls[caller]
+
+    def check_left(self, caller: str) -> None:
+        """Whether it may begin a stream; raises TooManyLeftError."""
+        if self._left[caller] >= MOST_LEFT:
+            raise TooManyLeftError
+
+    def left(self, caller: str, by: int) -> None:
+        """So many more of its streams (fewer where below 0) go on without it."""
+        self._left[caller] += by
+        if not self._left[caller]:
+            del self._left[caller]
 
     def give_up(self, peer: str) -> None:
         """Have a connection shut down, as gRPC names it."""

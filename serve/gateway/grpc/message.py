@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2 as messages
 
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
-from serve.gateway.access.memory import CONNECTION_BYTES, Share
+from serve.gateway.access.memory import CONNECTION_BYTES, Memory, Share
 from serve.gateway.edge.encoding import unpack
 from serve.gateway.errors import BadRequestError, GatewayError
 from serve.gateway.grpc.clients import Clients, address_of, client_of
@@ -22,7 +22,7 @@ from serve.gateway.settings import Settings
 from serve.gateway.upstream.sequences import Named
 from serve.rollout.plan import Target
 
-__all__ = ["UNPACKED_HERE", "Incoming", "SlowMessageError", "about", "parsed"]
+__all__ = ["UNPACKED_HERE", "Held", "Incoming", "SlowMessageError", "about", "parsed"]
 
 UNPACKED_HERE = (
     ("grpc.per_message_decompression", 0),
@@ -43,6 +43,50 @@ class SlowMessageError(GatewayError):
         super().__init__("the call's message did not come in time", mend="send it faster, or less of it")
 
 
+class Held:
+    """What a call counts for, until all that it set going is over.
+
+    Args:
+        memory: of the gateway.
+        clients: whose calls are bounded.
+        caller: a key's id, or an address.
+
+    Attributes:
+        share: what it holds.
+
+    Raises:
+        GatewayError: its client has too many calls, or there is no room.
+    """
+
+    def __init__(self, memory: Memory, clients: Clients, caller: str) -> None:
+        clients.enter(caller)
+        self._clients = clients
+        self._caller = caller
+        self._holders = 0
+        self.share = Share(memory, caller)
+
+    def hold(self) -> Callable[[object], None]:
+        """It counts until what this gives was called, once, with whatever."""
+        self._holders += 1
+        return self._release
+
+    def check_left(self) -> None:
+        """Whether its client may begin a stream; raises TooManyLeftError."""
+        self._clients.check_left(self._caller)
+
+    def left(self, ending: asyncio.Task[None]) -> None:
+        """Its client has left, and it is over once this task is."""
+        self._clients.left(self._caller, 1)
+        ending.add_done_callback(lambda _: self._clients.left(self._caller, -1))
+        ending.add_done_callback(self.hold())
+
+    def _release(self, _: object) -> None:
+        self._holders -= 1
+        if not self._holders:
+            self.share.close()
+            self._clients.leave(self._caller)
+
+
 class Incoming:
     """Reads what calls send.
 
@@ -61,21 +105,18 @@ class Incoming:
         self._reading: set[asyncio.Task[Any]] = set()
 
     def share(self, context: Context, identity: Identity) -> Share:
-        """Counts what a call holds until it is over; raises GatewayError where its client has too many calls.
+        """Counts what a call holds until it is over; raises GatewayError where its client has too many calls."""
+        return self.held(context, identity).share
+
+    def held(self, context: Context, identity: Identity) -> Held:
+        """The same, for a call that may go on without its client.
 
         Whoever has no key is known by the address.
         """
-        caller = identity.id or f"@{address_of(client_of(context.peer()))}"
-        self._clients.enter(caller)
-        share = Share(self._gate.memory, caller)
-
-        def over(_: object) -> None:
-            share.close()
-            self._clients.leave(caller)
-
-        context.add_done_callback(over)
-        share.take(CONNECTION_BYTES)
-        return share
+        held = Held(self._gate.memory, self._clients, identity.id or f"@{address_of(client_of(context.peer()))}")
+        context.add_done_callback(held.hold())
+        held.share.take(CONNECTION_BYTES)
+        return held
 
     def writing(self, context: Context, size: int) -> asyncio.TimerHandle:
         """Give the client its time to read an answer; to be cancelled once it has.

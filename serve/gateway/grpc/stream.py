@@ -43,9 +43,11 @@ class Streams:
         keys = self._gate.keys
         try:
             key = None if keys.open else keys.key_of(keys_of(context.invocation_metadata()))
-            share = self._incoming.share(context, keys.identify_key(key))
+            holding = self._incoming.held(context, keys.identify_key(key))
+            holding.check_left()
         except GatewayError as err:
             refuse(err)
+        share, release = holding.share, holding.hold()
         failed: list[GatewayError] = []
         unanswered = Unanswered(share, min(self._settings.max_body_bytes, self._gate.memory.bound // 8))
 
@@ -107,7 +109,7 @@ class Streams:
                         yield body
 
                 if first is not None:
-                    answers = self._calls.stream(*scope, whole(), lambda call: ending.append(call.cancel))
+                    answers = self._calls.stream(*scope, whole(), lambda call: ending.append(call.cancel), holding.left)
                     async with aclosing(answers):
                         async for came in answers:
                             answer, last = unanswered.read(came)
@@ -131,5 +133,6 @@ class Streams:
                 raise
         finally:
             flights.end()
+            release(None)
         if failed:
             refuse(failed[0])

@@ -251,6 +251,7 @@ async def test_whatever_comes_both_ways_say_the_same(
 ) -> None:
     chosen = random.Random(seed)
     cases = [chosen.choices(PIECES, k=chosen.randint(1, 5)) for _ in range(60)]
+    cases += [[b"".join(case)] for case in cases]  # in one read, as they may come in a moment that is busy
     async with scripted_server(triton) as server:
         settings = Settings(upstream=(server.url,), port=0, head_timeout_s=1.0, body_timeout_s=1.0, keep_alive_s=1)
         async with gateway(settings) as address:
@@ -262,6 +263,76 @@ async def test_whatever_comes_both_ways_say_the_same(
     assert len(set(long)) > 10
     for case, said, other in zip(cases, told, long, strict=True):
         assert said == other, case
+    assert told[:60] == told[60:]
+
+
+CHUNKED = b"POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("query", [b"", b"?a=b"], ids=["short", "long"])
+@pytest.mark.parametrize("before", [1, 3])
+@pytest.mark.parametrize(
+    ("bad", "status"),
+    [
+        (b"X" * 10, 400), (request(BODY, "content-length: 1"), 400), (b"GET /healthz HTTP/1.1\r\n\x00", 400),
+        (CHUNKED + b"no number\r\n", 400),
+        (b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.1\r\n", 408), (CHUNKED + b"5\r\n", 408),
+    ],
+)  # fmt: skip
+@with_clients
+async def test_what_is_refused_unread_waits_for_its_turn(query: bytes, before: int, bad: bytes, status: int) -> None:
+    """A client that gets it earlier takes it for the answer to what it asked before."""
+    go = asyncio.Event()
+    go.set()
+
+    async def held(asked: Received, writer: asyncio.StreamWriter) -> None:
+        await go.wait()
+        await triton(asked, writer)
+
+    good = request().replace(b"/infer", b"/infer" + query)
+    async with scripted_server(held) as server:
+        settings = Settings(upstream=(server.url,), port=0, head_timeout_s=0.2, body_timeout_s=0.2)
+        async with gateway(settings) as address:
+            for pieces in ([good * before + bad], [good * before, bad], [good] * before + [bad[:5], bad[5:]]):
+                client = await Client.to(address)
+                await client.warm()
+                go.clear()
+                for piece in pieces:
+                    client.send(piece)
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.5)
+                go.set()
+                assert [(await client.answer())[::2] for _ in range(before)] == [(200, BODY)] * before
+                assert (await client.answer())[0] == status
+                await client.closed()
+            assert await metric(address, "gateway_model_in_flight") == 0
+            assert await metric(address, "gateway_requests_total", model="m", code="200") >= 3 * before
+
+
+@with_clients
+async def test_what_waits_for_its_turn_is_not_slow() -> None:
+    """Behind two requests nothing is read: what has begun to come can't go on."""
+    go = asyncio.Event()
+    go.set()
+
+    async def held(asked: Received, writer: asyncio.StreamWriter) -> None:
+        await go.wait()
+        await triton(asked, writer)
+
+    async with scripted_server(held) as server:
+        settings = Settings(upstream=(server.url,), port=0, head_timeout_s=0.2, body_timeout_s=0.2)
+        async with gateway(settings) as address:
+            client = await Client.to(address)
+            await client.warm()
+            for cut in (40, len(request()) - 5):
+                go.clear()
+                client.send(2 * request() + request()[:cut])
+                await asyncio.sleep(0.05)
+                client.send(request()[cut:])
+                await asyncio.sleep(0.5)
+                go.set()
+                assert [(await client.answer())[0] for _ in range(3)] == [200] * 3
 
 
 @with_clients
