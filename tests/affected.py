@@ -66,4 +66,4 @@ def _within(root: Path, files: Iterable[Path]) -> Iterable[str]:
 
 
 if __name__ == "__main__":
-    print(*affected(changed(*sys.argv[1:2])))
+    print(*affected(changed(sys.argv[1] if len(sys.argv) > 1 else "HEAD")))
