@@ -11,7 +11,9 @@ LARGE := $(addprefix benchmarks/,compress_minilm.py compress_peers.py compress_f
   rollout_simulation.py load_server.py load_peers.py load_truth.py plan_truth.py train_common.py train_speed.py train_recovery.py \
   train_samplers.py compress_large.py fuzz_files.py)
 
-.PHONY: demo test hunt pipeline deploy-check lint bench clean
+BASE ?= HEAD
+
+.PHONY: demo check test hunt pipeline deploy-check lint bench clean
 
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
@@ -36,6 +38,12 @@ test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/e2e tests/integration tests/gpu --ignore tests/integration/test_triton_process.py \
 	  -n 3 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/integration/test_triton_process.py
+
+# The inner loop: the unit tests of the rooms that differ from BASE. `make test` has the rest.
+check: lint
+	@tests=$$($(BIN)/python -m tests.affected $(BASE)) || exit 1; \
+	  if [ -z "$$tests" ]; then echo "no unit tests are of what has changed"; exit 0; fi; echo "pytest $$tests"; \
+	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n logical --maxprocesses 8 $$tests
 
 # Property tests on examples of their own draw, unlike the gate's, which are the same each time.
 hunt: $(VENV)/.installed-dev

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+from serve.config.names import MODEL_NAME
 from serve.lint.elsewhere import leads_out
-from serve.lint.finding import Findings, error
+from serve.lint.finding import Findings, error, shown, warning
 from serve.lint.model import Model
 
-__all__ = ["agent_rules", "environment_rules", "label_rules", "provider_rules", "version_number_rules"]
+__all__ = ["agent_rules", "environment_rules", "label_rules", "name_rules", "provider_rules", "version_number_rules"]
 
 PROVIDERS = {"cpu_execution_accelerator": ("openvino",), "gpu_execution_accelerator": ("tensorrt", "cuda")}
 OWN_FOLDER = "$$TRITON_MODEL_DIRECTORY"
@@ -24,6 +26,13 @@ def label_rules(model: Model) -> Findings:
         elif tensor.label_filename and not (model.folder / tensor.label_filename).is_file():
             what = f"output {tensor.name!r}: there is no label_filename {tensor.label_filename!r} in the model's folder"
             yield error(model.name, what, "put the file beside config.pbtxt, or leave label_filename out")
+
+
+def name_rules(model: Model) -> Findings:
+    """Names that stand in no path of the protocol: Triton loads such a model, and no client can ask it over HTTP."""
+    if not re.fullmatch(MODEL_NAME, model.name):
+        what = f"no client can ask for a model named {shown(model.name)!r} over HTTP"
+        yield warning(model.name, what, "name it by letters, digits and _ . + : @ = ~ -, and not stats")
 
 
 def agent_rules(model: Model) -> Findings:

@@ -22,6 +22,7 @@ from serve.lint.extra_rules import (
     agent_rules,
     environment_rules,
     label_rules,
+    name_rules,
     provider_rules,
     version_number_rules,
 )
@@ -53,6 +54,7 @@ OWN_RULES = (
     version_rules,
     version_number_rules,
     label_rules,
+    name_rules,
     hook_rules,
     python_rules,
     advice.instance_advice,

@@ -157,6 +157,12 @@ def _continues(repository: Path, old: list[str], configs: tuple[ModelConfig, ...
 
 
 def _check_name(name: str) -> None:
+    if name == "stats":
+        raise RepositoryError(
+            f"can't name a model {name!r}",
+            why="/v2/models/stats is every model's statistics, so that no client could ask it",
+            mend="give it another name",
+        )
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}", name):
         raise RepositoryError(
             f"can't name a model {name!r}",

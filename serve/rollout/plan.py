@@ -8,11 +8,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from compress.errors import ServerError
+from serve.config.names import MODEL_NAME, VERSION
 
 __all__ = ["Plan", "Target"]
-
-NAME = re.compile(r"(?!\.{1,2}(?:/|$))[A-Za-z0-9_.+:@=~-]{1,256}")
-VERSION = re.compile(r"[0-9]{1,18}")
 
 
 @dataclass(frozen=True)
@@ -29,8 +27,8 @@ class Target:
         Raises:
             ServerError: it is none of these.
         """
-        name, slash, version = (model, "/", text) if VERSION.fullmatch(text) else text.partition("/")
-        if not NAME.fullmatch(name) or (slash and not VERSION.fullmatch(version)):
+        name, slash, version = (model, "/", text) if re.fullmatch(VERSION, text) else text.partition("/")
+        if not re.fullmatch(MODEL_NAME, name) or (slash and not re.fullmatch(VERSION, version)):
             raise ServerError(
                 f"can't release {text!r}",
                 why="it names no model",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.errors import MissingExtraError
+from serve.load.report.page_style import STYLE as PAGE_STYLE
 from serve.load.report.plot_style import INK, svg_of
 from serve.tune.final import Duel, Final
 from serve.tune.run import Tuned
@@ -19,20 +20,13 @@ from serve.tune.trial import Point, Trial
 __all__ = ["to_dict", "write_report"]
 
 PRESENT, BEST, OTHER = "#d95f0e", "#2ca25f", "#3b8bc4"
-STYLE = """
-:root { color-scheme: light dark; --soft: #6b7280; --line: #d8dbe0; --card: #f6f7f9; --accent: #2ca25f; }
-@media (prefers-color-scheme: dark) {
-  :root { --soft: #9aa3af; --line: #3a3f47; --card: #1f2328; --accent: #56c48a; }
-}
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin-bottom: .2rem; } .soft { color: var(--soft); } .scroll { overflow-x: auto; }
-.verdict { background: var(--card); border-radius: .6rem; padding: .7rem 1.1rem; margin: 1.2rem 0; }
-.verdict b { color: var(--accent); } .verdict b.missed { color: #d95f0e; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } tr.best td { font-weight: 600; color: var(--accent); }
-figure { margin: 1.5rem 0; } figcaption { font-weight: 600; margin-bottom: .4rem; } svg { width: 100%; height: auto; }
+STYLE = (
+    PAGE_STYLE
+    + """
+.verdict b { color: var(--good); } .verdict b.missed { color: var(--bad); }
+tr.best td { font-weight: 600; color: var(--good); }
 """
+)
 
 
 def to_dict(tuned: Tuned) -> dict[str, Any]:

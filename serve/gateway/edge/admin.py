@@ -11,12 +11,13 @@ from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from serve.config.names import MODEL_NAME
 from serve.gateway.access.memory import LastingShare, Memory
 from serve.gateway.edge.bodies import read_body
 from serve.gateway.edge.routes import as_it_came
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.loading import Loading
-from serve.gateway.upstream.upstream import MODEL_NAME, Upstream
+from serve.gateway.upstream.upstream import Upstream
 
 __all__ = ["admin_router"]
 

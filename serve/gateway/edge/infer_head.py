@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
+from serve.config.names import MODEL_NAME, VERSION
 from serve.gateway.access.identity import KEY_HEADERS
 from serve.gateway.errors import BadRequestError
 from serve.gateway.oip.protocol import BINARY_HEADER
 from serve.gateway.release.released import SERVED_BY
 from serve.gateway.upstream.deadline import TIMEOUT_HEADER
-from serve.gateway.upstream.upstream import MODEL_NAME, VERSION
 from serve.http.message import header_line
 
 __all__ = ["JSON", "PATH", "RETURNED", "SAFE", "answer_lines", "returned_lines", "split_headers"]

@@ -11,6 +11,7 @@ from functools import partial
 
 import orjson
 
+from serve.config.names import MODEL_NAME, VERSION
 from serve.gateway.access.memory import LastingShare, Memory
 from serve.gateway.errors import (
     GatewayError,
@@ -33,12 +34,7 @@ from serve.gateway.upstream.node import Node
 from serve.http.body import GrowingBody
 from serve.http.client import Address, ExchangeError, Response
 
-__all__ = ["MODEL_NAME", "VERSION", "Upstream", "failure_of", "model_path", "triton_error"]
-
-# Triton does not decode its paths, so no other name can be served over HTTP. "." and ".." stay out, and so does
-# "stats": /v2/models/stats gives every model's statistics.
-MODEL_NAME = r"(?!(?:\.{1,2}|stats)(?:/|$))[A-Za-z0-9_.+:@=~-]{1,256}"
-VERSION = r"[0-9]{1,18}"
+__all__ = ["Upstream", "failure_of", "model_path", "triton_error"]
 
 # What Triton answers where a Python model's process is gone.
 DEAD = re.compile(rb"""\{"error":"(?:in ensemble '[^"\\]*', )?""" + DEAD_STUB + rb'"\}')

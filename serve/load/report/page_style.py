@@ -1,4 +1,4 @@
-"""How the pages of load tests and plans look."""
+"""How the pages of load tests, plans and tuning look."""
 
 __all__ = ["STYLE"]
 

@@ -53,6 +53,8 @@ ADVICE: tuple[tuple[Case, str], ...] = (
      "first requests pay"),
     (Case("anyone", files=writable), "anyone on this machine may write 1/model.onnx"),
     (Case("elsewhere", files=linked), "link out of the model's folder"),
+    (Case("stats"), "no client can ask for a model named 'stats'"),
+    (Case("a,b"), "no client can ask for a model named 'a,b'"),
 )  # fmt: skip
 
 

@@ -242,7 +242,7 @@ def test_a_rename_that_fails_midway_is_rolled_back(
     assert [path.name for path in repository.parent.iterdir()] == ["models"]
 
 
-@pytest.mark.parametrize("name", ["", "a b", "../up", "a/b", "-x", "é", "a.b", "x" * 101])
+@pytest.mark.parametrize("name", ["", "stats", "a b", "../up", "a/b", "-x", "é", "a.b", "x" * 101])
 def test_a_name_that_triton_or_a_path_can_trip_over_is_refused(artifact: Path, repository: Path, name: str) -> None:
     with pytest.raises(RepositoryError, match="can't name a model"):
         pack(artifact, repository=repository, name=name)

@@ -150,7 +150,7 @@ def test_targets(text: str, target: Target, path: str) -> None:
     assert Target.parse(str(found), "digits") == found
 
 
-@pytest.mark.parametrize("text", ["", "a/b", "a/", "a b", "../x", "a/1/2", "x" * 300])
+@pytest.mark.parametrize("text", ["", "stats", "stats/1", "a/b", "a/", "a b", "../x", "a/1/2", "x" * 300])
 def test_what_names_no_model_is_refused(text: str) -> None:
     with pytest.raises(ServerError, match="can't release"):
         Target.parse(text, "digits")
