@@ -11,7 +11,7 @@ LARGE := $(addprefix benchmarks/,compress_minilm.py compress_peers.py compress_f
   rollout_simulation.py load_server.py load_peers.py load_truth.py plan_truth.py train_common.py train_speed.py train_recovery.py \
   train_samplers.py compress_large.py fuzz_files.py)
 
-.PHONY: demo test hunt pipeline deploy-check lint bench clean
+.PHONY: demo test hunt pipeline deploy-check lint docs docs-serve bench clean
 
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
@@ -52,6 +52,15 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# mkdocs reads compress and serve from here, wherever they are installed from. Its theme's word about a successor is known.
+docs docs-serve: export NO_MKDOCS_2_WARNING := 1
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/python -m mkdocs build --strict --quiet
+
+docs-serve: $(VENV)/.installed-dev
+	$(BIN)/python -m mkdocs serve --strict --dev-addr 127.0.0.1:8001
 
 bench: $(VENV)/.installed-dev
 	for script in $(filter-out $(LARGE),$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
