@@ -13,7 +13,7 @@ LARGE := $(addprefix benchmarks/,compress_minilm.py compress_peers.py compress_f
 
 BASE ?= HEAD
 
-.PHONY: demo check test hunt pipeline deploy-check lint bench clean
+.PHONY: demo check test hunt pipeline deploy-check lint docs docs-serve bench clean
 
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
@@ -60,6 +60,15 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# mkdocs reads compress and serve from here, wherever they are installed from. Its theme's word about a successor is known.
+docs docs-serve: export NO_MKDOCS_2_WARNING := 1
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/python -m mkdocs build --strict --quiet
+
+docs-serve: $(VENV)/.installed-dev
+	$(BIN)/python -m mkdocs serve --strict --dev-addr 127.0.0.1:8001
 
 bench: $(VENV)/.installed-dev
 	for script in $(filter-out $(LARGE),$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done

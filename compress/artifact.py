@@ -168,7 +168,7 @@ class Artifact:
         Raises:
             ArtifactError: no such folder, damaged, of a newer schema, or the model file was changed.
 
-        Example:
+        Examples:
             >>> artifact = Artifact.load(Path("artifact"))
             >>> artifact.model_path.name, [row.stage for row in artifact.stages][0]
             ('model.onnx', 'original')

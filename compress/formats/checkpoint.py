@@ -68,7 +68,7 @@ def save(
         SignatureError: the inputs don't fit the forward.
         CheckpointError: the forward can't be traced.
 
-    Example:
+    Examples:
         >>> save(torch.nn.Linear(4, 3), "linear.pt", inputs="x:float32[batch,4]").name
         'linear.pt'
     """
@@ -109,7 +109,7 @@ def load(
         CheckpointError: the file can't be read, or needs one of the arguments above.
         SignatureError: the inputs don't fit, or the model does not run at these sizes.
 
-    Example:
+    Examples:
         >>> model = load("model.pt")
         >>> print(model.signature.inputs[0], model.signature.outputs[0])
         x:float32[batch,4] output:float32[batch,3]

@@ -137,7 +137,7 @@ def export(
         BudgetError: the result misses a budget; it is left beside the output, as OUTPUT.missed.
         ToolkitError: input that can't be used; an artifact that was there before is left as it was.
 
-    Example:
+    Examples:
         >>> options = ExportOptions(
         ...     output=Path("artifact"), prune=0.5, finetune="train.npz", epochs=1, int8="dynamic", eval="eval.npz"
         ... )
@@ -205,7 +205,7 @@ def optimize(
         BudgetError: none is inside the largest drop; OUTPUT.search is written all the same.
         ToolkitError: input that can't be used.
 
-    Example:
+    Examples:
         >>> options = OptimizeOptions(
         ...     output=Path("best"), eval="eval.npz", metric="cosine", prune=(0, 0.5), int8=("dynamic",), max_drop=100
         ... )
@@ -296,7 +296,7 @@ def sensitivity(checkpoint: str | Path, options: SensitivityOptions, *, watcher:
     Raises:
         ToolkitError: input that can't be used.
 
-    Example:
+    Examples:
         >>> found = sensitivity("model.pt", SensitivityOptions(output=Path("sensitive"), eval="eval.npz", samples=50))
         >>> sorted(found.limits(max_drop=100))
         ['0']

@@ -98,7 +98,7 @@ def lint_tensorrt(path: Path) -> Lint:
     Raises:
         StageError: it is no ONNX file, is damaged, or reaches beyond itself.
 
-    Example:
+    Examples:
         >>> found = lint_tensorrt(Path("artifact/model.onnx"))
         >>> found.refused
         False

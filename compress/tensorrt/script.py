@@ -35,7 +35,7 @@ def write_script(artifact: Path, options: EngineOptions, output: Path) -> None:
         ArtifactError: no artifact, or not one of ONNX.
         RecipeError: the options don't fit its signature.
 
-    Example:
+    Examples:
         >>> write_script(Path("artifact"), EngineOptions(max_batch_size=8), Path("build_engine.py"))
         >>> "max_batch_size" in Path("build_engine.py").read_text()
         False
