@@ -15,6 +15,7 @@ from compress.errors import ServerError, ToolkitError
 from serve.gateway.health.outages import Outages
 from serve.gateway.health.suspects import Suspect, Suspects
 from serve.repository.read import ModelInfo
+from serve.triton.causes import AT_ONCE, KEY, cause_of
 from serve.triton.control import list_models, reload_alone
 from serve.triton.launch import TritonServer
 from serve.triton.rounds import Rounds
@@ -85,6 +86,7 @@ class Healer:
         self._models: dict[str, str] = {}  # by instance
         self._healing: dict[str, int] = {}  # how many died since the last load was begun
         self._row: Counter[str] = Counter()
+        self._of_keys: Counter[str] = Counter()  # deaths in a row of one key alone, which is refused before long
         self._died: dict[str, float] = {}
         self._asked: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -207,9 +209,7 @@ class Healer:
         try:
             began = time.monotonic()
             guilty = await self._suspects.died(self._users.get(model, frozenset({model})))
-            self._row[model] = 0 if began - self._died.get(model, -STEADY_S) >= STEADY_S else self._row[model] + 1
-            self._died[model] = began
-            wait_s = min(FIRST_S * 2.0 ** (self._row[model] - 1), LONGEST_S) if self._row[model] else 0.0
+            wait_s = self._wait_s(model, began, cause_of(guilty))
             self._on_event(f"{model}: {why}; {told(guilty)}; it is loaded again")
             if not await self._served(model):
                 return
@@ -236,6 +236,20 @@ class Healer:
         finally:
             del self._healing[model]
             self._outages.end(model)
+
+    def _wait_s(self, model: str, now: float, cause: str) -> float:
+        """How long it is before the model is loaded again; what one key did alone is waited for by nobody else."""
+        if now - self._died.get(model, -STEADY_S) >= STEADY_S:
+            self._row[model] = self._of_keys[model] = 0
+        else:
+            self._row[model] += 1
+        self._died[model] = now
+        if cause == KEY:
+            self._of_keys[model] += 1
+            if self._of_keys[model] <= AT_ONCE:
+                self._row[model] = max(0, self._row[model] - 1)
+                return 0.0
+        return min(FIRST_S * 2.0 ** (self._row[model] - 1), LONGEST_S) if self._row[model] else 0.0
 
     async def _served(self, model: str) -> bool:
         """Whether it is meant to be loaded: somebody may have taken it out."""

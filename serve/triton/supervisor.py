@@ -9,12 +9,13 @@ import asyncio
 import errno
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from compress.errors import ToolkitError
 from serve.gateway.health.outages import Outages
-from serve.gateway.health.suspects import DEATHS_OF_KEY, Suspect, Suspects
+from serve.gateway.health.suspects import Suspects
+from serve.triton.causes import AT_ONCE, CLIENT, KEY, SCARCE, SERVER, START, cause_of
 from serve.triton.heal import told
 from serve.triton.launch import TritonServer
 from serve.triton.stubs import signal_name
@@ -23,10 +24,6 @@ __all__ = ["AT_ONCE", "CLIENT", "KEY", "SCARCE", "SERVER", "START", "Backoff", "
 
 # Triton is asked this often whether it still lives, in seconds.
 WATCH_S = 0.05
-SERVER, START, CLIENT, KEY, SCARCE = "server", "start", "client", "key", "scarce"
-# Starts in a row without a wait: enough for several keys, each of which is refused after its share. A server that dies
-# more often so is not ended by these keys, or by too many of them.
-AT_ONCE = 4 * DEATHS_OF_KEY
 # Clients can use these up: that a start fails for want of them says nothing about the server.
 WANTING = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS))
 
@@ -35,8 +32,8 @@ WANTING = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, err
 class Backoff:
     """How long to wait before the next start, and when to give up.
 
-    Deaths in a row are counted by their cause. Those with clients' requests in flight are never enough: one client
-    would end the service for all others. Nor are starts for which the process had no files or memory. After a death of
+    Deaths in a row are counted by their cause. Those after clients' requests are never enough: one client would end
+    the service for all others. Nor are starts for which the process had no files or memory. After a death of
     one key's requests alone there is no wait, `AT_ONCE` times in a row; then it is as any other client's.
 
     Attributes:
@@ -72,19 +69,6 @@ class Backoff:
         return float(min(self.first_s * 2.0 ** min(self._done[cause] - 1, 30), self.longest_s))
 
 
-def cause_of(suspects: Sequence[Suspect]) -> str:
-    """What a death is counted for: a key, where all that was in flight is of one; else clients, where any request was;
-    else the server itself.
-
-    A hostile client has neighbours in flight whenever it likes, so that a death which several share says no more about
-    the server than one of a single client. Who has no key can't be refused, and is no known one.
-    """
-    keys = {suspect.key for suspect in suspects}
-    if len(keys) == 1 and "" not in keys:
-        return KEY
-    return CLIENT if keys else SERVER
-
-
 async def supervise(
     triton: TritonServer, backoff: Backoff, outages: Outages, suspects: Suspects, on_event: Callable[[str], None]
 ) -> None:
@@ -107,7 +91,7 @@ async def supervise(
         how = signal_name(triton.returncode or 0)
         guilty = await suspects.died(None)
         outages.deaths[""] += 1
-        wait_s = backoff.after(lived_s, cause_of(guilty))
+        wait_s = backoff.after(lived_s, cause_of(guilty, asked=suspects.answered_at >= began))
         on_event(f"Triton has died: it {how}; {told(guilty)}; {_next(wait_s)}")
         while wait_s is not None:
             await asyncio.sleep(wait_s)

@@ -154,9 +154,14 @@ def _embedded(
         )
         watching = [follow(repository, url, on_event, served=served)] if options.watch else []
         watching.append(healer.run())
-        watching.insert(
-            0, supervise(triton, Backoff(options.restarts), incidents.outages, incidents.suspects, on_event)
-        )
+        enough = False
+
+        async def supervised() -> None:
+            nonlocal enough
+            await supervise(triton, Backoff(options.restarts), incidents.outages, incidents.suspects, on_event)
+            enough = True
+
+        watching.insert(0, supervised())
 
         def ready(gateway: str) -> None:
             loaded = tuple(list_models(url, triton.control))
@@ -164,7 +169,7 @@ def _embedded(
 
         loading = Loading(served.renew, bare=served.signed)
         _gateway(options, url, triton.grpc_address, ready, *watching, incidents=incidents, loading=loading)
-        if not triton.running:
+        if enough:  # not where it was told to stop while Triton was down
             raise ServerError(
                 "Triton has died",
                 why=f"it ended more often than --restarts {options.restarts} allows; its log is in {triton.log}",

@@ -271,6 +271,28 @@ def test_a_triton_that_dies_names_the_signal_and_who_was_there(tmp_path: Path, r
         assert ask(url, "tiny", TINY)[0] == 200
 
 
+def test_one_that_is_answered_and_ends_triton_later_does_not_end_the_service(tmp_path: Path, repository: Path) -> None:
+    with up(tmp_path, str(repository), *FREE, "--restarts", "1") as running:
+        url = running.url()
+        for times in (1, 2, 3):
+            assert ask(url, "tiny", TINY)[0] == 200
+            until(running, lambda: "gateway_model_in_flight" not in page(url) or not re.search(
+                r"gateway_model_in_flight\{.*\} [1-9]", page(url)))  # fmt: skip
+            os.kill(triton_of(running.process), signal.SIGSEGV)
+            until(running, partial(counted, running, "Triton is ready again", times))
+        assert running.said.count("was ended by SIGSEGV; with no request in flight") == 3
+        assert ask(url, "tiny", TINY)[0] == 200
+
+
+def test_who_stops_it_while_triton_is_down_is_told_of_no_error(tmp_path: Path, repository: Path) -> None:
+    with up(tmp_path, str(repository), *FREE) as running:
+        running.url()
+        os.kill(triton_of(running.process), signal.SIGKILL)
+        until(running, lambda: "Triton has died" in running.said)
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(60) == 0, running.said
+
+
 def test_starts_that_fail_end_it(tmp_path: Path, repository: Path) -> None:
     with up(tmp_path, str(repository), *FREE, "--restarts", "2") as running:
         running.url()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -192,10 +193,14 @@ class Suspects(Collector):
 
     Args:
         clock: seconds that never go back.
+
+    Attributes:
+        answered_at: when a request was answered at last, on the clock.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.refused: Counter[str] = Counter()
+        self.answered_at = -math.inf
         self._clock = clock
         self._flying: dict[int, Flight] = {}
         self._lost: dict[int, Flight] = {}
@@ -309,6 +314,8 @@ class Suspects(Collector):
             sent: whether it has, or may have, reached the model server; one that found nobody there ended nothing.
         """
         there = self._flying.pop(id(flight), None) is not None
+        if answered:
+            self.answered_at = self._clock()
         if there and not answered and sent:
             if self._lost_bytes < LOST_BYTES:
                 self._lost[id(flight)] = flight

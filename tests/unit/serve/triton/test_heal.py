@@ -17,6 +17,7 @@ from compress.errors import ToolkitError
 from serve.gateway.health.outages import Outages
 from serve.gateway.health.suspects import Suspects
 from serve.triton import heal
+from serve.triton.causes import AT_ONCE, CLIENT, KEY, SERVER
 from serve.triton.heal import Healer
 from serve.triton.stubs import Stub, is_stopped
 from tests.serve_http import in_loop
@@ -139,3 +140,12 @@ async def test_a_broken_folder_does_not_break_the_end_of_healing(
     assert one._users == USERS
     for pid in list(one._watched):
         one._leave(pid)
+
+
+def test_what_one_key_did_alone_is_waited_for_by_nobody_up_to_a_bound(process: subprocess.Popen[bytes]) -> None:
+    one = healer(process, lambda: USERS, [])
+    assert [one._wait_s("net", 0.1 * turn, KEY) for turn in range(AT_ONCE)] == [0.0] * AT_ONCE
+    waits = [one._wait_s("net", 5.0, cause) for cause in (CLIENT, KEY, SERVER, KEY, CLIENT, CLIENT, CLIENT)]
+    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+    assert one._wait_s("other", 5.0, CLIENT) == 0.0
+    assert [one._wait_s("net", 100.0, cause) for cause in (CLIENT, KEY, CLIENT)] == [0.0, 0.0, 0.5]

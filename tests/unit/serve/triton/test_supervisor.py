@@ -16,7 +16,7 @@ from typing import Any, ParamSpec
 import pytest
 
 from serve.gateway.health.outages import Outages
-from serve.gateway.health.suspects import Suspect, Suspects
+from serve.gateway.health.suspects import Flight, Suspect, Suspects
 from serve.gateway.server import SPARE_FILES, _clients
 from serve.gateway.settings import Settings
 from serve.triton.heal import Healer
@@ -75,6 +75,12 @@ def test_what_one_key_did_alone_is_waited_for_by_nobody_up_to_a_bound() -> None:
     assert waits[-1] == 30.0
     assert backoff.after(100.0, KEY) == 0.0
     assert Backoff(0).after(1.0, KEY) is None
+
+
+def test_a_death_after_an_answer_may_be_of_what_was_answered() -> None:
+    assert cause_of([]) == SERVER
+    assert cause_of([], asked=True) == CLIENT
+    assert cause_of([Suspect("a", "m", "1")], asked=True) == KEY
 
 
 @pytest.mark.parametrize(("text", "cores"), [(None, ()), ("0", (0,)), ("0-2,5, 1", (0, 1, 2, 5))])
@@ -197,6 +203,33 @@ async def test_a_supervisor_without_files_starts_triton_once_it_has_some(process
         assert not watching.done()
         processes.running = True
     await until(lambda: "ready again" in events[-1])
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+@pytest.mark.parametrize("answered", [False, True])
+@in_a_loop
+async def test_a_triton_that_dies_after_its_answers_is_started_for_ever(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch, answered: bool
+) -> None:
+    monkeypatch.setattr("serve.triton.supervisor.WATCH_S", 0.001)
+    events: list[str] = []
+    suspects = Suspects()
+    processes.running = False
+    triton: Any = processes
+    triton.returncode = -11
+
+    def restart() -> None:
+        if answered:
+            flight = Flight("key", "net", b"{}")
+            suspects.take_off(flight)
+            suspects.land(flight, answered=True)
+
+    triton.restart = restart
+    backoff = Backoff(2, first_s=0.001, longest_s=0.002)
+    watching = asyncio.ensure_future(supervise(triton, backoff, Outages(), suspects, events.append))
+    await until(lambda: len(events) > 20 or watching.done())
+    assert watching.done() is not answered
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
 
