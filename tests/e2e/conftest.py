@@ -55,13 +55,18 @@ def shipped_triton() -> str:
 
 
 @pytest.fixture(scope="session")
-def shipped(shipped_triton: str) -> Iterator[str]:
-    """`serve up model_repository` on the repository that comes with the project; the gateway's URL."""
+def shipped(shipped_triton: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`serve up model_repository` on the repository that comes with the project; the gateway's URL.
+
+    On a copy: it is served once at a time, and other processes of this very test run may serve theirs.
+    """
+    folder = tmp_path_factory.mktemp("shipped")
+    shutil.copytree(ROOT / "model_repository", folder / "model_repository")
     url = f"http://127.0.0.1:{free_port()}"
     port = shipped_triton.rpartition(":")[2]
     ports = ["--triton-http-port", port, "--triton-grpc-port", "0", "--triton-metrics-port", "0"]
     command = [sys.executable, "-m", "serve", "up", "model_repository", "--port", url.rpartition(":")[2], *ports]
-    with running(command, url, ROOT):
+    with running(command, url, folder):
         yield url
 
 
