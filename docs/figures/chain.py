@@ -52,7 +52,7 @@ def chain(models: dict[str, dict[str, float]]) -> str:
     faster, smaller = made["faster_than_torch_eager"], onnx["size_bytes"] / made["size_bytes"]
     gain = f"{faster:.0f}× faster than PyTorch, {smaller:.0f}× smaller than its FP32 file ({_mb(onnx)} → {_mb(made)})"
     parts.append(_text("gain", 10 + 2 * (wide + gap) + wide / 2, TOP + TALL + 48, gain))
-    note = "the demo's digits network, batch 1, one thread of an AMD EPYC, 500 images it never saw"
+    note = "the demo's network, by benchmarks/compress_digits.py: batch 1, one thread, AMD EPYC, 500 unseen images"
     parts.append(_text("what", 10 + 2 * (wide + gap) + wide / 2, TOP + TALL + 70, note))
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
     return f'{head}aria-label="{escape(gain)}"><style>{STYLE}</style>\n' + "\n".join(parts) + "\n</svg>\n"
