@@ -1,34 +1,48 @@
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || echo python3)
+# cpu, or cuda: a build for NVIDIA GPUs, of several gigabytes.
+TORCH ?= cpu
 VENV := .venv
 BIN := $(VENV)/bin
 # pip compiles one file at a time; the files that are no Python of this release are not worth a word.
 PIP := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
+# Where torch for CPUs is, where pip was not told where to look by its own configuration.
+SOURCES = $(shell $(BIN)/python serve/doctor/before.py --torch $(TORCH) --pip-flags)
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib >/dev/null 2>&1 || true
 
 # These take a model or an environment of their own, or many minutes.
 LARGE := $(addprefix benchmarks/,compress_minilm.py compress_peers.py compress_fashion_mnist.py quantization_methods.py \
   serving_peers.py serving_networks.py gpu_common.py gpu_resnet50.py gpu_minilm.py perf_analyzer.py \
   rollout_simulation.py load_server.py load_peers.py load_truth.py plan_truth.py train_common.py train_speed.py train_recovery.py \
-  train_samplers.py compress_large.py fuzz_files.py)
+  compress_large.py fuzz_files.py)
 
 BASE ?= HEAD
 
-.PHONY: demo check test hunt pipeline deploy-check lint docs docs-serve bench clean
+.PHONY: ready demo check test hunt pipeline deploy-check lint docs docs-serve bench clean
 
-$(BIN)/pip:
+# What is missing is said before anything is downloaded, and how much that will be.
+ready:
+	@test -e $(BIN)/pip || $(PYTHON) serve/doctor/before.py --torch $(TORCH) --folder $(VENV)
+	@for other in $(filter-out $(TORCH),cpu cuda); do if test -e $(VENV)/.torch-$$other; then \
+	  echo "$(VENV) has torch for $$other, not for $(TORCH): rm -r $(VENV) first" >&2; exit 2; fi; done
+
+$(BIN)/pip: | ready
 	$(PYTHON) -m venv $(VENV)
+	touch $(VENV)/.torch-$(TORCH)
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
-	$(PIP) -e '.[all]'
+	$(PIP) $(SOURCES) -e '.[all]'
+	$(BIN)/serve triton install
 	$(COMPILE)
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/pip
-	$(PIP) -e '.[all,dev]'
+	$(PIP) $(SOURCES) -e '.[all,dev]'
+	$(BIN)/serve triton install
 	$(COMPILE)
 	touch $(VENV)/.installed $@
 
 demo: $(VENV)/.installed
+	-$(BIN)/serve doctor
 	$(BIN)/python examples/digits/demo.py
 
 # One file at a time has the machine's shared memory to itself; the longest file, of e2e, comes first. Tests of servers

@@ -140,7 +140,7 @@ def exported(job: Job) -> dict[str, Any]:
         folder = Path(name)
         torch.manual_seed(0)
         compress.save(job.make(), folder / "model.pt", inputs=job.takes, outputs=["logits"])
-        np.savez(folder / "data.npz", **job.samples(np.random.default_rng(0)))
+        np.savez(folder / "data.npz", **job.samples(np.random.default_rng(0)))  # type: ignore[arg-type]
         start = time.perf_counter()
         peak = run(["export", "model.pt", *job.asked, "-o", "artifact"], folder)
         seconds = time.perf_counter() - start

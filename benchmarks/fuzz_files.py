@@ -1,10 +1,11 @@
 """Files of every format that is read, changed at random, given to what opens them, for as long as is asked.
 
-    python benchmarks/fuzz_files.py [--minutes 10] [--kinds .pt2,.onnx] [--seed 0]
+    python benchmarks/fuzz_files.py [--minutes 10] [--kinds .pt2,.onnx,artifact] [--seed 0]
 
-Children with bounded memory open the files, so that one that takes its process down is counted, too; each case follows
-from its number. Nothing may crash, leave a canary or take more memory. The last line of stdout is one JSON object;
-the exit code is 1 if anything did.
+A kind with a dot is a file that is opened by what reads it; another is one over which whole commands are run, watched
+for what they touch (tests/hostile/watch.py). Children with bounded memory do it, so that one that takes its process
+down is counted, too; each case follows from its number. Nothing may crash, leave a canary or take more memory. The last
+line of stdout is one JSON object; the exit code is 1 if anything did.
 """
 
 from __future__ import annotations
@@ -28,13 +29,21 @@ LIMIT = 12 << 30
 """Of address space: torch and ONNX Runtime reserve gigabytes that they never touch."""
 PART = 300
 """Cases of a child."""
-SECONDS = 600
+COMMANDS = 60
+"""Cases of a child that runs commands."""
+SLOW = 10.0
+"""Seconds of CPU for a command over a file of a few kilobytes."""
+SECONDS = 1200
+KINDS = (
+    ".pt2", ".pt", ".onnx", ".npz", ".npy", "native", "checkpoint", "program", "onnx", "artifact", "plan",
+    "sensitivity", "recipe", "data", "stage", "repository",
+)  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--kinds", default=".pt2,.pt,.onnx,.npz,.npy")
+    parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--part", nargs=3, help=argparse.SUPPRESS)  # KIND START FOLDER: the child's work
     arguments = parser.parse_args()
@@ -52,11 +61,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         while time.monotonic() < until:
             kind = kinds[(number // PART) % len(kinds)]
+            command = [__file__, "--part", kind, str(number), folder]
+            if not kind.startswith("."):
+                command = ["-m", "tests.hostile.fuzz_commands", kind, str(number), str(COMMANDS), folder]
             done = subprocess.run(
-                [sys.executable, __file__, "--part", kind, str(number), folder],
-                capture_output=True, text=True, check=False, timeout=SECONDS,
-            )  # fmt: skip
+                [sys.executable, *command], capture_output=True, text=True, check=False, timeout=SECONDS, cwd=ROOT
+            )
             lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+            if not kind.startswith("."):
+                lines = [of_command(line) for line in lines if "unwritten" not in line]
             for line in lines:
                 counts["cases"] += 1
                 counts[line["outcome"]] += 1
@@ -66,7 +79,7 @@ def main() -> None:
                 if line["outcome"] == "crashes" or line["canary"]:
                     crashes.append(line)
                     print(json.dumps(line), flush=True)
-            if len(lines) < PART:  # the process went down over the next one
+            if done.returncode:  # the process went down over the next one
                 counts["cases"] += 1
                 counts["crashes"] += 1
                 crashes.append({"kind": kind, "case": number + len(lines), "exit": done.returncode})
@@ -77,6 +90,15 @@ def main() -> None:
     print(json.dumps({**found, "peak_bytes": peak, "by_kind": dict(by_kind), "found": crashes[:50], **environment(1)}))
     if crashes:
         sys.exit(1)
+
+
+def of_command(line: dict[str, Any]) -> dict[str, Any]:
+    """What a command did over a case, told as a case of a file that is opened is."""
+    bad = [*line["bad"], *([f"it took {line['seconds']} s"] if line["seconds"] > SLOW else [])]
+    outcome = "crashes" if bad else "refused" if line["code"] == 2 else "loaded"
+    kept = {key: line[key] for key in ("kind", "case", "program", "command", "code", "told")}
+    ended = f"{line['program']} {line['code']}"
+    return {**kept, "bad": bad, "outcome": outcome, "ended": ended, "canary": False, "peak": line["grown"]}
 
 
 def part(kind: str, start: int, folder: Path) -> None:

@@ -1,6 +1,6 @@
 """How often the intervals of latency hold the truth, though measuring stops as soon as they are narrow.
 
-Two models of which the second is known to be 1.03, 1.5 or 10 times as fast take turns through the shipped `take_turns`;
+Two models of which the second is known to be 1.03, 1.5 or 10 times as fast take turns through the shipped `interleave`;
 their blocks are drawn, not timed: normal noise, some blocks held up by something else, and a machine that slows down.
 
 Six models, as a ResNet-50 leaves behind on its way to INT8, then go through the shipped `latency` on a clock that moves
@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 import compress.runtime.latency as shipped
-from compress.runtime.latency import latency, ratio, take_turns
+from compress.runtime.latency import interleave, latency, ratio
 
 NOISE = (0.005, 0.02, 0.03, 0.04, 0.05, 0.1)
 HELD_UP = (0.0, 0.1)  # share of blocks that something else holds up
@@ -46,7 +46,7 @@ def simulate(noise: float, held_up: float, trials: int, truth: float) -> dict[st
 
             return take
 
-        found = take_turns({"first": block(truth), "second": block(1.0)}, claimed=("second",))
+        found = interleave({"first": block(truth), "second": block(1.0)}, claimed=("second",))
         pair = ratio(found["first"].rounds_ms, found["second"].rounds_ms)
         if pair is None or pair.low is None or pair.high is None:
             continue  # counts as outside

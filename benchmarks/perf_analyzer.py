@@ -6,13 +6,14 @@ names. It is fetched once into build/perf_analyzer; later wheels no longer carry
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
+
+from serve.triton.wheel import private
 
 VERSION = "2.51.0"
 FOLDER = Path("build/perf_analyzer")
@@ -34,10 +35,10 @@ def install(folder: Path = FOLDER) -> tuple[Path, dict[str, str]]:
                 part.write_bytes(archive.read(f"tritonclient-{VERSION}.data/data/bin/perf_analyzer"))
             part.chmod(0o755)
             part.replace(binary)
-    package = importlib.util.find_spec("pytriton")
-    if package is None or not package.submodule_search_locations:
-        sys.exit("nvidia-pytriton is not installed: pip install 'compress-serve[triton]'")
-    libraries = Path(next(iter(package.submodule_search_locations))).parent / "nvidia_pytriton.libs"
+    triton = private()
+    if triton is None:
+        sys.exit("Triton's wheel is not installed: serve triton install")
+    libraries = triton.libraries
     for name, pattern in LIBRARIES.items():
         with tempfile.TemporaryDirectory(dir=folder) as beside:
             link = Path(beside) / name

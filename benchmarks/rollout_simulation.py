@@ -1,9 +1,9 @@
-"""How often a rollout takes back a good candidate or lets a bad one pass, and how fast it decides: simulated.
+"""How often a rollout rolls back a good candidate or lets a bad one pass, and how fast it decides: simulated.
 
     python benchmarks/rollout_simulation.py [--runs 300] [--rate 100] [--plot FILE.svg]
 
 The gateway's own classes, from the choice of who is asked to the decision, run on a simulated clock in front of two
-made-up models. Traffic: Poisson arrivals, lognormal latencies that drift together (a busy
+synthetic models. Traffic: Poisson arrivals, lognormal latencies that drift together (a busy
 machine hits both models), failures at random. Beside it, on the same kind of traffic, two common ways: thresholds
 checked every 10 s with four failed checks forgiven (as canary controllers are set up by default), and significance
 tests at 1% repeated every 10 s.
@@ -60,7 +60,7 @@ class World:
         from_s: when the candidate's faults begin.
         storms: whether both models fail together for 5 s of each minute (30% of requests).
         drift: standard deviation of the common factor of latencies.
-        bad: whether the candidate ought to be taken back.
+        bad: whether the candidate ought to be rolled back.
         poison: share of requests that fail, whoever is asked.
     """
 
@@ -90,6 +90,7 @@ WORLDS = {
     "fails at 3%": World(errors=0.03, bad=True),
     "fails always, from 45 s on": World(errors=1, from_s=45, bad=True),
     "fails at 10% from 45 s on": World(errors=0.1, from_s=45, bad=True),
+    "fails at 10%, and both fail at the same 30%": World(errors=0.1, poison=0.3, bad=True),
     "twice as slow": World(slower=2, bad=True),
     "50% slower": World(slower=1.5, bad=True),
     "every fifth answer five times slower": World(tail=0.2, bad=True),
@@ -164,7 +165,7 @@ class Tritons:
 
 async def follow(traffic: Traffic, plan: Plan) -> tuple[str, float]:
     """The gateway's own classes route, copy, compare and judge; only who is asked, and the clock, are made up."""
-    gate = Gate(Settings(upstream=("http://127.0.0.1:1",)), cast(Any, None))
+    gate = Gate(Settings(upstream=("http://127.0.0.1:1",)))
     released = Released(gate, cast(Any, Tritons(traffic)))
     course = Course(plan, time.monotonic())
     release = Release(traffic.seed, "m", Target("baseline"), Target("candidate"), plan, course)
@@ -289,7 +290,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path)
     arguments = parser.parse_args()
     result: dict[str, dict[str, dict[str, float | None]]] = {}
-    print(f"{'':38} {'':15} taken back  promoted  undecided   median s   95% s")
+    print(f"{'':38} {'':15} rolled back  promoted  undecided   median s   95% s")
     with multiprocessing.Pool(arguments.processes) as pool:
         for world in (name for name in WORLDS if arguments.worlds in name):
             for way in (way for way in WAYS if arguments.ways in way):
@@ -341,7 +342,7 @@ def draw(result: dict[str, dict[str, dict[str, float | None]]], path: Path) -> N
         )  # fmt: skip
         times.plot([low or 0 for _, low, _ in shown], [y for y, *_ in shown], "o", color=colours[way], ms=4)
     wrong.set_yticks(range(len(worlds)), worlds)
-    wrong.set_xlabel("wrong decisions, % of runs\n(a good one taken back, a bad one promoted)")
+    wrong.set_xlabel("wrong decisions, % of runs\n(a good one rolled back, a bad one promoted)")
     times.set_xscale("log")
     times.set_xlabel("seconds until the right decision, median and 95%")
     figure.legend(*wrong.get_legend_handles_labels(), loc="upper center", ncols=3, frameon=False)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import importlib.metadata
 import json
 import os
 import signal
@@ -48,6 +47,7 @@ from serve.load.options import LoadOptions
 from serve.load.run import run_load
 from serve.pack.write import PackOptions, pack
 from serve.triton.launch import Ports, TritonServer
+from serve.triton.wheel import TRITON
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = Path("build/peers")
@@ -112,7 +112,7 @@ def ms(value: float | None) -> str:
 
 def versions(servers: list[str]) -> dict[str, str]:
     """Of the peers, as their environments have them."""
-    found = {"nvidia-pytriton": importlib.metadata.version("nvidia-pytriton")}
+    found = {"nvidia-pytriton": TRITON}
     for server in servers:
         if server in SERVERS[3:]:
             code = f"import importlib.metadata as m; print(m.version({server!r}))"

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from compress.errors import ArtifactError
 from compress.signature import Signature, TensorSpec
+from compress.vetting.paths import stands_inside
 from compress.vetting.texts import read_json
 
 __all__ = ["Artifact", "Measured", "Signature", "StageReport", "TensorSpec", "sha256_of"]
@@ -188,7 +189,7 @@ class Artifact:
                 )
             artifact = cls(
                 folder=folder,
-                model_file=Path(_text(data["model_file"])).name,
+                model_file=_file_name(data["model_file"]),
                 format=_text(data["format"]),
                 sha256=_text(data["sha256"]),
                 signature=Signature.from_dict(data["signature"]),
@@ -211,6 +212,13 @@ def _text(value: Any) -> str:
     return value
 
 
+def _file_name(value: Any) -> str:
+    name = Path(_text(value)).name
+    if not name or not stands_inside(name):
+        raise ValueError(f"its model is to lie in {name[:40]!r}")
+    return name
+
+
 def _figure(name: str, value: Any) -> Any:
     """One that was measured: a number, a name, or, of the rounds, a row of numbers."""
     if name == "latency_rounds_ms" and value is not None:
@@ -219,6 +227,8 @@ def _figure(name: str, value: Any) -> Any:
         raise TypeError(f"{name} is {str(value)[:40]!r}")
     if type(value) is int and abs(value) >= 1 << 63:
         raise ValueError(f"{name} is a number of more than 64 bits")
+    if type(value) is float and not math.isfinite(value):  # what is written has null there
+        raise ValueError(f"{name} is {value}")
     return value
 
 

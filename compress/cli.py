@@ -8,12 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import App, CycloptsError, CycloptsPanel, Parameter
 from rich.console import Console
 from rich.markup import escape
 
 from compress import __version__
 from compress.console.wording import Note
+from compress.errors import printable
 from compress.jobs.running import at_work, run_to_end, spread, warn, work_of
 from compress.options import (
     RUN,
@@ -33,12 +34,19 @@ __all__ = ["app", "main"]
 
 RESUMES = ("export", "optimize", "finetune", "run")  # commands that keep what is done
 
+
+def _refusal(err: CycloptsError) -> object:
+    """What is wrong with a flag, or with a recipe, whose values it quotes."""
+    return CycloptsPanel(printable(str(err), keep="\n"))
+
+
 app = App(
     name="compress",
     help="Take a trained PyTorch model to a pruned, INT8, measured ONNX file.",
     version=__version__,
     version_flags=["--version"],
     suppress_keyboard_interrupt=False,
+    error_formatter=_refusal,
 )
 
 
@@ -87,10 +95,8 @@ def export(
         artifact, report = run(checkpoint, options, watcher=terminal, recipe=recipe)
     console.print(stage_table(report))
     for finding in report.findings:
-        if finding in warned:
-            continue
-        mark = "[blue]·[/]" if isinstance(finding, Note) else "[yellow]![/]"
-        console.print(f"{mark} {escape(finding)}", highlight=False, soft_wrap=True)
+        if finding not in warned:
+            _tell(console, finding, warns=not isinstance(finding, Note))
     console.print(", ".join(map(str, gains_of(report.stages))), markup=False, highlight=False, soft_wrap=True)
     console.print(f"latency: {report.measuring['latency']['told']}; measuring took "
                   f"{duration(report.measuring['seconds'])}", highlight=False, soft_wrap=True)  # fmt: skip
@@ -153,6 +159,10 @@ def optimize(
     console.print(f"best for {options.goal}: {best.candidate.name}{how}{told}; {wrote}", markup=False, soft_wrap=True)
 
 
+def _tell(console: Console, words: str, *, warns: bool) -> None:
+    console.print(f"{'[yellow]![/]' if warns else '[blue]·[/]'} {escape(words)}", highlight=False, soft_wrap=True)
+
+
 @app.command
 def sensitivity(checkpoint: Path, *, options: SensitivityOptions) -> None:
     """Prune one layer at a time, and tell what each costs: a table, a heat map, and input for --sensitivity.
@@ -170,6 +180,8 @@ def sensitivity(checkpoint: Path, *, options: SensitivityOptions) -> None:
         found = run(checkpoint, options, watcher=terminal)
     console = _console()
     console.print(sensitivity_table(found, options.max_drop))
+    for words in (*found.warnings, *found.notes):
+        _tell(console, words, warns=words in found.warnings)
     console.print(f"wrote {options.output}: sensitivity.json, sensitivity.html", markup=False, soft_wrap=True)
 
 
@@ -220,7 +232,7 @@ def run_recipe(recipe: Path, *flags: Annotated[str, Parameter(allow_leading_hyph
 
     command, values = read(recipe)
     config = Dict(data=dict(values), source=str(recipe), use_commands_as_keys=False)
-    running = App(name="compress", config=config, suppress_keyboard_interrupt=False)
+    running = App(name="compress", config=config, suppress_keyboard_interrupt=False, error_formatter=_refusal)
     if command == "export":
         running.command(partial(export, recipe=recipe), name=command)
     else:

@@ -34,12 +34,18 @@ __all__ = [
     "StageError",
     "ToolkitError",
     "first_line",
+    "printable",
 ]
 
 
 def first_line(error: BaseException) -> str:
     """Of what another's error says; its kind, if it says nothing."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Without what would move a terminal's cursor, or turn the direction of what is read: names out of files."""
+    return "".join(c if c.isprintable() or c in keep else " " for c in text)
 
 
 class ToolkitError(Exception):
@@ -60,9 +66,7 @@ class ToolkitError(Exception):
         self.mend = mend
 
     def __str__(self) -> str:
-        # Names out of files stand in them: nothing may move a terminal's cursor.
-        parts = (self.what, self.why, self.mend)
-        what, why, mend = ("".join(c if c.isprintable() else " " for c in part) for part in parts)
+        what, why, mend = map(printable, (self.what, self.why, self.mend))
         return f"{what}\n  why:  {why}\n  mend: {mend}"
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -140,6 +141,8 @@ def _run(stage: Stage, model: Model, folder: Path, progress: Progress) -> Outcom
     beside = folder.with_name(folder.name + ".part")
     if not getattr(stage, "resumes", False):
         shutil.rmtree(beside, ignore_errors=True)
+    if beside.is_symlink():  # it may lead elsewhere
+        beside.unlink()
     beside.mkdir(exist_ok=True)
     try:
         with shortages(beside):
@@ -204,15 +207,36 @@ def _take(stage: Stage, folder: Path) -> Outcome | None:
         if data["sha256"] != _digest(data, folder):
             return None
         path = folder / Path(data["model"]).name
+        did, details, told, seconds = _said(data)
         signature = Signature.from_dict(data["signature"])
         model = load(path) if stage.gives is TorchModel else stage.gives(path, signature)
         if stage.gives is OnnxModel:
             vetted_onnx(path)
         if "ranges" in data:
             model = dataclasses.replace(
-                model, ranges={name: (low, high) for name, (low, high) in data["ranges"].items()}
+                model, ranges={name: (_number(low), _number(high)) for name, (low, high) in data["ranges"].items()}
             )
-        given = Given(model, data["did"], data["details"], tuple(data["warnings"]))
-        return Outcome(stage, given, data["seconds"], reused=True, size_bytes=path.stat().st_size)
+        given = Given(model, did, details, told)
+        return Outcome(stage, given, seconds, reused=True, size_bytes=path.stat().st_size)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ToolkitError):  # not as it was written
         return None
+
+
+def _said(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], tuple[str, ...], float]:
+    """What a kept stage says of itself, each as reports take it: a sentence, figures, warnings and seconds.
+
+    Raises:
+        KeyError, TypeError: one is missing, or of another kind.
+    """
+    did, details, warnings, seconds = (data[name] for name in ("did", "details", "warnings", "seconds"))
+    if type(did) is not str or type(details) is not dict or type(warnings) is not list:
+        raise TypeError("what it did is told in no words")
+    if not all(type(text) is str for text in warnings):
+        raise TypeError("a warning of it is no text")
+    return did, details, tuple(warnings), _number(seconds)
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
+        raise TypeError("what should be a number is none")
+    return float(value)

@@ -23,6 +23,14 @@ DTYPES = (
     "float16", "float32", "float64", "string",
 )  # fmt: skip
 
+# What else people write: Python's, torch's and Triton's words.
+_WORDS = {
+    "str": "string", "bytes": "string", "object": "string", "BYTES": "string", "STRING": "string",
+    "int": "int64", "long": "int64", "float": "float32", "double": "float64", "half": "float16",
+    "FP16": "float16", "FP32": "float32", "FP64": "float64", "BOOL": "bool",
+    **{name.upper(): name for name in DTYPES if "int" in name},
+}  # fmt: skip
+
 # What a symbolic dimension is taken as where nothing says: a sentence's length, an image's height or width.
 ASSUMED_SIZE, ASSUMED_SIDE = 32, 224
 MOST_DIMENSIONS = 64
@@ -36,7 +44,8 @@ class TensorSpec:
     """One named tensor: dtype (numpy's name, or "string") and shape; a symbolic dimension is a string.
 
     Raises:
-        SignatureError: the dtype is unknown or a dimension is neither a name nor positive.
+        SignatureError: the name has control characters, the dtype is unknown, or a dimension is neither a name nor
+            positive.
     """
 
     name: str
@@ -44,6 +53,12 @@ class TensorSpec:
     shape: tuple[int | str, ...]
 
     def __post_init__(self) -> None:
+        if not self.name.isprintable():
+            raise SignatureError(
+                f"can't take a tensor by the name {self.name[:80]!r}",
+                why="it has control characters, which a terminal obeys",
+                mend="give it a plain name, as in 'x:float32[batch,3,224,224]'",
+            )
         if self.dtype not in DTYPES:
             raise SignatureError(
                 f"tensor {self.name!r} has an unknown dtype {self.dtype!r}",
@@ -66,7 +81,7 @@ class TensorSpec:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read 'name:dtype[batch,3,224,224]'."""
+        """Read 'name:dtype[batch,3,224,224]', its dtype by numpy's word, Python's, torch's or Triton's (half, FP32)."""
         match = _SPEC.match(text)
         if match is None:
             raise SignatureError(
@@ -76,7 +91,8 @@ class TensorSpec:
             )
         dims = [dim.strip() for dim in match["shape"].split(",")] if match["shape"].strip() else []
         shape = tuple(int(dim) if re.fullmatch(r"-?\d+", dim) else dim for dim in dims)
-        return cls(match["name"], match["dtype"], shape)
+        word = match["dtype"].removeprefix("TYPE_")
+        return cls(match["name"], _WORDS.get(word, match["dtype"]), shape)
 
     def __str__(self) -> str:
         return f"{self.name}:{self.dtype}[{','.join(map(str, self.shape))}]"

@@ -87,7 +87,7 @@ serve check "$FOLDER/candidate" --public-key "$FOLDER/public.pem"
 serve deploy render "$FOLDER/candidate" -o "$FOLDER/kubernetes" --max-drop "$MAX_DROP" --signed-by signer \
   --gateway-image "${GATEWAY_IMAGE:-registry.example/gateway:0.1.0}" --image "${TRITON_IMAGE:-registry.example/triton:26.07-hooks}"
 
-step "canary: on live traffic, the candidate takes over or is taken back"
+step "canary: on live traffic, the candidate takes over or is rolled back"
 rm -rf "$FOLDER/production"
 cp -r "$FOLDER/released" "$FOLDER/production"
 serve pack "$FOLDER/artifact" --repository "$FOLDER/production" --name digits_next --hooks "$HOOKS"

@@ -1,12 +1,13 @@
 """The unit tests of what has changed since a commit, printed as arguments for pytest: `python -m tests.affected [BASE]`.
 
-A file of PACKAGE/ROOM has its tests in tests/unit/PACKAGE/ROOM, one at the top of a package in the files at the top of
-tests/unit/PACKAGE. A helper in tests/ has the unit tests that import it. Who imports a changed room is not looked for:
-that is for `make test`.
+A file of PACKAGE/ROOM has those tests in tests/unit/PACKAGE/ROOM that import it, all of them where none does; one at the
+top of a package has the files at the top of tests/unit/PACKAGE. A helper in tests/ has the unit tests that import it.
+Who imports a changed module in turn is not looked for: that is for `make test`.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -46,7 +47,10 @@ def affected(files: Iterable[str], root: Path = ROOT) -> list[str]:
 def _tests_of(path: PurePosixPath, root: Path) -> Iterable[str]:
     match path.parts:
         case ("compress" | "serve" as package, room, _, *_):
-            yield str(UNIT / package / room)
+            module = ".".join(path.with_suffix("").parts)
+            files = (root / UNIT / package / room).rglob("test_*.py")
+            found = [each for each in files if re.search(rf"\b{re.escape(module)}\b", each.read_text(encoding="utf-8"))]
+            yield from _within(root, found) if found else [str(UNIT / package / room)]
         case ("compress" | "serve" as package, _):
             yield from _within(root, (root / UNIT / package).glob("test_*.py"))
         case ("tests", "unit", *_, name) if name.startswith("test_"):

@@ -52,6 +52,20 @@ def label(text: str) -> tuple[tuple[str, str], ...]:
     return ((LOGITS, LOGITS.replace("dims: 3", f'dims: 3 label_filename: "{text}"')),)
 
 
+WARM_STRINGS = """\
+model_warmup {{
+  name: "one" batch_size: 1 inputs {{ key: "x" value {{ data_type: TYPE_STRING dims: 4 {}: true }} }}
+}}
+"""
+
+
+def state(initial: str) -> tuple[tuple[str, str], ...]:
+    """A state that begins with something."""
+    begun = f"data_type: TYPE_FP32 dims: 1 initial_state {{ {initial} }}"
+    held = f'state {{ input_name: "a" output_name: "b" {begun} }}'
+    return (("dynamic_batching { }", f"sequence_batching {{ {held} }}"),)
+
+
 def parameter(name: str, value: str) -> str:
     return f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}\n'
 
@@ -236,6 +250,13 @@ BROKEN: tuple[Case | Packed, ...] = (
     Case("warmup_file_folder", swaps=(("zero_data: true", 'input_data_file: "x.bin"'),), files=written("warmup/x.bin", None)),
     Case("warmup_file_elsewhere", swaps=(("zero_data: true", 'input_data_file: "x.bin"'),), files=written("x.bin", bytes(16))),
     Case("warmup_unnamed", swaps=(('name: "one" ', ""),)),
+    Case("warmup_zero_strings", "python", swaps=(("TYPE_FP32", "TYPE_STRING"),), more=WARM_STRINGS.format("zero_data")),
+    Case("group_passive", swaps=((GROUP, GROUP.replace("count: 1", "count: 1 passive: true")),)),
+    Case("group_passive_beside", swaps=((GROUP, f'{GROUP}\n{GROUP.replace("count: 1", "passive: true count: 1")}'),)),
+    Case("state_of_no_data", "python", swaps=state('name: "i" data_type: TYPE_FP32 dims: 1')),
+    Case("state_of_no_name", "python", swaps=state("zero_data: true data_type: TYPE_FP32 dims: 1")),
+    Case("state_of_no_file", "python", swaps=state('name: "i" data_file: "f" data_type: TYPE_FP32 dims: 1')),
+    Case("state_of_another_type", "python", swaps=state('name: "i" zero_data: true data_type: TYPE_INT32 dims: 1')),
     Case("count_zero", swaps=((GROUP, GROUP.replace("count: 1", "count: 0")),)),
     Case("count_two", swaps=((GROUP, GROUP.replace("count: 1", "count: 2")),)),
     Case("group_of_a_name", swaps=((GROUP, GROUP.replace("count: 1", 'name: "mine" count: 1')),)),
@@ -299,6 +320,12 @@ BROKEN: tuple[Case | Packed, ...] = (
     Packed("hooks_before_lambda", (("def example()", "preprocess = lambda text: np.zeros(4, np.float32)\n\n\ndef example()"),)),
     Packed("hooks_syntax", ((BEFORE, "def preprocess(text: str"),)),
     Packed("hooks_import", (("import numpy as np", "import numpy as np\nimport no_such_package_at_all"),)),
+    Packed("hooks_before_of_nothing", (("return np.array([float", "np.array([float"),)),
+    Packed("hooks_before_yields", (("return np.array([float", "yield np.array([float"),)),
+    Packed("hooks_relative", (("import numpy as np", "import numpy as np\nfrom . import other"),)),
+    Packed("hooks_bound_in_a_call", ((BEFORE, "def real(text: str)"), ("def example()", "print(preprocess := real)\n\n\ndef example()"))),
+    Packed("hooks_bound_by_match", ((BEFORE, "def real(text: str)"), ("def example()", "match real:\n    case preprocess:\n        pass\n\n\ndef example()"))),
+    Packed("hooks_bound_unseen", ((BEFORE, "def real(text: str)"), ("def example()", "globals()['preprocess'] = real\n\n\ndef example()"))),
     Packed("hooks_gone", change=in_step("preprocess", lambda folder: (folder / "1/hooks.py").unlink())),
     Packed("hooks_other_sum", change=in_step("preprocess", appended("1/hooks.py", b"\n# mine\n"))),
     Packed("hooks_code_beside", change=in_step("preprocess", written("1/more.py", b""))),
@@ -308,5 +335,15 @@ BROKEN: tuple[Case | Packed, ...] = (
     Packed("hooks_step_gone", change=in_step("preprocess", shutil.rmtree)),
     Packed("network_other_sum", change=in_step("network", appended("1/model.onnx", b"\x62\x00"))),
     Packed("network_gone", change=in_step("network", lambda folder: (folder / "1/model.onnx").unlink())),
+    Packed("stages_gone", change=in_step("preprocess", replaced("config.pbtxt", '"stages"', '"stage"'))),
+    Packed("stages_of_another", change=in_step("preprocess", replaced("config.pbtxt", 'string_value: "{', r'string_value: "{\"other\": {\"arguments\": {}, \"results\": {}, \"returns\": \"value\"}, '))),
+    Packed("stages_of_no_type", change=in_step("preprocess", replaced("config.pbtxt", r'\"TYPE_FP32\"', r'\"TYPE_NONE\"'))),
+    Packed("stages_of_no_kind", change=in_step("preprocess", replaced("config.pbtxt", r'\"text\": \"str\"', r'\"text\": 7'))),
+    Packed("requirements_gone", change=in_step("preprocess", replaced("config.pbtxt", '"requirements"', '"requires"'))),
+    Packed("requirements_damaged", change=in_step("preprocess", replaced("config.pbtxt", r'[\"numpy\"]', r'[\"numpy\"'))),
+    Packed("input_renamed", change=all_of(in_step("preprocess", replaced("config.pbtxt", 'input {\n  name: "text"', 'input {\n  name: "words"')), replaced("config.pbtxt", 'input_map {\n      key: "text"', 'input_map {\n      key: "words"'))),
+    Packed("input_more_optional", change=in_step("preprocess", appended("config.pbtxt", b'input { name: "more" data_type: TYPE_FP32 dims: 1 optional: true }'))),
+    Packed("output_renamed", change=all_of(in_step("postprocess", replaced("config.pbtxt", 'output {\n  name: "label"', 'output {\n  name: "name"')), replaced("config.pbtxt", 'output_map {\n      key: "label"', 'output_map {\n      key: "name"'))),
+    Packed("input_of_numbers", change=all_of(in_step("preprocess", replaced("config.pbtxt", 'TYPE_STRING', 'TYPE_INT64')), replaced("config.pbtxt", 'name: "text"\n  data_type: TYPE_STRING', 'name: "text"\n  data_type: TYPE_INT64'))),
     Packed("stages_damaged", change=in_step("preprocess", replaced("config.pbtxt", "arguments", "argumente"))),
 )  # fmt: skip

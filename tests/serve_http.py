@@ -17,9 +17,9 @@ import uvloop
 from serve.gateway.health.incidents import Incidents
 from serve.gateway.oip.contracts import Contracts
 from serve.gateway.oip.protocol import SEQUENCE
+from serve.gateway.oip.sequence import Named
 from serve.gateway.server import serve_gateway
 from serve.gateway.settings import Settings
-from serve.gateway.upstream.sequences import Named
 from serve.http.body import GrowingBody
 from serve.http.client import Address
 from serve.rollout.plan import Target

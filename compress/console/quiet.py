@@ -11,12 +11,17 @@ import logging
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
+from rich.console import Console
+from rich.markup import escape
+
+from compress.console.wording import AssumedWarning
 from compress.errors import ToolkitError
 
 __all__ = ["LOG_FILE", "Streams", "errors_only", "quiet"]
@@ -56,14 +61,15 @@ def quiet(*, verbose: bool = False, work: Path | None = None) -> Iterator[Stream
     A bug, that is, any error but those that are a user's, shows the last lines of the log before its traceback.
     """
     if verbose:
-        yield Streams(sys.stdout, sys.stderr)
+        with _assumptions_shown(sys.stderr):
+            yield Streams(sys.stdout, sys.stderr)
         return
     shown = sys.stdout, sys.stderr
     for stream in shown:
         stream.flush()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="backslashreplace", buffering=1) as log:
         try:
-            with _aside(log) as streams:
+            with _aside(log) as streams, _assumptions_shown(streams.err):
                 yield streams
         except (ToolkitError, KeyboardInterrupt, SystemExit):
             raise
@@ -74,6 +80,24 @@ def quiet(*, verbose: bool = False, work: Path | None = None) -> Iterator[Stream
             with contextlib.suppress(OSError):
                 if work is not None and work.is_dir() and (text := _read(log)):
                     (work / LOG_FILE).write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+@contextmanager
+def _assumptions_shown(err: TextIO) -> Iterator[None]:
+    """Within it, what was assumed of a user's file is a line there, as other warnings of the toolkit's are."""
+    usual = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, AssumedWarning):
+            Console(file=err).print(f"[yellow]warning[/] {escape(str(message))}", highlight=False, soft_wrap=True)
+        else:
+            usual(message, category, *where, **more)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = usual
 
 
 @contextmanager

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["Note", "counted"]
+__all__ = ["AssumedWarning", "Note", "counted"]
 
 _PLURAL = re.compile(r"\b[A-Za-z]+(?<![suiSUI])s\b")  # but class, status, axis
 # "epochs" loses one letter; these lose two, or end in another.
 _ENDINGS = (("ies", "y"), ("sses", "ss"), ("ches", "ch"), ("shes", "sh"), ("xes", "x"), ("s", ""))
 _ODD = {"processes": "process", "axes": "axis", "matrices": "matrix"}
+
+
+class AssumedWarning(UserWarning):
+    """Something was assumed of a user's file that the user should know."""
 
 
 class Note(str):

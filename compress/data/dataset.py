@@ -20,10 +20,10 @@ from compress.artifact import Signature, TensorSpec, sha256_of
 from compress.console.wording import counted
 from compress.data.sources import Converted, Fetched, Fetcher, Rows, open_shards
 from compress.errors import DatasetError, SignatureError
-from compress.formats.arrays import open_npy, open_npz
 from compress.model import Arrays
 from compress.options.user_code import user_code
 from compress.storage.hashing import digest_of_arrays, digest_of_samples
+from compress.vetting.arrays import open_npy, open_npz
 
 __all__ = ["Dataset", "seeded"]
 
@@ -110,7 +110,8 @@ class Dataset:
             return chosen, None if self.labels is None else np.asarray(self.labels[index])
         places = np.arange(len(self))[index] if isinstance(index, slice) else index
         rows = self.fetcher.rows(places)
-        labels = rows[self.labels.name] if isinstance(self.labels, Fetched) else _rows(self.labels, index)
+        kept = self.labels
+        labels = kept.shaped(rows[kept.name]) if isinstance(kept, Fetched) else _rows(kept, index)
         chosen = {name: np.ascontiguousarray(rows[array.name], array.dtype) for name, array in self.inputs.items()}
         return chosen, labels
 

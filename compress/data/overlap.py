@@ -13,7 +13,7 @@ from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.storage.hashing import listener
 
-__all__ = ["Overlap", "overlaps"]
+__all__ = ["Overlap", "alike", "copies", "overlaps"]
 
 DUPLICATES = 0.01  # of the samples of a set, that may stand in another: data has doubles of its own
 LOOKED_AT = 4096
@@ -71,6 +71,17 @@ def overlaps(data: Dataset, others: Mapping[str, Dataset]) -> dict[str, Overlap]
     """
     known = _hashes(data, range(0, len(data), RUN))
     return {name: _overlap(known, other) for name, other in others.items()}
+
+
+def copies(data: Dataset) -> tuple[int, int]:
+    """How many samples of a set hold what another of it holds, beyond the first of each, and of how many looked at."""
+    looked = _hashes(data, _starts(data))
+    return len(looked) - len(np.unique(looked)), len(looked)
+
+
+def alike(data: Dataset) -> np.ndarray[Any, Any]:
+    """A number for each sample [n], int64: the same one where the inputs are the same; every sample is looked at."""
+    return np.unique(_hashes(data, range(0, len(data), RUN)), return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
 def _overlap(known: np.ndarray[Any, Any], other: Dataset) -> Overlap:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 from compress.data.dataset import Dataset
+from compress.errors import RecipeError
 from compress.model import TorchModel
 from compress.model.infer import proven
 from compress.model.inputs import Arrays, sample_inputs
 from compress.signature import Signature
 
-__all__ = ["sized_by", "sizes_in", "typical_inputs"]
+__all__ = ["batches_of", "sized_by", "sizes_in", "typical_inputs"]
 
 
 def sizes_in(data: Dataset, signature: Signature) -> dict[str, int]:
@@ -23,6 +25,28 @@ def sizes_in(data: Dataset, signature: Signature) -> dict[str, int]:
         for axis, dim in enumerate(spec.shape)
         if isinstance(dim, str) and dim not in signature.batches
     }
+
+
+def batches_of(signature: Signature, asked: Sequence[int]) -> tuple[int, ...]:
+    """The batch sizes that are asked for; where the number of samples is fixed, the one that there is.
+
+    That is what all inputs and outputs begin with; where these begin otherwise, a call is one sample.
+
+    Raises:
+        RecipeError: another is asked for than the model takes.
+    """
+    if signature.batches:
+        return tuple(asked)
+    leading = {spec.shape[0] if spec.shape else 1 for spec in (*signature.inputs, *signature.outputs)}
+    first = leading.pop() if len(leading) == 1 else 1
+    only = first if isinstance(first, int) else 1
+    if wrong := [batch for batch in asked if batch not in (1, only)]:
+        raise RecipeError(
+            f"can't measure at batch {wrong[0]}",
+            why=f"the sizes of {', '.join(map(str, signature.inputs))} are fixed: each call takes them",
+            mend="leave --batches out, or give the model an input whose batch varies",
+        )
+    return (only,)
 
 
 def sized_by(model: TorchModel, data: Dataset, use: str) -> TorchModel:

@@ -15,7 +15,7 @@ import numpy as np
 
 from compress.console.wording import counted
 from compress.errors import DatasetError
-from compress.formats.arrays import Member, members_of, read_member
+from compress.vetting.arrays import Member, members_of, read_member
 
 __all__ = ["Converted", "Fetched", "Fetcher", "Rows", "Shards", "open_shards"]
 
@@ -265,7 +265,7 @@ class Fetcher:
 
 def _kept(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     mode: Any = "r+" if path.exists() else "w+"
-    mapped: Array = np.lib.format.open_memmap(path, mode, dtype, shape)  # type: ignore[no-untyped-call]
+    mapped: Array = np.lib.format.open_memmap(path, mode, dtype, shape)
     return mapped
 
 
@@ -283,7 +283,7 @@ class _Chosen:
 
 @dataclass(frozen=True)
 class Fetched(_View):
-    """One of the arrays that a fetcher's samples make."""
+    """One of the arrays that a fetcher's samples make; of another shape, where that holds as many values."""
 
     name: str
     fetch: Callable[[Array], Mapping[str, Array]]
@@ -297,4 +297,8 @@ class Fetched(_View):
         if len(places) == 0:
             return np.empty((0, *self.shape[1:]), self.dtype)
         parts = [self.fetch(part)[self.name] for part in np.array_split(places, -(-len(places) // 1024))]
-        return np.concatenate(parts).astype(self.dtype, copy=False)
+        return self.shaped(np.concatenate(parts).astype(self.dtype, copy=False))
+
+    def shaped(self, rows: Array) -> Array:
+        """Rows of the fetcher in this array's shape."""
+        return rows.reshape(len(rows), *self.shape[1:])

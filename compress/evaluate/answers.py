@@ -40,7 +40,8 @@ def likeness(
     """Run every model on the inputs that are timed, and on as many batches of the data as there is time for.
 
     Args:
-        run: by model, what gives its outputs; the names of these may differ, their order does not.
+        run: by model, what gives its outputs, as many as the first: by the names of its, whatever their order; where
+            the names differ, in its order.
         timed: one batch.
         data: whose samples are drawn without order, but the same ones each time; None for random inputs.
         batch: samples in a call.
@@ -52,7 +53,7 @@ def likeness(
         expected = run[first](inputs)
         for name, infer in run.items():
             outputs = expected if name == first else infer(inputs)
-            got = dict(zip(expected, outputs.values(), strict=True))
+            got = outputs if outputs.keys() == expected.keys() else dict(zip(expected, outputs.values(), strict=True))
             alike = [
                 float(np.min(cosine_similarity(values, got[key]), initial=1.0)) for key, values in expected.items()
             ]

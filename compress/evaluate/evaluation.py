@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,12 +14,12 @@ import numpy as np
 from compress.console.wording import Note, counted
 from compress.data.class_labels import with_class_ids
 from compress.data.dataset import Dataset
-from compress.data.overlap import Overlap, overlaps
+from compress.data.overlap import DUPLICATES, Overlap, alike, copies, overlaps
 from compress.errors import RecipeError
-from compress.evaluate.intervals import least_samples, paired_interval, percent
+from compress.evaluate.intervals import SUREST, least_samples, paired_interval, percent
 from compress.evaluate.judge import Budget, Judge
 from compress.evaluate.labels_told import labels_told, squeezed
-from compress.evaluate.metrics import METRICS, Metric, find_metric
+from compress.evaluate.metrics import METRICS, Metric, by_shape, find_metric
 from compress.evaluate.output_kind import ending_of
 from compress.model import TorchModel
 from compress.options import CompressOptions
@@ -152,6 +153,8 @@ def evaluation_of(
     notes += tuple(_told(name, getattr(options, name), found) for name, found in made_with.items())
     before = bool(chosen_before) and chosen_before == data.sha256
     chooses = chooses or before
+    if proves:
+        notes += _copies_told(data)
     if options.selection is not None:
         chosen = Dataset.open(opened["selection"], model.signature)
         if chosen.sha256 == data.sha256:
@@ -173,30 +176,59 @@ def evaluation_of(
         return Evaluation(data, metric, options.confidence, chosen, how, notes, made_with)
     if not chooses:
         return Evaluation(data, metric, options.confidence, None, "", notes, made_with)
-    if len(data) < 2:
-        raise RecipeError(
-            "can't choose and prove on one sample",
-            why="those that choose a model are kind to it: others have to prove it",
-            mend="give a hundred or more evaluation samples",
-        )
     choice, proof = halves(data)
     by = ", each label alike" if _has_ids(data) else ""
     all_of_them = counted(len(data), "evaluation samples")
     how = f"models are chosen by {len(choice):,} of the {all_of_them} and proven on the other "
-    how += f"{len(proof):,} (split by seed 0{by})"
+    how += f"{len(proof):,} (split by seed 0{by}, copies of a sample kept together)"
     return Evaluation(proof, metric, options.confidence, choice, how, notes, made_with)
 
 
 def halves(data: Dataset) -> tuple[Dataset, Dataset]:
     """Two halves without a common sample: by seed, with as many of each label in both as there can be.
 
-    The seed is always 0: another one would be another try, and two commands on the same data share the split.
+    Samples of the same inputs go into one of them, whatever their labels: what has chosen proves nothing. The seed is
+    always 0: another one would be another try, and two commands on the same data share the split.
+
+    Raises:
+        RecipeError: there are no two samples that differ.
     """
-    order = np.random.default_rng(0).permutation(len(data))
-    if _has_ids(data):
-        assert data.labels is not None  # noqa: S101  looked at
-        order = order[np.argsort(np.asarray(data.labels)[order], kind="stable")]
-    return data.part(np.sort(order[::2])), data.part(np.sort(order[1::2]))
+    if len(data) < 2:
+        raise RecipeError(
+            "can't choose and prove on one sample",
+            why="those that choose a model are kind to it: others have to prove it",
+            mend="give a hundred or more evaluation samples",
+        )
+    groups = alike(data)
+    if not groups.any():
+        raise RecipeError(
+            "can't choose and prove on copies of one sample",
+            why=f"the {counted(len(data), 'samples')} of {data.source} have the same inputs",
+            mend="give a hundred or more evaluation samples that differ",
+        )
+    second = _in_second(groups, np.asarray(data.labels) if _has_ids(data) else np.zeros(len(data), np.int64))
+    return data.part(np.flatnonzero(~second)), data.part(np.flatnonzero(second))
+
+
+def _in_second(groups: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Which samples [n] go into the second half: the largest groups first, each to where fewer of its label are."""
+    order = np.random.default_rng(0).permutation(len(groups))
+    order = order[np.argsort(labels[order], kind="stable")]
+    sizes, first = np.bincount(groups), np.zeros(len(groups), np.int64)
+    first[groups[order[::-1]]] = np.arange(len(order))[::-1]
+    order = order[np.lexsort((np.arange(len(order)), first[groups[order]], -sizes[groups[order]]))]
+    second = np.zeros(len(groups), np.bool_)
+    halves_of: dict[int, bool] = {}
+    lead: Counter[int] = Counter()  # of a label, how many more the first half has
+    ahead = 0
+    for at, group, label in zip(order.tolist(), groups[order].tolist(), labels[order].tolist(), strict=True):
+        if group not in halves_of:
+            halves_of[group] = (lead[label] or ahead) > 0
+        second[at] = halves_of[group]
+        step = -1 if second[at] else 1
+        lead[label] += step
+        ahead += step
+    return second
 
 
 def _has_ids(data: Dataset) -> bool:
@@ -226,6 +258,15 @@ def judged(
         data, notes = with_class_ids(data)
     endings = {spec.name: ending_of(model.module, at) for at, spec in enumerate(model.signature.outputs)}
     metric = find_metric(name, data, model.signature, output=output, sample=sample, endings=endings, ask=True)
+    judged_one = next((spec for spec in model.signature.outputs if spec.name == metric.output), None)
+    if name is None and metric.name == "agreement" and judged_one is not None and by_shape(judged_one, endings):
+        shown = f"{judged_one.name!r}, {judged_one.dtype}[{', '.join(map(str, judged_one.shape))}],"
+        notes += (
+            Note(
+                f"Nothing but its shape says that {shown} gives a score for each class: agreement is how often its "
+                "largest value is the same one. For an embedding give --metric cosine."
+            ),
+        )
     if metric.needs_labels and not metric.classifies:
         notes = ()  # they are looked at as they are
     told = labels_told(data, metric, model.signature, sample, named=name is not None)
@@ -282,6 +323,15 @@ def overlap_words(data: Dataset, others: Mapping[str, Dataset]) -> tuple[str, ..
     return tuple(_told(name, others[name].source, each) for name, each in found.items() if each.counts)
 
 
+def _copies_told(data: Dataset) -> tuple[str, ...]:
+    """A warning where more samples than data has doubles of its own are copies: each counts as one of its own."""
+    count, looked_at = copies(data)
+    if count <= max(1, DUPLICATES * looked_at):
+        return ()
+    found = f"Of {counted(looked_at, 'evaluation samples')} {count:,} have the inputs of another one"
+    return (f"{found}: intervals take each for a sample of its own, and are narrower than they should be.",)
+
+
 def _place(source: str) -> str:
     return os.path.realpath(source) if Path(source).exists() else source
 
@@ -296,10 +346,11 @@ def _told(name: str, source: str, found: Overlap) -> str:
 
 
 def _refuse_options(options: CompressOptions) -> None:
-    if not 0 < options.confidence < 1:
+    least, most = SUREST
+    if not least <= options.confidence <= most:
         raise RecipeError(
-            f"can't be {options.confidence:g} sure",
-            why="--confidence is a share above 0 and below 1",
+            f"can't be {options.confidence:.17g} sure",
+            why=f"--confidence is a share from {least:g} to {most:.6f}",
             mend="give 0.95 for 95%",
         )
     taught = None if options.finetune is not None else options.judge  # it names what labels teach, too

@@ -19,6 +19,7 @@ from scipy.stats import t as student
 __all__ = [
     "CONFIDENCE",
     "SHARE",
+    "SUREST",
     "Bounds",
     "Interval",
     "difference_interval",
@@ -31,7 +32,9 @@ __all__ = [
 
 CONFIDENCE = 0.95
 SHARE = (0.0, 1.0)  # the bounds of a score that is a share
-RESAMPLES = 2000
+SUREST = (0.01, 0.999999)  # between these a confidence is no word for nothing, and no rounding error
+RESAMPLES = 2000, 20_000
+BEYOND = 10  # resamplings that an end has to have beyond it; where the most have fewer, they don't tell where it is
 FEW = 50
 # Scores so near to the usual one are alike, as a share of what a score may be; fewer others than this are hardly seen.
 _ALIKE, _SEEN = 1e-3, 5
@@ -88,7 +91,9 @@ def paired_interval(gained: int, lost: int, of: int, confidence: float = CONFIDE
 
     def end(limit: float) -> float:
         near = seen + math.copysign(1e-9, limit)  # at what was seen, the test's numerator is 0
-        return limit if abs(near) >= 1 or beyond(limit) <= 0 else float(brentq(beyond, near, limit, xtol=1e-12))
+        if abs(near) >= 1 or beyond(limit) <= 0:
+            return limit
+        return seen if beyond(near) > 0 else float(brentq(beyond, near, limit, xtol=1e-12))
 
     return Interval(seen, end(-1.0), end(1.0))
 
@@ -146,15 +151,19 @@ def _of_values(values: Array, confidence: float, bounds: Bounds | None, seed: in
         return Interval(mean, -math.inf, math.inf)
     if (values == values[0]).all():
         return _all_alike(mean, len(values), confidence, bounds)
-    means = _resampled(values, seed)
+    resamples = int(min(max(2 * BEYOND / (1 - confidence), RESAMPLES[0]), RESAMPLES[1]))
+    means = _resampled(values, resamples, seed)
     # The jackknife's acceleration of a mean: a library's own jackknife takes the square of the samples.
     apart = values - mean
     acceleration = float((apart**3).sum() / (6 * (apart**2).sum() ** 1.5))
     below = ((means < mean).mean() + (means <= mean).mean()) / 2
-    bias = float(norm.ppf(np.clip(below, 0.5 / RESAMPLES, 1 - 0.5 / RESAMPLES)))
+    bias = float(norm.ppf(np.clip(below, 0.5 / resamples, 1 - 0.5 / resamples)))
     shifted = bias + norm.ppf([(1 - confidence) / 2, (1 + confidence) / 2])
-    low, high = map(float, np.quantile(means, norm.cdf(bias + shifted / (1 - acceleration * shifted))))
-    if len(values) < FEW:  # a percentile of so few knows too little
+    stretched = 1 - acceleration * shifted  # 0 and less of what is very skewed: no resampling is as far out
+    with np.errstate(divide="ignore"):
+        places = np.where(stretched > 0, shifted / stretched, np.copysign(np.inf, shifted))
+    low, high = map(float, np.quantile(means, norm.cdf(bias + places)))
+    if len(values) < FEW or resamples * (1 - confidence) < 2 * BEYOND - 1e-6:  # a percentile of so few knows too little
         reach = float(student.ppf((1 + confidence) / 2, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
         low, high = min(low, mean - reach), max(high, mean + reach)
     # Where nearly all scores are alike, a resampling sees next to nothing of the few that are not.
@@ -177,13 +186,13 @@ def _all_alike(value: float, count: int, confidence: float, bounds: Bounds | Non
     return Interval(value, value - missed * (value - bounds[0]), value + missed * (bounds[1] - value))
 
 
-def _resampled(values: Array, seed: int) -> Array:
+def _resampled(values: Array, resamples: int, seed: int) -> Array:
     """Means of as many samples, drawn from them with replacement."""
     rng = np.random.default_rng(seed)
     rows = max(1, CHUNK // len(values))
     return np.concatenate(
         [
-            values[rng.integers(0, len(values), (min(rows, RESAMPLES - start), len(values)))].mean(1)
-            for start in range(0, RESAMPLES, rows)
+            values[rng.integers(0, len(values), (min(rows, resamples - start), len(values)))].mean(1)
+            for start in range(0, resamples, rows)
         ]
     )

@@ -106,9 +106,11 @@ class Judge:
         self.doubts = answers.doubts(single, confidence or CONFIDENCE)
 
     @classmethod
-    def of_part(cls, original: Backend, data: Dataset, metric: Metric, count: int) -> Self:
+    def of_part(
+        cls, original: Backend, data: Dataset, metric: Metric, count: int, confidence: float = CONFIDENCE
+    ) -> Self:
         """A judge on so many samples, spread over the data."""
-        return cls(original, spread(data, count), metric)
+        return cls(original, spread(data, count), metric, confidence=confidence)
 
     def __len__(self) -> int:
         return len(self._data)
@@ -121,7 +123,7 @@ class Judge:
     @property
     def gives_intervals(self) -> bool:
         """Whether the metric is a mean of scores."""
-        return self._original.shape == (len(self._data),)
+        return bool(self._original.shape == (len(self._data),))
 
     def drop(self, model: Backend) -> Drop:
         """What the model loses against the original; with doubts in the evaluation, no budget counts as kept."""

@@ -11,6 +11,7 @@ from compress.artifact import Signature
 from compress.console.wording import Note, counted
 from compress.data.class_labels import read_labels
 from compress.data.dataset import Dataset
+from compress.data.sources import Fetched
 from compress.evaluate.metrics import PLACES, Metric
 from compress.evaluate.output_kind import OutputKind, by_labels
 from compress.model import Arrays
@@ -22,25 +23,25 @@ MANY = 0.5  # of all places: so few are left that a reader should know
 
 
 def squeezed(data: Dataset, signature: Signature, output: str | None = None) -> Dataset:
-    """Class ids [n, 1, …] of each place as [n, …], where they fit no output as they are, and one without the 1.
+    """Class ids [n, 1, …] as [n, …], where they fit no output as they are, and one without the 1.
 
     Args:
-        data: of a torch Dataset's labels the samples are made once.
+        data: its labels stay where they are: those of a torch Dataset are made when they are asked for.
         signature: of the model.
         output: that is judged, of several.
     """
     labels = data.labels
-    if labels is None or labels.ndim < 3 or labels.dtype.kind not in "iu" or 1 not in labels.shape[1:]:
+    if labels is None or labels.ndim < 2 or labels.dtype.kind not in "iub" or 1 not in labels.shape[1:]:
         return data
     specs = [spec for spec in signature.outputs if output in (None, spec.name) and spec.dtype.startswith("float")]
     if any(by_labels(labels, spec, None) is not None for spec in specs):
         return data
-    read = read_labels(data)
-    axes = [axis for axis in range(1, read.ndim) if read.shape[axis] == 1]
-    for axis in axes:
-        found = [by_labels(read.squeeze(axis), spec, None) for spec in specs]
-        if any(form is not None and form.kind is OutputKind.DENSE for form in found):
-            return dataclasses.replace(data, labels=read.squeeze(axis))
+    for axis in [axis for axis in range(1, labels.ndim) if labels.shape[axis] == 1]:
+        shape = (*labels.shape[:axis], *labels.shape[axis + 1 :])
+        tried = dataclasses.replace(labels, shape=shape) if isinstance(labels, Fetched) else labels[:].reshape(shape)
+        found = [by_labels(tried, spec, None) for spec in specs]
+        if any(form is not None and form.kind in (OutputKind.DENSE, OutputKind.SOFTMAX) for form in found):
+            return dataclasses.replace(data, labels=tried)
     return data
 
 
@@ -77,10 +78,10 @@ def _ignored(data: Dataset, metric: Metric, signature: Signature, sample: Arrays
     outside = (labels < 0) | (labels >= classes)
     if not outside.any():
         return ()
-    share, values = float(outside.mean()), sorted(set(np.unique(labels[outside]).tolist()))
+    share, values = float(outside.mean()), np.unique(labels[outside]).tolist()
     shown = ", ".join(map(str, itertools.islice(values, 5))) + (", …" if len(values) > 5 else "")
     words = (
         f"{share:.2%} of the places of the evaluation data have labels ({shown}) that are no class of the model (0 to "
         f"{classes - 1}): they are not counted."
     )
-    return (Note(words) if set(values) <= IGNORED and len(values) == 1 and share < MANY else words,)
+    return (Note(words) if len(values) == 1 and values[0] in IGNORED and share < MANY else words,)

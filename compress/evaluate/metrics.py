@@ -19,13 +19,13 @@ from compress.evaluate.chance import Chance, OfNumbers, OfPlaces, OfSets, OfShuf
 from compress.evaluate.intervals import Bounds
 from compress.evaluate.label_metrics import IntersectionOverUnion, f1_of, pixel_accuracy_of, r2_of, spread_of
 from compress.evaluate.output_choice import OutputContent, content_of, named_so, rebuilds, the_output
-from compress.evaluate.output_kind import Ending, OutputForm, OutputKind, by_labels
+from compress.evaluate.output_kind import Ending, OutputForm, OutputKind, by_labels, no_classes
 from compress.evaluate.users_metric import Accumulator, users_metric
 from compress.model import Arrays
 from compress.model.apart import without_fills
 from compress.storage.hashing import digest_of_code
 
-__all__ = ["BY_LABELS", "METRICS", "PLACES", "Metric", "cosine_similarity", "find_metric", "without_nan"]
+__all__ = ["BY_LABELS", "METRICS", "PLACES", "Metric", "by_shape", "cosine_similarity", "find_metric", "without_nan"]
 
 Array = np.ndarray[Any, Any]
 BATCH = 64
@@ -123,7 +123,7 @@ def cosine_similarity(a: Array, b: Array) -> Array:
     vector is not (0); vectors with NaN or infinity in them are as unlike as vectors can be (-1).
     """
     x, y = without_fills(*(_rows(np.asarray(v, np.float64)) for v in (a, b)))
-    finite = np.isfinite(x).all(axis=1) & np.isfinite(y).all(axis=1)
+    finite = np.asarray(np.isfinite(x).all(axis=1) & np.isfinite(y).all(axis=1))
     x, y = (_scaled(np.where(finite[:, None], v, 0.0)) for v in (x, y))
     norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     both_zero = ~x.any(axis=1) & ~y.any(axis=1)
@@ -216,7 +216,8 @@ def find_metric(
     Labels that are class ids for each place of a map or of a sequence are judged by pixel_accuracy, labels of 0 and 1,
     each by itself, by f1 (of one alone: binary_accuracy), other numbers in the output's shape by r2.
     Class scores are judged by top1 with labels and by agreement without, answers that are integers by agreement, single
-    values by mse, all else by cosine: also what looks like class scores, but has an input's shape and no labels.
+    values by mse, all else by cosine: also what looks like class scores by its shape alone, where that is an input's
+    and there are no labels, or where the labels can't be ids of classes.
 
     Args:
         name: one of METRICS; `package.module:name` of a function (outputs, labels) → scores [n] or one float, or of a
@@ -249,8 +250,13 @@ def find_metric(
     if name is None:
         name = _fitting(kinds, labelled=labels is not None)
         given = [spec.shape for spec in signature.inputs if spec.dtype.startswith("float")]
-        if data.labels is None and rebuilds(specs[0].shape, given) and not named_so(specs[0].name):
-            name = "cosine" if name == "agreement" else name
+        if data.labels is None:
+            unlike = rebuilds(specs[0].shape, given)
+        else:
+            shares = by_labels(data.labels, specs[0], None)
+            unlike = no_classes(data.labels) and (shares is None or shares.kind is not OutputKind.SOFTMAX)
+        if name == "agreement" and unlike and by_shape(specs[0], endings or {}):
+            name = "cosine"
     metric = METRICS[name]
     if metric.needs_labels and labels is None:
         raise RecipeError(
@@ -269,6 +275,16 @@ def find_metric(
             "outputs, name the one that is meant with --judge",
         )
     return metric.of(specs[0].name if metric.counted else chosen)
+
+
+def by_shape(spec: TensorSpec, endings: Mapping[str, Ending | None]) -> bool:
+    """Whether nothing but its shape says that an output gives class scores: an unnamed embedding has the same.
+
+    Args:
+        spec: of the output.
+        endings: of the outputs by name, where they are known.
+    """
+    return content_of(spec) is OutputContent.CLASSES and not named_so(spec.name) and endings.get(spec.name) is None
 
 
 def _fitting(kinds: set[OutputContent], *, labelled: bool) -> str:

@@ -10,8 +10,8 @@ import numpy as np
 from compress.artifact import Signature
 from compress.data.sources import Fetched
 from compress.errors import RecipeError
-from compress.evaluate.output_choice import OutputContent, class_outputs, content_of
-from compress.evaluate.output_kind import BY_SHAPE, OutputForm, OutputKind, by_labels, form_of
+from compress.evaluate.output_choice import OutputContent, class_outputs, content_of, named_so
+from compress.evaluate.output_kind import BY_SHAPE, OutputForm, OutputKind, by_labels, form_of, no_classes
 from compress.model import TorchModel
 
 __all__ = ["forms_of", "labelled_output"]
@@ -78,6 +78,10 @@ def forms_of(model: TorchModel, labels: Any | None, named: str | None = None) ->
         kind = _NAMED.get(content_of(model.signature.outputs[place]))
         if kind is not None and form.because == BY_SHAPE:
             forms[place] = OutputForm(kind, because="its name says so")
+            continue
+        by_shape = form.because == BY_SHAPE and not named_so(model.signature.outputs[place].name)
+        if place == at and by_shape and labels is not None and no_classes(labels):
+            forms[place] = OutputForm(OutputKind.EMBEDDING, because="its labels are no classes")
             continue
         # Beside other outputs nothing says that numbers in a row are classes.
         if place != at and form.kind is OutputKind.SOFTMAX and not form.ending:

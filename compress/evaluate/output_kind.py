@@ -28,6 +28,7 @@ __all__ = [
     "ending_of",
     "form_of",
     "kind_of",
+    "no_classes",
 ]
 
 Ending = Literal["softmax", "log_softmax", "sigmoid", "normalize"]
@@ -134,9 +135,7 @@ def by_labels(labels: Any, spec: TensorSpec, ending: Ending | None) -> OutputFor
         return None
     if labels.dtype.kind not in "biuf":
         return None
-    many = LOOKED_AT if isinstance(labels, np.ndarray) else 64  # others are made when asked for
-    rows = np.unique(np.linspace(0, len(labels) - 1, min(len(labels), many)).astype(np.int64))
-    values = np.asarray(labels[rows])
+    values = _some(labels)
     if not np.isin(values, (0, 1)).all():
         if whole and ending == "sigmoid":
             return None
@@ -147,6 +146,23 @@ def by_labels(labels: Any, spec: TensorSpec, ending: Ending | None) -> OutputFor
     if one and ending != "sigmoid":
         return OutputForm(OutputKind.SOFTMAX, 1, ending, "the labels are one-hot")
     return OutputForm(OutputKind.SIGMOID, 1, ending, "the labels are 0 or 1, each by itself")
+
+
+def no_classes(labels: Any) -> bool:
+    """Whether labels [n, …] that fit no output can't be ids of classes: numbers, pairs, or several for a sample."""
+    if labels.ndim > 2 or (labels.ndim == 2 and labels.shape[1] != 1):
+        return True
+    if labels.dtype.kind != "f":
+        return False
+    values = _some(labels)
+    return not bool((values == np.rint(values)).all())
+
+
+def _some(labels: Any) -> np.ndarray[Any, Any]:
+    """Labels spread over all of them."""
+    many = LOOKED_AT if isinstance(labels, np.ndarray) else 64  # others are made when asked for
+    rows = np.unique(np.linspace(0, len(labels) - 1, min(len(labels), many)).astype(np.int64))
+    return np.asarray(labels[rows])
 
 
 def _shares(values: np.ndarray[Any, Any]) -> bool:

@@ -80,7 +80,7 @@ class Trial:
         status: "measured", "eliminated" (it lost too much on a part of the data) or "failed".
         why: for the two last.
         value: the metric over all samples that choose.
-        drop: against the original, in points; `drop_low` and `drop_high` bound its 95% confidence interval.
+        drop: against the original, in points; `drop_low` and `drop_high` bound its confidence interval.
         size_bytes: of the ONNX file.
         latency_p50_ms: at batch 1.
         throughput: samples a second at batch 8.
@@ -195,18 +195,58 @@ class SearchResult:
 
     @property
     def nearest(self) -> Trial | None:
-        """The one that loses least, for when none is inside."""
+        """The one whose drop, as the budget counts it, is least, for when none is inside."""
+        budget = Budget(self.max_drop, self.confidence)
         known = [trial for trial in self.trials if trial.drop is not None]
-        return min(known, key=lambda trial: trial.drop or 0.0, default=None)
+        return min(known, key=lambda trial: (budget.counted(trial.drop, trial.drop_high), trial.drop), default=None)
 
     @property
-    def front(self) -> tuple[Trial, ...]:
-        """Trials that no other beats in both drop and cost, cheapest first."""
+    def missed(self) -> str:
+        """Why none is inside, in one sentence without its end: no more than is known of each."""
+        budget, limit = Budget(self.max_drop, self.confidence), counted(self.max_drop, "points")
+        beyond = [t for t in self.trials if t.drop is not None and t.drop > self.max_drop]
+        unsure = [t for t in self.measured if t.drop is not None and t.drop <= self.max_drop]
+        failed = [t for t in self.trials if t.status == "failed"]
+        untried = len(self.trials) - len(beyond) - len(unsure) - len(failed)
+        told = [
+            f"{count:,} {words}"
+            for count, words in (
+                (len(beyond), f"lost more than {limit} of {self.metric}"),
+                (len(unsure), f"may have lost more than {limit} of {self.metric}, by the interval"),
+                (len(failed), "failed"),
+                (untried, "not tried"),
+            )
+            if count
+        ]
+        near = self.nearest
+        told_of_it = "" if near is None else f"; the nearest is {near.candidate.name}, its drop is "
+        told_of_it += "" if near is None else budget.words(near.drop, near.drop_high)
+        return f"of {counted(len(self.trials), 'candidates')}, {', '.join(told)}{told_of_it}"
+
+    @property
+    def line(self) -> tuple[Trial, ...]:
+        """The Pareto front by the estimates, cheapest first: no other loses less and costs no more."""
         front: list[Trial] = []
         for trial in sorted(self.measured, key=lambda trial: (trial.cost(self.goal), trial.drop)):
             if not front or (trial.drop or 0.0) < (front[-1].drop or 0.0):
                 front.append(trial)
         return tuple(front)
+
+    @property
+    def front(self) -> tuple[Trial, ...]:
+        """Trials of the line, and those that can't be told from it, cheapest first.
+
+        One is off where another is as good by both estimates and better by drop or goal beyond doubt.
+        """
+        left = [t for t in self.measured if not any(self._dominates(other, t) for other in self.measured)]
+        return tuple(sorted(left, key=lambda trial: (trial.cost(self.goal), trial.drop)))
+
+    def _dominates(self, one: Trial, other: Trial) -> bool:
+        lost, of_other = one.drop or 0.0, other.drop or 0.0
+        if one.cost(self.goal) > other.cost(self.goal) or lost > of_other:
+            return False
+        unsure = one.drop_high is None or other.drop_low is None
+        return self._beats(one, other) or (lost < of_other if unsure else one.drop_high < other.drop_low)  # type: ignore[operator]
 
     def to_dict(self) -> dict[str, Any]:
         front, tied, best = self.front, self.tied, self.best
@@ -214,9 +254,8 @@ class SearchResult:
         def row(trial: Trial) -> dict[str, Any]:
             fields = dataclasses.asdict(trial) | {"candidate": dataclasses.asdict(trial.candidate)}
             fields.pop("path")
-            return fields | {"name": trial.candidate.name, "on_front": trial in front} | {
-                "tied": trial in tied, "best": trial is best,
-            }  # fmt: skip
+            told = {"on_front": trial in front, "tied": trial in tied, "best": trial is best}
+            return fields | {"name": trial.candidate.name} | told
 
         return {
             "schema_version": SCHEMA_VERSION,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -90,17 +91,17 @@ def users_metric(source: str) -> UsersMetric:
 
 
 def _bounds(source: str, given: Any) -> Bounds | None:
-    try:
-        low, high = (0.0, 0.0) if given is None else map(float, given)
-    except (TypeError, ValueError):
-        low, high = 1.0, 0.0
-    if given is not None and not low < high:
-        raise RecipeError(
-            f"can't use the metric {source}",
-            why=f"its bounds are {given!r}: no smallest and largest score",
-            mend="set bounds to a pair such as (0, 1), or to None",
-        )
-    return None if given is None else (low, high)
+    if given is None:
+        return None
+    with contextlib.suppress(TypeError, ValueError):
+        low, high = map(float, given)
+        if low < high:
+            return low, high
+    raise RecipeError(
+        f"can't use the metric {source}",
+        why=f"its bounds are {given!r}: no smallest and largest score",
+        mend="set bounds to a pair such as (0, 1), or to None",
+    )
 
 
 def _is_share(metric: Any) -> bool:

@@ -26,11 +26,15 @@ def file_kind(path: Path) -> FileKind:
     Raises:
         CheckpointError: it is missing, empty, truncated, or nothing that PyTorch writes.
     """
-    if not path.is_file():
-        why = "it is a folder" if path.is_dir() else "there is no such file"
-        raise CheckpointError(f"can't read {path}", why=why, mend="name a file that torch.save or compress.save wrote")
-    with path.open("rb") as file:
-        head = file.read(16)
+    mend = "name a file that torch.save or compress.save wrote"
+    try:
+        if not path.is_file():
+            why = "it is a folder" if path.is_dir() else "there is no such file"
+            raise CheckpointError(f"can't read {path}", why=why, mend=mend)
+        with path.open("rb") as file:
+            head = file.read(16)
+    except OSError as err:  # a name that no file can have, or a file of someone else's
+        raise CheckpointError(f"can't read {path}", why=err.strerror or str(err), mend=mend) from err
     if not head:
         raise CheckpointError(f"can't read {path}", why="it is empty", mend="save the model again")
     if head.startswith(b"PK"):

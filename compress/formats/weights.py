@@ -11,6 +11,7 @@ from torch import nn
 
 from compress.console.wording import counted
 from compress.errors import CheckpointError
+from compress.formats.keys import BESIDES, fitted
 from compress.formats.native.layers import LayerError, layer_of, record_of
 from compress.formats.pickles.names import Instance
 from compress.options.user_code import user_code
@@ -20,8 +21,6 @@ __all__ = ["module_of"]
 _PREFIXES = ("module.", "_orig_mod.")  # left by DataParallel and by torch.compile
 _USUAL = ("state_dict", "model_state_dict", "model", "module", "net", "weights")
 _DEPTH = 3
-# Mappings of tensors that are no weights of the model, or a second set of them.
-_BESIDES = ("optim", "sched", "scaler", "rng", "metric", "loss", "ema", "average", "best")
 
 
 def module_of(content: Any, path: Path, factory: str | None) -> nn.Module:
@@ -61,13 +60,18 @@ def module_of(content: Any, path: Path, factory: str | None) -> nn.Module:
         )
     module = _build(factory)
     try:
-        module.load_state_dict(state)
+        module.load_state_dict(state)  # its own hooks may know other names, too
     except RuntimeError as err:
-        lines = [line.strip() for line in str(err).splitlines()[1:3]] or [str(err)]
-        why = "".join(char if char.isprintable() else "?" for char in " ".join(lines)[:300])  # it names the file's keys
-        raise CheckpointError(
-            f"the weights of {path} don't fit {factory}", why=why, mend="name the factory that made them"
-        ) from err
+        wanted = {key: value for key, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
+        fit = fitted(state, wanted, path, factory)
+        try:
+            module.load_state_dict(fit)
+        except RuntimeError:
+            lines = [line.strip() for line in str(err).splitlines()[1:3]] or [str(err)]
+            why = "".join(char if char.isprintable() else "?" for char in " ".join(lines)[:300])
+            raise CheckpointError(
+                f"the weights of {path} don't fit {factory}", why=why, mend="name the factory that made them"
+            ) from err
     return module
 
 
@@ -86,7 +90,7 @@ def _state_dict(content: Any, path: Path) -> dict[str, torch.Tensor] | None:
     if usual is not None:
         return _bare(usual)
     found = dict(_nested(content, set()))
-    likely = {name: state for name, state in found.items() if not any(word in name.lower() for word in _BESIDES)}
+    likely = {name: state for name, state in found.items() if not any(word in name.lower() for word in BESIDES)}
     choice = likely or {name: state for name, state in found.items() if "optim" not in name.lower()}
     if len(choice) > 1:
         names = ", ".join(ascii(name[:60]) for name in list(choice)[:5])

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from compress.artifact import StageReport, sha256_of
+from compress.artifact import Signature, StageReport, sha256_of
+from compress.console.wording import Note, counted
+from compress.data.sizes import batches_of
 from compress.evaluate.evaluation import Evaluation
 from compress.evaluate.judge import Budget
 from compress.jobs.examine import roofline_of
@@ -71,13 +73,22 @@ def report_of(
         environment=environment(options.threads),
         data={"samples": 0, "sha256": ""} if judged is None else judged.to_dict(),
         stages=tuple(reports),
-        findings=findings(reports, options.confidence),
+        findings=(*_call_told(model.signature), *findings(reports, options.confidence)),
         grid=grid,
         rooflines=rooflines,
         layer_bytes=(onnx_layer_bytes(baseline.path), onnx_layer_bytes(_last(rows).path)),
         measuring={"seconds": time.perf_counter() - begun, "latency": found.latency.to_dict()},
     )
     return report, found.latency
+
+
+def _call_told(signature: Signature) -> tuple[Note, ...]:
+    """What figures "at batch 1" and "of one sample" are of, where a call takes more, whatever is asked for."""
+    (call,) = batches_of(signature, ()) if not signature.batches else (1,)
+    if call == 1:
+        return ()
+    told = f"Each call takes {counted(call, 'samples')}, a size that is fixed"
+    return (Note(f"{told}: latency, memory and MACs are those of such a call, not of batch 1."),)
 
 
 def _last(rows: Mapping[str, Model]) -> OnnxModel:
@@ -99,7 +110,7 @@ def _grid(options: ExportOptions, rows: Mapping[str, Model], watcher: Watcher) -
     return tuple(
         measure_grid(
             compared,
-            options.batches or (1,),
+            batches_of(rows["original"].signature, options.batches or (1,)),
             options.thread_counts or (options.threads,),
             progress=lambda done, total: tick(done, total, "settings"),
         )
@@ -142,18 +153,32 @@ def named(
 
 def _script(checkpoint: Path, options: CompressOptions, recipe: Path | None) -> str:
     """reproduce.sh, where there is a command to run again."""
-    if not command_line():
+    if not (command := command_line()):
         return ""
     asked = (options.finetune, options.validation, options.calibration, options.selection, options.eval)
     sources = [find_data(source, checkpoint) for source in asked if source]
-    command = command_line()
     if recipe is not None and (not recipe.is_file() or recipe.is_relative_to("/dev") or recipe.is_relative_to("/proc")):
         # What came through a pipe is not there again; all of it, and the flags, are in the recipe that is kept.
         command, recipe = shlex.join(["compress", "run", str(options.output / "recipe.toml")]), None
     named = [options.sensitivity, recipe]
     files = [checkpoint, *map(Path, sources), *(path for path in named if path is not None)]
-    inputs = {path: sha256_of(path) for path in files if path.is_file()}
-    return script(command, Path.cwd(), inputs, versions())
+    inputs = {path: sha256_of(path) for each in files for path in _held(each)}
+    # Shards are read where a folder has no arrays: one that comes later is to be seen, too.
+    listings = {
+        (each, ending): len(list(each.glob(f"*{ending}")))
+        for each in files
+        if each.is_dir()
+        for ending in (".npy", ".npz")
+        if ending == ".npy" or not any(each.glob("*.npy"))
+    }
+    return script(command, Path.cwd(), inputs, versions(), listings)
+
+
+def _held(path: Path) -> list[Path]:
+    """The file itself; of a folder of data, the arrays or shards in it."""
+    if path.is_dir():
+        return sorted(path.glob("*.npy")) or sorted(path.glob("*.npz"))
+    return [path] if path.is_file() else []
 
 
 def unique_names(names: Sequence[str]) -> list[str]:

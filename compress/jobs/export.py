@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress.artifact import Artifact
-from compress.console.wording import counted
+from compress.console.wording import Note
 from compress.data.dataset import Dataset
+from compress.data.sizes import batches_of
 from compress.errors import BudgetError, RecipeError
 from compress.evaluate.evaluation import Evaluation, budget_of, evaluation_of, halves, judged
 from compress.evaluate.judge import Budget
@@ -62,6 +63,7 @@ class Prepared:
         work: keeps each stage's output.
         recipe: the file that the options are from, if they are from one.
         searched: the options of the search whose winner this is.
+        doubts: warnings of the sensitivity file that pruning goes by.
     """
 
     model: TorchModel
@@ -72,6 +74,7 @@ class Prepared:
     work: Path
     recipe: Path | None = None
     searched: OptimizeOptions | None = None
+    doubts: tuple[str, ...] = ()
 
 
 def prepare(checkpoint: Path, options: ExportOptions, *, chosen: bool = False) -> Prepared:
@@ -90,6 +93,7 @@ def prepare(checkpoint: Path, options: ExportOptions, *, chosen: bool = False) -
     check_ranges(options)
     check_output(options.output)
     model = with_sizes(_load(checkpoint, options), checkpoint, _data(options), options.dims)
+    batches_of(model.signature, options.batches)
     # One that no pruning needs is refused with the other contradictions, whatever stands in it.
     curves = Sensitivity.load(options.sensitivity) if options.sensitivity is not None and prunes(options) else None
     before = "" if curves is None or options.eval is None else curves.data
@@ -115,7 +119,8 @@ def prepare(checkpoint: Path, options: ExportOptions, *, chosen: bool = False) -
     budget = None if options.max_drop is None else budget_of(options, options.max_drop)
     if budget is not None and found is not None:
         found.refuse(model, budget)
-    return Prepared(model, stages, found, budget, _source(model, module), _work(options))
+    doubts = () if curves is None else tuple(f"{options.sensitivity}: {told}" for told in curves.warnings)
+    return Prepared(model, stages, found, budget, _source(model, module), _work(options), doubts=doubts)
 
 
 def export(
@@ -166,6 +171,7 @@ def _export(checkpoint: Path, options: ExportOptions, prepared: Prepared, watche
     assert isinstance(first, OnnxModel)  # noqa: S101  both lists end in ONNX stages
     assert not isinstance(final, TorchModel)  # noqa: S101
     report, timed = report_of(checkpoint, options, model, first, outcomes, prepared.judged, watcher)
+    report = dataclasses.replace(report, findings=(*prepared.doubts, *report.findings))
     report = named(report, checkpoint, options, prepared.searched, prepared.recipe)
     missed = missed_budgets(options, report.stages, prepared.budget)
     if not missed:
@@ -242,11 +248,9 @@ def _optimize(
     tell(found)
     best = found.best
     if best is None:
-        near = found.nearest
-        loses = "" if near is None else f"; the nearest is {near.candidate.name} with {near.drop:+.2f}"
         raise BudgetError(
             "no candidate is inside the budget",
-            why=f"each loses more than {counted(options.max_drop, 'points')} of {found.metric}{loses}",
+            why=found.missed,
             mend=f"see {folder / 'search.html'}; allow more, try smaller --prune fractions, or more --epochs",
         )
     asked = dataclasses.replace(best.candidate.options(options), work=work)
@@ -311,7 +315,7 @@ def sensitivity(checkpoint: str | Path, options: SensitivityOptions, *, watcher:
 def _sensitivity(checkpoint: Path, options: SensitivityOptions, watcher: Watcher) -> Sensitivity:
     model = with_sizes(_load(checkpoint, options), checkpoint, {"evaluation": options.eval})
     data = Dataset.open(find_data(options.eval, checkpoint), model.signature)
-    whole, metric, _ = judged(data, options.metric, options.judge, model)
+    whole, metric, told = judged(data, options.metric, options.judge, model)
     choice, _ = halves(whole) if len(whole) > 1 else (whole, None)
     found = layer_sensitivity(
         model,
@@ -322,7 +326,13 @@ def _sensitivity(checkpoint: Path, options: SensitivityOptions, watcher: Watcher
         importance=options.importance,
         progress=watcher.started("sensitivity"),
     )
-    found = dataclasses.replace(found, data=data.sha256, model=fingerprint_of_module(model))
+    found = dataclasses.replace(
+        found,
+        data=data.sha256,
+        model=fingerprint_of_module(model),
+        notes=tuple(each for each in told if isinstance(each, Note)),
+        warnings=(*(each for each in told if not isinstance(each, Note)), *found.warnings),
+    )
     write_sensitivity(found, options.output, options.max_drop)
     return found
 

@@ -13,7 +13,7 @@ import torch
 
 from compress.artifact import Artifact, Signature
 from compress.data.dataset import Dataset
-from compress.data.sizes import sizes_in, typical_inputs
+from compress.data.sizes import batches_of, sizes_in, typical_inputs
 from compress.errors import RecipeError, StageError, ToolkitError, first_line
 from compress.evaluate.answers import Likeness, likeness
 from compress.formats.checkpoint import load
@@ -25,7 +25,7 @@ from compress.runtime.backends import Backend, open_model
 from compress.runtime.backends.onnxrt_device import OnnxDeviceBackend, ProviderOptions
 from compress.runtime.backends.pytorch_device import TorchDeviceBackend
 from compress.runtime.device import accelerator, described, elapsed_ms
-from compress.runtime.latency import MOST, Latency, Turns, latency, ratio, take_turns
+from compress.runtime.latency import MOST, Latency, Turns, interleave, latency, ratio
 from compress.runtime.machine import environment
 from compress.signature import parse_sizes
 from compress.tensorrt.profiles import ranges_of
@@ -93,6 +93,7 @@ class Measurement:
         sizes: of dimensions other than the batch that vary: `size`, and its `source`.
         turns: why measuring ended, by batch.
         shapes: of the inputs, by batch.
+        data: whose samples were the inputs; None where these were random.
     """
 
     environment: Mapping[str, str | int]
@@ -101,6 +102,7 @@ class Measurement:
     sizes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     turns: Mapping[int, str] = field(default_factory=dict)
     shapes: Mapping[int, Mapping[str, Sequence[int]]] = field(default_factory=dict)
+    data: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -134,10 +136,11 @@ def measure_files(
     figures: list[Figure] = []
     turns: dict[int, str] = {}
     shapes: dict[int, dict[str, list[int]]] = {}
-    for nth, batch in enumerate(options.batches):
+    batches = batches_of(signature, options.batches)
+    for nth, batch in enumerate(batches):
 
         def tick(done: int, total: int, nth: int = nth) -> None:
-            progress(nth * total + done, len(options.batches) * total)
+            progress(nth * total + done, len(batches) * total)
 
         inputs = typical_inputs(signature, data, batch)
         answering = {name: functools.partial(_answers, name, backend) for name, backend in backends.items()}
@@ -160,6 +163,7 @@ def measure_files(
         signature.sizes_told,
         turns,
         shapes,
+        options.data,
     )
 
 
@@ -192,7 +196,7 @@ def time_in_turns(
         tick: is told rounds done and in all after each round.
     """
     blocks = {name: _block(backend.prepared(inputs), backend.stream) for name, backend in backends.items()}
-    return take_turns(blocks, rounds=rounds, progress=tick)
+    return interleave(blocks, rounds=rounds, progress=tick)
 
 
 def _block(work: Callable[[], Any], stream: Any) -> Callable[[], list[float]]:
@@ -270,16 +274,28 @@ def _opened(path: Path, options: MeasureOptions) -> Model:
 
 
 def _one_signature(models: Mapping[str, Model]) -> Signature:
+    """The first model's: all are given its inputs by name, and their answers are held against its."""
     (first, model), *others = models.items()
     for name, other in others:
-        if [(s.dtype, s.shape) for s in other.signature.inputs] != [(s.dtype, s.shape) for s in model.signature.inputs]:
+        if _taken(other.signature) != _taken(model.signature):
             raise RecipeError(
                 f"can't measure {name} beside {first}",
                 why=f"it takes {', '.join(map(str, other.signature.inputs))}, the other "
                 f"{', '.join(map(str, model.signature.inputs))}",
                 mend="measure models of one signature",
             )
+        if len(other.signature.outputs) != len(model.signature.outputs):
+            raise RecipeError(
+                f"can't measure {name} beside {first}",
+                why=f"it gives {', '.join(map(str, other.signature.outputs))}, the other "
+                f"{', '.join(map(str, model.signature.outputs))}",
+                mend="measure models of one signature",
+            )
     return model.signature
+
+
+def _taken(signature: Signature) -> dict[str, tuple[str, tuple[int | str, ...]]]:
+    return {spec.name: (spec.dtype, tuple(spec.shape)) for spec in signature.inputs}
 
 
 def _backends(name: str, model: Model, device: torch.device, options: MeasureOptions) -> Iterator[tuple[str, Backend]]:

@@ -16,9 +16,7 @@ def measure_table(found: Measurement) -> Table:
     """A row for each model at each batch size."""
     on = found.environment.get("gpu", found.environment["cpu"])
     at = "".join(f", {dim} = {told['size']} ({told['source']})" for dim, told in found.sizes.items())
-    samples = min((row.compared for row in found.figures), default=0)
-    alike = f"the least of {counted(samples, 'samples')} of the data" if samples else "of one batch of random inputs"
-    table = Table(title=f"On {on}, in turns{at}; cosine: {alike}", title_justify="left")
+    table = Table(title=f"On {on}, in turns{at}; cosine: {_compared(found)}", title_justify="left")
     for column in ("batch", "model", "runtime", "p50", "p99", "samples/s", "over the first (95%)", "cosine to it"):
         table.add_column(column, justify="left" if column in ("model", "runtime") else "right", no_wrap=True)
     for row in found.figures:
@@ -27,6 +25,20 @@ def measure_table(found: Measurement) -> Table:
             f"{row.throughput:,.0f}", _over(row), f"{row.cosine_similarity:.6f}",
         )  # fmt: skip
     return table
+
+
+def _compared(found: Measurement) -> str:
+    """What the answers were compared on: a batch that is larger than the data has its samples several times."""
+    by_batch = {row.batch: row.compared for row in found.figures}
+    timed = (
+        "of one batch of random inputs" if found.data is None else "of the data's samples, taken again to fill a batch"
+    )
+    if not any(by_batch.values()):
+        return timed
+    least = min(filter(None, by_batch.values()))
+    told = f"the least of {counted(least, 'samples')} of the data"
+    larger = [str(batch) for batch, samples in by_batch.items() if not samples]
+    return f"{told}; at batch {', '.join(larger)} {timed}" if larger else told
 
 
 def _over(row: Figure) -> str:

@@ -25,7 +25,10 @@ from compress.options.training import TrainingOptions
 from compress.pipeline import kept_from_before
 from compress.prune.prune_channels import PruneChannels
 from compress.prune.prune_to_budget import STEPS, PruneToBudget
+from compress.quantize.faster import BLOCK_SECONDS as MIXTURE_SECONDS
+from compress.quantize.faster import ROUNDS
 from compress.quantize.qat.train_quantized import TrainQuantized
+from compress.quantize.quantize_faster import QuantizeFaster
 from compress.quantize.quantize_onnx import QuantizeOnnx
 from compress.quantize.quantize_within import QuantizeWithin
 from compress.runtime.backends import TorchBackend
@@ -43,6 +46,7 @@ FAKE_QUANTIZED_STEP = 5
 TEACHER = 1  # its forward: once for each sample, or in every epoch where samples are changed at random
 PRUNING = 140  # trials of every group, and the search for the ratio
 MIXED_EVALUATIONS = 12
+MIXTURES = 30
 FORWARDS = 3  # that are timed: the fastest counts
 HASH = re.compile(r"[0-9a-f]{64}")
 LONGEST = 80  # characters of one option
@@ -164,7 +168,7 @@ def _worth_saying(stage: Stage) -> dict[str, object]:
 
 def _stage_seconds(stage: Stage, model: TorchModel, single: float, gigabytes: float) -> float:
     if isinstance(stage, Finetune | TrainQuantized):
-        training = stage.finetune
+        training = stage if isinstance(stage, Finetune) else stage.training
         asked = training.training.batch_size
         size = min(64 if asked == "auto" else asked, len(training.data))
         factor = TRAINING_STEP if isinstance(stage, Finetune) else FAKE_QUANTIZED_STEP
@@ -178,11 +182,20 @@ def _stage_seconds(stage: Stage, model: TorchModel, single: float, gigabytes: fl
     if isinstance(stage, PruneChannels):
         return PRUNING * single
     if isinstance(stage, QuantizeWithin):
-        return _stage_seconds(stage.quantize, model, single, gigabytes) + MIXED_EVALUATIONS * len(stage.data) * single
+        choosing = 0.0 if stage.faster is None else _choosing_seconds(single)
+        evaluating = MIXED_EVALUATIONS * len(stage.data) * single
+        return _stage_seconds(stage.quantize, model, single, gigabytes) + choosing + evaluating
+    if isinstance(stage, QuantizeFaster):
+        return _stage_seconds(stage.quantize, model, single, gigabytes) + _choosing_seconds(single)
     if isinstance(stage, QuantizeOnnx):
         calibrating = 0 if stage.calibration is None else len(stage.calibration) * single
         return QUANTIZE.of(gigabytes, single) + calibrating
     return (FOLD if isinstance(stage, FoldOnnx) else EXPORT).of(gigabytes, single)
+
+
+def _choosing_seconds(single: float) -> float:
+    """Of mixtures of INT8 and float in turns."""
+    return MIXTURES * (ROUNDS * max(MIXTURE_SECONDS, 3 * single) + 0.1)
 
 
 def _forward_seconds(model: TorchModel, batch: int) -> float:

@@ -43,8 +43,7 @@ class Found:
         latency: of single calls at batch 1, of those whose speed means something here, in turns.
         runtimes: what ran them.
         batch_difference: between a sample alone and in a batch, as `compress.evaluate.compare.batch_difference` has it;
-        of the
-            original and of the result.
+            of the original and of the result.
         footprints: memory and loading time, of those that are files.
     """
 

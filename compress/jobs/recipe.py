@@ -24,6 +24,7 @@ from compress.prune.prune_to_budget import PruneToBudget
 from compress.prune.sensitivity import Sensitivity
 from compress.quantize.half.half_onnx import HalfOnnx
 from compress.quantize.qat.train_quantized import TrainQuantized, shorter
+from compress.quantize.quantize_faster import QuantizeFaster
 from compress.quantize.quantize_onnx import QuantizeOnnx
 from compress.quantize.quantize_within import QuantizeWithin
 from compress.quantize.smooth_onnx import SmoothOnnx
@@ -78,7 +79,12 @@ def sources_of(options: CompressOptions, checkpoint: Path) -> dict[str, str]:
 
 def chooses(options: ExportOptions) -> bool:
     """Whether a run decides anything by its metric: which layers go back to float."""
-    return options.max_drop is not None and options.int8 in ("static", "qat")
+    return options.max_drop is not None and is_static(options)
+
+
+def is_static(options: ExportOptions) -> bool:
+    """Whether INT8 has ranges from calibration data."""
+    return options.int8 in ("static", "qat") or (options.int8 == "auto" and options.calibration is not None)
 
 
 def inputs_of(options: SourceOptions, checkpoint: Path) -> list[Path]:
@@ -168,9 +174,7 @@ def _pruning(
     stages: list[Stage] = []
     for _ in range(rounds):
         if kind is not None and limit is not None:
-            tail = tuple(stage for stage in precision if not isinstance(stage, QuantizeWithin)) + tuple(
-                stage.quantize for stage in precision if isinstance(stage, QuantizeWithin)
-            )
+            tail = tuple(_whole(stage) for stage in precision)
             stages.append(PruneToBudget(prune, kind, limit, tail, options.threads))
         elif pruned:
             stages.append(prune)
@@ -179,11 +183,16 @@ def _pruning(
     return stages
 
 
+def _whole(stage: Stage) -> Stage:
+    """A stage that chooses what to quantize, as one that takes all."""
+    return stage.quantize if isinstance(stage, QuantizeWithin | QuantizeFaster) else stage
+
+
 def _qat(options: ExportOptions, recovery: Finetune | None, precision: list[Stage]) -> list[Stage]:
     """Training as the stages after it will quantize."""
     if options.int8 != "qat" or recovery is None:
         return []
-    last = [stage.quantize if isinstance(stage, QuantizeWithin) else stage for stage in precision]
+    last = [_whole(stage) for stage in precision]
     quantize = next(stage for stage in last if isinstance(stage, QuantizeOnnx))
     unfuse = any(stage.unfuse for stage in precision if isinstance(stage, FoldOnnx))
     return [TrainQuantized(shorter(recovery, options.epochs, QAT_SHARE, QAT_RATE), options.target, quantize, unfuse)]
@@ -224,16 +233,20 @@ def _precision(
     if options.smooth and calibration is not None and options.int8 != "qat":  # a training finds its own scales
         stages.append(SmoothOnnx(calibration, copies=True))
     if options.int8 is not None:
+        mode: Literal["static", "dynamic", "weights"] = "weights" if options.int8 == "weights" else "dynamic"
         quantize = QuantizeOnnx(
-            "static" if options.int8 == "qat" else options.int8,
-            calibration if options.int8 in ("static", "qat") else None,
+            "static" if is_static(options) else mode,
+            calibration if is_static(options) else None,
             options.calibrator,
             int8_saturates(),
             target=options.target,
         )
         if options.max_drop is not None and judged is not None and quantize.mode == "static":
             confidence = options.confidence if options.budget_by == "interval" else None
-            stages.append(QuantizeWithin(quantize, model, *judged, options.max_drop, confidence))
+            faster = options.threads if options.int8 == "auto" else None
+            stages.append(QuantizeWithin(quantize, model, *judged, options.max_drop, confidence, faster))
+        elif options.int8 == "auto":
+            stages.append(QuantizeFaster(quantize, options.threads))
         else:
             stages.append(quantize)
     if options.precision != "fp32":
@@ -260,7 +273,7 @@ def _together(options: ExportOptions, judged: tuple[Dataset, Metric] | None) -> 
         "--target-params": options.target_params,
     }
     given = [flag for flag, value in goals.items() if value is not None]
-    static = options.int8 in ("static", "qat")
+    static = is_static(options)
     rules = (
         (len(given) > 1, "can't prune to two goals", " and ".join(given) + " are given", "leave one of them"),
         (
@@ -280,6 +293,12 @@ def _together(options: ExportOptions, judged: tuple[Dataset, Metric] | None) -> 
             "can't train with fake quantization",
             "there is no training data",
             "add --finetune train.npz, or ask for --int8 static",
+        ),
+        (
+            options.int8 == "auto" and options.target != "cpu",
+            f"can't choose what to quantize for {options.target}",
+            "--int8 auto measures with ONNX Runtime on this CPU, which says nothing of a GPU",
+            "ask for --int8 static with --calibration",
         ),
         (
             options.importance == "taylor" and bool(given) and options.finetune is None,

@@ -15,6 +15,7 @@ from compress.console.wording import counted
 from compress.data.sizes import typical_inputs
 from compress.errors import RecipeError, ResourceError, ToolkitError
 from compress.evaluate.evaluation import Evaluation, budget_of, evaluation_of
+from compress.evaluate.intervals import percent
 from compress.evaluate.judge import Judge
 from compress.evaluate.search_result import Candidate, SearchResult, Trial, candidates
 from compress.formats.checkpoint import load
@@ -188,7 +189,9 @@ def _branch(setting: _Setting, group: Sequence[Candidate], watcher: Watcher) -> 
     evaluation = judged(options, model, setting.checkpoint)
     assert evaluation.choice is not None  # noqa: S101  a search chooses
     count = max(SCREEN_LEAST, int(len(evaluation.choice) * SCREEN_SHARE))
-    judge = Judge.of_part(open_model(model, threads=cores()), evaluation.choice, evaluation.metric, count)
+    judge = Judge.of_part(
+        open_model(model, threads=cores()), evaluation.choice, evaluation.metric, count, evaluation.confidence
+    )
     trials: list[Trial] = []
     for candidate in group:
         lost = _lost(trials)
@@ -196,13 +199,10 @@ def _branch(setting: _Setting, group: Sequence[Candidate], watcher: Watcher) -> 
             trials += _skipped([candidate], lost)
             continue
         try:
-            stages = stages_for(
+            asked = stages_for(
                 candidate.options(options), model, setting.checkpoint, (evaluation.choice, evaluation.metric)
             )
-            stages = [
-                dataclasses.replace(stage, shared=True) if isinstance(stage, PruneChannels) else stage
-                for stage in stages
-            ]
+            stages = [_sharing(stage) for stage in asked]
             check(stages, model)
             outcomes = run(
                 stages, model, work=setting.work, source=setting.source, watcher=_Named(watcher, candidate.name),
@@ -215,7 +215,7 @@ def _branch(setting: _Setting, group: Sequence[Candidate], watcher: Watcher) -> 
             continue
         final = outcomes[-1].given.model
         assert isinstance(final, OnnxModel)  # noqa: S101  recipes end in ONNX stages
-        trials.append(_screened(candidate, final, judge, options.max_drop))
+        trials.append(_screened(candidate, final, judge, options))
     return trials
 
 
@@ -226,15 +226,16 @@ def _sharing(stage: Stage) -> Stage:
     return stage
 
 
-def _screened(candidate: Candidate, model: OnnxModel, judge: Judge, max_drop: float) -> Trial:
+def _screened(candidate: Candidate, model: OnnxModel, judge: Judge, options: OptimizeOptions) -> Trial:
     """Out when even the lower end of its drop's interval, on a part of the data, is beyond the limit."""
     kept = Trial(candidate, "measured", size_bytes=model.path.stat().st_size, path=model.path)
     if candidate.prune == 0 and candidate.int8 == "none":
         return kept
     drop = judge.drop(open_model(model, threads=cores()))
-    if drop.low is None or drop.high is None or drop.low <= max_drop:
+    if drop.low is None or drop.high is None or drop.low <= options.max_drop:
         return kept
     why = f"out early: {drop.points:+.1f} points on {counted(len(judge), 'samples')}, at least {drop.low:+.1f}"
+    why += f" at {percent(options.confidence)} confidence"
     return dataclasses.replace(
         kept, status="eliminated", why=why, drop=drop.points, drop_low=drop.low, drop_high=drop.high
     )
@@ -251,7 +252,7 @@ def _measured(
     left = {trial.candidate.name: trial for trial in trials if trial.status == "measured"}
     data, budget = evaluation.choice, budget_of(options, options.max_drop)
     assert data is not None  # noqa: S101  a search chooses
-    judge = Judge(open_model(model, threads=cores()), data, evaluation.metric, confidence=budget.confidence)
+    judge = Judge(open_model(model, threads=cores()), data, evaluation.metric, confidence=evaluation.confidence)
     tick = watcher.started("compare")
     opened: dict[str, Backend] = {}
     for number, (name, trial) in enumerate(left.items(), 1):

@@ -106,11 +106,11 @@ def drawn_inputs(signature: Signature, sizes: Mapping[str, int], indices: Mappin
     for spec in signature.inputs:
         shape, dtype = arrays[spec.name].shape, arrays[spec.name].dtype
         if spec.name in indices:
-            values = rng.integers(0, indices[spec.name], shape)
+            values = np.asarray(rng.integers(0, indices[spec.name], shape))
             if values.size:
                 values.flat[rng.integers(values.size)] = indices[spec.name] - 1  # the last one, too
         elif dtype == np.uint8 and len(shape) > 2:
-            values = rng.integers(0, 256, shape)
+            values = np.asarray(rng.integers(0, 256, shape))
         elif dtype.kind in "iub" and len(shape) > 1:
             lengths = rng.integers(1, shape[-1] + 1, (*shape[:-1], 1))
             values = np.arange(shape[-1]) < lengths

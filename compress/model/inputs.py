@@ -13,6 +13,7 @@ from torch import nn
 from compress.errors import CheckpointError, SignatureError, StageError, ToolkitError, first_line
 from compress.signature import Signature, TensorSpec
 from compress.storage.shortages import lacks_memory
+from compress.vetting.memory import memory_left
 
 __all__ = ["Arrays", "call", "example_inputs", "run_on", "sample_inputs", "symbols_of", "telling"]
 
@@ -24,6 +25,8 @@ BUGS = (NameError, AttributeError, ImportError, SyntaxError)
 
 # A signature may come from a file of anybody's, and a size from a slip of the finger.
 LARGEST_BYTES = 4 * 1024**3
+DRAWN = 8
+"""Bytes of a random number, whatever becomes of it."""
 
 
 def example_inputs(specs: tuple[TensorSpec, ...], sizes: Mapping[str, int], seed: int = 0) -> Arrays:
@@ -35,21 +38,40 @@ def example_inputs(specs: tuple[TensorSpec, ...], sizes: Mapping[str, int], seed
         seed: the same seed gives the same arrays.
 
     Raises:
-        SignatureError: an input would be larger than LARGEST_BYTES.
+        SignatureError: one is text; or they would be larger than LARGEST_BYTES, all together, or than the memory that
+            is left.
     """
     rng = np.random.default_rng(seed)
     arrays: Arrays = {}
+    _refuse(specs, sizes)
     for spec in specs:
         shape, dtype = spec.at(sizes), np.dtype(spec.dtype)
-        if math.prod(shape) * dtype.itemsize > LARGEST_BYTES:
-            raise SignatureError(
-                f"can't make an input {spec.name!r} of {' × '.join(map(str, shape))}",
-                why=f"it would take {math.prod(shape) * dtype.itemsize / 1e9:,.0f} GB",
-                mend="give dimensions that vary a smaller size with --size, or a smaller batch",
-            )
         values = rng.standard_normal(shape) if dtype.kind == "f" else rng.integers(0, 2, shape)
         arrays[spec.name] = values.astype(dtype)
     return arrays
+
+
+def _refuse(specs: tuple[TensorSpec, ...], sizes: Mapping[str, int]) -> None:
+    """Before any is made: a signature of a few bytes can tell of as many as it likes, of any size."""
+    total, left = 0, memory_left()
+    for spec in specs:
+        if spec.dtype == "string":
+            raise SignatureError(
+                f"can't make an input {spec.name!r}",
+                why="it takes text, and no text is made up",
+                mend="give inputs with --data where the command takes them, or a model of numbers",
+            )
+        shape, dtype = spec.at(sizes), np.dtype(spec.dtype)
+        elements = math.prod(shape)
+        total += elements * dtype.itemsize
+        drawn = elements * DRAWN  # while this one is made, beside what stays
+        if total > LARGEST_BYTES or total + drawn > left:
+            there = "" if total > LARGEST_BYTES else f" of the {left / 1e9:,.1f} GB of memory that are left"
+            raise SignatureError(
+                f"can't make an input {spec.name!r} of {' × '.join(map(str, shape))}",
+                why=f"it would take {(total + drawn * bool(there)) / 1e9:,.1f} GB{there}, with those before it",
+                mend="give dimensions that vary a smaller size with --size, or a smaller batch",
+            )
 
 
 def sample_inputs(signature: Signature, batch: int, seed: int = 0) -> Arrays:

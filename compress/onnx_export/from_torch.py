@@ -82,9 +82,10 @@ class OnnxFromTorch:
         progress(trials + 2, trials + 2, "equal to torch")
         worst = max(figures["max_abs_error"] for figures in parity.values())
         sizes = model.signature.sizes_text
+        at = f"at batches {', '.join(map(str, BATCHES))}" if model.signature.batches else "at the sizes that are fixed"
         return Given(
             given,
-            did=f"opset {OPSET}; equal to torch at batches {', '.join(map(str, BATCHES))}"
+            did=f"opset {OPSET}; equal to torch {at}"
             + (f" and on {self.data.source}" if self.data is not None else "")
             + (f", {sizes}" if sizes else "")
             + f" (largest difference {worst:.1e})",

@@ -199,8 +199,9 @@ class ExportOptions(CompressOptions, EngineOptions):
     rounds: Annotated[int, Parameter(group=_PRUNE)] = 1
     """Prune and recover in this many steps; --epochs are shared among them."""
 
-    int8: Annotated[Literal["static", "dynamic", "weights", "qat"] | None, Parameter(group=_INT8)] = None
-    """8-bit weights and activations; static and qat need --calibration, qat needs --finetune; weights: only these."""
+    int8: Annotated[Literal["auto", "static", "dynamic", "weights", "qat"] | None, Parameter(group=_INT8)] = None
+    """8-bit weights and activations; static and qat need --calibration, qat needs --finetune; weights: only these.
+    auto: static with --calibration, else dynamic, and only for what measures faster here with it."""
 
     calibrator: Annotated[Calibrator, Parameter(group=_INT8)] = "minmax"
     """How the range of each activation follows from the calibration data."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
 
-__all__ = ["DATA", "MACHINE", "TRAIN", "TrainingOptions"]
+__all__ = ["DATA", "MACHINE", "TRAIN", "TrainingOptions", "unused_values"]
 
 DATA = Group(
     "Data", sort_key=2, help="An .npz, a .npy, a folder of .npy files or of .npz shards, or package.module:function."
@@ -33,9 +33,6 @@ class TrainingOptions:
     schedule: Annotated[Literal["cosine", "one-cycle", "constant"], Parameter(group=TRAIN)] = "cosine"
     """How the rate goes: warm-up and cosine, one cycle with its momentum, or constant."""
 
-    optimizer: Annotated[Literal["adamw", "lamb"], Parameter(group=TRAIN)] = "adamw"
-    """lamb is for batches of thousands."""
-
     distillation: Annotated[float, Parameter(group=TRAIN)] = 0.9
     """Weight of the original's answers in the loss, 0 to 1; the rest is the labels'."""
 
@@ -56,11 +53,11 @@ class TrainingOptions:
     ema: Annotated[float, Parameter(group=TRAIN)] = 0.0
     """Decay of a moving average of the weights, such as 0.999, which is the result then; 0 for none."""
 
+    freeze: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="", group=TRAIN)] = ()
+    """Parameters that keep their values: patterns of names, besides those without requires_grad; none trains all."""
+
     augment: Annotated[tuple[str, ...], Parameter(consume_multiple=True, group=TRAIN)] = ()
     """Random changes: flip and shift:2 (pixels) of images, or package.module:function of tensors and a generator."""
-
-    sampler: Annotated[Literal["uniform", "uncertainty", "margin", "entropy"], Parameter(group=TRAIN)] = "uniform"
-    """Show each sample once an epoch, or those more often of which the model is unsure."""
 
     validation: Annotated[str | None, Parameter(group=DATA)] = None
     """Samples to judge each epoch by, and to keep the best one; apart from evaluation data."""
@@ -106,3 +103,29 @@ class TrainingOptions:
 
     tensorboard: Annotated[Path | None, Parameter(group=MACHINE)] = None
     """Folder for TensorBoard's logs."""
+
+    # Not used any more, and accepted for a release.
+
+    optimizer: Annotated[Literal["adamw", "lamb"], Parameter(group=TRAIN, show=False)] = "adamw"
+    """adamw, whatever is asked for."""
+
+    sampler: Annotated[Literal["uniform", "uncertainty", "margin", "entropy"], Parameter(group=TRAIN, show=False)] = (
+        "uniform"
+    )
+    """uniform, whatever is asked for."""
+
+
+def unused_values(options: TrainingOptions) -> list[str]:
+    """What was asked for as in an earlier release, and does nothing any more: a sentence for each."""
+    found = []
+    if options.optimizer != "adamw":
+        found.append(
+            f"--optimizer {options.optimizer} is gone: AdamW is used, for which a rate about as large as the default "
+            f"({TrainingOptions.learning_rate:g}) fits; leave the flag out, or `optimizer` in a recipe"
+        )
+    if options.sampler != "uniform":
+        found.append(
+            f"--sampler {options.sampler} is gone, as it gained nothing: each sample is shown once an epoch; leave the "
+            "flag out, or `sampler` in a recipe"
+        )
+    return found

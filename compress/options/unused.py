@@ -36,7 +36,7 @@ def prunes(options: Any) -> bool:
 
 
 def _static(options: Any) -> bool:
-    return options.int8 in ("static", "qat")
+    return options.int8 in ("static", "qat") or (options.int8 == "auto" and options.calibration is not None)
 
 
 def _judges_epochs(options: Any) -> bool:

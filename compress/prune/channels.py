@@ -24,6 +24,7 @@ from compress.data.dataset import Dataset
 from compress.errors import StageError, first_line
 from compress.evaluate.bearing import bearing
 from compress.model import TorchModel, call, sample_inputs
+from compress.model.frozen import freeze
 from compress.prune.cut_layers import Cut, Layers, Place
 from compress.prune.follow_channels import ChannelGroup, Follower
 from compress.prune.known_channels import Known
@@ -113,6 +114,7 @@ class Channels:
             own = copy.deepcopy(module).eval()
         for parameter in own.parameters():
             parameter.grad = None
+        freeze(own, self._layers.frozen)
         if _ties(own) != _ties(self.module):
             raise StageError(
                 "can't remove these channels",
@@ -143,7 +145,7 @@ class Channels:
         self.groups = [group for group in self.groups if group.root not in gone]
         return list(gone)
 
-    def weights(self, group: ChannelGroup) -> Iterator[tuple[torch.Tensor, int, np.ndarray, np.ndarray]]:  # type: ignore[type-arg]
+    def weights(self, group: ChannelGroup) -> Iterator[tuple[torch.Tensor, int, np.ndarray, np.ndarray]]:
         """Weights (biases don't count) that go with a group: each with the axis, the channels and their units."""
         for place, (index, unit) in group.places.items():
             layer = self._layers.layer(place)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from compress.errors import StageError
+from compress.model.frozen import frozen_names
 from compress.prune.layer_kinds import NORMALIZING, PRUNABLE, THROUGH, Sliced, depthwise, shrink, sizes_of, sliced
 
 __all__ = ["Cut", "Layers", "Place"]
@@ -47,6 +48,7 @@ class Layers:
     """
 
     def __init__(self, module: nn.Module) -> None:
+        self.frozen = frozen_names(module)
         self.module, self._entwined = _copied(module)
         module = self.module
         self.names = {layer: name for name, layer in module.named_modules()}

@@ -23,6 +23,7 @@ from torch_pruning.dependency import index_mapping, shape_infer
 from compress.errors import StageError, first_line
 from compress.prune.cut_layers import Cut, Layers, Place
 from compress.prune.layer_kinds import PRUNABLE
+from compress.storage.shortages import raise_shortage
 
 __all__ = ["ChannelGroup", "Follower"]
 
@@ -87,6 +88,7 @@ class Follower:
             with _quiet():
                 self._build(forward)
         except Exception as err:  # it fails in many ways on what it does not know
+            raise_shortage(err)
             raise StageError(
                 "can't follow the channels of this model",
                 why=f"torch_pruning fails on it ({type(err).__name__}: {first_line(err)[:120]})",
@@ -113,6 +115,7 @@ class Follower:
                 try:
                     step(graph)
                 except Exception as err:
+                    raise_shortage(err)
                     self._lost[node] = f"{type(err).__name__}: {first_line(err)[:120]}"
         graph.module2node = traced
 
@@ -129,6 +132,7 @@ class Follower:
         except StageError:
             raise
         except Exception as err:
+            raise_shortage(err)
             why = f"its channels can't be followed ({type(err).__name__}: {first_line(err)[:120]})"
             raise StageError("can't follow channels", why=why, mend="leave the layer alone") from err
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from compress.artifact import Signature
 from compress.data.dataset import Dataset
+from compress.evaluate.labels_told import squeezed
 from compress.evaluate.output_forms import forms_of
 from compress.evaluate.output_kind import OutputForm, OutputKind
 from compress.model import TorchModel, call
@@ -101,6 +102,7 @@ def squared_changes(
     found: dict[torch.Tensor, torch.Tensor] = {
         parameter: torch.zeros_like(parameter, dtype=torch.float32) for parameter in module.parameters()
     }
+    data = squeezed(data, signature, labelled)
     forms, at = forms_of(TorchModel(module, signature), data.labels, labelled)
     done = 0
     for batch in np.array_split(chosen, -(-total // BATCH)):

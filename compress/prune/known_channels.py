@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +18,7 @@ from compress.formats.native.graph import GraphError, to_data
 from compress.model import TorchModel
 from compress.prune.cut_layers import Place
 from compress.prune.follow_channels import ChannelGroup
+from compress.vetting.replace import replace_file
 
 __all__ = ["Known", "KnownChannels"]
 
@@ -75,10 +74,7 @@ class KnownChannels:
             "left_alone": dict(found.left_alone),
             "refuted": dict(found.refuted),
         }
-        handle, name = tempfile.mkstemp(dir=self._folder, prefix="channels-", suffix=".part")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(told, file)
-        Path(name).replace(self._path)
+        replace_file(self._path, json.dumps(told))
 
     @property
     def _path(self) -> Path:

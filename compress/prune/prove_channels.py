@@ -31,6 +31,7 @@ from compress.model.drawn import drawn_inputs, indices_of
 from compress.model.inputs import telling
 from compress.prune.cut_layers import Cut, Layers
 from compress.runtime.measure import torch_macs
+from compress.storage.shortages import raise_shortage
 
 __all__ = ["Proof"]
 
@@ -109,6 +110,7 @@ class Proof:
         except StageError as err:
             return err.why
         except Exception as err:  # whatever the model's forward raises
+            raise_shortage(err)
             return f"without them its forward fails: {first_line(err)[:160]}"
         names = [spec.name for spec in self._signature.outputs]
         for at, (have, want) in enumerate(zip_longest(shapes, self._shapes)):
@@ -138,6 +140,7 @@ class Proof:
             except StageError as err:
                 return err.why
             except Exception as err:
+                raise_shortage(err)
                 return f"without them its forward fails: {first_line(err)[:160]}"
             if apart > CLOSE:
                 return "removing channels that are zero changes the answers: they are counted or mixed on the way"

@@ -83,7 +83,13 @@ class PruneToBudget:
             return Given(
                 model,
                 did=f"nothing: {unit.format(whole)} is inside {unit.format(self.limit)} without pruning",
-                details={"budget": self.budget, "limit": self.limit, "reached": whole, "tried": tried},
+                details={
+                    "macs_removed": 0.0,
+                    "budget": self.budget,
+                    "limit": self.limit,
+                    "reached": whole,
+                    "tried": tried,
+                },
             )
         try:
             prepared = self.prune.prepare(model, progress, folder.parent)

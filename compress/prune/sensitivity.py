@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.errors import RecipeError, StageError
 from compress.evaluate.compare import compare
@@ -66,6 +67,8 @@ class Sensitivity:
         data: hash of the evaluation data, of which a half was judged on; another half is to prove what follows from it.
         model: hash of the model; "" where an earlier release wrote none.
         asked: shares that were asked for; none where an earlier release wrote those in place of what was taken away.
+        notes: what to know of the data and of the metric; of it in a file, nothing where an earlier release wrote none.
+        warnings: why its drops may tell nothing.
     """
 
     metric: str
@@ -76,6 +79,8 @@ class Sensitivity:
     data: str = ""
     model: str = ""
     asked: tuple[float, ...] = ()
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def columns(self) -> tuple[float, ...]:
@@ -113,12 +118,14 @@ class Sensitivity:
             if data.pop("schema_version") > SCHEMA_VERSION:
                 raise ValueError("it was written by a newer release")
             groups = tuple(_group(group) for group in data.pop("groups"))
-            found = cls(groups=groups, asked=tuple(data.pop("asked", ())), **data)
+            asked, notes, warnings = (tuple(data.pop(name, ())) for name in ("asked", "notes", "warnings"))
+            found = cls(groups=groups, asked=asked, notes=notes, warnings=warnings, **data)
             if not all(type(share) is float and 0 < share < 1 for share in found.asked):
                 raise ValueError("what was asked for is no share")
             if not groups or any(len(group.ratios) != len(found.columns) for group in groups):
                 raise ValueError("its groups have not as many shares each")
             texts = (found.metric, found.data, found.model, *found.left_alone.keys(), *found.left_alone.values())
+            texts += (*found.notes, *found.warnings)
             if not all(type(text) is str for text in texts) or type(found.samples) is not int:
                 raise ValueError("what should be words or numbers is something else")
             return found
@@ -189,7 +196,12 @@ def layer_sensitivity(
         raise StageError("no layer could lose a channel", why=why, mend="this model can't be pruned")
     scores = importance_of(channels, importance)
     original = TorchBackend(model, cores())
-    whole = compare("original", {"original": original}, part, metric)["original"].value
+    judged = compare("original", {"original": original}, part, metric)["original"]
+    whole = judged.value
+    warnings = [f"{doubt} The drops tell nothing of what a layer costs then." for doubt in judged.doubts]
+    if judged.not_numbers:
+        of = counted(len(part), "samples")
+        warnings.append(f"The original's outputs for {judged.not_numbers} of {of} hold NaN: the worst score counts.")
     macs = channels.macs({})
     found: list[GroupSensitivity] = []
     total = len(channels.groups) * len(ratios)
@@ -206,14 +218,15 @@ def layer_sensitivity(
                 weakest = scores[group.root].argsort(stable=True)[:count].tolist()
                 with channels.without({group.root: weakest}) as module:
                     thinned = TorchBackend(TorchModel(module, model.signature), cores())
-                    judged = compare("original", {"original": original, "thinned": thinned}, part, metric)
+                    compared = compare("original", {"original": original, "thinned": thinned}, part, metric)
                 gone.append(1 - channels.macs({group.root: weakest}) / macs)
-                drops.append(metric.drop(whole, judged["thinned"].value))
+                drops.append(metric.drop(whole, compared["thinned"].value))
             done = len(found) * len(ratios) + len(drops)
             said = f"{group.root} −{share:.0%}: {drops[-1]:+.2f} points" if done < total else "layers and ratios tried"
             progress(done, total, said)
         taken = tuple(count / group.units for count in counts)
         found.append(GroupSensitivity(group.layers, group.width, taken, tuple(drops), tuple(gone)))
     return Sensitivity(
-        metric.name, whole, len(part), tuple(found), channels.left_alone, asked=tuple(map(float, ratios))
-    )
+        metric.name, whole, len(part), tuple(found), channels.left_alone, asked=tuple(map(float, ratios)),
+        warnings=tuple(warnings),
+    )  # fmt: skip

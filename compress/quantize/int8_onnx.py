@@ -179,6 +179,7 @@ def dynamic(model: ModelProto, exclude: Collection[str], *, reduce_range: bool) 
         quantize_weights(model, exclude, RECURRENT)
     # A table that a layer shares is stored as that layer has it.
     left = [*exclude, *_odd(model), *(node.name for node in tables(original))]
+    left += [f"{name}_MatMul" for name in left]  # the quantizer cuts a Gemm in two, and asks for the part
 
     def run(source: Path, target: Path, _: _Names) -> None:
         quantize_dynamic(

@@ -18,9 +18,10 @@ from compress.evaluate.judge import Drop, Judge
 from compress.evaluate.metrics import Metric
 from compress.model import Model, OnnxModel, TorchModel
 from compress.quantize.calibrate import calibrate, trained_ranges
+from compress.quantize.faster import fastest, times_as_fast, turns
 from compress.quantize.int8_onnx import finish, plain
-from compress.quantize.precision import LAYERS
 from compress.quantize.put_back import Mixed
+from compress.quantize.quantize_faster import left_in_float, machine_of
 from compress.quantize.quantize_onnx import QuantizeOnnx, quantized
 from compress.runtime.backends import OnnxBackend, open_model
 from compress.runtime.measure import cores
@@ -49,6 +50,7 @@ class QuantizeWithin:
         metric: what is judged by.
         max_drop: against the original, in points.
         confidence: of the interval whose upper end is to be inside; None holds the estimate against the limit.
+        faster: threads to measure with, where nodes that gain no time stay in float from the beginning (`fastest`).
     """
 
     quantize: QuantizeOnnx
@@ -57,6 +59,7 @@ class QuantizeWithin:
     metric: Metric
     max_drop: float
     confidence: float | None = CONFIDENCE
+    faster: int | None = None
 
     name: ClassVar[str] = "quantize_within"
     takes: ClassVar[type] = OnnxModel
@@ -64,13 +67,17 @@ class QuantizeWithin:
 
     @property
     def options(self) -> Mapping[str, Any]:
-        return {
+        options: dict[str, Any] = {
+            "target": self.quantize.target,
             "quantize": dict(self.quantize.options),
             "data": self.data.sha256,
             "metric": dict(self.metric.identity),
             "max_drop": self.max_drop,
             "confidence": self.confidence,
         }
+        if self.faster is not None:
+            options |= {"threads": self.faster, "machine": machine_of(self.faster)}
+        return options
 
     def check(self, model: Model) -> None:
         self.quantize.check(model)
@@ -85,7 +92,13 @@ class QuantizeWithin:
             original, quantized(self.quantize, original, ranges), rounds_outputs=self.quantize.target == "cpu"
         )
         path = folder / "model.onnx"
-        tried = _Tried(mixed, OnnxModel(path, model.signature))
+        choice = None
+        if self.faster is not None:
+            choice = fastest(mixed, original, *turns(mixed, original, model, self.faster), progress)
+        if choice is not None and len(choice.back) == choice.units:
+            return left_in_float(model, path, choice, None)
+        slow = frozenset() if choice is None else choice.back
+        tried = _Tried(mixed, OnnxModel(path, model.signature), slow)
         judge = Judge(open_model(self.reference, threads=cores()), self.data, self.metric, confidence=self.confidence)
         whole = judge.drop(tried(()))
         sensitivity: dict[str, float] = {}
@@ -94,12 +107,19 @@ class QuantizeWithin:
         if not self._kept(whole):
             sensitivity = self._ranking(tried, progress)
             back, drop = self._put_back(model, tried, list(sensitivity), judge, progress)
-        finish(mixed.model(back), path, original, integers=self.quantize.target != "tensorrt")
-        given = self.quantize.given(model, path, progress, exclude=back)
+        finish(mixed.model({*back, *slow}), path, original, integers=self.quantize.target != "tensorrt")
+        gain = None
+        if choice is not None and self.faster is not None:
+            gain = times_as_fast(model, OnnxModel(path, model.signature), self.faster)
+            if gain is None or not gain.faster:
+                return left_in_float(model, path, choice, gain)
+        given = self.quantize.given(model, path, progress, exclude={*back, *slow})
         costs = node_costs(original, back)
         did = f"{given.did}; {drop.points:+.2f} points of {self.metric.name}, at most {self.max_drop:g}"
         if back:
             did += f"; {len(back)} put back to float ({whole.points:+.2f} before)"
+        if gain is not None:
+            did += f"; {len(slow)} left in float for speed, {gain.value:.2f} times as fast as in float"
         details = {
             "max_drop": self.max_drop,
             "drop_all_int8": whole.points,
@@ -111,6 +131,8 @@ class QuantizeWithin:
             },
             "sensitivity": sensitivity,
         }
+        if gain is not None:
+            details |= {"left_in_float": sorted(slow), "times_as_fast": gain.value}
         return Given(given.model, did=did, details={**given.details, **details}, warnings=given.warnings)
 
     def _kept(self, drop: Drop) -> bool:
@@ -171,20 +193,13 @@ class QuantizeWithin:
 class _Tried:
     """Mixtures as models that run, one at a time in the same file."""
 
-    def __init__(self, mixed: Mixed, model: OnnxModel) -> None:
-        self._mixed, self._model = mixed, model
-        self.units = mixed.units
+    def __init__(self, mixed: Mixed, model: OnnxModel, floats: Collection[str]) -> None:
+        self._mixed, self._model, self._floats = mixed, model, floats
+        self.units = [name for name in mixed.units if name not in floats]
 
     def __call__(self, back: Collection[str]) -> OnnxBackend:
-        onnx.save(self._mixed.model(back), self._model.path)
+        onnx.save(self._mixed.model({*back, *self._floats}), self._model.path)
         return OnnxBackend(self._model, cores())
-
-
-def layer_names(path: Path) -> list[str]:
-    """The nodes of a float file that have weights."""
-    graph = onnx.load(path, load_external_data=False).graph
-    weights = {tensor.name for tensor in graph.initializer}
-    return [node.name for node in graph.node if node.op_type in LAYERS and node.input[1] in weights]
 
 
 def node_costs(model: onnx.ModelProto, names: Collection[str]) -> dict[str, tuple[int, float]]:

@@ -8,6 +8,7 @@ from compress.artifact import Measured, StageReport
 from compress.console.wording import Note
 from compress.evaluate.gains import apart, speed
 from compress.evaluate.intervals import CONFIDENCE, percent
+from compress.runtime.latency import ALIKE
 
 __all__ = ["findings", "telling"]
 
@@ -39,7 +40,7 @@ def findings(rows: Sequence[StageReport], confidence: float = CONFIDENCE) -> tup
     original, onnx = by_name["original"], by_name["original_onnx"]
     last = rows[-1].measured
     floats = by_name.get("fold_onnx")
-    int8 = by_name.get("quantize_onnx") or by_name.get("quantize_within")
+    int8 = by_name.get("quantize_onnx") or by_name.get("quantize_within") or by_name.get("quantize_faster")
     elsewhere = any(row.options.get("target", "cpu") != "cpu" for row in rows)
     engine = any(row.stage == "engine_from_onnx" for row in rows)
     if elsewhere and not engine:
@@ -53,25 +54,27 @@ def findings(rows: Sequence[StageReport], confidence: float = CONFIDENCE) -> tup
         found.append(
             f"INT8 is {slower} here than the float model before it. Without --int8 the result would be faster."
         )
-    pruned = any(name.startswith("prune") for name in by_name)
+    # A budget that the model keeps as it is takes nothing away.
+    pruned = any(row.stage.startswith("prune") and row.details.get("macs_removed") != 0 for row in rows)
     if pruned and floats and (slower := _slower(onnx, floats)):
         found.append(f"Pruning removed MACs, and yet the model is {slower} in ONNX Runtime than it was.")
-    elif pruned and floats and (unsure := _as_fast(onnx, floats)):
-        found.append(f"Pruning removed MACs, but whether it gained time can't be told from noise: {unsure}.")
+    elif pruned and floats and (unsure := _no_faster(onnx, floats)):
+        found.append(f"Pruning removed MACs, but no gain in time can be told from noise: {unsure}.")
     if pruned and "finetune" not in by_name:
         found.append(Note("Pruned but not trained since: --finetune usually recovers most of what was lost."))
     if onnx.size_bytes and last.size_bytes and last.size_bytes > onnx.size_bytes:
-        found.append(
-            f"The file has grown, from {onnx.size_bytes:,} to {last.size_bytes:,} bytes: in so small a model, scales "
-            "and Q/DQ nodes outweigh what 8-bit weights save."
-        )
+        grown = f"The file has grown, from {onnx.size_bytes:,} to {last.size_bytes:,} bytes"
+        scales = ": in so small a model, scales and Q/DQ nodes outweigh what 8-bit weights save"
+        found.append(f"{grown}{scales if int8 and not engine else ''}.")
     if last.drop is not None and original.value is not None and last.value is not None and telling(last, original):
         went = "rose" if last.value > original.value else "fell"
         unit = "" if last.metric == "mse" else " points"
         before, after = apart(original.value, last.value, 4)
         loss = f"{last.drop:.2f}" if last.metric in IN_POINTS else f"{last.drop:.3g}"
         fell = f"{last.metric} {went} by {loss}{unit}, from {before} to {after}"
-        if last.drop_low is not None and last.drop_low > 0:
+        if last.drop_low is None:
+            found.append(f"{fell}, without an interval that would say how sure this is: the stage table shows where.")
+        elif last.drop_low > 0:
             found.append(f"{fell}: the stage table shows where.")
         elif last.drop_high is not None and last.drop_high > 1:
             found.append(
@@ -79,17 +82,24 @@ def findings(rows: Sequence[StageReport], confidence: float = CONFIDENCE) -> tup
                 f"{last.drop_high:+.2f}{unit}. More evaluation samples would tell."
             )
     if last.batch_difference is not None and last.batch_difference > BATCH_DIFFERENCE:
-        found.append(
-            f"An answer depends on what else is in its batch, by up to {last.batch_difference:.1%} of the largest "
-            "output: dynamic INT8 takes its ranges over the whole batch. Static INT8 does not; a server that joins "
-            "requests to batches wants that."
-            if "dynamic" in str(rows[-1].options.get("mode"))
-            else f"An answer depends on what else is in its batch, by up to {last.batch_difference:.1%} of the largest "
-            "output: a server that joins requests to batches will give other answers than one that does not."
-        )
-    if last.cosine_similarity is None:
+        found.append(_of_its_batch(original, last, dynamic="dynamic" in str(rows[-1].options.get("mode"))))
+    if last.metric is None:
         found.append("Nothing was compared on real data: without --eval neither accuracy nor agreement is known.")
     return tuple(found)
+
+
+def _of_its_batch(original: Measured, last: Measured, *, dynamic: bool) -> str:
+    here, first = last.batch_difference or 0.0, original.batch_difference or 0.0
+    told = f"An answer depends on what else is in its batch, by up to {here:.1%} of the largest output"
+    others = "a server that joins requests to batches will give other answers than one that does not."
+    if first > BATCH_DIFFERENCE:
+        return f"{told}, as the original's does, by up to {first:.1%}: {others}"
+    if dynamic:
+        return (
+            f"{told}: dynamic INT8 takes its ranges over the whole batch. Static INT8 does not; a server that joins "
+            "requests to batches wants that."
+        )
+    return f"{told}: {others}"
 
 
 def _slower(before: Measured, now: Measured) -> str:
@@ -105,9 +115,15 @@ def _slower(before: Measured, now: Measured) -> str:
     return f"{1 / ratio.value:.2f}× slower ({low} to {high}{told} at batch 1)"
 
 
-def _as_fast(before: Measured, now: Measured) -> str:
-    """Between which ratios, if neither is beyond doubt the faster; empty otherwise."""
+def _no_faster(before: Measured, now: Measured) -> str:
+    """Between which ratios, if it is beyond doubt neither faster nor slower; empty otherwise.
+
+    An interval that lies on one side of 1 says so: it is smaller than what two sessions of one file may differ by.
+    """
     ratio = speed(before, now)
-    if ratio is None or ratio.low is None or ratio.high is None or ratio.faster or _slower(before, now):
+    if ratio is None or ratio.low is None or ratio.high is None or ratio.faster or ratio.slower:
         return ""
-    return f"it is {ratio.low:.2f} to {ratio.high:.2f} times as fast in ONNX Runtime at batch 1"
+    told = f"in ONNX Runtime at batch 1 it is {ratio.low:.2f} to {ratio.high:.2f} times as fast"
+    if ratio.low <= 1 <= ratio.high:
+        return told
+    return f"{told}, and two sessions of one file differ by up to {ALIKE:.0%}"

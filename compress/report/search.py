@@ -26,7 +26,7 @@ COLOURS = ("#3b8bc4", "#2ca25f", "#e08214", "#8c6bb1", "#c51b7d", "#8c510a", "#0
 
 
 def search_table(result: SearchResult) -> Table:
-    """Every candidate, those on the Pareto front starred."""
+    """Every candidate; those on the Pareto front, or not to be told from it, are starred."""
     table = Table(
         title=f"{counted(len(result.trials), 'candidates')} by {result.goal}, {result.metric} of the original "
         f"{result.original:.4f} on the {counted(result.samples, 'samples')} that choose; "
@@ -92,7 +92,7 @@ def pareto_plot(result: SearchResult) -> str:
             marker=MARKERS[trial.candidate.int8],
             color=COLOURS[ratios.index(trial.candidate.prune) % len(COLOURS)],
         )  # fmt: skip
-    front = result.front
+    front = result.line
     axes.plot([_cost(t, result) for t in front], [t.drop or 0.0 for t in front], color="#888888", lw=1.2, zorder=0)
     axes.axhline(result.max_drop, color="#c0392b", lw=1, ls="--")
     left = axes.get_xlim()[1]

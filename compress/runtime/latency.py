@@ -27,7 +27,7 @@ from compress.console.wording import counted
 from compress.model import Arrays
 from compress.runtime.backends import Backend
 
-__all__ = ["Latency", "Ratio", "Turns", "latency", "median_interval", "ratio", "take_turns"]
+__all__ = ["Latency", "Ratio", "Turns", "interleave", "latency", "median_interval", "ratio"]
 
 CONFIDENCE = 0.97  # before stopping takes its part
 # Two sessions of one and the same file differ by up to 2%, by where their memory lies, for as long as they live: no
@@ -190,7 +190,7 @@ def ratio(reference_ms: Sequence[float], ms: Sequence[float]) -> Ratio | None:
     return Ratio(statistics.median(by_round)) if found is None else Ratio(*found)
 
 
-def take_turns(
+def interleave(
     blocks: Mapping[str, Callable[[], Sequence[float]]],
     *,
     references: Collection[str] = (),
@@ -312,7 +312,7 @@ def latency(
         seconds: in all; what takes longer ends after 7 rounds.
         progress: called with rounds done and in all.
     """
-    return take_turns(
+    return interleave(
         {name: _block(model, inputs, block_seconds) for name, model in models.items()},
         references=references, claimed=claimed, rounds=rounds, seconds=seconds, progress=progress,
     )  # fmt: skip

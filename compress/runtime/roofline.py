@@ -21,6 +21,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto
 
+from compress.errors import StageError, first_line
 from compress.formats.onnx.outline import outline
 from compress.model import Arrays
 from compress.runtime.backends.onnxrt import WRONG_IN_HALF, is_half
@@ -101,6 +102,9 @@ def roofline(path: Path, inputs: Arrays, *, threads: int = 1, calls: int = 40, f
         threads: of the profile and of the roofs.
         calls: how often it is run at most; the first tenth does not count. A large model is run fewer times.
         follows: another model's call of this has just ended: the roofs that it measured last stand before this one.
+
+    Raises:
+        StageError: ONNX Runtime can't load, run or profile the file.
     """
     if not follows:
         machine(threads, again=True)
@@ -141,18 +145,26 @@ def _profile(
         half = is_half(path)
         if half:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-        running = ort.InferenceSession(
-            str(path),
-            options,
-            providers=["CPUExecutionProvider"],
-            disabled_optimizers=list(WRONG_IN_HALF) if half else [],
-        )
-        begun = time.perf_counter()
-        for done in range(calls):
-            running.run(None, inputs)
-            if done + 1 >= FEWEST_CALLS and time.perf_counter() - begun > SECONDS:
-                break
-        trace = json.loads(Path(running.end_profiling()).read_text(encoding="utf-8"))
+        try:
+            running = ort.InferenceSession(
+                str(path),
+                options,
+                providers=["CPUExecutionProvider"],
+                disabled_optimizers=list(WRONG_IN_HALF) if half else [],
+            )
+            begun = time.perf_counter()
+            for done in range(calls):
+                running.run(None, inputs)
+                if done + 1 >= FEWEST_CALLS and time.perf_counter() - begun > SECONDS:
+                    break
+            # Names of nodes stand in it as they are: what they make of it need not be JSON.
+            trace = json.loads(Path(running.end_profiling()).read_text(encoding="utf-8"))
+        except Exception as err:  # ONNX Runtime's own exception classes have no common base but this
+            raise StageError(
+                f"can't tell what bounds the layers of {path.name}",
+                why=f"ONNX Runtime can't profile it: {first_line(err)[:300]}",
+                mend="leave --roofline out; `compress measure` says whether the file runs",
+            ) from err
         weights = _weights(outline(Path(options.optimized_model_filepath)).graph)
     events: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for event in trace:

@@ -9,11 +9,12 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from compress.errors import ResourceError
 from compress.storage.shortages import cant_write
+from compress.vetting.replace import replacing_file
 
 __all__ = ["command_line", "locked", "write_files"]
 
@@ -44,28 +45,23 @@ def write_files(contents: Mapping[Path, str], *, mode: int | None = None) -> Non
 
     Args:
         contents: text by path; folders are made.
-        mode: of the files.
+        mode: of the files; None for those of older ones, or what the process gives to new ones.
 
     Raises:
         ResourceError: one can't be written.
     """
-    besides = {path.with_name(path.name + ".part"): path for path in contents}
     made: list[Path] = []
     path = next(iter(contents))
     try:
-        for beside, path in besides.items():
-            made = [*make_folder(path.parent), *made]
-            beside.write_bytes(contents[path].encode("utf-8", "backslashreplace"))
-            if mode is not None:
-                beside.chmod(mode)
-        for beside, path in besides.items():
-            beside.replace(path)
+        with ExitStack() as all_written:
+            for path, text in contents.items():
+                made = [*make_folder(path.parent), *made]
+                file = all_written.enter_context(replacing_file(path, mode=mode))
+                file.write(text.encode("utf-8", "backslashreplace"))
+                file.flush()
     except OSError as err:
         raise cant_write(path, err) from err
     finally:
-        for beside in besides:
-            with contextlib.suppress(OSError):
-                beside.unlink(missing_ok=True)
         remove_empty(made)
 
 

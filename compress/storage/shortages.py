@@ -7,6 +7,7 @@ So it is recognized in one place, around a whole run.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import resource
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from compress.errors import ResourceError, ToolkitError, first_line
 
-__all__ = ["cant_write", "lacks_memory", "shortages"]
+__all__ = ["cant_write", "lacks_memory", "raise_shortage", "shortages"]
 
 # Of these there is no doubt; the others mean that only where they are about one of our places.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
@@ -56,6 +57,12 @@ def lacks_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or NO_MEMORY.search(str(error)) is not None
 
 
+def raise_shortage(error: Exception) -> None:
+    """Raise an error that says that memory has run out, as it is: nothing that was tried is at fault for it."""
+    if lacks_memory(error):
+        raise error
+
+
 @contextmanager
 def shortages(*places: Path, need: int = 0) -> Iterator[None]:
     """Within it, what the machine lacks is a ResourceError; other errors stay what they are.
@@ -74,6 +81,8 @@ def shortages(*places: Path, need: int = 0) -> Iterator[None]:
         raise
     except ToolkitError as err:  # a stage that takes a full disk for a fault of the model
         found = _told(err.__cause__, list(places)) if err.__cause__ is not None else None
+        if found is None and isinstance(err.__cause__, json.JSONDecodeError):  # half a file of ONNX Runtime's
+            found = _nearly_full(err.__cause__, [*places, Path(tempfile.gettempdir())], need)
         if found is None:
             raise
         raise found from err

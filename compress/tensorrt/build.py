@@ -218,10 +218,19 @@ def _stripped(trt: Any, engine: Any) -> Any:
 
 
 def _write(path: Path, data: Any) -> None:
-    """Beside, then renamed: an older file stays until the new one is whole."""
-    beside = path.with_name(path.name + ".part")
-    beside.write_bytes(memoryview(data))
-    beside.replace(path)
+    """Beside, then renamed: an older file stays until the new one is whole.
+
+    By hand, as this file goes to machines without this package. What waits under the name may be a link: not followed.
+    """
+    beside = path.with_name(f".{path.name}.part")
+    beside.unlink(missing_ok=True)
+    try:
+        with beside.open("xb") as file:
+            file.write(memoryview(data))
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def profiles_told(options: BuildOptions) -> list[dict[str, list[list[int]]]]:

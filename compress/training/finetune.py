@@ -18,12 +18,14 @@ from compress.artifact import Signature
 from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.errors import RecipeError
+from compress.evaluate.labels_told import squeezed
 from compress.evaluate.output_forms import forms_of, labelled_output
 from compress.evaluate.output_kind import OutputForm, OutputKind, class_axis
 from compress.model import Model, TorchModel
 from compress.options.training import TrainingOptions
 from compress.stage import Given, Progress
 from compress.training.batches.augment import augmentation, code_of, refuse_augmentation
+from compress.training.frozen import frozen_for
 from compress.training.labels import refuse_labels
 from compress.training.loop import train
 from compress.training.machine.setup import device_kind, distributed, fabric_class, local_rank
@@ -69,11 +71,6 @@ class Finetune:
     resumes: ClassVar[bool] = True
 
     @property
-    def finetune(self) -> Finetune:
-        """What is asked of the training, as of a stage that holds one."""
-        return self
-
-    @property
     def devices(self) -> int:
         """How many processes share the training."""
         return self.training.devices
@@ -98,7 +95,7 @@ class Finetune:
     def of(cls, described: Mapping[str, Any], model: TorchModel, teacher: TorchModel | None) -> Self:
         """The stage that was described, its data opened for a model."""
         values = dict(described["training"])
-        values["augment"] = tuple(values["augment"])
+        values["augment"], values["freeze"] = tuple(values["augment"]), tuple(values["freeze"])
         values["tensorboard"] = None if values["tensorboard"] is None else Path(values["tensorboard"])
         held = described["validation"]
         opened = {
@@ -131,11 +128,13 @@ class Finetune:
                 why = "TorchScript and exported programs have no layers any more"
                 mend = "give the model from before, or leave it out"
                 raise RecipeError("can't finetune this file", why=why, mend=mend)
-            at = labelled_output(model.signature, self.data.labels, self.labelled, ask=True)
+            training, validation = self._fitting(model.signature)
+            at = labelled_output(model.signature, training.labels, self.labelled, ask=True)
             output = model.signature.outputs[at]
-            for data in (self.data, self.validation):
+            for data in (training, validation):
                 if data is not None and data.labels is not None:
                     refuse_labels(data.labels, output, data.source, taught=self.teacher is not None)
+            frozen_for(model.module, self.training.freeze)
             precision_for(self.training.train_precision, model.module, device_kind(self.training.accelerator))
         augmentation(self.training.augment)
         refuse_augmentation(self.training.augment, model.signature.inputs, self.data.labels)
@@ -202,17 +201,11 @@ class Finetune:
                 "the validation data has no labels, and there is no original model to agree with",
                 "add an array `label` to it, or give the original with --teacher",
             ),
-            (
-                o.sampler != "uniform" and not self._classifies(),
-                f"can't choose samples by {o.sampler}",
-                "the output that is trained by labels, else the first, is not one logit for each class",
-                "leave --sampler out",
-            ),
         )  # fmt: skip
 
     def _forms(self, model: TorchModel) -> tuple[tuple[OutputForm, ...], int]:
         """What each output is, and which of them labels teach; of that one, what was said of it, or what they tell."""
-        forms, at = forms_of(model, self.data.labels, self.labelled)
+        forms, at = forms_of(model, self._fitting(model.signature)[0].labels, self.labelled)
         if self.training.loss == "auto":
             return forms, at
         taught, shape = forms[at], model.signature.outputs[at].shape
@@ -224,17 +217,14 @@ class Finetune:
         asked = dataclasses.replace(taught, kind=kind, axis=axis, because="it was asked for")
         return (*forms[:at], asked, *forms[at + 1 :]), at
 
+    def _fitting(self, signature: Signature) -> tuple[Dataset, Dataset | None]:
+        """The data, and that of validation, with labels as an evaluation takes them, too."""
+        validation = None if self.validation is None else squeezed(self.validation, signature, self.labelled)
+        return squeezed(self.data, signature, self.labelled), validation
+
     def _held(self) -> int:
         """Samples that are held out."""
         return max(1, round(len(self.data) * self.training.hold_out))
-
-    def _classifies(self) -> bool:
-        if self.training.loss not in ("auto", "softmax"):
-            return False
-        if self.teacher is None:
-            return self.data.labels is not None and self.data.labels.dtype.kind in "iu"
-        forms, at = self._forms(self.teacher)
-        return forms[at].kind is OutputKind.SOFTMAX
 
     def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:
         if self.training.devices > 1 and not distributed():
@@ -269,7 +259,7 @@ class Finetune:
         Raises:
             StageError: the loss became infinite or NaN, and going back did not help.
         """
-        data, validation = self.data, self.validation
+        data, validation = self._fitting(signature)
         if self.training.hold_out:
             order = np.random.default_rng(self.seed).permutation(len(data))
             held = self._held()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from compress.model import TorchModel
 from compress.stage import Given, Progress
 from compress.training.loop import TRACE_FILE
 from compress.training.machine.launch import ended_as, launch
+from compress.vetting.replace import replace_file
 
 __all__ = ["Shared", "in_processes"]
 
@@ -122,9 +122,7 @@ def read_job(job: Path) -> tuple[Shared, TorchModel]:
 
 def write_error(job: Path, error: ToolkitError) -> None:
     """By the one that meets it: the others may only see that it is gone."""
-    beside = job / f"{ERROR}.{os.getpid()}"
-    beside.write_text(json.dumps({"what": error.what, "why": error.why, "mend": error.mend}), encoding="utf-8")
-    beside.replace(job / ERROR)
+    replace_file(job / ERROR, json.dumps({"what": error.what, "why": error.why, "mend": error.mend}))
 
 
 def write_result(job: Path, given: Given) -> None:

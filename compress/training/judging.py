@@ -42,7 +42,8 @@ class Judge:
         self._name = signature.outputs[at].name
         # Class ids that fit several outputs are judged by the one that they teach.
         classes = form.kind is OutputKind.SOFTMAX and data.labels is not None and len(signature.outputs) > 1
-        found = find_metric(None, data, signature, output=self._name if classes else None)
+        endings = {self._name: form.ending}
+        found = find_metric(None, data, signature, output=self._name if classes else None, endings=endings)
         self.metric: Metric = found if taught or found.needs_labels else METRICS["mse"]
         if form.kind in (OutputKind.SIGMOID, OutputKind.EMBEDDING, OutputKind.DENSE):
             # The largest of several labels says nothing, nor do squares of logits.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from typing import Any
@@ -11,11 +12,14 @@ import torch
 from compress.console.wording import Note, counted
 from compress.errors import StageError
 from compress.model import call
+from compress.model.frozen import freeze
+from compress.options.training import unused_values
 from compress.training.batches.answers import Answers
 from compress.training.batches.augment import augmentation
 from compress.training.batches.batch_size import BASE, scaled_rate, try_batch_sizes
 from compress.training.batches.loader import Loader, example, seed_of, workers_for
 from compress.training.batches.sampler import Sampler
+from compress.training.frozen import frozen_for, note_of
 from compress.training.journal import Journal
 from compress.training.judging import Judge
 from compress.training.labels import counts
@@ -53,14 +57,17 @@ def train(task: Task, progress: Progress) -> Trained:
         StageError: the loss became infinite or NaN again and again.
     """
     module = task.module
-    for parameter in module.parameters():
-        parameter.requires_grad_(parameter.is_floating_point())
+    note, asked = note_of(module, task.options.freeze), [parameter.requires_grad for parameter in module.parameters()]
+    freeze(module, frozen_for(module, task.options.freeze))
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng())
         trained = _Training(task, progress, stack).run()
     module.to("cpu").to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
-    for parameter in module.parameters():
+    for parameter, wanted in zip(module.parameters(), asked, strict=True):
         parameter.grad = None
+        parameter.requires_grad_(wanted)
+    if note is not None:
+        trained = dataclasses.replace(trained, warnings=(note, *trained.warnings))
     return trained
 
 
@@ -79,10 +86,11 @@ class _Training:
             self.options.train_precision, self.precision, task.module, kind,
             lambda: call(task.module, task.signature.inputs, two),
         )  # fmt: skip
-        self.warnings = [said for said in (note, odd) if said is not None]
+        self.warnings = [*unused_values(self.options), *(said for said in (note, odd) if said is not None)]
         form = task.forms[task.labelled]
         labels, output = task.data.labels, task.signature.outputs[task.labelled]
-        if task.teacher is not None and labels is not None and not counts(form, output, labels):
+        self.labels_teach = labels is not None and (task.teacher is None or counts(form, output, labels))
+        if labels is not None and not self.labels_teach:
             why = f"they don't fit the output {output.name!r}, taken as {form.kind}"
             self.warnings.append(f"the labels don't count: {why}")
         self.fabric = fabric_for(kind, self.precision, task.module)
@@ -96,7 +104,7 @@ class _Training:
         self.size, self.tried = self._batch_size(found)
         auto = self.options.batch_size == "auto"
         self.rate = scaled_rate(self.options.learning_rate, self.size) if auto else self.options.learning_rate
-        self.sampler = Sampler(len(task.data), self.size, self.options.sampler, task.seed, task.data.starts)
+        self.sampler = Sampler(len(task.data), self.size, task.seed, task.data.starts)
         self.steps = self.options.epochs * self.sampler.steps
         self.fewest = max(2, self.fabric.world_size)  # samples of a step: batch normalization needs two
         if -(-len(task.data) // self.sampler.steps) < self.fewest:
@@ -173,7 +181,7 @@ class _Training:
                 self.step += 1
                 continue
             torch.manual_seed(seed_of(self.task.seed, self.step, self.fabric.global_rank))
-            loss, logits = self.stepper.gradients(batch, len(index))
+            loss = self.stepper.gradients(batch, len(index))
             look = (self.step + 1) % LOOK_EVERY[self.device.type] == 0 or self.step + 1 == self.steps
             if look and not torch.isfinite(loss):
                 self._go_back(f"the loss became {float(loss)}", self.step + 1)
@@ -181,7 +189,6 @@ class _Training:
             rate = self.rate * self.rollback.scale * SCHEDULES[self.options.schedule](self.step, self.steps)
             momentum = one_cycle_momentum(self.step, self.steps) if self.options.schedule == "one-cycle" else None
             self.stepper.update(rate, momentum, self.step + 1, self.steps - self.step - 1)
-            self.sampler.saw(batch.places, logits)
             self.step += 1
             self.journal.step(self.step, loss, len(index), rate, read=look)
             if look:
@@ -212,20 +219,8 @@ class _Training:
                 average = self.stepper.average
                 state = self.task.module.state_dict() if average is None else average.state
                 self.best = {"value": value, "epoch": self.step // self.sampler.steps, "state": copied(state)}
-        self.sampler.end_epoch(self._largest)
         self.journal.epoch(self.step, self.rate * self.rollback.scale, value, metric)
         self._keep()
-
-    def _largest(self, mine: torch.Tensor) -> torch.Tensor:
-        largest: torch.Tensor = self.fabric.all_reduce(mine.clone(), reduce_op="max")
-        return largest.cpu()
-
-    def _of_each(self, mine: torch.Tensor) -> torch.Tensor:
-        """What each process has, [processes, …]."""
-        rows = mine.new_zeros(self.fabric.world_size, *mine.shape)
-        rows[self.fabric.global_rank] = mine
-        together: torch.Tensor = self.fabric.all_reduce(rows, reduce_op="sum")
-        return together.cpu()
 
     def _validate(self, judge: Judge) -> float:
         average = self.stepper.average
@@ -261,14 +256,12 @@ class _Training:
             "step": self.step,
             "best": None if self.best is None else dict(self.best),
             "stepper": self.stepper.state(),
-            "sampler": self.sampler.state(self._of_each),
             "journal": self.journal.state(),
         }
 
     def _restore(self, position: dict[str, Any]) -> None:
         self.step, self.best = position["step"], position["best"]
         self.stepper.restore(position["stepper"])
-        self.sampler.restore(position["sampler"], self.fabric.global_rank)
         self.journal.restore(position["journal"])
 
     def _batch_size(self, found: dict[str, Any] | None) -> tuple[int, dict[int, float | None]]:
@@ -315,12 +308,11 @@ class _Training:
         )
         notes = [*self.warnings]
         outputs = self.task.signature.outputs
-        if self.task.data.labels is not None and len(outputs) > 1 and not any("don't count" in note for note in notes):
+        if self.labels_teach and len(outputs) > 1:
             notes.append(
                 Note(
                     f"The model gives {counted(len(outputs), 'outputs')}: the labels teach "
-                    f"{outputs[self.task.labelled].name!r}; to teach another that holds them, name it as what it is "
-                    "(such as 'logits'), or put it first."
+                    f"{outputs[self.task.labelled].name!r}; to teach another that holds them, name it: --judge."
                 )
             )
         if self.best is not None and self.judge is not None:

@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from compress.errors import StageError
 from compress.model.inputs import call, run_on
 from compress.training.batches.answers import Answers
 from compress.training.batches.loader import Batch, tensors_of
-from compress.training.losses import logits_of
+from compress.training.frozen import keep_statistics
 from compress.training.machine.compiling import Compiling
+from compress.training.machine.launch import lost_another
 from compress.training.machine.profile import Profile
 from compress.training.machine.segments import in_segments
 from compress.training.objective import Features, Objective
@@ -55,7 +57,6 @@ class Stepper:
         if options.feature_weight and self.teacher is not None:
             self.features = Features(self.module, self.teacher, lambda model: self._look(model, example))
         self.answers: Answers | None = None
-        self.forms, self.labelled = task.forms, task.labelled
         self.objective = Objective(options, task.forms, self._variances(task), self.features, at=task.labelled)
         if self.teacher is None and len(task.signature.outputs) > 1:
             self._leave_alone(example)
@@ -68,7 +69,7 @@ class Stepper:
             asked, body = "off", torch.compile(body)
         self.student: Any = body if alone else fabric.setup_module(body)
         self.compiling = Compiling(asked, self.student, lambda: fabric.setup_module(torch.compile(body)))
-        self.optimizer = optimizer_for(options.optimizer, self.module, rate)
+        self.optimizer = optimizer_for(self.module, rate)
         self._wrapped = fabric.setup_optimizers(self.optimizer)
         self.average = Average(self.module, options.ema) if options.ema else None
         self._began = 0.0
@@ -88,8 +89,9 @@ class Stepper:
         """After a validation, too."""
         self.student.train()
         self.module.train()
+        keep_statistics(self.module)
 
-    def gradients(self, batch: Batch, total: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def gradients(self, batch: Batch, total: int) -> torch.Tensor:
         """Forward and backward.
 
         Args:
@@ -97,7 +99,7 @@ class Stepper:
             total: samples over all processes.
 
         Returns:
-            The mean loss [] over all processes, and the logits of the output that labels teach, [n, …], both detached.
+            The mean loss [] over all processes, detached.
         """
         self._began = time.perf_counter()
         try:
@@ -108,14 +110,13 @@ class Stepper:
             self._wrapped.zero_grad()
             return self._gradients(self.compiling.current, batch, total)
 
-    def _gradients(self, student: Any, batch: Batch, total: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _gradients(self, student: Any, batch: Batch, total: int) -> torch.Tensor:
         phase, fabric = self._profile.phase, self._fabric
         with phase("copy"):
             batch = batch.to(fabric.device)
         # As many in each process, whose shares may differ by a sample; one alone has two in each part to normalize by.
         parts = batch.parts(min(self._accumulate, max(1, total // max(2, self._world))))
         whole = torch.zeros((), device=fabric.device)
-        logits = []
         world = self._world
         for number, part in enumerate(parts):
             taught = None
@@ -129,10 +130,9 @@ class Stepper:
                 with phase("backward"):
                     fabric.backward(loss * (len(part.places) * world / total))
             whole += loss.detach() * (len(part.places) * world / total)
-            logits.append(logits_of(self.forms[self.labelled], list(got.values())[self.labelled].detach()))
         if world > 1:
             whole = fabric.all_reduce(whole, reduce_op="mean")
-        return whole, torch.cat(logits)
+        return whole
 
     def _taught(self, batch: Batch) -> dict[str, torch.Tensor]:
         if self.answers is not None:
@@ -145,7 +145,12 @@ class Stepper:
             return self._outputs(self.teacher, batch.to(self._fabric.device))
 
     def _outputs(self, model: Any, batch: Batch) -> dict[str, torch.Tensor]:
-        return run_on(batch.inputs, lambda: call(model, self._inputs, batch.inputs))
+        try:
+            return run_on(batch.inputs, lambda: call(model, self._inputs, batch.inputs))
+        except StageError as err:
+            if err.__cause__ is not None and lost_another(err.__cause__):
+                raise err.__cause__ from None  # statistics are shared in the forward pass, too
+            raise
 
     def update(self, rate: float, momentum: float | None, step: int, left: int) -> None:
         """Move the weights.

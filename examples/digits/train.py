@@ -69,7 +69,7 @@ def main() -> None:
         answers = net(torch.from_numpy(data["eval"]["image"])).argmax(1).numpy()
     accuracy = float((answers == data["eval"]["label"]).mean())
     for name, arrays in data.items():
-        np.savez(folder / f"{name}.npz", **arrays)
+        np.savez(folder / f"{name}.npz", **arrays)  # type: ignore[arg-type]
     compress.save(net, folder / "model.pt", inputs="image:float32[batch,1,8,8]", outputs=["logits"])
     print(f"accuracy on {len(answers)} held-out images: {accuracy:.4f}; saved {folder / 'model.pt'}")
 

@@ -168,7 +168,7 @@ def main() -> None:
     specs = ["input_ids:int64[batch,seq]", "attention_mask:int64[batch,seq]"]
     compress.save(model, folder / "model.pt", inputs=specs, outputs=["embedding"])
     for name, count, seed in (("calibration", 128, 1), ("eval", 400, 2)):
-        np.savez_compressed(folder / f"{name}.npz", **tokenize(sentences(count, seed), words, 32))
+        np.savez_compressed(folder / f"{name}.npz", **tokenize(sentences(count, seed), words, 32))  # type: ignore[arg-type]
     near = tokenize(
         ["A cat sleeps on the sofa.", "A kitten naps on the couch.", "Interest rates rose again."], words, 32
     )

@@ -45,7 +45,7 @@ def render(
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("kubernetes"),
     options: Annotated[RenderOptions, Parameter(name="*")],
 ) -> None:
-    """Write Kubernetes manifests for a model repository: Kustomize overlays for CPUs, GPUs, canaries, a try; KServe's.
+    """Write Kubernetes manifests for a model repository: Kustomize overlays for CPUs, GPUs, canaries, a try.
 
     Parameters
     ----------

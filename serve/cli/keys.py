@@ -32,6 +32,7 @@ def add(
     priority: int = 5,
     admin: bool = False,
     metrics: bool = False,
+    feedback: bool = False,
     days: float | None = None,
 ) -> None:
     """Make a key and print it, this once: the file keeps its digest only. A running gateway takes it within a second.
@@ -54,6 +55,8 @@ def add(
         It may load and unload models, and read metrics and statistics of all.
     metrics
         It may read the gateway's metrics, as Prometheus does.
+    feedback
+        It may say which of the answers to it were correct, by which releases are judged.
     days
         From so many days on it is worth nothing; by default it holds until it is revoked.
     """
@@ -61,7 +64,7 @@ def add(
 
     secret, key = add_key(
         file, name, models=model, rate=rate, burst=burst, priority=priority, admin=admin, metrics=metrics,
-        expires="" if days is None else in_days(days),
+        feedback=feedback, expires="" if days is None else in_days(days),
     )  # fmt: skip
     told.print(f"the key of {key.name}, {key.id}…, is in {file}; this is the only time that it is shown:", markup=False)
     print(secret)
@@ -76,7 +79,7 @@ def list_(*, file: File = DEFAULT, json_: Annotated[bool, Parameter(name="--json
     file
         The file of keys.
     json_
-        Print a list of {id, name, models, rate, burst, priority, admin, metrics, created, expires}.
+        Print a list of {id, name, models, rate, burst, priority, admin, metrics, feedback, created, expires}.
     """
     from serve.gateway.access.keys import read_keys
 
@@ -89,7 +92,7 @@ def list_(*, file: File = DEFAULT, json_: Annotated[bool, Parameter(name="--json
     for key in found:
         rate = "" if key.rate is None else f"{key.rate:g}/s"
         burst = "" if key.burst is None else str(key.burst)
-        rights = " ".join(right for right in ("admin", "metrics") if getattr(key, right))
+        rights = " ".join(right for right in ("admin", "metrics", "feedback") if getattr(key, right))
         table.add_row(
             key.name, key.id, " ".join(key.models), rate, burst, str(key.priority), rights, key.created, key.expires
         )

@@ -23,7 +23,7 @@ load = App(
 out = Console(highlight=False, soft_wrap=True)
 Flat = Parameter(name="*")
 Many = Parameter(consume_multiple=True, negative_iterable="")
-NOT_KEPT, WORSE = 3, 1
+NOT_KEPT, WORSE, NONE_ANSWERED = 3, 1, 1
 
 
 @load.default
@@ -44,7 +44,8 @@ def run(
 
     An open loop (--rate) sends when requests are due, whatever becomes of the others, and counts latency from then
     on; a closed loop (--concurrency) waits for answers, as clients with nothing else to do would. With --slo alone,
-    the highest rate that keeps it is searched. Exit code 3 when an objective is not kept.
+    the highest rate that keeps it is searched. Exit code 3 when an objective is not kept, 1 where
+    nothing was answered.
 
     Parameters
     ----------
@@ -70,7 +71,7 @@ def run(
     """
     from serve.load.measure import Plan, measure
     from serve.load.report.live import show_progress
-    from serve.load.report.shown import print_report
+    from serve.load.report.terminal import print_report
 
     check_outputs(output, (".json", ".html", ".csv", ".hlog"))
     plan = Plan(concurrency, rate, scenario, slo, hourly_cost, precision, confirmations)
@@ -84,6 +85,8 @@ def run(
     _write(report, output)
     if not report.kept:
         sys.exit(NOT_KEPT)
+    if not report.answered:
+        sys.exit(NONE_ANSWERED)
 
 
 @load.command
@@ -98,7 +101,7 @@ def report(files: Annotated[tuple[Path, ...], Many], /, *, output: Annotated[tup
         Files to write, by their ending: .html, .csv, .hlog.
     """
     from serve.load.report.report import read_report
-    from serve.load.report.shown import print_report
+    from serve.load.report.terminal import print_report
 
     check_outputs(output, (".html", ".csv", ".hlog"))
     if not files:
@@ -153,7 +156,7 @@ def compare(
     """
     from serve.load.figures.compare import compare as compare_files
     from serve.load.report.report import read_report
-    from serve.load.report.shown import print_comparisons
+    from serve.load.report.terminal import print_comparisons
 
     allowed = _share(max_regression)
     own = options or LoadOptions()
@@ -161,11 +164,11 @@ def compare(
     if ab:
         if before is not None or len(ab) != 2:
             raise ServerError("can't compare", why="--ab takes two URLs, and no files", mend="give --ab URL1 URL2")
+        from serve.load.interleave import interleave
         from serve.load.report.live import show_progress
-        from serve.load.turns import take_turns
 
         with show_progress(Console(stderr=True)) as on_progress:
-            sides, comparison = take_turns(
+            sides, comparison = interleave(
                 [_with_secrets(own.with_(rate=rate, concurrency=concurrency), url) for url in ab],
                 rounds=rounds, allowed=allowed, on_progress=on_progress,
             )  # fmt: skip
@@ -248,7 +251,7 @@ def _write(report: Any, paths: tuple[Path, ...], **others: Any) -> None:
     import json
 
     from serve.load.report.report import write_text
-    from serve.load.report.shown import csv_text, hlog_text
+    from serve.load.report.terminal import csv_text, hlog_text
 
     for path in paths:
         match path.suffix:

@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, CycloptsPanel, Parameter
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from compress.errors import MissingExtraError, ToolkitError
+from compress.errors import MissingExtraError, ToolkitError, printable
 from serve import __version__
 from serve.cli.deploy import deploy
+from serve.cli.doctor import doctor
 from serve.cli.gateway import gateway, settings_of_file
 from serve.cli.keys import keys
 from serve.cli.load import load
@@ -26,6 +27,7 @@ from serve.cli.measure import tune, verify
 from serve.cli.models import models
 from serve.cli.plan import plan
 from serve.cli.rollout import rollout
+from serve.cli.triton import triton
 from serve.config.merge import Edits
 from serve.pack.file import flags_of_file, read_tables
 from serve.pack.options import PackOptions
@@ -42,6 +44,7 @@ app = App(
     version=__version__,
     version_flags=["--version"],
     suppress_keyboard_interrupt=False,
+    error_formatter=lambda err: CycloptsPanel(printable(str(err), keep="\n")),  # it quotes files' values, too
 )
 app.config = (flags_of_file, settings_of_file)
 app.command(gateway)
@@ -52,7 +55,9 @@ hooks_app = App(name="hooks", help="Try hooks without a server.")
 app.command(hooks_app)
 app.command(load)
 app.command(deploy)
+app.command(doctor)
 app.command(plan)
+app.command(triton)
 app.command(tune)
 app.command(verify)
 out = Console(highlight=False, soft_wrap=True)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from compress.errors import ServerError
 from serve.rollout.plan import Plan, Target
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def start(
     state
         The gateway's state file.
     wait
-        Follow it to its end; exit code 1 where the candidate was taken back.
+        Follow it to its end; exit code 1 where the candidate was rolled back.
     """
     store = _store(state)
     old = None if baseline is None else Target.parse(baseline, model)
@@ -86,7 +87,7 @@ def status(
     state
         The gateway's state file.
     wait
-        Follow the model's rollout to its end; exit code 1 where the candidate was taken back.
+        Follow the model's rollout to its end; exit code 1 where the candidate was rolled back.
     json_
         Print a list of what is known.
     """
@@ -205,6 +206,9 @@ def _taken_up(store: Store, row: Row) -> None:
     while time.monotonic() < until:
         now = _again(store, row)
         if now.baseline is not None and now.owner is not None:
+            if not now.active and store.events(row.id)[-1].kind == "refused":
+                why, _, mend = now.why.rpartition("; ")
+                raise ServerError(f"the rollout of {row.model} can't begin", why=why, mend=mend)
             told = f"{now.state}: {now.why}" if now.why else now.state
             out.print(f"{now.baseline} goes on answering; {told}", markup=False)
             return
@@ -250,6 +254,8 @@ def _show(row: Row) -> None:
     ]
     took = "promoted" if row.state != "promoted" else "[reverse]promoted[/]"
     out.print(f"  steps {' → '.join([*marks, took])}; {row.weight:.0%} of the requests now go to the candidate")
+    if told := row.plan.agreement:
+        out.print(f"  {told}", markup=False)
     if not row.evidence:
         return
     table = Table("question", "observed", "candidate", "baseline", "allowed", "it is fine", "it is worse")
@@ -259,9 +265,9 @@ def _show(row: Row) -> None:
             str(seen["count"]),
             _value(name, seen["candidate"]),
             _value(name, seen["baseline"]),
-            f"+{seen['bound']:.3g}" if name == "errors" else f"{seen['bound']:.0%} {'' if 'dis' in name else 'more'}",
+            _allowed(name, seen["bound"]),
             _bar(seen["proof"]) if seen["required"] else "not asked",
-            _bar(seen["alarm"]),
+            _bar(seen["alarm"]) if seen.get("judged", True) else "not judged",
         )
     Console(highlight=False, width=None if sys.stdout.isatty() else 140).print(table)
 
@@ -278,6 +284,12 @@ def _value(name: str, value: Any) -> str:
     if value is None:
         return ""
     return f"{1000 * value:.3g} ms" if name in ("latency", "slowest") else f"{value:.3%}"
+
+
+def _allowed(name: str, bound: float) -> str:
+    if name in ("errors", "feedback"):
+        return f"+{bound:.3g}"
+    return f"{bound:.0%} {'' if name == 'disagreement' else 'more'}"
 
 
 def _bar(share: float) -> str:

@@ -1,8 +1,21 @@
-"""What a model and a version may be called: one rule for packing, linting, releasing, routing and asking."""
+"""What a model, a version and a file in a folder may be called: one rule for packing, linting, releasing and asking."""
 
-__all__ = ["MODEL_NAME", "VERSION"]
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+__all__ = ["MODEL_NAME", "PACKED_NAME", "VERSION", "leads_out"]
 
 # Triton does not decode its paths, so no other name can be served over HTTP. "." and ".." stay out, and so does
 # "stats": /v2/models/stats gives every model's statistics.
-MODEL_NAME = r"(?!(?:\.{1,2}|stats)(?:/|$))[A-Za-z0-9_.+:@=~-]{1,256}"
+_ASKABLE = r"(?!(?:\.{1,2}|stats)(?:/|$))"
+MODEL_NAME = _ASKABLE + r"[A-Za-z0-9_.+:@=~-]{1,256}"
+# What is packed is a folder, too, after which its parts, metrics and manifests are called.
+PACKED_NAME = _ASKABLE + r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}"
 VERSION = r"[0-9]{1,18}"
+
+
+def leads_out(name: str) -> bool:
+    """Whether a name that is to stand in a folder leads out of it."""
+    path = PurePosixPath(name)
+    return path.is_absolute() or ".." in path.parts

@@ -8,7 +8,7 @@ from pathlib import Path
 from compress.errors import RepositoryError
 from serve.config.pbtxt import config_text, from_pbtxt
 from serve.repository.folders import parts_of
-from serve.repository.provenance import Provenance, read_provenance, verify
+from serve.repository.provenance import Provenance, read_provenance, verify_checksums
 from serve.repository.versions import served, versions_of
 
 __all__ = ["Judged", "judge"]
@@ -41,7 +41,7 @@ def judge(repository: Path, model: str, max_drop: float) -> Judged:
     Raises:
         RepositoryError: there is no such model, or a file was changed.
     """
-    verify(repository)
+    verify_checksums(repository)
     version, told = _network(repository, model)
     if told is None or told.drop is None:
         return Judged(model, version, kept=False, words="its drop was not measured: export it with --eval")

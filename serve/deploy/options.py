@@ -17,7 +17,6 @@ from serve.deploy.monitoring.objectives import DEFAULT
 __all__ = ["RenderOptions", "image_of", "read_plan"]
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
-SCALING = ("least", "most", "target", "down_window_s")
 IMAGE = re.compile(
     r"(?P<name>[a-z0-9]+(?:[._:/-][a-z0-9]+)*?)(?::(?P<tag>[\w][\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )

@@ -18,8 +18,10 @@ from serve import __version__
 from serve.gateway.access.footprint import reader_bytes
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.memory import Memory
+from serve.gateway.access.metrics import PlacesCollector
 from serve.gateway.edge.admin import admin_router
 from serve.gateway.edge.direct import Direct
+from serve.gateway.edge.feedback_route import feedback_router
 from serve.gateway.edge.guard import GuardMiddleware
 from serve.gateway.edge.infer import InferEndpoint
 from serve.gateway.edge.predict import predict_router
@@ -32,12 +34,16 @@ from serve.gateway.observe.history import History
 from serve.gateway.observe.telemetry import Telemetry, TelemetryMiddleware
 from serve.gateway.observe.tracing import Tracing
 from serve.gateway.oip.contracts import Contracts
+from serve.gateway.release.answers import Answers
+from serve.gateway.release.feedback import Feedback
+from serve.gateway.release.metrics import ReleasesCollector
 from serve.gateway.release.released import Released
 from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
 from serve.gateway.site.docs import add_docs
 from serve.gateway.site.page import add_page
 from serve.gateway.upstream.loading import Loading
+from serve.gateway.upstream.metrics import ServersCollector
 from serve.gateway.upstream.upstream import Upstream
 
 __all__ = ["Parts", "create_app"]
@@ -64,6 +70,7 @@ class Parts:
     """What another protocol's endpoint shares with this one."""
 
     gate: Gate
+    releases: Releases
     upstream: Upstream
     telemetry: Telemetry
     contracts: Contracts
@@ -85,18 +92,23 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
     memory = Memory(settings.memory_bytes)
     upstream = Upstream(settings, telemetry, memory)
     releases = Releases(settings.state, upstream)
-    gate = Gate(settings, releases, incidents, memory)
+    gate = Gate(settings, incidents, memory)
     contracts = Contracts(
         upstream, settings.max_elements, reader_bytes(settings.memory_bytes), validate=settings.validate
     )
     loading = loading or Loading()
-    released = Released(gate, upstream)
+    nobody = settings.anonymous and settings.keys is None  # anybody who reaches it could end a release
+    answers = Answers(0 if nobody else settings.feedback_answers, settings.feedback_s, memory)
+    feedback = Feedback(answers, releases)
+    released = Released(gate, upstream, contracts.apart, reader_bytes(settings.memory_bytes), answers)
     history = History(telemetry, gate)
-    telemetry.follow(gate, upstream.balancer)
     upstream.follow(gate.incidents)
-    telemetry.registry.register(gate.incidents.outages)
-    telemetry.registry.register(gate.incidents.suspects)
-    telemetry.registry.register(memory)
+    if incidents is None:  # nobody else tells when a Triton dies
+        upstream.balancer.follow_deaths(gate.incidents)
+    telemetry.follow(
+        PlacesCollector(gate), ServersCollector(upstream.balancer), ReleasesCollector(releases), feedback,
+        gate.incidents.outages, gate.incidents.suspects, memory,
+    )  # fmt: skip
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -131,23 +143,24 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
     )
     app.state.draining = False
     short = tracing is None and upstream.sole is not None
-    app.state.direct = Direct(settings, gate, contracts, upstream, telemetry) if short else None
-    app.state.parts = Parts(gate, upstream, telemetry, contracts, loading)
+    app.state.direct = Direct(settings, gate, releases, contracts, upstream, telemetry) if short else None
+    app.state.parts = Parts(gate, releases, upstream, telemetry, contracts, loading)
 
     def draining() -> bool:
         return bool(app.state.draining)
 
-    app.include_router(predict_router(settings, gate, upstream, contracts, released))
+    app.include_router(predict_router(settings, gate, releases, upstream, contracts, released))
     app.include_router(protocol_router(upstream, draining))
     app.include_router(health_router(upstream, telemetry, draining))
     app.include_router(rollouts_router(releases))
+    app.include_router(feedback_router(feedback, memory))
     app.include_router(admin_router(settings, upstream, memory, loading))
     add_docs(app, gate, upstream)
     add_page(app, upstream, history)
     # The last one added stands outermost.
     app.add_middleware(GuardMiddleware, gate=gate)
     app.add_middleware(TelemetryMiddleware, telemetry=telemetry)
-    app.infer = InferEndpoint(settings, gate, contracts, released, telemetry)
+    app.infer = InferEndpoint(settings, gate, releases, contracts, released, telemetry)
     _answer_errors(app)
     return app
 

@@ -250,6 +250,7 @@ class Refusal(Response):
     def __init__(self, error: GatewayError) -> None:
         super().__init__(error.body, error.status, media_type="application/json")
         self.raw_headers += error.headers
+        error.with_traceback(None)  # this may take seconds, and its frames hold bodies
         self._discard_bytes, self._discard_s = 0, DISCARD_S
         if error.closes:
             self.headers["connection"] = "close"

@@ -77,6 +77,7 @@ async def serve_gateway(
     uvicorn_log = logging.getLogger("uvicorn.error")
     uvicorn_log.setLevel(logging.ERROR)  # not a line for each client that sends rubbish
     uvicorn_log.addFilter(_of_no_cut)
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # nor for each form that is none
     app = create_app(settings, incidents, loading)
     listener = _listen(settings.host, settings.port, reuse_port=settings.reuse_port)
     clients, grpc_clients = _clients(settings)
@@ -121,6 +122,7 @@ async def serve_gateway(
         proxy = GrpcProxy(
             settings,
             parts.gate,
+            parts.releases,
             parts.upstream.balancer,
             parts.telemetry,
             parts.contracts,

@@ -20,7 +20,9 @@ POSITIVE = (
     "keep_alive_s", "max_clients", "memory_bytes", "write_timeout_s", "max_in_flight", "max_waiting",
     "health_interval_s",
 )  # fmt: skip
-NOT_NEGATIVE = ("drain_delay_s", "coalesce_s", "max_elements", "latency_target_s", "max_wait_s")
+NOT_NEGATIVE = (
+    "drain_delay_s", "coalesce_s", "max_elements", "latency_target_s", "max_wait_s", "feedback_answers", "feedback_s",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,13 @@ class Settings:
 
     coalesce_keys: bool = False
     """Whether requests of different keys may go to Triton as one."""
+
+    feedback_answers: int = 10_000
+    """Most answers of models under release that clients may still speak of (POST /feedback); 0 for none. Of one key, a
+    quarter of them."""
+
+    feedback_s: float = 3600.0
+    """How long they may, in seconds."""
 
     health_interval_s: float = 1.0
     """Seconds between probes of each Triton."""

@@ -136,7 +136,7 @@ def _network(source: Artifact, item: Mapping[str, Array], *, batched: bool) -> S
         arrays[str(number)] = array[None] if batched else array
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder) / "given.npz", Path(folder) / "made.npz"
-        np.savez(given, **arrays)
+        np.savez(given, **arrays)  # type: ignore[arg-type]
         command = [sys.executable, "-c", _NETWORK, str(source.model_path), str(given), str(made), json.dumps(names)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -167,6 +167,8 @@ class Guarded:
             frame.lineno for frame in traceback.extract_tb(err.__traceback__) if frame.filename == str(source.path)
         ]
         mend = "mend that line; the hooks must run where they are packed, too"
+        if isinstance(err, TypeError) and " for a batch of " in str(err):
+            mend = "a list has one for each item; several of one item are Annotated[np.ndarray, 'string[3]'], say"
         if isinstance(err, ModuleNotFoundError):
             mend = f"install the package that brings {err.name!r}, and name it in the module's REQUIREMENTS"
         why = f"{self.failed}: {type(err).__name__}: {err}"

@@ -72,6 +72,13 @@ def of_annotation(name: str, annotation: Any) -> HookTensor:
             shape = spec.shape[1:] if whole else spec.shape
             if shape or whole:
                 return HookTensor(name, TRITON_TYPE_OF[spec.dtype], _dims(shape), "array", batchwise=whole)
+    if annotation is dict or typing.get_origin(annotation) is dict or typing.is_typeddict(annotation):
+        raise SignatureError(
+            f"{name!r} is annotated as {getattr(annotation, '__name__', annotation)}",
+            why="a dict does not say which tensors it holds",
+            mend="write a class: `class Answer(NamedTuple):`, with `label: str` and `score: float` below it, and give "
+            "`-> Answer`; each field becomes a tensor",
+        )
     raise SignatureError(
         f"{name!r} is annotated as {getattr(annotation, '__name__', annotation)}",
         why="that does not say which tensor it is",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import mimetypes
 from pathlib import Path
@@ -13,6 +12,7 @@ from compress.errors import ServerError
 from compress.vetting.texts import read_bytes
 from serve.config.named import LARGEST_DATA
 from serve.http.message import Address
+from serve.http.once import ask_once
 
 __all__ = ["config_of", "infer_content", "infer_file"]
 
@@ -65,20 +65,15 @@ def _ask(
         address = Address.parse(url)
     except ValueError as err:
         raise ServerError("can't ask the gateway", why=str(err), mend="name it as http://host:port") from err
-    connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
+    headers = headers | ({"Authorization": f"Bearer {key}"} if key else {})
     try:
-        connection.request(method, path, content, headers | ({"Authorization": f"Bearer {key}"} if key else {}))
-        answer = connection.getresponse()
-        body = answer.read()
-    except (OSError, http.client.HTTPException) as err:
+        return ask_once(address, method, path, content, headers, timeout_s=timeout_s)
+    except OSError as err:
         raise ServerError(
             f"can't reach the gateway at {url}",
             why=str(err) or type(err).__name__,
             mend="start it (`serve up` or `serve gateway`), or name the right one with --url",
         ) from err
-    finally:
-        connection.close()
-    return answer.status, body
 
 
 def _read(status: int, body: bytes, model: str) -> dict[str, Any]:

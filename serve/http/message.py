@@ -46,7 +46,7 @@ class Address:
     port: int
 
     @classmethod
-    def parse(cls, url: str) -> Address:
+    def parse(cls, url: str, *, default_port: int = 80) -> Address:
         """Read "http://host[:port]" (a path must be empty).
 
         Raises:
@@ -63,7 +63,7 @@ class Address:
             port = parts.port
         except ValueError as err:
             raise ValueError(f"{url!r} has no number for a port") from err
-        return cls(parts.hostname, 80 if port is None else port)
+        return cls(parts.hostname, default_port if port is None else port)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

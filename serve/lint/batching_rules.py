@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from serve.config.names import leads_out
 from serve.lint.finding import Findings, error
 from serve.lint.model import Model
 
@@ -57,6 +58,8 @@ def sequence_rules(model: Model) -> Findings:
     slots = batching.direct.minimum_slot_utilization
     if not 0 <= slots <= 1:
         yield error(name, f"minimum_slot_utilization is {slots:g}", "write a share from 0 to 1")
+    for state in batching.state:
+        yield from _initial(model, state)
     tensors = Counter(control.name for control in batching.control_input)
     kinds: Counter[str] = Counter()
     for tensor, count in tensors.items():
@@ -72,6 +75,22 @@ def sequence_rules(model: Model) -> Findings:
     for kind, count in kinds.items():
         if count > 1:
             yield error(name, f"{kind} is given to {count} tensors", "give it to one")
+
+
+def _initial(model: Model, state: Any) -> Findings:
+    """What a state begins with."""
+    for given in state.initial_state:
+        what = f"initial_state of {state.input_name!r}"
+        if not given.name:
+            yield error(model.name, f"{what} has no name", "write one")
+        if given.WhichOneof("state_data") is None:
+            yield error(model.name, f"{what} has no data", "write zero_data: true")
+        elif given.data_file and leads_out(given.data_file):
+            yield error(model.name, f"{what}: data_file {given.data_file!r} leads out of the folder", "put it there")
+        elif given.data_file and not (model.folder / "initial_state" / given.data_file).is_file():
+            yield error(model.name, f"{what}: there is no initial_state/{given.data_file}", "put the file there")
+        if given.data_type != state.data_type:
+            yield error(model.name, f"{what} has another data_type than the state", "write the state's")
 
 
 def _control(name: str, tensor: str, kind: str, control: Any) -> Findings:

@@ -140,7 +140,10 @@ def instance_rules(model: Model, gpus: int | None) -> Findings:
         model: any.
         gpus: of this machine; None when the repository is for another.
     """
-    for group in model.config.instance_group if not model.is_ensemble else ():
+    groups = () if model.is_ensemble else model.config.instance_group
+    if groups and all(group.passive for group in groups):
+        yield error(model.name, "each instance_group is passive: Triton dies of its first request", "leave passive out")
+    for group in groups:
         kind = type(group).Kind.Name(group.kind)
         if kind in ("KIND_CPU", "KIND_MODEL") and group.gpus:
             yield error(model.name, f"instance_group has {kind} and names GPUs", "leave gpus out, or write KIND_GPU")

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from serve.lint.finding import Finding, Findings
 from serve.lint.model import Model
 
-__all__ = ["is_elsewhere", "leads_out", "untold"]
-
-
-def leads_out(name: str) -> bool:
-    """Whether a name that is to stand in a folder leads out of it."""
-    path = PurePosixPath(name)
-    return path.is_absolute() or ".." in path.parts
+__all__ = ["is_elsewhere", "untold"]
 
 
 def is_elsewhere(folder: Path, path: Path) -> bool:

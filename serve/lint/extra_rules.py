@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from serve.config.names import MODEL_NAME
-from serve.lint.elsewhere import leads_out
+from serve.config.names import MODEL_NAME, leads_out
 from serve.lint.finding import Findings, error, shown, warning
 from serve.lint.model import Model
 

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from compress.vetting.texts import parse_json
 from serve.lint.finding import Findings, error
+from serve.lint.hook_stages import STAGES, stages_of, tensors_of_hooks, usable
 from serve.lint.model import Model
+from serve.lint.python_class import gives_nothing
 from serve.lint.python_text import parsed_python
 
 __all__ = ["hook_rules"]
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+WRITERS = {"exec", "globals", "setattr", "vars"}
+"""What can bind a name that is not written."""
 
 
 def hook_rules(model: Model) -> Findings:
     """The functions of hooks.py against the arguments that config.pbtxt says they get, read without being run."""
-    stages = _stages(model)
+    stages = stages_of(model)
     if stages is None:
         return
-    if not isinstance(stages, dict) or not all(map(_usable, stages.values())):
+    if not isinstance(stages, dict) or not all(map(usable, stages.values())):
         yield error(model.name, "its parameter stages can't be read", "pack it again")
         return
+    stages = {name: stages[name] for name in STAGES if name in stages}  # no other is looked at
+    yield from tensors_of_hooks(model, stages)
     for version in model.served:
         path = model.folder / str(version) / "hooks.py"
         if not path.is_file():
@@ -33,8 +36,12 @@ def hook_rules(model: Model) -> Findings:
             tree = parsed_python(path)
         except (OSError, SyntaxError, ValueError):
             continue  # told of by the rules for Python
+        for node in tree.body:
+            if isinstance(node, ast.ImportFrom) and node.level:
+                what = f"{version}/hooks.py, line {node.lineno}: a relative import, and it is part of no package"
+                yield error(model.name, what, "import the module by its name")
         bound = dict(_bound(tree.body))
-        anything = any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in tree.body)
+        anything = any(map(_binds_anything, ast.walk(tree)))
         for stage, spec in stages.items():
             if stage not in bound:
                 if not anything:
@@ -45,25 +52,11 @@ def hook_rules(model: Model) -> Findings:
                 yield error(model.name, what, "write it as it was packed, or pack it again")
 
 
-def _stages(model: Model) -> Any:
-    """What the model's parameter says; None where it has none, "" where it can't be read."""
-    if model.backend != "python" or "stages" not in model.config.parameters:
-        return None
-    try:
-        return parse_json(model.config.parameters["stages"].string_value.encode())
-    except ValueError:
-        return ""
-
-
-def _usable(spec: Any) -> bool:
-    """Whether a stage says what serve.hooks.packed.values.Hook is made of."""
-    return (
-        isinstance(spec, Mapping)
-        and isinstance(spec.get("arguments"), dict)
-        and isinstance(spec.get("results"), dict)
-        and all(isinstance(each, list) and len(each) == 3 for each in spec["results"].values())
-        and spec.get("returns") in ("value", "mapping", "tuple")
-    )
+def _binds_anything(node: ast.AST) -> bool:
+    """Whether a module may have names that no line of it binds."""
+    if isinstance(node, ast.ImportFrom):
+        return node.names[0].name == "*"
+    return (isinstance(node, ast.Name) and node.id in WRITERS) or getattr(node, "name", "") == "__getattr__"
 
 
 def _bound(body: list[ast.stmt]) -> Iterator[tuple[str, ast.AST | None]]:
@@ -82,10 +75,10 @@ def _bound(body: list[ast.stmt]) -> Iterator[tuple[str, ast.AST | None]]:
         elif isinstance(node, ast.Import | ast.ImportFrom):
             for alias in node.names:
                 yield (alias.asname or alias.name).partition(".")[0], None
-        elif not isinstance(node, ast.Expr):  # blocks: what they bind may be bound or not
+        else:  # blocks: what they bind may be bound or not; := binds in any expression
             for inner in ast.walk(node):
-                if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                    yield inner.name, None
+                if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.MatchAs):
+                    yield inner.name or "", None
                 elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
                     yield inner.id, None
                 elif isinstance(inner, ast.alias):
@@ -100,6 +93,8 @@ def _unfit(node: ast.AST | None, given: list[str]) -> str:
         return "is async"
     if not isinstance(node, ast.FunctionDef | ast.Lambda):
         return "is no function"
+    if isinstance(node, ast.FunctionDef) and (why := gives_nothing(node)):
+        return why
     arguments = node.args
     by_name = [each.arg for each in (*arguments.args, *arguments.kwonlyargs)]
     positional = [*arguments.posonlyargs, *arguments.args]

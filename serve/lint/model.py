@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
+from serve.config.names import leads_out
 from serve.config.pbtxt import parse, read_config
 
 __all__ = ["AOTI", "FILES", "Model", "read"]
@@ -62,9 +63,9 @@ def read(folder: Path) -> Model:
         ValueError: it is no text, no Triton configuration, or names a model file outside the version's folder.
     """
     config = parse(read_config(folder / "config.pbtxt"))
-    named = PurePosixPath(config.default_model_filename)
-    if named.is_absolute() or ".." in named.parts:  # no rule may open what stands elsewhere
-        raise ValueError(f"default_model_filename {str(named)!r} leads out of the version's folder")
+    named = config.default_model_filename
+    if leads_out(named):  # no rule may open what stands elsewhere
+        raise ValueError(f"default_model_filename {named!r} leads out of the version's folder")
     present = tuple(
         sorted(int(sub.name) for sub in folder.iterdir() if sub.is_dir() and sub.name == str_of_number(sub.name))
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from serve.lint.finding import Findings, error
 from serve.lint.model import Model
 
-__all__ = ["class_rules"]
+__all__ = ["class_rules", "gives_nothing"]
 
 CALLED = {"initialize": "args", "execute": "requests"}
 """The methods that the Python backend calls, each with the argument that it gives, by place."""
@@ -58,6 +58,13 @@ def _answers(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
         or isinstance(node, ast.Raise | ast.Yield | ast.YieldFrom)
         for node in _own(method.body)
     )
+
+
+def gives_nothing(function: ast.FunctionDef) -> str:
+    """Why a plain function never gives a value; "" where it may."""
+    if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in _own(function.body)):
+        return "yields, and gives no value"
+    return "" if _answers(function) else "returns nothing"
 
 
 def _own(body: list[ast.stmt]) -> Iterator[ast.AST]:

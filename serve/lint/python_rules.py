@@ -132,11 +132,14 @@ def _installed(name: str) -> bool:
 def _requirements(model: Model) -> Findings:
     """Of hooks that `serve pack` wrote: their REQUIREMENTS are kept in the configuration."""
     if "requirements" not in model.config.parameters:
+        if "stages" in model.config.parameters:
+            yield error(model.name, "there is no parameter requirements, which its hooks read", "pack it again")
         return
     try:
         missing = missing_requirements(parse_json(model.config.parameters["requirements"].string_value.encode()))
     except (ValueError, TypeError, AttributeError, RecursionError, importlib.metadata.PackageNotFoundError):
-        yield warning(model.name, "its parameter requirements can't be read", "pack it again")
+        of_hooks = "stages" in model.config.parameters  # they read it, too
+        yield (error if of_hooks else warning)(model.name, "its parameter requirements can't be read", "pack it again")
         return
     for requirement in missing:
         yield error(model.name, f"its hooks need {requirement}, which isn't installed", f"pip install '{requirement}'")

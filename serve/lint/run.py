@@ -27,7 +27,7 @@ from serve.lint.extra_rules import (
     version_number_rules,
 )
 from serve.lint.file_rules import file_rules, onnx_files, onnx_rules, session_rules, version_rules
-from serve.lint.finding import Finding, Findings, error, unreadable, warning
+from serve.lint.finding import Finding, Findings, error, shown, unreadable, warning
 from serve.lint.hook_rules import hook_rules
 from serve.lint.model import Model, read
 from serve.lint.packed_rules import packed_rules
@@ -35,7 +35,7 @@ from serve.lint.plan_rules import Version, plan_rules
 from serve.lint.python_rules import python_rules
 from serve.lint.warmup_rules import warmup_rules
 from serve.pack.onnx_reader import read_onnx
-from serve.repository.folders import folders_of
+from serve.repository.folders import folders_of, hidden_of
 
 __all__ = ["lint"]
 
@@ -93,6 +93,9 @@ def lint(
             far = is_elsewhere(folder, folder / "config.pbtxt")
             why = "it is a link out of the repository, and what it holds is not told" if far else str(err)
             found.append(error(folder.name, f"config.pbtxt can't be read: {why}", "mend that line"))
+    for name in hidden_of(repository):
+        what = "its name begins with a dot: `serve up` leaves it alone, a Triton in a container takes it for a model"
+        found.append((error if container else warning)(shown(name), what, "move it out of the repository"))
     paths = []
     for model in list(models.values()):
         try:

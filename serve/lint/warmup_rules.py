@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from serve.lint.elsewhere import leads_out
+from serve.config.names import leads_out
 from serve.lint.finding import Findings, error, warning
 from serve.lint.model import Model
 

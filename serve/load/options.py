@@ -79,10 +79,10 @@ class LoadOptions:
     """Rows in a request; several, such as 1@7 8@3, are drawn by the weight after @."""
 
     shape: Annotated[tuple[str, ...], Many] = ()
-    """Shapes of made-up inputs, such as x=1,3,224,224; several, such as 1,64@3 1,256@1, are drawn by weight."""
+    """Shapes of synthetic inputs, such as x=1,3,224,224; several, such as 1,64@3 1,256@1, are drawn by weight."""
 
     distinct: int = 1
-    """How many different made-up inputs to send, in turn (a response cache answers what it has seen)."""
+    """How many different synthetic inputs to send, in turn (a response cache answers what it has seen)."""
 
     body: Path | None = None
     """For an address with a path: the body, a folder of them, or a template whose ${x} is filled from --data."""

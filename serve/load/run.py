@@ -20,9 +20,9 @@ from serve.load.figures.summary import summarize
 from serve.load.options import LoadOptions
 from serve.load.send.arrivals import Arrivals, Leg, parse_arrivals, parse_rate, read_trace
 from serve.load.send.batch import NS_PER_S
-from serve.load.send.crew import Crew
 from serve.load.send.generator import DOWN
 from serve.load.send.job import Job
+from serve.load.send.processes import Processes
 
 __all__ = ["Progress", "Session", "run_load"]
 
@@ -94,13 +94,13 @@ class Session:
     def __init__(self, options: LoadOptions, on_progress: OnProgress | None = None) -> None:
         self._options = options
         self._on_progress = on_progress
-        self._crew = Crew(options)
+        self._processes = Processes(options)
         self._targets: dict[str, Target] = {}
         self.stopped = False
 
     async def __aenter__(self) -> Session:
         await self.target(self._options)  # before any process is started for nothing
-        await self._crew.__aenter__()
+        await self._processes.__aenter__()
         if threading.current_thread() is threading.main_thread():
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self.stop)
         return self
@@ -108,16 +108,16 @@ class Session:
     async def __aexit__(self, *reason: object) -> None:
         if threading.current_thread() is threading.main_thread():
             asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
-        await self._crew.__aexit__(None, None, None)
+        await self._processes.__aexit__(None, None, None)
 
     def stop(self) -> None:
         """End the load that is under way, and let none follow."""
         self.stopped = True
-        self._crew.stop()
+        self._processes.stop()
 
     async def target(self, options: LoadOptions) -> Target:
         """Whom these options ask, and what."""
-        seed = options.seed if options.data is None else 0  # it draws made-up inputs; a dataset is read once
+        seed = options.seed if options.data is None else 0  # it draws synthetic inputs; a dataset is read once
         key = repr((options.url, options.model, options.batch, options.shape, seed))
         if key not in self._targets:
             self._targets[key] = await find_target(options)
@@ -154,7 +154,7 @@ class Session:
                     recorder.gone = True
                 if recorder.gone or (give_up is not None and give_up(recorder)):
                     given_up = True
-                    self._crew.stop()
+                    self._processes.stop()
 
         def on_start(start_ns: int) -> None:
             began.append(start_ns)
@@ -163,7 +163,7 @@ class Session:
 
         started = time.time()
         try:
-            await self._crew.run(job, recorder.add, on_start)
+            await self._processes.run(job, recorder.add, on_start)
         finally:
             ended_ns = time.perf_counter_ns()
             for task in tasks[1:]:
@@ -184,8 +184,8 @@ class Session:
             began_ns=began[0] if began else ended_ns,
             ended_ns=ended_ns,
             started=started,
-            processes=self._crew.size,
-            lost=self._crew.lost,
+            processes=self._processes.size,
+            lost=self._processes.lost,
             stopped=self.stopped or given_up,
             seen=seen,
         )

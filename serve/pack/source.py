@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 from compress.artifact import Artifact, Signature, sha256_of
 from compress.errors import RepositoryError
+from compress.vetting.archive import Archive, ArchiveError
 from compress.vetting.onnx_wire import OnnxFileError, vet_onnx
 from serve.pack.onnx_model import artifact_of_onnx
 
@@ -60,9 +60,9 @@ def _torch_format(path: Path) -> str:
     """What a file of PyTorch is, told by the names in its archive."""
     export = "compress export it to ONNX, trace it into TorchScript, or compile it with AOTInductor"
     try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as err:
+        with path.open("rb") as file:
+            names = tuple(Archive(file).entries)
+    except (OSError, ArchiveError) as err:
         raise RepositoryError(f"can't serve {path}", why=f"it is no archive of PyTorch: {err}", mend=export) from err
     if any("/aotinductor/" in name for name in names):
         return "aoti"

@@ -10,6 +10,7 @@ from compress.artifact import Artifact, Signature
 from compress.errors import RepositoryError
 from serve.config.merge import Edits
 from serve.config.model_config import ModelConfig, ModelInput, ModelOutput
+from serve.config.names import PACKED_NAME
 from serve.config.pbtxt import from_message
 from serve.hooks.load import load_hooks
 from serve.pack.models import BACKENDS, keep_edits, wanted_models, write_model
@@ -157,15 +158,10 @@ def _continues(repository: Path, old: list[str], configs: tuple[ModelConfig, ...
 
 
 def _check_name(name: str) -> None:
-    if name == "stats":
+    if not re.fullmatch(PACKED_NAME, name):
         raise RepositoryError(
             f"can't name a model {name!r}",
-            why="/v2/models/stats is every model's statistics, so that no client could ask it",
-            mend="give it another name",
-        )
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}", name):
-        raise RepositoryError(
-            f"can't name a model {name!r}",
-            why="a name is at most 100 letters, digits, '_' and '-', and does not begin with '-'",
+            why="a name is at most 100 letters, digits, '_' and '-', does not begin with '-', and is not 'stats' "
+            "(/v2/models/stats is every model's statistics)",
             mend="give it another name",
         )

@@ -10,7 +10,10 @@ from pathlib import Path
 from compress.errors import RepositoryError
 from serve.config.pbtxt import from_pbtxt, read_config
 
-__all__ = ["PACKED_FILE", "files_of", "folders_of", "parts_of", "replaceable", "replacing", "staging", "unwritable"]
+__all__ = [
+    "PACKED_FILE", "check_hidden", "files_of", "folders_of", "hidden_of", "parts_of", "replaceable", "replacing",
+    "staging", "unwritable",
+]  # fmt: skip
 
 PACKED_BY = "packed_by"
 PART_OF = "part_of"
@@ -35,6 +38,25 @@ def folders_of(repository: Path) -> list[Path]:
             f"{repository} holds no model", why="it has no model folder", mend="write one into it with `serve pack`"
         )
     return folders
+
+
+def hidden_of(repository: Path) -> list[str]:
+    """The folders that no rule here takes for models, and a Triton that loads all it finds does: .git, say."""
+    return sorted(path.name for path in repository.iterdir() if path.name.startswith(".") and path.is_dir())
+
+
+def check_hidden(repository: Path) -> None:
+    """Refuse what only a Triton that is told its models by name leaves alone; those of containers are told none.
+
+    Raises:
+        RepositoryError: there is a folder with a dot in front.
+    """
+    for name in hidden_of(repository) if repository.is_dir() else ():
+        raise RepositoryError(
+            f"can't serve {str(repository)!r} in a container",
+            why=f"Triton takes its folder {name!r} for a model there, and runs what is in it",
+            mend="move that folder out of the repository",
+        )
 
 
 def files_of(folder: Path) -> list[Path]:

@@ -6,16 +6,17 @@ import json
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from compress.artifact import Artifact, sha256_of
 from compress.errors import RepositoryError
+from compress.vetting.paths import stands_inside
 from compress.vetting.texts import read_json
 from serve.repository.entries import CACHE, irregular, is_byte_code
 from serve.repository.folders import files_of, folders_of
 from serve.repository.versions import versions_of
 
-__all__ = ["PROVENANCE_FILE", "Provenance", "provenance_of", "read_provenance", "verify", "write_provenance"]
+__all__ = ["PROVENANCE_FILE", "Provenance", "provenance_of", "read_provenance", "verify_checksums", "write_provenance"]
 
 PROVENANCE_FILE = "provenance.json"
 SCHEMA_VERSION = 1
@@ -92,8 +93,7 @@ def _checked(told: Provenance) -> Provenance:
         TypeError, ValueError: one is not.
     """
     for name, digest in told.files.items():
-        inside = PurePosixPath(name)
-        if type(digest) is not str or inside.is_absolute() or ".." in inside.parts or "\0" in name:
+        if type(digest) is not str or not stands_inside(name):
             raise ValueError("its files are no checksums of files in its folder")
     if not all(type(word) is str for word in (told.toolkit_version, *told.stages, told.metric or "")):
         raise TypeError("its words are no texts")
@@ -103,7 +103,9 @@ def _checked(told: Provenance) -> Provenance:
     return told
 
 
-def verify(repository: Path, sums: Mapping[Path, str] | None = None, models: Collection[str] | None = None) -> int:
+def verify_checksums(
+    repository: Path, sums: Mapping[Path, str] | None = None, models: Collection[str] | None = None
+) -> int:
     """Check each packed version against its checksums.
 
     Args:

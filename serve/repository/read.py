@@ -12,7 +12,7 @@ from serve.config.shell_words import MEND, unsafe_words
 from serve.repository.folders import folders_of
 from serve.repository.versions import versions_of
 
-__all__ = ["ModelInfo", "read_model", "read_models"]
+__all__ = ["ModelInfo", "check_words", "read_model", "read_models"]
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,27 @@ def read_model(folder: Path) -> ModelInfo:
             why=f"{path.name} calls the model {config.name!r}, and Triton wants the folder's name",
             mend="give the folder and the model one name",
         )
-    for what, word in unsafe:
-        why = f"{what} is {word!r}, and Triton writes it into a line for a shell"
-        raise RepositoryError(f"can't serve {folder}", why=why, mend=MEND)
+    _refuse(folder, unsafe)
     versions = versions_of(folder)
     if not versions:
         raise RepositoryError(f"{folder} has no version", why="it has no folder such as 1/", mend=again)
     return ModelInfo(folder.name, config, versions)
+
+
+def check_words(folder: Path) -> None:
+    """Refuse a model with a word that a shell would read as more; a configuration that Triton can't read has none.
+
+    Raises:
+        RepositoryError: its name or its configuration has one.
+    """
+    try:
+        config = parse(read_config(folder / "config.pbtxt"))
+    except (OSError, ValueError):
+        return
+    _refuse(folder, unsafe_words(folder.name, config))
+
+
+def _refuse(folder: Path, unsafe: list[tuple[str, str]]) -> None:
+    for what, word in unsafe:
+        why = f"{what} is {word!r}, and Triton writes it into a line for a shell"
+        raise RepositoryError(f"can't serve {folder}", why=why, mend=MEND)

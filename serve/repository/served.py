@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from compress.errors import RepositoryError
+from serve.repository.folders import folders_of
+from serve.repository.read import check_words
 from serve.repository.signing import check_files
 
 __all__ = ["Served", "serving"]
@@ -56,6 +58,9 @@ class Served:
         with self._lock:
             if not self.signed:
                 check_files(self.repository, None, trust_changes=self._trust_changes, models=models)
+                for model in folders_of(self.repository):
+                    if models is None or model.name in models:
+                        check_words(model)
                 return
             try:
                 copy = Path(tempfile.mkdtemp(prefix="verified-", dir=self._copies))

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from compress.errors import MissingExtraError, RepositoryError
+from compress.vetting.replace import replace_file
 from compress.vetting.texts import read_bytes
 from serve.repository.entries import digests
 from serve.repository.folders import folders_of
 from serve.repository.lock import locked
-from serve.repository.provenance import verify
-from serve.repository.versions import replace_file
+from serve.repository.provenance import verify_checksums
 
 __all__ = ["SIGNATURE", "SUMS", "check_files", "check_signature", "sign", "sums_of"]
 
@@ -125,7 +125,7 @@ def check_files(
     try:
         sums = {} if public_key is None else sums_of(repository, into)  # each file is read once, however large
         signed = 0 if public_key is None else check_signature(repository, public_key, sums)
-        return signed if trust_changes else max(verify(repository, sums, models), signed)
+        return signed if trust_changes else max(verify_checksums(repository, sums, models), signed)
     except RepositoryError:
         for path in into.iterdir() if into is not None and into.exists() else ():
             shutil.rmtree(path) if path.is_dir() else path.unlink()

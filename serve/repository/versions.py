@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from compress.errors import RepositoryError
+from compress.vetting.replace import replace_file
 from compress.vetting.texts import read_bytes
 from serve.config.model_config import ModelConfig
 from serve.config.pbtxt import config_text, from_pbtxt, parse, text_of
 from serve.repository.folders import PACKED_FILE, parts_of
 from serve.repository.lock import locked
 
-__all__ = ["add_version", "fits", "newest", "replace_file", "roll_back", "served", "versions_of"]
+__all__ = ["add_version", "fits", "newest", "roll_back", "served", "versions_of"]
 
 SAME = ("stages", "network", "network_outputs", "part_of")  # parameters that hold for all versions
 
@@ -136,15 +137,6 @@ def roll_back(repository: Path, name: str) -> tuple[int, int]:
                     message.version_policy.specific.versions.append(before)
                     replace_file(file, text_of(message).encode())
         return now, before
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file beside, then rename it into place."""
-    beside = path.with_name(f".{path.name}.new")
-    beside.unlink(missing_ok=True)  # what stands there may be a link, and what it leads to is not ours
-    with beside.open("xb") as file:
-        file.write(content)
-    beside.replace(path)
 
 
 def _held(path: Path) -> bytes | None:

@@ -25,8 +25,7 @@ TAIL = 0.95
 TAIL_MARGIN = 0.05
 LOOK_AGAIN = 25
 
-Question = Literal["errors", "latency", "slowest", "disagreement"]
-QUESTIONS: tuple[Question, ...] = ("errors", "latency", "slowest", "disagreement")
+Question = Literal["errors", "latency", "slowest", "feedback", "disagreement"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,8 @@ class Analysis:
             meet another load.
 
     Attributes:
-        required: the questions that have to be answered for the step to be passed.
+        judged: the questions that can end it.
+        required: those that have to be answered for the step to be passed.
     """
 
     def __init__(self, plan: Plan, weight: float) -> None:
@@ -79,16 +79,21 @@ class Analysis:
         if weight:
             self.measures["latency"] = Measure(0.5, 0.0, 1.0)
             self.measures["slowest"] = Measure(TAIL_MARGIN, -1.0, 1.0)
+            self.measures["feedback"] = Measure(plan.max_wrong_increase, -1.0, 1.0)
         if plan.shadow:
             self.measures["disagreement"] = Measure(plan.max_disagreement, 0.0, 1.0)
-        self.required = [name for name in self.measures if name != "disagreement" or not weight]
-        alarms = len(plan.weights) * len(self.measures)
+        self.judged = [name for name in self.measures if name != "disagreement" or not plan.expect_change]
+        optional = ("disagreement" if weight else "", "" if plan.require_feedback else "feedback")
+        self.required = [name for name in self.judged if name not in optional]
+        alarms = len(plan.weights) * len(self.judged)
         self._alarm = math.log(alarms / plan.error_rate)
         self._proof = math.log(1.0 / plan.error_rate)
         self._unpaired: tuple[deque[bool], deque[bool]] = (deque(maxlen=PAIRED), deque(maxlen=PAIRED))
         self._untimed: tuple[deque[float], deque[float]] = (deque(maxlen=PAIRED), deque(maxlen=PAIRED))
         self._seconds: tuple[deque[float], deque[float]] = (deque(maxlen=KEPT), deque(maxlen=KEPT))
         self._counts = [[0, 0], [0, 0]]  # of the candidate, of the baseline: answers and failures
+        self._unjudged: tuple[deque[bool], deque[bool]] = (deque(maxlen=PAIRED), deque(maxlen=PAIRED))
+        self._reported = [[0, 0], [0, 0]]  # the same: answers that clients spoke of, and of these the wrong ones
         self._tail = math.inf
         self._until_look = LOOK_AGAIN
         self.items = 0
@@ -133,10 +138,20 @@ class Analysis:
         self.largest = max(self.largest, largest)
         self.measures["disagreement"].add(disagreed / items)
 
+    def reported(self, who: Literal["candidate", "baseline"], *, wrong: bool) -> None:
+        """A client has said of an answer whether it was wrong."""
+        if (measure := self.measures.get("feedback")) is None:
+            return
+        which = 0 if who == "candidate" else 1
+        self._reported[which][0] += 1
+        self._reported[which][1] += wrong
+        self._unjudged[which].append(wrong)
+        _pair(self._unjudged, measure)
+
     def worse(self) -> Question | None:
         """A question whose evidence says that the candidate is worse than allowed."""
-        for name, measure in self.measures.items():
-            if measure.worse.log_wealth >= self._alarm:
+        for name in self.judged:
+            if self.measures[name].worse.log_wealth >= self._alarm:
                 return name
         return None
 
@@ -148,14 +163,15 @@ class Analysis:
         """What was seen, in words; sorts what was measured, so it is for decisions, not for each answer."""
         return "; ".join(map(self._told, questions))
 
+    def passed(self) -> str:
+        """What was seen of the questions that a step is passed by, in words, and of what is only recorded."""
+        extra = {*self.measures.keys() - set(self.judged), "feedback"} - set(self.required)
+        return self.told([*self.required, *(name for name in self.measures if name in extra and self._known(name))])
+
     def _take(self, who: Literal[0, 1], outcome: Outcome) -> None:
         self._count(who, outcome)
         self._unpaired[who].append(outcome.failed)
-        candidate, baseline = self._unpaired
-        if candidate and baseline:
-            self.measures["errors"].add(_mean(candidate) - _mean(baseline))
-            candidate.clear()
-            baseline.clear()
+        _pair(self._unpaired, self.measures["errors"])
         self._judge_time(who, outcome)
 
     def _judge_time(self, who: Literal[0, 1], outcome: Outcome) -> None:
@@ -189,6 +205,8 @@ class Analysis:
         """By question: what was seen, the bound, and how far each gambler is from deciding (1.0)."""
         found: dict[str, dict[str, Any]] = {}
         for name, measure in self.measures.items():
+            if name == "feedback" and name not in self.required and not self._known(name):
+                continue  # nobody says anything
             candidate, baseline = self._seen(name)
             found[name] = {
                 "count": measure.count,
@@ -196,8 +214,9 @@ class Analysis:
                 "baseline": baseline,
                 "bound": self._bound(name),
                 "proof": round(max(0.0, measure.fine.log_wealth) / self._proof, 3),
-                "alarm": round(max(0.0, measure.worse.log_wealth) / self._alarm, 3),
+                "alarm": round(max(0.0, measure.worse.log_wealth) / self._alarm, 3) if name in self.judged else 0.0,
                 "required": name in self.required,
+                "judged": name in self.judged,
             }
         if self.items:
             found["disagreement"]["difference"] = self.difference / self.items
@@ -214,6 +233,7 @@ class Analysis:
             "counts": self._counts,
             "seconds": [list(each) for each in self._seconds],
             "compared": [self.items, self.disagreed, self.difference, self.largest],
+            "reported": self._reported,
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
@@ -223,22 +243,29 @@ class Analysis:
                 measure.worse.resume(worse, count)
                 measure.fine.resume(fine, count)
         self._counts = [list(each) for each in snapshot.get("counts", self._counts)]
+        self._reported = [list(each) for each in snapshot.get("reported", self._reported)]
         for kept, seconds in zip(self._seconds, snapshot.get("seconds", ()), strict=False):
             kept.extend(seconds)
         self.items, self.disagreed, self.difference, self.largest = snapshot.get("compared", (0, 0, 0.0, 0.0))
+
+    def _known(self, name: Question) -> bool:
+        """Whether anything was seen of it."""
+        return any(count for count, _ in self._reported) if name == "feedback" else self.measures[name].count > 0
 
     def _bound(self, name: Question) -> float:
         return {
             "errors": self._plan.max_error_increase,
             "latency": self._plan.max_latency_increase,
             "slowest": self._plan.max_latency_increase,
+            "feedback": self._plan.max_wrong_increase,
             "disagreement": self._plan.max_disagreement,
         }[name]
 
     def _seen(self, name: Question) -> tuple[float | None, float | None]:
         """The candidate's and the baseline's value."""
-        if name == "errors":
-            return tuple(failed / count if count else None for count, failed in self._counts)  # type: ignore[return-value]
+        if name in ("errors", "feedback"):
+            counts = self._counts if name == "errors" else self._reported
+            return tuple(bad / count if count else None for count, bad in counts)  # type: ignore[return-value]
         if name == "disagreement":
             return (self.disagreed / self.items if self.items else None), None
         q = 0.5 if name == "latency" else TAIL
@@ -248,10 +275,21 @@ class Analysis:
         candidate, baseline = self._seen(name)
         if name == "errors":
             return f"{_percent(candidate)} of its requests fail, {_percent(baseline)} of the baseline's"
+        if name == "feedback":
+            return f"{_percent(candidate)} of its answers are reported wrong, {_percent(baseline)} of the baseline's"
         if name == "disagreement":
             return f"it disagrees with the baseline on {_percent(candidate)} of {self.items} items"
         which = "median" if name == "latency" else "95th percentile"
         return f"its {which} is {_ms(candidate)}, the baseline's {_ms(baseline)}"
+
+
+def _pair(unpaired: tuple[deque[bool], deque[bool]], measure: Measure) -> None:
+    """Observe how much worse the candidate was, once there is something of both."""
+    candidate, baseline = unpaired
+    if candidate and baseline:
+        measure.add(_mean(candidate) - _mean(baseline))
+        candidate.clear()
+        baseline.clear()
 
 
 def _later(mine: float, theirs: float) -> float:

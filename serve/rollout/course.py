@@ -12,12 +12,12 @@ from serve.rollout.plan import Plan
 __all__ = ["Course", "Event", "State"]
 
 State = Literal["running", "promoted", "aborted"]
-Kind = Literal["step", "promoted", "aborted"]
+Kind = Literal["step", "promoted", "aborted", "refused"]
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a rollout.
+    """Something that happened to a rollout; one that is refused can't begin as it was asked for, and is aborted.
 
     Attributes:
         why: for whoever reads the history.
@@ -71,7 +71,7 @@ class Course:
         if (question := analysis.worse()) is not None:
             return self.end("aborted", analysis.told([question]))
         if self.seconds(now) >= self.plan.step_s and analysis.proven():
-            return self.promote(now, analysis.told(analysis.required))
+            return self.promote(now, analysis.passed())
         if self.plan.give_up_s and self.seconds(now) > self.plan.give_up_s:
             return self.end("aborted", f"no decision within {self.plan.give_up_s:g} s")
         return None

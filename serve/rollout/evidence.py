@@ -80,7 +80,7 @@ class Bet:
                 self._sum -= gone
                 self._squares -= gone * gone
                 seen -= 1
-        # One made-up observation at the bound keeps the first stakes small.
+        # One synthetic observation at the bound keeps the first stakes small.
         mean = (self._sum + self._bound) / (seen + 1)
         variance = (max(0.0, self._squares - self._sum * self._sum / seen) + PRIOR_VARIANCE) / (seen + 1)
         excess = mean - self._bound

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from cyclopts import Parameter, Token
 
 from compress.errors import ServerError
 from serve.config.names import MODEL_NAME, VERSION
+from serve.rollout.agree import Agree, check_agrees
 
 __all__ = ["Plan", "Target"]
+
+
+def _agrees(_: Any, tokens: Sequence[Token]) -> tuple[Agree, ...]:
+    return tuple(Agree.parse(token.value) for token in tokens)
 
 
 @dataclass(frozen=True)
@@ -79,12 +86,29 @@ class Plan:
     max_disagreement: float = 0.02
     """Share of items for which the candidate's answer may be another."""
 
+    max_wrong_increase: float = 0.02
+    """How many more of the candidate's answers may be wrong than of the baseline's, as a share of those that clients
+    speak of (POST /feedback)."""
+
+    require_feedback: bool = False
+    """Whether a step is passed only with proof by feedback, too; else it can end a rollout, and is not waited for."""
+
     tolerance: float | None = None
     """Largest difference of a number that is not a disagreement; None compares the largest of each row (its class), and
     does not judge single numbers."""
 
+    agree: Annotated[tuple[Agree, ...], Parameter(converter=_agrees, accepts_keys=False, n_tokens=1)] = ()
+    """When two answers are the same, by output, as label:first; may be given again. OUTPUT:first (the first label),
+    :overlap=0.6 (labels in any order: the share that both have), :argmax (where the largest score stands),
+    :tolerance=0.05 and :rtol=0.01 (each number), :equal, or :ignore. Others: floating-point numbers by argmax, or by
+    --tolerance, and all else by equality."""
+
+    expect_change: bool = False
+    """The candidate is to answer otherwise, as one that was trained anew: its agreement is recorded and not judged, so
+    that errors, latency and feedback decide."""
+
     error_rate: float = 0.01
-    """Share of rollouts in which a good candidate may be taken back, or a bad one pass a step."""
+    """Share of rollouts in which a good candidate may be rolled back, or a bad one pass a step."""
 
     fallback: bool = True
     """Whether a request that the candidate fails is asked of the baseline."""
@@ -99,11 +123,16 @@ class Plan:
         for name in ("step_s", "give_up_s", "max_latency_increase"):
             if not getattr(self, name) >= 0:
                 raise _unusable(f"{name} is {getattr(self, name)}", "give 0 or more")
-        for name in ("max_error_increase", "max_disagreement", "error_rate"):
+        for name in ("max_error_increase", "max_disagreement", "max_wrong_increase", "error_rate"):
             if not 0 < getattr(self, name) < 1:
                 raise _unusable(f"{name} is {getattr(self, name)}", "give a share between 0 and 1")
         if self.tolerance is not None and not self.tolerance >= 0:
             raise _unusable(f"tolerance is {self.tolerance}", "give 0 or more")
+        if self.require_feedback and not self.steps:
+            raise _unusable("copies answer nobody who could speak of them", "give --steps, or no --require-feedback")
+        check_agrees(self.agree)
+        if self.agree and not self.shadow:
+            raise _unusable("--agree is about copies, and --shadow 0 makes none", "leave one of the two out")
         if not re.fullmatch(r"[A-Za-z0-9-]{0,64}", self.sticky):
             raise _unusable(f"sticky is {self.sticky!r}", "give key, or the name of a header")
 
@@ -112,9 +141,19 @@ class Plan:
         """The candidate's share of the requests in each step, 0 to 1; 0 first where copies are compared."""
         return ((0.0,) if self.shadow else ()) + tuple(step / 100 for step in self.steps)
 
+    @property
+    def agreement(self) -> str:
+        """How answers are compared, in words; "" where nothing was said of it."""
+        told = [f"answers agree by {', '.join(map(str, self.agree))}"] if self.agree else []
+        if self.tolerance is not None and self.shadow:
+            told.append(f"numbers agree within {self.tolerance:g}")
+        if self.expect_change:
+            told.append("a change is expected: agreement is not judged")
+        return "; ".join(told)
+
     def to_dict(self) -> dict[str, Any]:
         """For the state file."""
-        return asdict(self)
+        return asdict(self) | {"agree": list(map(str, self.agree))}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -123,6 +162,8 @@ class Plan:
         kept = {name: value for name, value in values.items() if name in known}
         if "steps" in kept:
             kept["steps"] = tuple(kept["steps"])
+        if "agree" in kept:
+            kept["agree"] = tuple(map(Agree.parse, kept["agree"]))
         return cls(**kept)
 
 

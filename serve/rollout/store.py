@@ -19,11 +19,12 @@ from typing import Any, Literal, Self
 from compress.errors import ServerError
 from serve.rollout.plan import Plan, Target
 
-__all__ = ["ACTIVE", "Happened", "Row", "State", "Store", "Wish"]
+__all__ = ["ACTIVE", "AbortAskedError", "Happened", "Row", "State", "Store", "Wish"]
 
 State = Literal["waiting", "running", "promoted", "aborted"]
 Wish = Literal["step", "promote", "abort"]
 ACTIVE = ("waiting", "running")
+STATES = (*ACTIVE, "promoted", "aborted")
 SILENT_S = 10.0
 LOCKED_S = 5.0
 SCHEMA_VERSION = 1
@@ -43,6 +44,10 @@ COLUMNS = (
     "id, model, baseline, candidate, plan, state, step, seconds, why, wish, owner, created, updated, cleared, "
     "snapshot, evidence"
 )
+
+
+class AbortAskedError(Exception):
+    """A rollout is not promoted: meanwhile somebody has asked for it to be aborted."""
 
 
 @dataclass(frozen=True)
@@ -102,16 +107,34 @@ class Row:
             "updated": self.updated,
             "cleared": self.cleared,
             "plan": self.plan.to_dict(),
+            "agreement": self.plan.agreement,
             "evidence": self.evidence,
         }
 
     @classmethod
     def read(cls, values: tuple[Any, ...]) -> Self:
-        """From the columns."""
+        """From the columns.
+
+        Raises:
+            ServerError: they hold what no rollout has.
+        """
+        try:
+            return cls._read(values)
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as err:
+            raise ServerError(
+                f"can't read rollout {values[0]} in the state file", why=f"a value is not one of a rollout: {err}",
+                mend="name another file, or put back one that was kept",
+            ) from err  # fmt: skip
+
+    @classmethod
+    def _read(cls, values: tuple[Any, ...]) -> Self:
         (
             id_, model, baseline, candidate, plan, state, step, seconds, why, wish, owner, created, updated, cleared,
             snapshot, evidence,
         ) = values  # fmt: skip
+        numbers = (id_, int), (step, int), (seconds, int | float), (created, int | float), (updated, int | float)
+        if state not in STATES or any(not isinstance(value, kind) for value, kind in numbers) or step < 0:
+            raise ValueError("its state, its step or a time can't be")
         return cls(
             id_, model, None if baseline is None else Target.parse(baseline, model), Target.parse(candidate, model),
             Plan.from_dict(json.loads(plan)), state, step, seconds, why, wish, owner, created, updated, bool(cleared),
@@ -175,10 +198,10 @@ class Store:
         return row
 
     def wish(self, model: str, wish: Wish) -> Row:
-        """Ask the gateway for something.
+        """Ask the gateway for something, in place of what was asked for before; but an abort stays.
 
         Raises:
-            ServerError: no rollout of the model is under way.
+            ServerError: no rollout of the model is under way, or it is to be aborted.
         """
         with self._writing(create=False) as file:
             row = self._last(file, model)
@@ -188,6 +211,11 @@ class Store:
                     why="there is none" if row is None else f"it is {row.state} already",
                     mend="see: serve rollout history",
                 )
+            if row.wish == "abort" != wish:
+                raise ServerError(
+                    f"can't {wish} the rollout of {model}", why="somebody has asked for it to be aborted",
+                    mend="start another one, once it has ended",
+                )  # fmt: skip
             file.execute("UPDATE rollouts SET wish = ? WHERE id = ?", (wish, row.id))
         return row
 
@@ -262,8 +290,19 @@ class Store:
         events: list[tuple[str, str]],
         wish_done: Wish | None = None,
     ) -> bool:
-        """Write how far a rollout is; False where another gateway owns it now."""
+        """Write how far a rollout is; False where another gateway owns it now.
+
+        Raises:
+            AbortAskedError: it would be promoted, and is to be aborted; nothing was written.
+        """
         with self._writing(create=False) as file:
+            if (
+                state == "promoted"
+                and file.execute(
+                    "SELECT 1 FROM rollouts WHERE id = ? AND owner = ? AND wish = 'abort'", (id_, owner)
+                ).fetchone()
+            ):
+                raise AbortAskedError
             done = file.execute(
                 "UPDATE rollouts SET state = ?, step = ?, seconds = ?, why = ?, baseline = ?, snapshot = ?,"
                 " evidence = ?, updated = ?, wish = CASE WHEN wish = ? THEN NULL ELSE wish END"
@@ -310,7 +349,7 @@ class Store:
     def _opened(self) -> Iterator[sqlite3.Connection]:
         try:
             if not self.path.exists():
-                os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600))
+                os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
             with closing(sqlite3.connect(self.path, timeout=LOCKED_S, isolation_level=None)) as file:
                 (version,) = file.execute("PRAGMA user_version").fetchone()
                 if version == 0:

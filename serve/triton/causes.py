@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from serve.gateway.health.suspects import DEATHS_OF_KEY, Suspect
 
-__all__ = ["AT_ONCE", "CLIENT", "KEY", "SCARCE", "SERVER", "START", "cause_of"]
+__all__ = ["AT_ONCE", "CLIENT", "KEY", "SCARCE", "SERVER", "START", "cause_of", "wait_of"]
 
 SERVER, START, CLIENT, KEY, SCARCE = "server", "start", "client", "key", "scarce"
 # Starts in a row without a wait: enough for several keys, each of which is refused after its share. A server that dies
@@ -30,3 +30,8 @@ def cause_of(suspects: Sequence[Suspect], *, asked: bool = False) -> str:
     if len(keys) == 1 and "" not in keys:
         return KEY
     return CLIENT if keys or asked else SERVER
+
+
+def wait_of(nth: int, first_s: float, longest_s: float) -> float:
+    """Seconds before the nth start in a row: each is twice the one before; none before the 0th."""
+    return min(first_s * 2.0 ** min(nth - 1, 30), longest_s) if nth > 0 else 0.0  # a power of thousands overflows

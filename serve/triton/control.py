@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from compress.errors import ServerError
+from serve.http.message import Address
+from serve.http.once import ask_once
 
 __all__ = ["Loaded", "list_models", "load_alone", "load_model", "reload_alone", "unload_model"]
 
@@ -124,23 +125,20 @@ def _post(
     control: Mapping[str, str] = MappingProxyType({}),
     method: str = "POST",
 ) -> Any:
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port or 8000, timeout=TIMEOUT_S)
+    content = json.dumps(body or {}).encode() if method == "POST" else None
+    headers = {"Content-Type": "application/json", **control}
     try:
-        text_out = json.dumps(body or {}) if method == "POST" else None
-        connection.request(method, path, text_out, {"Content-Type": "application/json", **control})
-        answer = connection.getresponse()
-        text = answer.read().decode("utf-8", errors="replace")
-    except (OSError, http.client.HTTPException) as err:
+        address = Address.parse(url if "://" in url else f"http://{url}", default_port=8000)
+        status, answer = ask_once(address, method, path, content, headers, timeout_s=TIMEOUT_S)
+    except (OSError, ValueError) as err:
         raise ServerError(
             f"can't reach Triton at {url}", why=str(err) or type(err).__name__,
             mend="start it, or give --url: of Triton itself, not of the gateway",
         ) from err  # fmt: skip
-    finally:
-        connection.close()
-    if answer.status == 200:
+    text = answer.decode("utf-8", errors="replace")
+    if status == 200:
         return json.loads(text) if text else {}
-    raise _refused(path, answer.status, text)
+    raise _refused(path, status, text)
 
 
 def _refused(path: str, status: int, text: str) -> ServerError:

@@ -6,14 +6,13 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
-import subprocess
-import sys
-import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from compress.errors import MissingExtraError, ServerError
+from serve.triton.interpreter import Interpreter, library_folders
+from serve.triton.wheel import DOWNLOAD_MB, Wheel, private
 
 __all__ = ["Triton", "build_backends", "find_triton"]
 
@@ -31,6 +30,8 @@ class Triton:
         stub: the Python backend's stub for the running Python, when `backends` is None.
         python_backend: the folder of libtriton_python.so, when `backends` is None.
         caches: its folder of response caches.
+        interpreter: whose packages its stubs import; None for the running Python's.
+        before: a folder of packages that go before the running Python's.
     """
 
     binary: Path
@@ -39,10 +40,13 @@ class Triton:
     stub: Path | None = None
     python_backend: Path | None = None
     caches: Path | None = None
+    interpreter: Path | None = None
+    before: Path | None = None
 
 
 def find_triton(environ: Mapping[str, str] = os.environ) -> Triton:
-    """The tritonserver of the variable TRITONSERVER, else of PATH, else of the installed nvidia-pytriton.
+    """The tritonserver of the variable TRITONSERVER, else of PATH, else of its Python wheel: the
+    one that `serve triton install` fetched, or the environment's.
 
     Raises:
         MissingExtraError: there is none.
@@ -102,20 +106,36 @@ def _installed(binary: Path) -> Triton:
 
 def _wheel(environ: Mapping[str, str]) -> Triton:
     what = "can't start Triton"
-    package = importlib.util.find_spec("pytriton")  # found, not imported: that takes a second and starts loggers
-    if package is None or not package.submodule_search_locations:
-        raise MissingExtraError(what, module="nvidia-pytriton", extra="triton")
     if importlib.util.find_spec("onnxruntime") is None:
         raise MissingExtraError(what, module="onnxruntime", extra="triton")
-    root = Path(next(iter(package.submodule_search_locations)))
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    stub = root / "tritonserver" / "python_backend_stubs" / version / "triton_python_backend_stub"
-    check_stub(stub, version)
-    check_numpy(importlib.metadata.version("numpy"))
-    libraries = (root.parent / "nvidia_pytriton.libs", *_python_library_folder(version, environ))
-    server = root / "tritonserver"
-    binary, python = server / "bin" / "tritonserver", server / "backends" / "python"
-    return Triton(binary, libraries, stub=stub, python_backend=python, caches=server / "caches")
+    wheel = private(environ) or _of_environment()
+    if wheel is None:
+        raise ServerError(
+            what,
+            why="this machine has no tritonserver",
+            mend=f"`serve triton install` fetches one ({DOWNLOAD_MB} MB), or name yours in TRITONSERVER",
+        )
+    python = Interpreter.running() if wheel.python is None else Interpreter.of(wheel.python)
+    stub = wheel.server / "python_backend_stubs" / python.version / "triton_python_backend_stub"
+    check_stub(stub, python.version)
+    if wheel.python is None and wheel.numpy is None:
+        check_numpy(importlib.metadata.version("numpy"))
+    return Triton(
+        wheel.server / "bin" / "tritonserver",
+        (wheel.libraries, *library_folders(python, environ)),
+        stub=stub,
+        python_backend=wheel.server / "backends" / "python",
+        caches=wheel.server / "caches",
+        interpreter=wheel.python,
+        before=wheel.numpy,
+    )
+
+
+def _of_environment() -> Wheel | None:
+    package = importlib.util.find_spec("pytriton")  # found, not imported: that takes a second and starts loggers
+    if package is None or not package.submodule_search_locations:
+        return None
+    return Wheel(Path(next(iter(package.submodule_search_locations))).parent)
 
 
 def check_stub(stub: Path, version: str) -> None:
@@ -135,26 +155,5 @@ def check_numpy(version: str) -> None:
         raise ServerError(
             f"can't run Triton's Python backend with NumPy {version}",
             why="it was built for NumPy 1, and with NumPy 2 tensors come back with the wrong size",
-            mend="pip install 'numpy<2'",
+            mend="`serve triton install` brings NumPy 1 for it, beside the environment's own",
         )
-
-
-def _python_library_folder(version: str, environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Where libpython of this version stands: () when the loader finds it by itself.
-
-    Raises:
-        ServerError: nowhere; every Python model would fail to load.
-    """
-    library = f"libpython{version}.so.1.0"
-    # In a process of its own: a second libpython in this one could do harm.
-    probe = [sys.executable, "-I", "-S", "-c", f"import ctypes; ctypes.CDLL({library!r})"]
-    if subprocess.run(probe, env=dict(environ), capture_output=True, check=False).returncode == 0:
-        return ()
-    folder = Path(sysconfig.get_config_var("LIBDIR") or "/nonexistent")
-    if (folder / library).is_file():
-        return (folder,)
-    raise ServerError(
-        "can't run Triton's Python backend",
-        why=f"the shared library {library} is not installed",
-        mend=f"apt-get install libpython{version}, or put its folder into LD_LIBRARY_PATH",
-    )

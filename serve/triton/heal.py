@@ -15,7 +15,7 @@ from compress.errors import ServerError, ToolkitError
 from serve.gateway.health.outages import Outages
 from serve.gateway.health.suspects import Suspect, Suspects
 from serve.repository.read import ModelInfo
-from serve.triton.causes import AT_ONCE, KEY, cause_of
+from serve.triton.causes import AT_ONCE, KEY, cause_of, wait_of
 from serve.triton.control import list_models, reload_alone
 from serve.triton.launch import TritonServer
 from serve.triton.rounds import Rounds
@@ -249,7 +249,7 @@ class Healer:
             if self._of_keys[model] <= AT_ONCE:
                 self._row[model] = max(0, self._row[model] - 1)
                 return 0.0
-        return min(FIRST_S * 2.0 ** (self._row[model] - 1), LONGEST_S) if self._row[model] else 0.0
+        return wait_of(self._row[model], FIRST_S, LONGEST_S)
 
     async def _served(self, model: str) -> bool:
         """Whether it is meant to be loaded: somebody may have taken it out."""

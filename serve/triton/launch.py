@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import secrets
 import sys
@@ -16,10 +15,13 @@ from typing import Self
 
 from compress.errors import ServerError
 from serve.config.shell_words import PLAIN
+from serve.http.message import Address
+from serve.http.once import ask_once
 from serve.repository.read import ModelInfo, read_models
 from serve.repository.served import Served
 from serve.triton.find import Triton, build_backends, find_triton
 from serve.triton.flags import CACHE_BYTES, flags_for
+from serve.triton.interpreter import environment
 from serve.triton.log import failed_models, failures
 from serve.triton.memory import check_room, region_bytes, remove_regions
 from serve.triton.ports import HOST, Ports, claim
@@ -172,7 +174,7 @@ class TritonServer:
             self.log.open("xb").close()
             self._family = Family(
                 self._command(triton, backends, link, models),
-                environ=_environ(triton),
+                environ=_environ(triton, Path(self._run_folder.name) / "python"),
                 log=self.log,
                 cpus=self._options.cpus,
             )
@@ -262,7 +264,8 @@ class TritonServer:
             f"--model-repository={link}",
             f"--backend-directory={backends}",
             f"--model-control-mode={'explicit' if options.explicit or options.heal else 'none'}",
-            *(["--load-model=*"] if (options.explicit or options.heal) and options.load else []),
+            # By name: "*" takes folders with a dot in front, too, which nobody has looked at.
+            *(f"--load-model={model.name}" for model in models if options.explicit or options.heal),
             *(f"--http-restricted-api={rule}" for rule in restricted),
             *(f"--grpc-restricted-protocol={rule}" for rule in restricted),
             "--disable-auto-complete-config",
@@ -303,14 +306,10 @@ class TritonServer:
                 time.sleep(0.05)
 
     def _get_ok(self, path: str) -> bool:
-        connection = http.client.HTTPConnection(HOST, self._ports.http_port, timeout=5.0)
         try:
-            connection.request("GET", path)
-            return connection.getresponse().status == 200
-        except (OSError, http.client.HTTPException):
+            return ask_once(Address(HOST, self._ports.http_port), "GET", path, timeout_s=5.0)[0] == 200
+        except OSError:
             return False
-        finally:
-            connection.close()
 
     def _said(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")
@@ -325,11 +324,13 @@ class TritonServer:
         )
 
 
-def _environ(triton: Triton) -> dict[str, str]:
-    """The environment for tritonserver: its libraries, and this Python for its stubs."""
+def _environ(triton: Triton, folder: Path) -> dict[str, str]:
+    """The environment for tritonserver: its libraries, and a Python for its stubs, which may be made in a folder."""
     environ = dict(os.environ)
     # A stub takes the site-packages of the first python3 on PATH: unresolved, or a virtual environment is left out.
-    environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environ.get("PATH", os.defpath)])
+    own = str((triton.interpreter or Path(sys.executable)).parent)
+    first = [] if triton.before is None else [str(environment(folder, triton.before))]
+    environ["PATH"] = os.pathsep.join([*first, own, environ.get("PATH", os.defpath)])
     folders = [environ.get("LD_LIBRARY_PATH", ""), *map(str, triton.library_folders)]
     environ["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, folders))
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from compress.errors import ToolkitError
 from serve.gateway.health.outages import Outages
 from serve.gateway.health.suspects import Suspects
-from serve.triton.causes import AT_ONCE, CLIENT, KEY, SCARCE, SERVER, START, cause_of
+from serve.triton.causes import AT_ONCE, CLIENT, KEY, SCARCE, SERVER, START, cause_of, wait_of
 from serve.triton.heal import told
 from serve.triton.launch import TritonServer
 from serve.triton.stubs import signal_name
@@ -66,7 +66,7 @@ class Backoff:
         if not self.restarts or (self._done[cause] >= self.restarts and not endless):
             return None
         self._done[cause] += 1
-        return float(min(self.first_s * 2.0 ** min(self._done[cause] - 1, 30), self.longest_s))
+        return wait_of(self._done[cause], self.first_s, self.longest_s)
 
 
 async def supervise(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.errors import MissingExtraError
+from compress.vetting.replace import replace_file
 from serve.load.report.page_style import STYLE as PAGE_STYLE
 from serve.load.report.plot_style import INK, svg_of
 from serve.tune.final import Duel, Final
@@ -96,11 +97,9 @@ def write_report(tuned: Tuned, folder: Path) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     name = tuned.subject.name
-    (folder / f"{name}.json").write_text(json.dumps(to_dict(tuned), indent=1) + "\n", encoding="utf-8")
+    replace_file(folder / f"{name}.json", json.dumps(to_dict(tuned), indent=1) + "\n")
     page = folder / f"{name}.html"
-    part = page.with_name(f".{page.name}.part")
-    part.write_text(_page(tuned), encoding="utf-8")
-    part.replace(page)
+    replace_file(page, _page(tuned))
     return page
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from compress.errors import ServerError, ToolkitError
+from compress.vetting.replace import replace_file
 from serve.config.pbtxt import config_text, text_of
 from serve.repository.lock import locked
-from serve.repository.versions import replace_file
 from serve.tune.candidate import Candidate, candidate_of, candidates, write_into
 from serve.tune.final import DUEL_ROUNDS, Duel, Final, duel, final, winner
 from serve.tune.options import TuneOptions

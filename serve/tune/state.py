@@ -9,30 +9,28 @@ import os
 import platform
 from pathlib import Path
 
+from compress.artifact import sha256_of
 from compress.errors import ServerError
+from compress.vetting.replace import replace_file
 from compress.vetting.texts import read_json
+from serve.repository.folders import files_of
 from serve.tune.candidate import Candidate
 from serve.tune.trial import Point, Subject, Trial
 
 __all__ = ["State", "key_of"]
 
 SCHEMA = 1
-BLOCK = 1 << 20
 
 
 def key_of(subject: Subject, *, bound_ms: float, seed: int, cpus: tuple[int, ...]) -> str:
     """A hash of all that makes measurements comparable: the model's files, the bound, the machine."""
-    digest = hashlib.sha256()
-    for name in sorted(subject.texts):
-        for path in sorted((subject.repository / name).rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
-                digest.update(str(path.relative_to(subject.repository)).encode())
-                with path.open("rb") as file:  # it is a file, of any size
-                    while block := file.read(BLOCK):
-                        digest.update(block)
+    files = [
+        (str(path.relative_to(subject.repository)), sha256_of(path))
+        for name in sorted(subject.texts)
+        for path in files_of(subject.repository / name)
+    ]
     machine = (platform.node(), platform.processor(), len(os.sched_getaffinity(0)), cpus, bound_ms, seed, SCHEMA)
-    digest.update(repr(machine).encode())
-    return digest.hexdigest()
+    return hashlib.sha256(repr((files, machine)).encode()).hexdigest()
 
 
 class State:
@@ -68,6 +66,4 @@ class State:
         self._trials[rung, trial.candidate] = trial
         rows = [[number, dataclasses.asdict(each)] for (number, _), each in self._trials.items()]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        part = self.path.with_name(f".{self.path.name}.part")
-        part.write_text(json.dumps({"key": self.key, "trials": rows}, indent=1), encoding="utf-8")
-        part.replace(self.path)
+        replace_file(self.path, json.dumps({"key": self.key, "trials": rows}, indent=1))

@@ -6,6 +6,7 @@ import json
 import shlex
 from pathlib import Path
 
+from serve.repository.folders import check_hidden
 from serve.repository.read import ModelInfo
 from serve.triton.flags import flags_for
 from serve.triton.memory import MIB, instance_count, region_bytes
@@ -25,7 +26,11 @@ def container_command(repository: Path, models: list[ModelInfo], options: UpOpti
         repository: is mounted, read-only.
         models: what it holds.
         options: of `serve up`: ports, image, and whether models may be loaded and unloaded.
+
+    Raises:
+        RepositoryError: it holds a folder that Triton would take for one more model.
     """
+    check_hidden(repository)
     requirements = requirements_of(models)
     shared = instance_count([model for model in models if model.config.backend == "python"]) * region_bytes(models)
     server = ["tritonserver", "--model-repository=/models", "--disable-auto-complete-config"]

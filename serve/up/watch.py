@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 from collections.abc import Callable, Mapping
-from http.client import HTTPException
 from pathlib import Path
 from typing import Literal
 
 from compress.errors import RepositoryError, ServerError
+from serve.repository.lock import hold
 from serve.repository.read import read_model
 from serve.repository.served import Served
 from serve.repository.signing import SIGNATURE
@@ -26,13 +25,12 @@ Fingerprint = frozenset[tuple[str, int, int]]
 def fingerprints(repository: Path) -> dict[str, Fingerprint] | None:
     """What each model's folder holds: names, sizes and times of its files; None while somebody writes into it."""
     try:
-        folder = os.open(repository, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
+        folder = hold(repository, wait_s=0.0, shared=True)
+    except OSError:  # it is gone, or locked
         return None
     try:
-        fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return {path.name: _of(path) for path in repository.iterdir() if path.is_dir() and path.name[0] != "."}
-    except OSError:  # it is locked, or a file went while we looked
+    except OSError:  # a file went while we looked
         return None
     finally:
         os.close(folder)
@@ -186,7 +184,7 @@ class Follower:
             self._on_event(f"{name}: {err.why}; what was loaded goes on")
             return "refused"
         except ServerError as err:
-            if isinstance(err.__cause__, (OSError, HTTPException)):
+            if isinstance(err.__cause__, OSError):
                 if not self._lost:
                     self._on_event(f"{name}: {err.why}; it is tried again")
                 self._lost = True

@@ -8,20 +8,23 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from compress.artifact import Artifact
 from compress.errors import ArtifactError, RepositoryError, ServerError
+from compress.vetting.arrays import open_npz
 from compress.vetting.texts import read_bytes, read_json, read_text
 from serve.config.named import LARGEST_DATA
+from serve.config.names import leads_out
 from serve.http.ask import config_of, infer_content
 
-__all__ = ["LABEL_KEYS", "Verified", "files_of", "samples_of", "verify"]
+__all__ = ["LABEL_KEYS", "LONGEST_TEXT", "Verified", "label_of", "labelled_files", "samples_of", "verify"]
 
 LABEL_KEYS = ("label", "labels", "y", "target", "targets")
+LONGEST_TEXT = 1 << 20  # bytes of one string of an .npz
 IN_FLIGHT = 8
 MEND = "give a .npz with an array for each input of the served model, and one of labels; or a folder of files by label"
 
@@ -114,7 +117,7 @@ def verify(
             return infer_content(url, name, sample.content, sample.content_type, timeout_s=timeout_s)
 
         for number, (sample, answer) in enumerate(zip(samples, pool.map(ask, samples), strict=True)):
-            found = _answer(answer, output)
+            found = label_of(answer, output)
             if found == sample.label:
                 right += 1
             elif len(wrong) < 5:
@@ -184,8 +187,7 @@ def samples_of(evaluation: Path) -> Iterator[Sample]:
 
 def _of_arrays(path: Path) -> Iterator[Sample]:
     try:
-        with np.load(path, allow_pickle=False) as data:
-            arrays = {name: data[name] for name in data.files}
+        arrays = open_npz(path, text=LONGEST_TEXT)
     except (OSError, ValueError) as err:
         raise RepositoryError(f"can't verify with {path}", why=str(err), mend=MEND) from err
     key = next((key for key in LABEL_KEYS if key in arrays), None)
@@ -194,24 +196,28 @@ def _of_arrays(path: Path) -> Iterator[Sample]:
             f"can't verify with {path}", why=f"none of its arrays {', '.join(arrays)} is called label or y", mend=MEND
         )
     labels = arrays.pop(key).reshape(-1)
-    odd = next((name for name, array in arrays.items() if len(array) != len(labels)), None)
+    odd = next((name for name, array in arrays.items() if not array.ndim or len(array) != len(labels)), None)
     if odd is not None or not arrays:
         why = f"{odd!r} has another number of rows than {key!r}" if odd else "it has labels only"
         raise RepositoryError(f"can't verify with {path}", why=why, mend=MEND)
-    for row, label in enumerate(labels.tolist()):
-        values = {name: _plain(array[row]) for name, array in arrays.items()}
-        yield Sample(json.dumps(values).encode(), "application/json", _word(label))
+    try:
+        words = list(map(str, _text(labels).tolist()))
+        for row, word in enumerate(words):
+            values = {name: _text(array[row]).tolist() for name, array in arrays.items()}
+            yield Sample(json.dumps(values).encode(), "application/json", word)
+    except ValueError as err:  # bytes that are no UTF-8, or numbers that stand for no letter
+        raise RepositoryError(f"can't verify with {path}", why=f"a text in it is none: {err}", mend=MEND) from err
 
 
 def _of_folder(folder: Path) -> Iterator[Sample]:
-    for path, label in files_of(folder):
+    for path, label in labelled_files(folder):
         try:
             yield Sample(read_bytes(path, LARGEST_DATA), "application/octet-stream", label)
         except (OSError, ValueError) as err:
             raise RepositoryError(f"can't verify with {path}", why=str(err), mend=MEND) from err
 
 
-def files_of(folder: Path) -> list[tuple[Path, str]]:
+def labelled_files(folder: Path) -> list[tuple[Path, str]]:
     """The files of a folder with their labels, see `samples_of`.
 
     Raises:
@@ -226,26 +232,24 @@ def files_of(folder: Path) -> list[tuple[Path, str]]:
         if rows and not {"file", "label"} <= set(rows[0]):
             raise RepositoryError(f"can't verify with {table}", why="it has no columns file and label", mend=MEND)
         for row in rows:
-            named = PurePath(row["file"] or "")
-            if named.is_absolute() or ".." in named.parts or row["label"] is None:
-                why = f"its row {row['file']!r} " + (
-                    "has no label" if row["label"] is None else "leads out of the folder"
-                )
-                raise RepositoryError(f"can't verify with {table}", why=why, mend=MEND)
+            wrong = "has no label" if row["label"] is None else "leads out of the folder"
+            if row["label"] is None or leads_out(row["file"] or ""):
+                raise RepositoryError(f"can't verify with {table}", why=f"its row {row['file']!r} {wrong}", mend=MEND)
         return [(folder / row["file"], row["label"]) for row in rows]
     return [(path, path.parent.name) for path in sorted(folder.glob("*/*")) if path.is_file()]
 
 
-def _plain(item: Any) -> Any:
-    value = np.asarray(item).tolist()
-    return value.decode("utf-8") if isinstance(value, bytes) else value
+def _text(array: Any) -> np.ndarray[Any, Any]:
+    """The array, with strings in place of bytes."""
+    array = np.asarray(array)
+    return np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
 
 
 def _word(value: object) -> str:
     return value.decode("utf-8") if isinstance(value, bytes) else str(value)
 
 
-def _answer(answer: dict[str, Any], output: str | None) -> str:
+def label_of(answer: dict[str, Any], output: str | None) -> str:
     """The label that an answer names."""
     outputs = answer.get("outputs", {})
     if output is None:
@@ -257,10 +261,31 @@ def _answer(answer: dict[str, Any], output: str | None) -> str:
     value = outputs[output]
     while isinstance(value, list) and len(value) == 1:
         value = value[0]
-    if isinstance(value, list):
-        scores: Sequence[float] = np.asarray(value, dtype=np.float64).reshape(-1).tolist()
-        return str(max(range(len(scores)), key=scores.__getitem__))
-    return _word(value)
+    if not isinstance(value, list):
+        return _word(value)
+    flat = list(_flat(value))
+    if flat and all(isinstance(each, str) for each in flat):
+        return str(flat[0])  # labels come best first
+    if not flat or not all(isinstance(each, int | float) for each in flat):
+        raise ServerError(
+            f"the output {output!r} names no label",
+            why="it is neither a text, nor texts, nor a score for each class",
+            mend="name an output that does with --output",
+        )
+    scores: Sequence[float] = [float(each) for each in flat]
+    return str(max(range(len(scores)), key=scores.__getitem__))
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    """The elements of a tensor in JSON, an item's; None for what is no tensor."""
+    if len({len(each) if isinstance(each, list) else -1 for each in value}) > 1:
+        yield None
+        return
+    for each in value:
+        if isinstance(each, list):
+            yield from _flat(each)
+        else:
+            yield each
 
 
 def _accuracy(artifact: Artifact) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 import subprocess
@@ -13,26 +12,21 @@ from pathlib import Path
 import pytest
 
 from compress.artifact import Artifact
-from tests.e2e.conftest import ROOT, free_port, running
-from tests.e2e.test_readme import NOT_RUN, commands
+from tests.e2e.checkout import can_be_alone, checked_out, pasted, pasted_beside
+from tests.e2e.conftest import free_port, running
+from tests.e2e.test_commands import FENCE
+from tests.e2e.test_readme import NOT_RUN, README, blocks, commands
 
 pytestmark = pytest.mark.timeout(1200)  # minutes of work, beside two other tests
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The demo's folder, and what it printed."""
-    base = tmp_path_factory.mktemp("demo")
-    (base / "examples").symlink_to(ROOT / "examples")
-    run = subprocess.run(
-        [sys.executable, "examples/digits/demo.py"],
-        cwd=base,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**os.environ, "COLUMNS": "140"},
-        check=False,
-    )
+    """The demo's folder, and what it printed: README's first block, pasted into a new shell."""
+    base = checked_out(tmp_path_factory.mktemp("demo"))
+    first = blocks("sh")[0]
+    assert "make demo" in first
+    run = pasted(f"{first}\ntest $(command -v serve) = $PWD/.venv/bin/serve\n", base, timeout_s=900)
     assert run.returncode == 0, run.stdout + run.stderr
     return base / "build/demo", (run.stdout + run.stderr).replace(f"{base}/", "")
 
@@ -41,9 +35,11 @@ def test_the_result_is_small_and_as_accurate_as_the_original(demo: tuple[Path, s
     report = json.loads((demo[0] / "artifact" / "report.json").read_text())
     rows = {stage["stage"]: stage["measured"] for stage in report["stages"]}
     assert rows["original"]["accuracy"] >= 0.98
-    assert rows["quantize_onnx"]["accuracy"] >= rows["original"]["accuracy"] - 0.01
-    assert rows["original_onnx"]["size_bytes"] >= 8 * rows["quantize_onnx"]["size_bytes"]
-    assert abs(1 - rows["quantize_onnx"]["macs"] / rows["original"]["macs"] - 0.7) <= 0.02
+    assert rows["quantize_faster"]["accuracy"] >= rows["original"]["accuracy"] - 0.01
+    gained = report["stages"][-1]["details"]["times_as_fast"]  # None on a machine where INT8 gains no time
+    smaller = rows["original_onnx"]["size_bytes"] / rows["quantize_faster"]["size_bytes"]
+    assert smaller >= (2.5 if gained is None else 6)
+    assert abs(1 - rows["quantize_faster"]["macs"] / rows["original"]["macs"] - 0.7) <= 0.02
     assert all(row["latency_p50_ms"] > 0 for row in rows.values())
 
 
@@ -68,7 +64,7 @@ def test_the_answers_through_the_gateway_are_the_artifacts_own(demo: tuple[Path,
 
 def test_the_load_test_had_answers_and_no_errors(demo: tuple[Path, str]) -> None:
     paths = sorted(demo[0].glob("load*.json"))
-    assert len(paths) == 7
+    assert len(paths) in range(7, 12)  # turns go on while they disagree
     for path in paths:
         (load,) = json.loads(path.read_text())["runs"]
         assert load["count"] > 100
@@ -112,6 +108,21 @@ def test_the_commands_that_are_shown_run_in_their_order(demo: tuple[Path, str], 
     assert json.loads((made / "plan.json").read_text())["kept"]
     assert (made / "small/model.onnx").stat().st_size <= 300_000
     assert (made / "best.search/search.html").exists()
+
+
+def test_the_steps_by_hand_work_as_they_are_pasted(demo: tuple[Path, str], tmp_path: Path) -> None:
+    if not can_be_alone():
+        pytest.skip("no network of its own: the ports that README names may be another's")
+    (block,) = (text for kind, text in FENCE.findall(README) if not kind and "# in another terminal" in text)
+    activate = ". .venv/bin/activate\n"  # which README asks for in each new shell
+    for number, part in enumerate(block.split("# in another terminal\n")):
+        (tmp_path / f"{number}.sh").write_text(activate + part.removeprefix(activate))
+    run = pasted_beside(tmp_path / "0.sh", tmp_path / "1.sh", demo[0].parents[1], ready="http://127.0.0.1:8080/readyz")
+    first = (tmp_path / "0.log").read_text()
+    assert run.returncode == 0, first + run.stdout + run.stderr
+    assert '"label": "7"' in run.stdout
+    assert " 0 errors" in run.stdout + run.stderr
+    assert (demo[0] / "load.html").exists()
 
 
 def done(line: str, folder: Path, script: Path) -> str:

@@ -70,6 +70,13 @@ def pages(site: Path) -> dict[str, Html]:
     return {path.relative_to(site).as_posix(): Html(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
 
 
+def chromium() -> str:
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("no browser: apt-get install chromium")
+    return found
+
+
 def words(section: str) -> set[str]:
     return set(re.findall(r"[\w-]+", section))
 
@@ -147,15 +154,29 @@ def test_the_python_api_is_in_the_reference(pages: dict[str, Html]) -> None:
         assert [key for key in sections if key.startswith("compress.") and key.endswith(f".{name}")], name
 
 
+@pytest.mark.parametrize("width", [1300, 400])
+def test_no_page_is_wider_than_its_window(site: Path, width: int) -> None:
+    """What is wide (tables, commands) scrolls by itself."""
+    from playwright.sync_api import sync_playwright
+
+    wide = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        for path in sorted({*site.glob("*.html"), *site.glob("reference/*.html")}):
+            page.goto(path.as_uri())
+            if page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
+                wide.append(path.name)
+        browser.close()
+    assert wide == []
+
+
 def test_the_search_works_from_a_folder(site: Path) -> None:
     from playwright.sync_api import sync_playwright
 
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no browser: apt-get install chromium")
     asked: list[str] = []
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         page = browser.new_page()
         page.on("request", lambda request: asked.append(request.url))
         page.goto((site / "index.html").as_uri())

@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from serve.gateway.access.keys import add_key
 from serve.gateway.settings import Settings
+from serve.rollout.agree import Agree
 from serve.rollout.plan import Plan, Target
 from serve.rollout.store import Store
 from tests.serve_http import gateway_thread
@@ -170,3 +171,24 @@ def test_a_release_shows_its_way_and_its_evidence(
             expect(row.locator("td").nth(2)).to_have_text("0%")
             store.wish("net", "promote")
             expect(page.locator("#rollouts [aria-current]")).to_have_text("all")
+
+
+def test_a_release_shows_what_it_goes_by(browser: Browser, shipped: str, shipped_triton: str, tmp_path: Path) -> None:
+    assert shipped, "its Triton is the one that is asked"
+    store = Store(tmp_path / "rollouts.db")
+    with gateway_thread(Settings(upstream=(shipped_triton,), port=0, state=store.path)) as url:
+        plan = Plan(steps=(50.0,), shadow=100.0, agree=(Agree.parse("logits:argmax"),), expect_change=True)
+        store.start("net", Target("digits_network"), plan, Target("digits_network", "1"))
+        with visit(browser, url) as page:
+            expect(page.locator("#rollouts")).to_contain_text("answers agree by logits:argmax; a change is expected")
+            store.wish("net", "step")
+            expect(page.locator("#rollouts [aria-current]")).to_have_text("50%")
+            example = urllib.request.urlopen(f"{url}/v2/models/digits_network/example").read()
+            for number in range(6):
+                with urllib.request.urlopen(f"{url}/v2/models/net/infer", example) as answer:
+                    word = {"id": answer.headers["answer-id"], "correct": number > 0}
+                urllib.request.urlopen(f"{url}/feedback", json.dumps(word).encode()).close()
+            row = page.locator("#rollouts tr", has_text="is it reported wrong more often?")
+            expect(row).to_contain_text("not asked for")
+            expect(row).to_contain_text("2% more")
+            expect(page.locator("#rollouts tr", has_text="does it answer otherwise?")).to_contain_text("not judged")

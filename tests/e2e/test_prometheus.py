@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from serve.deploy.cluster.canary import analysis_queries
-from serve.deploy.cluster.scaling import Signal, adapter_rules, signals
+from serve.deploy.cluster.scaling import Signal, signals
 from serve.deploy.monitoring.alerts import alerts
 from serve.deploy.monitoring.dashboards import dashboard, queries
 from serve.deploy.monitoring.monitoring import MonitoringOptions, write_monitoring
@@ -166,11 +166,9 @@ def test_what_is_recorded_has_values(watched: Watched, query: str) -> None:
     "signal_", signals(RENDERED, read_plan(None), GOAL.slow_s, gpu=True), ids=lambda each: each.name
 )
 def test_what_replicas_follow_is_one_number(watched: Watched, signal_: Signal) -> None:
-    """As KEDA and the adapter ask it."""
+    """As KEDA asks it."""
     found = watched.until(signal_.query, 0 if NO_GPU in signal_.query else 40)
     assert len(found) == int(NO_GPU not in signal_.query)
-    rule = next(rule for rule in adapter_rules(RENDERED, [signal_])["rules"]["external"])
-    assert NO_GPU in rule["seriesQuery"] or watched.until(rule["seriesQuery"])
 
 
 @pytest.mark.parametrize("name", sorted(ANALYSIS))

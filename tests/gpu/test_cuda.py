@@ -40,7 +40,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compress.save(module, folder / "model.pt", inputs=inputs)
     name = inputs[0].partition(":")[0]
     images = np.random.default_rng(0).standard_normal((32, 3, 16, 16)).astype(np.float32)
-    np.savez(folder / "data.npz", **{name: images})
+    np.savez(folder / "data.npz", **{name: images})  # type: ignore[arg-type]
     compress.export(folder / "model.pt", ExportOptions(output=folder / "plain"))
     more: dict[str, Any] = {"int8": "static", "calibration": "data.npz", "precision": "fp16", "target": "tensorrt"}
     compress.export(folder / "model.pt", ExportOptions(output=folder / "int8", **more))
@@ -115,7 +115,7 @@ def test_a_training_on_the_gpu_learns(tmp_path: Path, precision: str) -> None:
 
 
 def test_a_training_on_the_gpu_tells_where_its_time_goes(tmp_path: Path) -> None:
-    given = training(tmp_path, epochs=3, profile=True, accelerator="cuda", sampler="margin")
+    given = training(tmp_path, epochs=3, profile=True, accelerator="cuda")
     assert 0 <= given.details["profile"]["device_idle"] <= 1
 
 

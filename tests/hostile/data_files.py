@@ -19,7 +19,7 @@ X = np.zeros((64, 4), np.float32)
 def npy(array: np.ndarray[Any, Any] = X, body: bytes | None = None, **header: Any) -> bytes:
     out = io.BytesIO()
     told = {"descr": "<f4", "fortran_order": False, "shape": array.shape} | header
-    np.lib.format.write_array_header_1_0(out, told)  # type: ignore[no-untyped-call]
+    np.lib.format.write_array_header_1_0(out, told)
     return out.getvalue() + (array.tobytes() if body is None else body)
 
 

@@ -176,3 +176,16 @@ def test_one_message_ends_nothing(triton: TritonServer, urls: tuple[str, str], k
     assert answer.raw_output_contents[0] == struct.pack("<3f", 5, 6, 7)
     assert triton.pid == before
     assert triton.running
+
+
+@pytest.mark.parametrize("name", ["Content-Type", "Accept-Encoding", "Traceparent", "Tracestate"])
+def test_a_long_header_is_no_failure_of_triton(urls: tuple[str, str], name: str) -> None:
+    """Triton closes the connection on a head of over 8 KiB: any client could have had it ejected for all."""
+    url, _ = urls
+    for more in ({}, {"X-Request-Timeout-Ms": "20000"}):  # the short way, and the long one
+        assert fetch(f"{url}/v2/models/tiny/infer", json.dumps(GOOD).encode(), **{name: "x" * 9000}, **more)[0] == 200
+    address = url.removeprefix("http://")
+    with contextlib.closing(http.client.HTTPConnection(address, timeout=60)) as connection:
+        connection.request("GET", "/metrics")
+        page = connection.getresponse().read().decode()
+    assert 'gateway_upstream_errors_total{kind="closed"}' not in page

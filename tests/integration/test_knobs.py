@@ -12,9 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
+import numpy as np
 import pytest
+from tritonclient.grpc import service_pb2 as messages
 
 from serve.cli.main import main
+from serve.gateway.upstream.outliers import Verdict
+from serve.gateway.upstream.verdicts import verdict_of, was_hurried
+from serve.http.message import Response
 from serve.pack.write import PackOptions, pack
 from serve.triton.launch import TritonOptions, TritonServer
 from tests.integration.test_triton import FREE, get, infer, refusal
@@ -120,6 +126,10 @@ def at_once(server: TritonServer, model: str, requests: int) -> float:
 
 def slow(server: TritonServer, model: str, seconds: float, **parameters: int) -> int:
     """Occupy a slow hook; the status of the answer."""
+    return slow_answer(server, model, seconds, **parameters)[0]
+
+
+def slow_answer(server: TritonServer, model: str, seconds: float, **parameters: int) -> tuple[int, bytes]:
     body = {
         "parameters": parameters,
         "inputs": [{"name": "seconds", "datatype": "FP32", "shape": [1, 1], "data": [seconds]}],
@@ -127,10 +137,10 @@ def slow(server: TritonServer, model: str, seconds: float, **parameters: int) ->
     url = f"http://{server.http_address}/v2/models/{model}/infer"
     try:
         with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=30) as response:
-            return int(response.status)
+            return int(response.status), response.read()
     except urllib.error.HTTPError as err:
         with err:
-            return err.code
+            return err.code, err.read()
 
 
 def stub_threads(model: str) -> int:
@@ -244,6 +254,36 @@ def test_a_request_that_waited_too_long_is_refused(server: TritonServer) -> None
         answers = list(pool.map(lambda _: slow(server, "timeout", 0.6), range(3)))
     assert answers.count(200) == 1
     assert set(answers) - {200} <= {503, 504, 429, 500}
+
+
+def test_a_client_s_own_short_wait_in_a_queue_is_no_fault_of_the_server_s(server: TritonServer) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda _: slow_answer(server, "timeout", 0.6, timeout=1000), range(3)))
+    refused = [Response(status, [], body, len(body)) for status, body in answers if status != 200]
+    assert len(refused) == 2
+    assert {verdict_of(answer, b'{"parameters":{"timeout":1000}}') for answer in refused} == {Verdict.NOTHING}
+    assert {verdict_of(answer, b'{"parameters":{}}') for answer in refused} == {Verdict.GATEWAY_FAILURE}
+
+
+def test_the_same_holds_over_grpc(server: TritonServer) -> None:
+    def ask(wait: int) -> str | None:
+        seconds = messages.ModelInferRequest.InferInputTensor(name="seconds", datatype="FP32", shape=[1, 1])
+        request = messages.ModelInferRequest(
+            model_name="timeout", inputs=[seconds], raw_input_contents=[np.float32(0.6).tobytes()]
+        )
+        request.parameters["timeout"].int64_param = wait
+        with grpc.insecure_channel(server.grpc_address) as channel:
+            call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            try:
+                call(request.SerializeToString(), timeout=30)
+            except grpc.RpcError as err:
+                return str(err.details())
+        return None
+
+    with ThreadPoolExecutor(3) as pool:
+        refused = [told for told in pool.map(ask, [1000] * 3) if told is not None]
+    assert len(refused) == 2
+    assert all(was_hurried(told.encode(), chosen=True) for told in refused)
 
 
 def test_the_first_priority_is_served_first(server: TritonServer) -> None:

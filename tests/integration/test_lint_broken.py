@@ -12,7 +12,7 @@ import pytest
 from compress.errors import RepositoryError
 from serve.lint.finding import Finding
 from serve.lint.run import lint
-from serve.repository.provenance import verify
+from serve.repository.provenance import verify_checksums
 from serve.repository.read import read_models
 from tests.lint_broken import BROKEN, Packed
 from tests.lint_corpus import Case
@@ -40,7 +40,7 @@ class Corpus:
         """Why `serve up` does not even start Triton, its own look with `serve lint` aside."""
         try:
             read_models(self.alone(case))
-            verify(self.alone(case))
+            verify_checksums(self.alone(case))
         except RepositoryError as err:
             return f"{err.what}: {err.why}"
         return ""

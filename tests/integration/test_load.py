@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from compress.errors import ServerError
+from serve.cli.main import main
 from serve.gateway.settings import Settings
 from serve.load.figures.result import LoadResult
 from serve.load.options import LoadOptions
@@ -20,7 +21,7 @@ from serve.load.run import run_load
 from serve.pack.write import pack
 from serve.triton.launch import Ports, TritonServer
 from tests.serve_http import gateway_thread
-from tests.serve_models import hook_file, tiny_artifact
+from tests.serve_models import HOOKS, hook_file, tiny_artifact
 
 GRPC: list[str] = []
 
@@ -31,6 +32,8 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     artifact = tiny_artifact(folder / "artifact")
     pack(artifact, repository=folder / "repository", name="tiny")
     pack(artifact, repository=folder / "repository", name="hooked", hooks=hook_file(folder))
+    without_example = hook_file(folder / "particular", HOOKS[: HOOKS.index("def example")])
+    pack(artifact, repository=folder / "repository", name="particular", hooks=without_example)
     with TritonServer(folder / "repository", ports=Ports(0, 0, 0)) as server:
         GRPC.append(f"grpc://{server.grpc_address}")
         yield f"http://{server.http_address}"
@@ -77,6 +80,27 @@ def test_counts_are_tritons(triton: str, way: str, model: str, rate: str, reques
     assert LoadResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
 
 
+@pytest.mark.parametrize("way", ["triton", "gateway", "grpc"])
+def test_a_model_that_refuses_drawn_values_is_not_measured(way: str, request: pytest.FixtureRequest) -> None:
+    url: str = request.getfixturevalue(way)
+    with pytest.raises(ServerError, match="can't make a request that the model 'particular' answers") as caught:
+        run_load(LoadOptions("particular", url, duration=0.5))
+    assert "could not convert string to float" in caught.value.why
+    assert "--data" in caught.value.mend
+
+
+def test_a_load_that_nobody_answered_does_not_end_well(triton: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "bad.npz", text=np.array(["no numbers"]))
+    np.savez(tmp_path / "good.npz", text=np.array(["0,1,2,3"]))
+    common = ["load", triton, "--model", "particular", "--duration", "0.3", "--warmup", "0", "--data"]
+    codes = []
+    for name in ("good.npz", "bad.npz"):
+        with pytest.raises(SystemExit) as ended:
+            main([*common, str(tmp_path / name)])
+        codes.append(ended.value.code)
+    assert codes == [0, 1]
+
+
 def test_tritons_own_account_says_where_the_time_went(triton: str, gateway: str) -> None:
     for url in (triton, gateway):
         result = run_load(LoadOptions("hooked", url, concurrency=8, duration=2, warmup=0.2))
@@ -107,9 +131,9 @@ def test_over_grpc_the_same_answers_come_in_the_same_number(grpc: str, triton: s
         assert result.count > 0
         after = successes(triton, "tiny")
         assert result.warmup_count + result.count == after - before
+        before = after
         assert result.breakdown is not None
         assert result.breakdown.models[0].model == "tiny"
-        before = after
     with pytest.raises(ServerError, match="no model 'other'"):
         run_load(LoadOptions("other", grpc))
     with pytest.raises(ServerError, match="can't reach"):
@@ -130,7 +154,7 @@ def test_a_dataset_gives_the_models_own_accuracy_and_values(
     labels = values.argmax(axis=1)
     labels[3] += 1
     np.savez(tmp_path / "data.npz", x=x, label=labels)
-    np.savez(tmp_path / "right.npz", **{output["name"]: values})
+    np.savez(tmp_path / "right.npz", **{output["name"]: values})  # type: ignore[arg-type]
     np.savez(tmp_path / "wrong.npz", **{output["name"]: values + (np.arange(10) == 0)[:, None]})
     options = LoadOptions(
         "tiny", grpc if form == "grpc" else triton, form="json" if form == "json" else "binary", data=tmp_path / "data.npz",

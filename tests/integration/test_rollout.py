@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,13 +30,36 @@ from tests.gateway_models import fetch
 from tests.serve_http import gateway_thread
 from tests.serve_models import WEIGHT, hook_file, tiny_artifact
 
+RANKED_CONFIG = """\
+backend: "python"
+max_batch_size: 4
+input [ { name: "x" data_type: TYPE_INT64 dims: [ 1 ] } ]
+output [ { name: "labels" data_type: TYPE_STRING dims: [ 3 ] } ]
+instance_group [ { count: 1 kind: KIND_CPU } ]
+"""
+RANKED_MODEL = """\
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+LABELS = {labels}
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        sizes = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy().shape[0] for request in requests]
+        rows = [np.array([LABELS] * size, dtype=object) for size in sizes]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("labels", row)]) for row in rows]
+"""
+# Three labels, the best first: two models that are as good, and one that says something else.
+RANKED = {"ranked": ["cat", "dog", "cow"], "reranked": ["cat", "cow", "fox"], "others": ["pig", "hen", "ox"]}
 X = [[0.0, 2.0, 1.0, 0.0]]
 INFER = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": X}]}).encode()
 
 
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    """ "tiny" and "hooked" with two versions; "worse" that confuses two classes, "near" whose scores are a bit larger."""
+    """ "tiny" and "hooked" with two versions; "worse" that confuses two classes, "near" whose scores are a bit larger;
+    "trained" whose versions 1, 2 and 3 are these; `RANKED`."""
     folder = tmp_path_factory.mktemp("rollout")
     repository = folder / "repository"
     artifact = tiny_artifact(folder / "artifact")
@@ -45,6 +69,14 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
         pack(artifact, repository=repository, name="hooked", hooks=hook_file(folder), options=both)
     pack(changed(artifact, folder / "worse.onnx", WEIGHT[:, [0, 2, 1]]), repository=repository, name="worse")
     pack(changed(artifact, folder / "near.onnx", WEIGHT * np.float32(1.001)), repository=repository, name="near")
+    three = PackOptions(serve_latest=3)
+    for path in (artifact, folder / "worse.onnx", folder / "near.onnx"):
+        pack(path, repository=repository, name="trained", options=three)
+    for name, labels in RANKED.items():
+        version = repository / name / "1"
+        version.mkdir(parents=True)
+        (version.parent / "config.pbtxt").write_text(f'name: "{name}"\n{RANKED_CONFIG}')
+        (version / "model.py").write_text(RANKED_MODEL.format(labels=labels))
     with TritonServer(repository, ports=Ports(0, 0, 0)) as server:
         yield server
 
@@ -68,6 +100,33 @@ def state(tmp_path: Path) -> Path:
 def url(triton: TritonServer, state: Path) -> Iterator[str]:
     with gateway_thread(Settings(upstream=(f"http://{triton.http_address}",), port=0, state=state)) as url:
         yield url
+
+
+@contextmanager
+def critics(url: str, model: str) -> Iterator[Counter[tuple[str, bool]]]:
+    """Two clients that ask all the time and tell the true class; who answered, and whether that was it."""
+    seen: Counter[tuple[str, bool]] = Counter()
+    stop = threading.Event()
+    truth = int(np.argmax(np.array(X) @ WEIGHT))
+
+    def ask() -> None:
+        while not stop.is_set():
+            with urllib.request.urlopen(f"{url}/v2/models/{model}/infer", INFER) as answer:
+                id_ = answer.headers["answer-id"]
+            if id_ is not None:  # else the rollout has not begun
+                status, told = fetch(f"{url}/feedback", json.dumps({"id": id_, "label": truth}).encode())
+                assert (status, told["counted"]) == (200, True)
+                seen[told["served_by"], told["correct"]] += 1
+
+    clients = [threading.Thread(target=ask) for _ in range(2)]
+    for client in clients:
+        client.start()
+    try:
+        yield seen
+    finally:
+        stop.set()
+        for client in clients:
+            client.join()
 
 
 @contextmanager
@@ -153,6 +212,82 @@ def test_classes_that_a_client_asks_for_are_judged_as_their_scores_would_be(
     assert (done.returncode == 0) is promoted, done.stdout + done.stderr
     assert f"it disagrees with the baseline on {0 if promoted else 100}%" in done.stdout
     assert set(seen) == {200}
+
+
+ASK_LABELS = json.dumps({"inputs": [{"name": "x", "datatype": "INT64", "shape": [1, 1], "data": [1]}]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("candidate", "arguments", "promoted"),
+    [
+        ("reranked", (), False),
+        ("reranked", ("--agree", "labels:first"), True),
+        ("reranked", ("--agree", "labels:overlap=0.6"), True),
+        ("reranked", ("--agree", "labels:overlap=0.9"), False),
+        ("others", ("--agree", "labels:overlap=0.6"), False),
+        ("others", ("--expect-change",), True),
+    ],
+)
+def test_labels_agree_as_was_asked_for(
+    url: str, state: Path, candidate: str, arguments: tuple[str, ...], promoted: bool
+) -> None:
+    with traffic(url, ASK_LABELS, "/v2/models/ranked/infer") as seen:
+        done = rollout(
+            state, "start", "ranked", "--candidate", candidate, "--wait", *QUICK, "--max-latency-increase", "5",
+            *arguments,
+        )  # fmt: skip
+    assert (done.returncode == 0) is promoted, done.stdout + done.stderr
+    assert set(seen) == {200}
+    if "--expect-change" in arguments:
+        assert "it disagrees with the baseline on 100%" in rollout(state, "history").stdout
+        assert "not judged" in done.stdout
+    if "--agree" in arguments:
+        assert f"answers agree by {arguments[1]}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("rule", "told"),
+    [
+        ("label:first", ("has no such output", "name one of logits")),
+        ("logits:first", ("the output is logits:FP32[-1,3]", "take argmax or tolerance=…")),
+        ("logits:best", ("'best' is no rule", "OUTPUT:RULE")),
+    ],
+)
+def test_a_rule_that_can_not_hold_is_refused_at_the_start(
+    url: str, state: Path, rule: str, told: tuple[str, str]
+) -> None:
+    done = rollout(state, "start", "tiny", "--candidate", "2", "--agree", rule)
+    assert done.returncode == 2, done.stdout
+    assert len(done.stderr.strip().splitlines()) == 3
+    assert all(part in done.stderr for part in told)
+    assert fetch(f"{url}/v2/models/tiny/infer", INFER)[0] == 200
+
+
+@pytest.mark.parametrize(("version", "promoted"), [("2", False), ("3", True)])
+def test_a_model_trained_anew_is_judged_by_what_clients_say(
+    url: str, state: Path, version: str, promoted: bool
+) -> None:
+    with critics(url, "trained") as seen:
+        done = rollout(
+            state, "start", "trained", "--candidate", version, "--baseline", "1", "--wait", *QUICK,
+            "--max-latency-increase", "5", "--expect-change", "--require-feedback", "--max-wrong-increase", "0.1",
+        )  # fmt: skip
+    assert (done.returncode == 0) is promoted, done.stdout + done.stderr
+    assert f"{0 if promoted else 100}% of its answers are reported wrong, 0% of the baseline's" in done.stdout
+    assert {right for (by, right) in seen if by == f"trained/{version}"} == {promoted}
+    assert {right for (by, right) in seen if by == "trained/1"} == {True}
+
+
+def test_the_friendly_route_tells_an_answer_s_id_too(url: str, state: Path) -> None:
+    assert rollout(state, "start", "tiny", "--candidate", "worse").returncode == 0
+    assert rollout(state, "promote", "tiny").returncode == 0
+    request = urllib.request.Request(
+        f"{url}/predict/tiny", json.dumps({"x": X[0]}).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as answer:
+        word = {"id": answer.headers["answer-id"], "correct": False}
+    told = fetch(f"{url}/feedback", json.dumps(word).encode())
+    assert told == (200, {"model": "tiny", "served_by": "worse", "counted": True, "correct": False})
 
 
 def test_the_friendly_route_and_grpc_go_the_same_way(triton: TritonServer, state: Path) -> None:

@@ -24,6 +24,7 @@ from compress.model import TorchModel
 from compress.options.training import TrainingOptions
 from compress.quantize.qat.train_quantized import TrainQuantized
 from compress.training.finetune import Finetune
+from compress.training.machine.launch import launch, lost_another
 from tests.unit.compress.training.networks import data, model, two_headed
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -63,7 +64,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_training_that_is_killed_ends_where_one_that_was_not_ends(folder: Path) -> None:
     options = [
         "--teacher", str(folder / "teacher.pt"), "--epochs", "30", "--batch-size", "16", "--hold-out", "0.1",
-        "--ema", "0.99", "--sampler", "margin", "--augment", "shift:1", "--checkpoint-seconds", "0",
+        "--ema", "0.99", "--augment", "shift:1", "--checkpoint-seconds", "0",
     ]  # fmt: skip
     whole = run(folder, "whole", *options)
     killed = subprocess.Popen(command(folder, "killed", *options), stderr=subprocess.PIPE, env=ENVIRONMENT)
@@ -168,6 +169,33 @@ def test_processes_that_train_together_listen_on_loopback_and_end_together(folde
     assert "process 2 of 2 ended with signal SIGKILL" in caught.value.why
     assert heard == {"127.0.0.1"}
     assert not trainers(psutil.Process())
+
+
+LEFT_ALONE = """
+import os, sys, torch
+from torch import distributed as dist
+from compress.training.machine.launch import join, lost_another
+
+join("cpu")
+dist.barrier()
+if os.environ["RANK"] == "1":
+    os._exit(3)
+try:
+    while True:
+        dist.all_reduce(torch.ones(3))
+except RuntimeError as err:
+    print(lost_another(err), flush=True)
+"""
+
+
+def test_what_torch_says_when_another_process_is_gone_is_told_from_a_models_errors(tmp_path: Path) -> None:
+    """It comes out of a forward pass, too, and no other inputs would mend it."""
+    told: list[str] = []
+    with (tmp_path / "log.txt").open("w", encoding="utf-8") as log:
+        codes = launch([sys.executable, "-c", LEFT_ALONE], 2, log, told.append)
+    assert [line.strip() for line in told] == ["True"]
+    assert codes == [0, 3]
+    assert not lost_another(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
 
 
 def test_processes_end_with_the_one_that_started_them(folder: Path) -> None:

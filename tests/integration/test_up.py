@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -309,3 +310,18 @@ def replaced(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
+
+
+def test_a_folder_with_a_dot_in_front_is_no_model_and_its_name_runs_nothing(tmp_path: Path, repository: Path) -> None:
+    hidden, ran = repository / ".a$(touch named)b", tmp_path / "ran"
+    (hidden / "1").mkdir(parents=True)
+    (repository / ".git/objects").mkdir(parents=True)
+    tensors = "".join(f'{kind} {{ name: "{kind}" data_type: TYPE_FP32 dims: 1 }}\n' for kind in ("input", "output"))
+    (hidden / "config.pbtxt").write_text(f'backend: "python"\n{tensors}')
+    (hidden / "1/model.py").write_text(f"open({str(ran)!r}, 'w').close()\nclass TritonPythonModel:\n    pass\n")
+    shutil.copytree(hidden, repository / ".plain")
+    with up(tmp_path, str(repository), *FREE) as running:
+        assert label(running.url()) == "b"
+        here = Path(f"/proc/{triton_of(running.process)}/cwd").resolve()
+        assert not (here / "named").exists()
+        assert not ran.exists()

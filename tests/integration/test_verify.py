@@ -131,8 +131,8 @@ def test_what_can_t_be_verified_is_told(site: tuple[Path, str], tmp_path: Path) 
         ({"x": np.zeros(0), "y": np.zeros(0)}, "no sample"),
     ],
 )
-def test_data_that_can_t_be_used_is_refused(tmp_path: Path, arrays: dict[str, np.ndarray], why: str) -> None:  # type: ignore[type-arg]
-    np.savez(tmp_path / "data.npz", **arrays)
+def test_data_that_can_t_be_used_is_refused(tmp_path: Path, arrays: dict[str, np.ndarray], why: str) -> None:
+    np.savez(tmp_path / "data.npz", **arrays)  # type: ignore[arg-type]
     with pytest.raises(RepositoryError) as caught:
         list(samples_of(tmp_path / "data.npz"))
     assert why in caught.value.why

@@ -84,10 +84,11 @@ def test_the_template_of_a_rule_is_a_rule(tmp_path: Path, versions: int, found: 
 @pytest.mark.parametrize(
     ("files", "tests"),
     [
-        (["compress/prune/channels.py", "compress/prune/importance.py"], ["tests/unit/compress/prune"]),
+        (["compress/quantize/place_qdq.py"], ["tests/unit/compress/quantize/test_place_qdq.py"]),
+        (["compress/quantize/place_qdq.py", "compress/quantize/weights_onnx.py"], ["tests/unit/compress/quantize"]),
         (["serve/gateway/edge/direct.py"], ["tests/unit/serve/gateway"]),
         (["tests/unit/serve/lint/test_lint.py"], ["tests/unit/serve/lint/test_lint.py"]),
-        (["tests/unit/serve/lint/test_lint.py", "serve/lint/run.py"], ["tests/unit/serve/lint"]),
+        (["tests/unit/serve/lint/test_lint.py", "serve/lint/advice.py"], ["tests/unit/serve/lint"]),
         (["tests/unit/serve/lint/gone.py"], ["tests/unit/serve/lint"]),
         (["tests/affected.py", "docs/templates.md"], ["tests/unit/test_contributing.py"]),
         (["README.md", "serve/nowhere/new.py", "benchmarks/x.py"], []),

@@ -136,11 +136,6 @@ def _expression(value: Any) -> str:
     return clean_expression(_str(value))
 
 
-def _none(value: Any) -> Any:
-    if value is not None:
-        raise _refuse(value)
-
-
 def _left_out(instead: Any) -> Check:
     """A field that nothing here needs, whatever it holds."""
     return lambda _value: instead

@@ -19,6 +19,8 @@ from compress.formats.native.graph import GraphError, from_data, to_data
 from compress.formats.pickles.read import unpickle
 from compress.model import TorchModel, call, example_inputs, sample_inputs, symbols_of
 from compress.model.apart import share_of_own_size
+from compress.model.frozen import freeze, frozen_names
+from compress.vetting.replace import replacing_file
 
 __all__ = ["is_native", "read", "write"]
 
@@ -60,15 +62,15 @@ def write(model: TorchModel, path: Path, original: TorchModel | None = None) -> 
             mend="give each input and output a short name, and pack what are many into fewer tensors",
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".part")
-    data = {"format": FORMAT, "version": VERSION, "signature": signature, "graph": graph}
-    try:
-        torch.save(data, beside)
+    data: dict[str, Any] = {"format": FORMAT, "version": VERSION, "signature": signature, "graph": graph}
+    if frozen := sorted(frozen_names(model.module)):
+        data["frozen"] = frozen
+    with replacing_file(path) as file:
+        torch.save(data, file)
+        file.flush()
+        beside = Path(file.name)
         if original is not None and (why := _differs(original, _model(unpickle(beside, trust=False), beside))):
             raise CheckpointError(f"can't write {path} so that it gives the same answers", why=why, mend=instead)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _differs(original: TorchModel, loaded: TorchModel) -> str | None:
@@ -132,7 +134,10 @@ def _model(content: Mapping[str, Any], path: Path) -> TorchModel:
     if type(version) is not int or not 0 < version <= VERSION:
         raise CheckpointError(f"can't read {path}", why="it is malformed: it has no version", mend=again)
     try:
-        return TorchModel(from_data(content["graph"]), _signature(content["signature"]))
+        model = TorchModel(from_data(content["graph"]), _signature(content["signature"]))
+        if frozen := content.get("frozen"):
+            freeze(model.module, _names(frozen))
+        return model
     except (GraphError, LookupError, ArithmeticError, TypeError, ValueError, AttributeError, SignatureError) as err:
         why = err.why if isinstance(err, SignatureError) else str(err)
         raise CheckpointError(f"can't read {path}", why=f"it is malformed: {why[:300]}", mend=again) from err
@@ -166,6 +171,12 @@ def _fits(spec: TensorSpec, answer: torch.Tensor) -> bool:
 def _told_briefly(texts: list[Any]) -> bool:
     """Whether inputs and outputs are as few, and as short, as a file may have them."""
     return len(texts) <= MOST_TENSORS and all(type(text) is str and len(text) < LONGEST for text in texts)
+
+
+def _names(data: Any) -> frozenset[str]:
+    if type(data) is not list or not all(type(name) is str for name in data):
+        raise ValueError("the names of what is frozen are no list of texts")
+    return frozenset(data)
 
 
 def _signature(data: Any) -> Signature:

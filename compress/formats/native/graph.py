@@ -24,6 +24,7 @@ from compress.formats.native.layers import LayerError, clean, layer_of, plain_na
 from compress.formats.native.words import Decoder, GraphError, encode, function_of, methods, name_of
 from compress.formats.pickles.names import Instance
 from compress.vetting.calls.growth import Growth, GrowthError
+from compress.vetting.calls.guards import AS_FUNCTIONS
 
 __all__ = ["GraphError", "from_data", "to_data"]
 
@@ -216,8 +217,12 @@ def _add(graph: fx.Graph, node: Any, name: str, root: nn.Module, decoder: Decode
             target = given
             if given == "type" and not _names_no_memory(args, kwargs):
                 raise GraphError("a type that it asks for is none of plain tensors")
-            if given in ("repeat_interleave", "matrix_power", "tensor_split"):
+            if given in AS_FUNCTIONS:
                 op, target = "call_function", function_of(f"torch.{given}")
+                if given == "split" and "split_size" in kwargs:
+                    kwargs = {
+                        "split_size_or_sections" if key == "split_size" else key: each for key, each in kwargs.items()
+                    }
             if given.strip("_") in ("div", "divide") and "rounding_mode" in kwargs:
                 op, target = "call_function", function_of("torch.divide")
                 kwargs = {**kwargs, "out": args[0]} if given.endswith("_") else kwargs

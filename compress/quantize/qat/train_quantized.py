@@ -22,6 +22,7 @@ from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.errors import StageError, first_line
 from compress.model import Model, OnnxModel, Ranges, TorchModel, call
+from compress.model.frozen import freeze
 from compress.onnx_export.fold import FoldOnnx
 from compress.onnx_export.from_torch import exported
 from compress.quantize.calibrate import calibrate
@@ -32,6 +33,7 @@ from compress.quantize.quantize_onnx import QuantizeOnnx, Target, quantize
 from compress.runtime.backends import OnnxBackend
 from compress.stage import Given, Progress
 from compress.training.finetune import Finetune, details_of, source_of, told
+from compress.training.frozen import frozen_for
 from compress.training.in_processes import in_processes
 from compress.training.machine.setup import distributed, rank
 
@@ -62,11 +64,6 @@ class TrainQuantized:
     resumes: ClassVar[bool] = True
     takes: ClassVar[type] = TorchModel
     gives: ClassVar[type] = TorchModel
-
-    @property
-    def finetune(self) -> Finetune:
-        """What is asked of the training."""
-        return self.training
 
     @property
     def devices(self) -> int:
@@ -126,7 +123,10 @@ class TrainQuantized:
         with tempfile.TemporaryDirectory() as work:
             simulation, ranges, left = self._simulation(before, Path(work), progress)
         # The graph is another than the network's: its layers can't be hooked or run in segments.
-        alike = {"gradient_checkpointing": False, "compile": "off", "feature_weight": 0.0}
+        alike = {"gradient_checkpointing": False, "compile": "off", "feature_weight": 0.0, "freeze": ()}
+        freeze(
+            network, frozen_for(network, self.training.training.freeze)
+        )  # the simulation's are these, by other names
         asked = dataclasses.replace(self.training.training, **alike)  # type: ignore[arg-type]
         training = dataclasses.replace(self.training, training=asked)
         trained = training.fit(simulation.module, model.signature, progress, folder=folder, exact=True, like=model)

@@ -12,6 +12,7 @@ import torch
 
 from compress.training.batches.loader import Batch, laid_out, tensors_of
 from compress.training.task import Task
+from compress.vetting.replace import replace_file
 
 __all__ = ["Answers"]
 
@@ -90,7 +91,7 @@ class Answers:
             return np.zeros((self._count, *shape), np.float32)
         mode: Any = "w+" if anew else "r+"
         path = self._folder / f"answers.{name}.npy"
-        table: np.ndarray[Any, Any] = np.lib.format.open_memmap(path, mode, np.float32, (self._count, *shape))  # type: ignore[no-untyped-call]
+        table: np.ndarray[Any, Any] = np.lib.format.open_memmap(path, mode, np.float32, (self._count, *shape))
         return table
 
     def _noted(self, shapes: Shapes) -> int:
@@ -106,9 +107,7 @@ class Answers:
         assert self._folder is not None  # noqa: S101  the caller looked
         for table in self._tables.values():
             table.flush()  # type: ignore[attr-defined]
-        beside = self._folder / "answers.json.part"
-        beside.write_text(str(done), encoding="utf-8")
-        beside.replace(self._folder / "answers.json")
+        replace_file(self._folder / "answers.json", str(done))
 
 
 def _batch(task: Task, start: int, stop: int) -> Batch:

@@ -24,7 +24,7 @@ from torch import distributed as dist
 
 from compress.runtime.measure import cores
 
-__all__ = ["STORE", "end_with_parent", "ended_as", "join", "launch"]
+__all__ = ["STORE", "end_with_parent", "ended_as", "join", "launch", "lost_another"]
 
 STORE = "COMPRESS_TRAINING_STORE"  # path of the file; set in the processes that were launched
 GRACE = 10.0  # seconds that the others have to end by themselves when one has failed
@@ -116,6 +116,14 @@ def ended_as(codes: Sequence[int]) -> str | None:
     code = codes[rank]
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     return f"process {rank + 1} of {len(codes)} ended with {how}"
+
+
+def lost_another(err: BaseException | None) -> bool:
+    """Whether an error of torch tells that another process is gone, and so nothing of what this one computed.
+
+    gloo has no error of its own: what it raises names its sources.
+    """
+    return isinstance(err, dist.DistError) or (isinstance(err, RuntimeError) and "gloo/transport" in str(err))
 
 
 def end_with_parent() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import time
 import zipfile
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from compress.vetting.replace import replacing_file
 
 __all__ = ["KeptState"]
 
@@ -39,12 +40,10 @@ class KeptState:
         """Write beside, then rename; a kill at any moment leaves the old one or the new one."""
         start = time.monotonic()
         if self._path is not None:
-            beside = self._path.with_name(self._path.name + ".part")
-            with beside.open("wb") as file:
+            for left in self._path.parent.glob(f".{self._path.name}.*.part"):  # by a kill: it is as large as the model
+                left.unlink()
+            with replacing_file(self._path) as file:
                 torch.save({"format": FORMAT, "state": state}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(self._path)
         self._last = time.monotonic()
         self._took = self._last - start
 

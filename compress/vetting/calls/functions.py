@@ -68,7 +68,7 @@ _UNCHECKED = (
 _METHODS = (
     "bfloat16 bool byte cdouble cfloat char cpu cuda dim dim_order double element_size fill_diagonal_ float get_device "
     "half int is_contiguous is_same_size is_signed long ndimension nelement new_tensor numel put put_ requires_grad_ "
-    "short size storage_offset stride tolist type unique"
+    "short size storage_offset stride type unique"
 )
 
 

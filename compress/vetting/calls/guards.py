@@ -14,8 +14,15 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-__all__ = ["guard_module", "guarded"]
+__all__ = ["AS_FUNCTIONS", "guard_module", "guarded"]
 
+AS_FUNCTIONS = frozenset(
+    (
+        "chunk", "dsplit", "hsplit", "matrix_power", "repeat_interleave", "split", "split_with_sizes", "tensor_split",
+        "unbind", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes", "vsplit",
+    )
+)  # fmt: skip
+"""Methods of tensors that are looked at as the functions of torch that they are."""
 _MOST = 1 << 40
 _PARTS = 1 << 16
 _GIVEN = Mapping[str, Any]
@@ -79,6 +86,24 @@ def _parts(given: _GIVEN) -> bool:
     return isinstance(asked, int) and asked <= _PARTS
 
 
+def _pieces(given: _GIVEN) -> bool:
+    """A tensor for each place of a dimension, or for each few of them, is an object for each."""
+    x = next(given[name] for name in ("self", "input", "tensor") if name in given)
+    places = x.shape[given.get("dim", 0)] if x.dim() else 1
+    by_size: Any = next((given[name] for name in ("split_size", "split_size_or_sections") if name in given), None)
+    if isinstance(by_size, int):
+        return (by_size > 0 and places <= by_size * _PARTS) or places == by_size == 0
+    names = ("chunks", "sections", "indices", "indices_or_sections", "split_sizes")
+    asked: Any = by_size or next((given[name] for name in names if name in given), places)
+    return len(asked) <= _PARTS if isinstance(asked, list | tuple) else isinstance(asked, int) and asked <= _PARTS
+
+
+def _walked(given: _GIVEN) -> bool:
+    """Python's own functions walk over a tensor, and make one for each place."""
+    x: Any = given.get("over")
+    return not _real(x) or not x.dim() or x.shape[0] <= _PARTS
+
+
 def _rounded_division(given: _GIVEN) -> bool:
     """The processor stops where the smallest integer is divided by -1, and is not asked whether it may."""
     one, other = given.get("self", given.get("input")), given["other"]
@@ -135,6 +160,24 @@ _CHECKS: dict[str, Callable[[_GIVEN], bool]] = {
     "matrix_power": _power,
     "linalg_matrix_power": _power,
     "tensor_split": _parts,
+    **dict.fromkeys(
+        (
+            "unbind",
+            "unbind_copy",
+            "chunk",
+            "unsafe_chunk",
+            "split",
+            "split_copy",
+            "unsafe_split",
+            "split_with_sizes",
+            "split_with_sizes_copy",
+            "unsafe_split_with_sizes",
+            "hsplit",
+            "vsplit",
+            "dsplit",
+        ),
+        _pieces,
+    ),
     "lstm.input": _recurrent(4),
     "gru.input": _recurrent(3),
     "rnn_tanh.input": _recurrent(1),
@@ -207,8 +250,9 @@ def _real(value: Any) -> bool:
     return type(value) in (torch.Tensor, nn.Parameter)
 
 
-def _given_attention(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _GIVEN:
-    return {**dict(zip(("query", "key", "value"), args, strict=False)), **kwargs}
+def _named(*names: str) -> Callable[[tuple[Any, ...], dict[str, Any]], _GIVEN]:
+    """Arguments of a function by their names."""
+    return lambda args, kwargs: {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def _given_repeats(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _GIVEN:
@@ -216,7 +260,7 @@ def _given_repeats(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _GIVEN:
     names = ("input", "repeats") if len(args) > 1 or {"input", "self"} & kwargs.keys() else ("repeats",)
     if len(args) == 1 and "repeats" in kwargs:
         names = ("input",)
-    return {**dict(zip(names, args, strict=False)), **kwargs}
+    return _named(*names)(args, kwargs)
 
 
 # Under the names that they say they have: processes that train together find them by these.
@@ -224,34 +268,78 @@ scaled_dot_product_attention = _checked(
     torch.nn.functional.scaled_dot_product_attention,
     "torch.nn.functional.scaled_dot_product_attention",
     _attention,
-    _given_attention,
+    _named("query", "key", "value"),
 )
 repeat_interleave = _checked(torch.repeat_interleave, "torch.repeat_interleave", _repeats, _given_repeats)
 divide = _checked(
     torch.divide,
     "torch.divide",
     lambda given: given.get("rounding_mode") is None or _rounded_division(given),
-    lambda args, kwargs: {**dict(zip(("input", "other"), args, strict=False)), **kwargs},
+    _named("input", "other"),
 )
 matrix_power = _checked(
     torch.matrix_power,
     "torch.matrix_power",
     _power,
-    lambda args, kwargs: {**dict(zip(("input", "n"), args, strict=False)), **kwargs},
+    _named("input", "n"),
 )
 linalg_matrix_power = _checked(
     torch.linalg.matrix_power,
     "torch.linalg.linalg_matrix_power",
     _power,
-    lambda args, kwargs: {**dict(zip(("A", "n"), args, strict=False)), **kwargs},
+    _named("A", "n"),
 )
 tensor_split = _checked(
     torch.tensor_split,
     "torch.tensor_split",
     _parts,
-    lambda args, kwargs: {**dict(zip(("input", "indices_or_sections"), args, strict=False)), **kwargs},
+    _named("input", "indices_or_sections"),
 )
+unbind = _checked(torch.unbind, "torch.unbind", _pieces, _named("input", "dim"))
+chunk = _checked(torch.chunk, "torch.chunk", _pieces, _named("input", "chunks", "dim"))
+split = _checked(torch.split, "torch.split", _pieces, _named("tensor", "split_size_or_sections", "dim"))
+split_with_sizes = _checked(
+    torch.split_with_sizes, "torch.split_with_sizes", _pieces, _named("input", "split_sizes", "dim")
+)
+hsplit = _checked(torch.hsplit, "torch.hsplit", _pieces, _named("input", "indices_or_sections"))
+vsplit = _checked(torch.vsplit, "torch.vsplit", _pieces, _named("input", "indices_or_sections"))
+dsplit = _checked(torch.dsplit, "torch.dsplit", _pieces, _named("input", "indices_or_sections"))
+unsafe_chunk = _checked(torch.unsafe_chunk, "torch.unsafe_chunk", _pieces, _named("input", "chunks", "dim"))
+unsafe_split = _checked(torch.unsafe_split, "torch.unsafe_split", _pieces, _named("input", "split_size", "dim"))
+unsafe_split_with_sizes = _checked(
+    torch.unsafe_split_with_sizes, "torch.unsafe_split_with_sizes", _pieces, _named("input", "split_sizes", "dim")
+)
+unbind_copy = _checked(torch.unbind_copy, "torch.unbind_copy", _pieces, _named("input", "dim"))
+split_copy = _checked(torch.split_copy, "torch.split_copy", _pieces, _named("input", "split_size", "dim"))
+split_with_sizes_copy = _checked(
+    torch.split_with_sizes_copy, "torch.split_with_sizes_copy", _pieces, _named("input", "split_sizes", "dim")
+)
+sum_over = _checked(sum, "builtins.sum_over", _walked, _named("over", "start"))
+max_over = _checked(max, "builtins.max_over", _walked, _named("over"))
+min_over = _checked(min, "builtins.min_over", _walked, _named("over"))
 _FUNCTIONS = {
+    **{
+        f"torch.{each.__name__}": each
+        for each in (
+            unbind,
+            chunk,
+            split,
+            split_with_sizes,
+            hsplit,
+            vsplit,
+            dsplit,
+            unsafe_chunk,
+            unsafe_split,
+            unsafe_split_with_sizes,
+            unbind_copy,
+            split_copy,
+            split_with_sizes_copy,
+        )
+    },
+    "torch.functional.split": split,
+    "builtins.sum": sum_over,
+    "builtins.max": max_over,
+    "builtins.min": min_over,
     "torch.divide": divide,
     "torch.nn.functional.scaled_dot_product_attention": scaled_dot_product_attention,
     "torch.repeat_interleave": repeat_interleave,

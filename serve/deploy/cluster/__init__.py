@@ -1,1 +1,1 @@
-"""Kubernetes manifests: Triton behind a gateway, scaling, canaries, storage, GPUs, KServe."""
+"""Kubernetes manifests: Triton behind a gateway, scaling, canaries, storage, GPUs."""

@@ -13,7 +13,6 @@ from compress.errors import ServerError
 from compress.vetting.texts import read_text
 from serve.deploy.cluster.canary import analysis_templates, rollout
 from serve.deploy.cluster.gpu import engine_files, engine_patch, gpu_patch
-from serve.deploy.cluster.kserve import kserve
 from serve.deploy.cluster.manifests import (
     GATEWAY_BODY,
     GATEWAY_HOLDS,
@@ -23,7 +22,7 @@ from serve.deploy.cluster.manifests import (
     base,
 )
 from serve.deploy.cluster.operator import monitors, rules_object
-from serve.deploy.cluster.scaling import adapter_rules, hpa, scaled_object, signals
+from serve.deploy.cluster.scaling import scaled_object, signals
 from serve.deploy.cluster.storage import helper, models_volume
 from serve.deploy.cluster.workload import Workload, workload_of
 from serve.deploy.cluster.yaml_text import several, yaml_text
@@ -41,6 +40,11 @@ RELEASE = re.compile(r"[:-](\d\d)\.(\d\d)-py3")
 SAFE = (26, 7)
 COMPONENT = {"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component"}
 KUSTOMIZATION = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+# What earlier releases wrote, and what does the same now.
+GONE = {
+    "components/hpa": "components/keda, which makes such an HPA itself",
+    "kserve": "overlays/cpu, behind the gateway",
+}
 
 
 def render(repository: Path, folder: Path, options: RenderOptions) -> tuple[list[Path], list[str]]:
@@ -65,10 +69,14 @@ def render(repository: Path, folder: Path, options: RenderOptions) -> tuple[list
         raise ServerError(
             f"can't write into {folder}", why="it holds something else", mend="name a new folder, or an empty one"
         )
+    gone = [
+        f"{name} is no longer written: take {instead}" for name, instead in GONE.items() if (folder / name).is_dir()
+    ]
     beside, aside = (folder.with_name(f".{folder.name}.{word}") for word in ("new", "old"))
     try:
         for path in (beside, aside):
             shutil.rmtree(path, ignore_errors=True)
+        beside.mkdir(parents=True)  # anew: what still stands there is a link, which may lead elsewhere
         for name, text in {MARK: "", **texts}.items():
             path = beside / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +87,7 @@ def render(repository: Path, folder: Path, options: RenderOptions) -> tuple[list
         shutil.rmtree(aside, ignore_errors=True)
     except OSError as err:
         raise ServerError(f"can't write {folder}", why=str(err), mend="name a folder that can be written") from err
-    return [folder / name for name in texts], warnings_of(workload, options)
+    return [folder / name for name in texts], [*gone, *warnings_of(workload, options)]
 
 
 def warnings_of(workload: Workload, options: RenderOptions) -> list[str]:
@@ -128,8 +136,7 @@ def files(workload: Workload, options: RenderOptions) -> dict[str, str]:
         component = folder.startswith("components/")
         for name, each in objects.items():
             found[f"{folder}/{name}"] = several(each)
-        resources = [name for name in objects if not name.endswith("values.yaml")]
-        resources = [*kustomization.pop("resources", []), *resources]
+        resources = [*kustomization.pop("resources", []), *objects]
         head = COMPONENT if component else KUSTOMIZATION
         whole = {**head, **({"resources": resources} if resources else {}), **kustomization}
         found[f"{folder}/kustomization.yaml"] = yaml_text(whole)
@@ -144,10 +151,6 @@ def files(workload: Workload, options: RenderOptions) -> dict[str, str]:
         configMapGenerator=[{"name": f"{options.name}-gateway", "files": ["gateway.toml"]}],
     )
     put("components/keda", {"scaledobject.yaml": [scaled_object(options, plan, cpu)]})
-    put(
-        "components/hpa",
-        {"hpa.yaml": [hpa(options, plan, cpu)], "adapter-values.yaml": [adapter_rules(options, cpu)]},
-    )
     put(
         "components/prometheus-operator",
         {"monitors.yaml": monitors(options), "rules.yaml": [rules_object(options, goal)]},
@@ -193,7 +196,6 @@ def files(workload: Workload, options: RenderOptions) -> dict[str, str]:
         resources=["../cpu"],
         **_patches(_patch(options, "ScaledObject", to_rollout)),
     )
-    put("kserve", {"inferenceservice.yaml": kserve(workload, options, plan, cpu)}, namespace=space)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Autoscaling: KEDA's ScaledObject, or an HPA on the metrics that Prometheus adapter passes on."""
+"""Autoscaling: KEDA's ScaledObject, of which KEDA makes a HorizontalPodAutoscaler."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from serve.deploy.cluster.naming import meta
 from serve.deploy.options import RenderOptions
 
-__all__ = ["Signal", "adapter_rules", "bounds", "hpa", "quantity", "scaled_object", "signals"]
+__all__ = ["Signal", "scaled_object", "signals"]
 
 Object = dict[str, Any]
 GPU_BUSY = 0.75
@@ -23,14 +23,12 @@ class Signal:
 
     Attributes:
         name: of the metric.
-        series: of Prometheus, which the query is of.
         query: one value.
         bound: of the value.
         each: whether the bound is for one replica's part (a rate), or for all of them alike (a time).
     """
 
     name: str
-    series: str
     query: str
     bound: float
     each: bool
@@ -43,16 +41,16 @@ def signals(options: RenderOptions, plan: dict[str, Any], slow_s: float, *, gpu:
     the objective itself as its bound.
     """
     target = options.target if options.target is not None else plan["scaling"]["target"]
-    found = [] if target is None else [Signal("requests", RATE, RATE, float(target), each=True)]
+    found = [] if target is None else [Signal("requests", RATE, float(target), each=True)]
     # What waits for nothing has no wait: without requests the quotient is 0 / 0.
     for name, series, bound in (("queue-seconds", WAIT, options.max_queue_ms / 1000), ("latency-p99", SLOW, slow_s)):
-        found.append(Signal(name, series, f"({series} >= 0) or vector(0)", bound, each=False))
+        found.append(Signal(name, f"({series} >= 0) or vector(0)", bound, each=False))
     if gpu:
-        found.append(Signal("gpu-busy", GPU, f"avg({GPU})", GPU_BUSY, each=False))
+        found.append(Signal("gpu-busy", f"avg({GPU})", GPU_BUSY, each=False))
     return found
 
 
-def bounds(options: RenderOptions, plan: dict[str, Any]) -> tuple[int, int]:
+def _bounds(options: RenderOptions, plan: dict[str, Any]) -> tuple[int, int]:
     """Replicas at least and at most."""
     scaling = plan["scaling"]
     least = options.min_replicas or scaling["least"]
@@ -79,7 +77,7 @@ def _behavior(plan: dict[str, Any]) -> Object:
 
 def scaled_object(options: RenderOptions, plan: dict[str, Any], found: list[Signal]) -> Object:
     """KEDA's; what Prometheus does not tell is an error, never "nothing to do"."""
-    least, most = bounds(options, plan)
+    least, most = _bounds(options, plan)
     return {
         "apiVersion": "keda.sh/v1alpha1",
         "kind": "ScaledObject",
@@ -111,57 +109,3 @@ def scaled_object(options: RenderOptions, plan: dict[str, Any], found: list[Sign
             ],
         },
     }  # fmt: skip
-
-
-def hpa(options: RenderOptions, plan: dict[str, Any], found: list[Signal]) -> Object:
-    """The same with Kubernetes' own, on external metrics."""
-    least, most = bounds(options, plan)
-    return {
-        "apiVersion": "autoscaling/v2",
-        "kind": "HorizontalPodAutoscaler",
-        "metadata": meta(options, "triton"),
-        "spec": {
-            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": f"{options.name}-triton"},
-            "minReplicas": least,
-            "maxReplicas": most,
-            "behavior": _behavior(plan),
-            "metrics": [
-                {
-                    "type": "External",
-                    "external": {
-                        "metric": {"name": _metric_name(options, signal)},
-                        "target": {"type": "AverageValue", "averageValue": quantity(signal.bound)}
-                        if signal.each
-                        else {"type": "Value", "value": quantity(signal.bound)},
-                    },
-                }
-                for signal in found
-            ],
-        },
-    }
-
-
-def adapter_rules(options: RenderOptions, found: list[Signal]) -> Object:
-    """Values of Prometheus adapter's chart: each signal as an external metric."""
-    return {
-        "rules": {
-            "external": [
-                {
-                    "seriesQuery": signal.series,
-                    "resources": {"namespaced": False},
-                    "name": {"as": _metric_name(options, signal)},
-                    "metricsQuery": signal.query,
-                }
-                for signal in found
-            ]
-        }
-    }
-
-
-def _metric_name(options: RenderOptions, signal: Signal) -> str:
-    return f"{options.name}-{signal.name}".replace("-", "_")
-
-
-def quantity(value: float) -> str:
-    """In thousandths, which Kubernetes' quantities know; they know no exponent of ours."""
-    return f"{max(round(1000 * value), 1)}m"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from compress.errors import ServerError
 from serve.load.report.report import read_report
-from serve.repository.folders import files_of
+from serve.repository.folders import check_hidden, files_of
 from serve.repository.read import ModelInfo, read_models
 from serve.triton.flags import flags_for
 from serve.triton.memory import MIB, instance_count, region_bytes
@@ -52,6 +52,7 @@ def workload_of(repository: Path, load: Path | None = None) -> Workload:
         RepositoryError: there is nothing to serve.
         ServerError: the load test saw no server on its machine.
     """
+    check_hidden(repository)
     models = read_models(repository)
     python = [model for model in models if model.config.backend == "python"]
     shared = (instance_count(python) * region_bytes(models) + SPARE_BYTES) // MIB

@@ -120,7 +120,7 @@ def _load() -> Iterator[Alert]:
 
 
 def _releases() -> Iterator[Alert]:
-    says = f"The candidate of {MODEL} answers otherwise than allowed: it is about to be taken back."
+    says = f"The candidate of {MODEL} answers otherwise than allowed: it is about to be rolled back."
     yield Alert("CandidateDisagrees", DISAGREES, f"{DISAGREES} > 0.5{JUDGED}", "30s", "ticket", says)
     says = f"The baseline of {MODEL} answers for its candidate."
     yield Alert("CandidateFails", FALLBACKS, f"{FALLBACKS} > 0{JUDGED}", "1m", "ticket", says)

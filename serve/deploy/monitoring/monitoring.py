@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from compress.errors import ServerError
+from compress.vetting.replace import replace_file
 from serve.deploy.cluster.yaml_text import yaml_text
 from serve.deploy.monitoring.alerts import alert_rules
 from serve.deploy.monitoring.dashboards import dashboard
@@ -82,9 +83,7 @@ def write_monitoring(folder: Path, options: MonitoringOptions) -> list[Path]:
         path = folder / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            beside = path.with_name(path.name + ".part")
-            beside.write_text(text, encoding="utf-8")
-            beside.replace(path)
+            replace_file(path, text)
         except OSError as err:
             raise ServerError(f"can't write {path}", why=str(err), mend="name a folder that can be written") from err
         made.append(path)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from compress.errors import ServerError
 from serve.gateway.access.admission import Admission, Bounds
@@ -14,9 +13,6 @@ from serve.gateway.access.identity import KeyRing
 from serve.gateway.access.memory import Memory
 from serve.gateway.health.incidents import Incidents
 from serve.gateway.settings import ModelSettings, Settings
-
-if TYPE_CHECKING:
-    from serve.gateway.release.releases import Releases
 
 __all__ = ["Gate"]
 
@@ -32,7 +28,6 @@ class Gate:
 
     Args:
         settings: of the gateway.
-        releases: that decide who answers for a model.
         incidents: models that are down, and requests that did it; none by default.
         memory: of what is on its way; one of its own by default.
 
@@ -40,10 +35,7 @@ class Gate:
         ServerError: the file of keys can't be used.
     """
 
-    def __init__(
-        self, settings: Settings, releases: Releases, incidents: Incidents | None = None, memory: Memory | None = None
-    ) -> None:
-        self.releases = releases
+    def __init__(self, settings: Settings, incidents: Incidents | None = None, memory: Memory | None = None) -> None:
         self.incidents = incidents or Incidents()
         self.memory = memory or Memory(settings.memory_bytes)
         self.keys = KeyRing(settings.keys)
@@ -83,6 +75,8 @@ class Gate:
                     logger.info("read %d keys anew", len(self.keys))
                 except ServerError as err:
                     logger.error("the keys stay as they were: %s (%s)", err.what, err.why)
+                except Exception:  # whatever it is, the next look must come: who was revoked would stay
+                    logger.exception("the keys stay as they were")
 
     def _add(self, model: str) -> Admission:
         self._places[model] = self._new(model)

@@ -32,7 +32,8 @@ class Identity:
     """
 
     __slots__ = (
-        "_allowed", "_models", "admin", "bucket", "digest", "expires", "id", "metrics", "name", "priority", "questions",
+        "_allowed", "_models", "admin", "bucket", "digest", "expires", "feedback", "id", "metrics", "name", "priority",
+        "questions",
     )  # fmt: skip
 
     def __init__(self, key: Key, bucket: TokenBucket | None, questions: TokenBucket | None = None) -> None:
@@ -42,6 +43,7 @@ class Identity:
         self.priority = key.priority
         self.admin = key.admin
         self.metrics = key.metrics or key.admin
+        self.feedback = key.feedback or key.admin
         self.bucket = bucket
         self.questions = questions
         self.expires = key.expires_at
@@ -77,6 +79,11 @@ class Identity:
         """Raises ForbiddenError where the key may not read metrics."""
         if not self.metrics:
             raise ForbiddenError("this needs a key with metrics", mend="make one: serve keys add NAME --metrics")
+
+    def check_feedback(self) -> None:
+        """Raises ForbiddenError where the key may not say which answers were correct."""
+        if not self.feedback:
+            raise ForbiddenError("this needs a key with feedback", mend="make one: serve keys add NAME --feedback")
 
     def ask(self, cost: float) -> None:
         """Count a question that is no inference; raises RateLimitedError."""

@@ -6,14 +6,12 @@ so a slow password hash would cost time and protect nothing.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import re
 import secrets
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -22,11 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from compress.errors import ServerError
+from compress.vetting.replace import replace_file
+from serve.repository.lock import hold
 
 __all__ = ["Key", "add_key", "digest_of", "in_days", "read_keys", "revoke_key"]
 
 FORMAT = 1
 LOWEST = 9
+MOST_ID = 64
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 
 
@@ -44,6 +45,7 @@ class Key:
         priority: 1 (served first) to 9, where requests have to wait.
         admin: whether it may control models and read what concerns all clients.
         metrics: whether it may read the gateway's metrics, as Prometheus does; an admin may.
+        feedback: whether it may say which answers to it were correct; an admin may.
         created: when, in UTC.
         expires: from when on it is worth nothing, in ISO 8601 with a time zone; "" for never.
     """
@@ -57,12 +59,15 @@ class Key:
     priority: int = 5
     admin: bool = False
     metrics: bool = False
+    feedback: bool = False
     created: str = ""
     expires: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
             _refuse(f"its name is {self.name!r}", "take letters, digits and _ . @ -, 64 at most")
+        if not isinstance(self.id, str) or len(self.id) > MOST_ID:
+            _refuse(f"the id of {self.name} is {self.id!r}", "add keys with `serve keys add`")
         if not isinstance(self.digest, str) or not re.fullmatch("[0-9a-f]{64}", self.digest):
             _refuse(f"the digest of {self.name} is no SHA-256", "add keys with `serve keys add`")
         if not self.models or not all(isinstance(model, str) and model for model in self.models):
@@ -81,7 +86,7 @@ class Key:
             _refuse(
                 f"{self.name} expires at {self.expires!r}", "give a date with a time zone, as 2030-01-31T00:00:00+00:00"
             )
-        for right in ("admin", "metrics"):
+        for right in ("admin", "metrics", "feedback"):
             if type(getattr(self, right)) is not bool:
                 _refuse(f"{right} of {self.name} is {getattr(self, right)!r}", "give true or false")
 
@@ -128,7 +133,7 @@ def read_keys(path: Path) -> list[Key]:
         raise ServerError(
             f"can't read the keys in {path}", why=err.strerror or str(err), mend="make one with `serve keys add`"
         ) from err
-    except ValueError as err:
+    except (RecursionError, ValueError) as err:
         raise ServerError(f"can't read the keys in {path}", why=f"not JSON: {err}", mend="mend that line") from err
     if stat.S_IMODE(mode) & (stat.S_IWGRP | stat.S_IWOTH):
         raise ServerError(
@@ -143,7 +148,7 @@ def add_key(path: Path, name: str, **given: Any) -> tuple[str, Key]:
     Args:
         path: the file; made, readable by its owner alone, where there is none.
         name: whose it is; no other key may have it.
-        given: fields of `Key`: models, rate, burst, priority, admin, metrics, expires.
+        given: fields of `Key`: models, rate, burst, priority, admin, metrics, feedback, expires.
 
     Returns:
         The key itself, which is nowhere else, and what was stored.
@@ -199,6 +204,8 @@ def _parse(path: Path, data: Any) -> list[Key]:
         if not isinstance(item, dict) or not {"id", "name", "digest"} <= item.keys() <= names:
             wrong = sorted(item.keys() - names) if isinstance(item, dict) else item
             _refuse(f"an entry has unknown or missing fields: {wrong}", "add keys with `serve keys add`")
+        if not item["id"]:
+            _refuse(f"the key {item['name']!r} has no id", "add keys with `serve keys add`")
         if not isinstance(item.get("models", []), list):
             _refuse(f"the models of {item['name']} are no list", 'write them as ["digits"]')
         keys.append(Key(**{**item, "models": tuple(item.get("models", ("*",)))}))
@@ -208,30 +215,20 @@ def _parse(path: Path, data: Any) -> list[Key]:
 def _write(path: Path, keys: list[Key]) -> None:
     text = json.dumps({"format": FORMAT, "keys": [asdict(key) for key in keys]}, indent=2) + "\n"
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # 0600 from the start
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        replace_file(path, text, mode=0o600)
     except OSError as err:
         raise _unwritable(path, err) from err
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One writer at a time; the lock is the folder's, and ends with the process."""
+    """One writer at a time."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        folder = hold(path.parent)
     except OSError as err:
         raise _unwritable(path, err) from err
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
         yield
     finally:
         os.close(folder)

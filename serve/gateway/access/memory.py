@@ -91,6 +91,16 @@ class Memory(Collector):
             raise MemoryFullError(self.bound // 2)
         self._by_key[key] += size
 
+    def check_for(self, key: str, size: int) -> None:
+        """Whether a key may have so many bytes of a long answer wait for its reader; raises MemoryFullError."""
+        if key and size > SMALL_BYTES and self._by_key[key] + size > self.bound // 2:
+            self.refused += 1
+            raise MemoryFullError(self.bound // 2)
+
+    def hold_for(self, key: str, size: int) -> None:
+        """Count for a key what is there already."""
+        self._by_key[key] += size
+
     def give_for(self, key: str, size: int) -> None:
         """What was counted for a key is no longer held."""
         self._by_key[key] -= size
@@ -189,6 +199,13 @@ class Share:
             self._of_key = size
         self._memory.used += size - self.size
         self.size = size
+
+    def hold(self, size: int) -> None:
+        """Hold so many bytes in all, which are there already and all count for the key."""
+        self.resize(size)
+        if self._key and size > self._of_key:
+            self._memory.hold_for(self._key, size - self._of_key)
+            self._of_key = size
 
     def close(self) -> None:
         """Give it all back."""

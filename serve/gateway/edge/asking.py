@@ -15,7 +15,7 @@ from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.edge.extensions import LEAVING
 from serve.gateway.errors import ClientGoneError, UpstreamDownError, UpstreamTimeoutError
-from serve.gateway.health.suspects import Flight
+from serve.gateway.health.suspects import ABOARD, Flight
 from serve.gateway.observe.tracing import Trace
 from serve.gateway.upstream.deadline import EarlyTimeoutError
 from serve.http.body import GrowingBody
@@ -73,7 +73,11 @@ async def ask_model(
         started = time.monotonic()
         gate.incidents.outages.check(model)
         suspects.take_off(flight)
-        response = await unless_client_leaves(scope, receive, ask())
+        above = ABOARD.set(flight)
+        try:
+            response = await unless_client_leaves(scope, receive, ask())
+        finally:
+            ABOARD.reset(above)
         answered = True
         if response.status == 200:
             seconds = time.monotonic() - started

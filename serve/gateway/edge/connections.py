@@ -25,7 +25,7 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from serve.gateway.access.addresses import bounded_by
-from serve.gateway.access.memory import Memory, MemoryFullError, Share
+from serve.gateway.access.memory import CONNECTION_BYTES, Memory, MemoryFullError, Share
 from serve.gateway.edge.asked import Asked
 from serve.gateway.edge.direct import Direct
 from serve.gateway.edge.extensions import BODY, DROP, GROWING, LEAVING, RESPOND
@@ -35,6 +35,8 @@ __all__ = ["MOST_PIPELINED", "PIPELINED_BYTES", "connection_class"]
 
 SLOWEST_BYTES = 256 * 1024  # that a client has to read in a second
 MAX_HEAD_BYTES = 64 * 1024
+MAX_HEAD_FIELDS = 128
+FIELD_BYTES = 128  # that a header of a few bytes takes
 KNOWN_HEAD_BYTES = 2048
 MOST_PIPELINED = 64  # requests that wait for their turn on one connection
 PIPELINED_BYTES = 4096  # that one of them takes, besides its body
@@ -49,12 +51,18 @@ def _refusal(told: bytes) -> bytes:
     return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
 
 
+LONG_HEAD = "The request's head is too long."
+LONG_FRAME = "There is too much between two parts of the request's body, or after it."
 FULL = _refusal(b"the gateway has as many clients as it may")
 TOO_MANY = _refusal(b"the gateway has as many connections of this address as it may")
 
 
 class _FullError(Exception):
     """As many requests wait on a connection as may."""
+
+
+class _LongHeadError(Exception):
+    """A head has more than may be."""
 
 
 class Leaver(Protocol):
@@ -88,12 +96,15 @@ def connection_class(
         _timed = ""  # what the timer is for: "head", "body" or nothing
         _part = ""  # the part of a request that is being read
         _offers = False  # the head that was read asks for another protocol
-        _head_bytes = 0
+        _head_bytes = 0  # that came since a request began, or since there was some of its body
+        _named_bytes = 0  # of the head's headers
+        _heading: Share | None = None  # of a long head
         _leaving: Callable[[], None] | None = None
         _body: Body | None = None
         _writer: asyncio.TimerHandle | None = None  # runs while an answer waits for its reader
         _ending: asyncio.TimerHandle | None = None  # runs while the last answer of a closed connection does
         _waiting: Share | None = None
+        _who = ""  # the key that an answer on the short way is for
         _full = False  # no further request is taken
         _queued: Share | None = None  # of the requests that wait for their turn
         _counted = False
@@ -137,8 +148,9 @@ def connection_class(
                 self._running.disconnected = True
                 self._running.message_event.set()
             self.pipeline.clear()
-            if self._queued is not None:
-                self._queued.close()
+            for share in (self._queued, self._heading):
+                if share is not None:
+                    share.close()
             if self._leaving is not None:
                 self._leaving()
             if self._call is not None:
@@ -151,9 +163,9 @@ def connection_class(
         def pause_writing(self) -> None:
             super().pause_writing()
             if self._waiting is None:
-                self._waiting = Share(memory)
+                self._waiting = Share(memory, self._who or _key_of(self._running))
                 size = self.transport.get_write_buffer_size()
-                self._waiting.resize(size)
+                self._waiting.hold(size)
                 self._writer = self.loop.call_later(write_timeout_s + size / SLOWEST_BYTES, self.transport.abort)
 
         def resume_writing(self) -> None:
@@ -237,8 +249,10 @@ def connection_class(
             part = self._part or ("head" if idle else "")
             if part != self._timed:
                 self._time(part)
-            if self._part == "head" and self._head_bytes > MAX_HEAD_BYTES:
-                self.send_400_response("The request's head is too long.")
+            if self._part == "head" and (size := max(self._head_bytes, self._named_bytes)) > CONNECTION_BYTES:
+                self._count_head(size)
+            if self._part and self._head_bytes > MAX_HEAD_BYTES:
+                self.send_400_response(LONG_HEAD if self._part == "head" else LONG_FRAME)
 
         def _parse(self, data: bytes) -> None:
             self._unset_keepalive_if_required()
@@ -247,6 +261,8 @@ def connection_class(
             except httptools.HttpParserError as err:
                 if isinstance(err.__context__, _FullError):
                     self._take_no_more()
+                elif isinstance(err.__context__, _LongHeadError):
+                    self.send_400_response(LONG_HEAD)
                 else:
                     self.send_400_response("Invalid HTTP request received.")
             except httptools.HttpParserUpgrade as err:
@@ -270,12 +286,26 @@ def connection_class(
 
         def on_message_begin(self) -> None:
             self._part = "head"
-            self._head_bytes = 0
+            self._head_bytes = self._named_bytes = 0
+            if self._heading is not None:
+                self._heading.close()
             self._reading = None
             self.url, self.headers, self.expect_100_continue = b"", [], False
 
+        def on_header(self, name: bytes, value: bytes) -> None:
+            if self._part != "head":
+                return  # a trailer: what was authorized is what stood in the head (RFC 9110, 6.5.1)
+            self._named_bytes += len(name) + len(value)
+            if len(self.headers) >= MAX_HEAD_FIELDS or self._named_bytes > MAX_HEAD_BYTES:
+                raise _LongHeadError
+            super().on_header(name, value)
+
         def on_headers_complete(self) -> None:
-            self._part = "body"
+            if len(self.url) > MAX_HEAD_BYTES:
+                raise _LongHeadError
+            self._part, self._head_bytes = "body", 0
+            if self._named_bytes > CONNECTION_BYTES:
+                self._count_head(self._named_bytes)
             if self.parser.should_upgrade():
                 self._offers = True
                 return
@@ -311,8 +341,17 @@ def connection_class(
             except MemoryFullError:
                 self.transport.abort()
 
+        def _count_head(self, size: int) -> None:
+            """A head over what is counted for each connection is held until the next one begins."""
+            if self._heading is None:
+                self._heading = Share(memory)
+            try:
+                self._heading.take(max(0, size - self._heading.size))
+            except MemoryFullError:
+                self.transport.abort()
+
         def _queued_bytes(self) -> int:
-            return sum(PIPELINED_BYTES + len(cycle.body) for cycle, _ in self.pipeline)
+            return sum(_held_by(cycle) for cycle, _ in self.pipeline)
 
         def _begin_cycle(self) -> None:
             """As uvicorn does: a scope, and a task."""
@@ -382,7 +421,7 @@ def connection_class(
         def when_leaving(self, call: Leaver | None) -> None:
             self._call = call
 
-        def answer(self, status: int, head: bytes, body: bytes, *, last: bool) -> None:
+        def answer(self, status: int, head: bytes, body: bytes, *, last: bool, who: str) -> None:
             """Answer the request on the short way; see `Client`."""
             short, transport = self._short, self.transport
             short.response_started = short.response_complete = True
@@ -390,7 +429,9 @@ def connection_class(
             if transport.is_closing():
                 return
             last = last or not short.keep_alive
+            self._who = who
             self._write_answer(status, head, body, last=last)
+            self._who = ""
             if last:
                 transport.close()
                 self._end_in_time()
@@ -430,6 +471,7 @@ def connection_class(
                 self.transport.write(body)
 
         def on_body(self, body: bytes) -> None:
+            self._head_bytes = 0
             if self._held is not None:
                 self._held += body
                 return
@@ -503,6 +545,18 @@ def connection_class(
             self.transport.close()
 
     return Connection
+
+
+def _held_by(cycle: RequestResponseCycle) -> int:
+    """Bytes that a request holds while it waits for its turn."""
+    headers: Any = cycle.scope["headers"]
+    return max(PIPELINED_BYTES, FIELD_BYTES * len(headers)) + len(cycle.body)
+
+
+def _key_of(cycle: RequestResponseCycle | None) -> str:
+    """The id of the key whose request is being answered, "" for none."""
+    identity = None if cycle is None else cycle.scope["state"].get("identity")
+    return "" if identity is None else identity.id
 
 
 class _Known(NamedTuple):

@@ -23,6 +23,7 @@ from serve.gateway.errors import GatewayError, UpstreamTimeoutError
 from serve.gateway.health.suspects import Flight
 from serve.gateway.observe.telemetry import INFER_ROUTE, Observed, Telemetry
 from serve.gateway.oip.contracts import JSON_AT_HAND, Contracts
+from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.upstream import Upstream, failure_of
 from serve.http.client import Connection, ExchangeError, Pool, Response
@@ -38,8 +39,8 @@ class Client(Protocol):
 
     address: str
 
-    def answer(self, status: int, head: bytes, body: bytes, *, last: bool) -> None:
-        """Send an answer; `last` closes the connection after it."""
+    def answer(self, status: int, head: bytes, body: bytes, *, last: bool, who: str) -> None:
+        """Send an answer; `last` closes the connection after it, and `who` is the id of the key that waits for it."""
 
     def when_leaving(self, call: _Call | None) -> None:
         """Have `left` called when the client leaves; None for nothing more."""
@@ -50,13 +51,20 @@ class Direct:
 
     Args:
         settings: of the gateway; it must not trace.
-        gate, contracts, upstream, telemetry: those of the long way.
+        gate, releases, contracts, upstream, telemetry: those of the long way.
     """
 
     def __init__(
-        self, settings: Settings, gate: Gate, contracts: Contracts, upstream: Upstream, telemetry: Telemetry
+        self,
+        settings: Settings,
+        gate: Gate,
+        releases: Releases,
+        contracts: Contracts,
+        upstream: Upstream,
+        telemetry: Telemetry,
     ) -> None:
         self.gate = gate
+        self._releases = releases
         self.upstream = upstream
         self.telemetry = telemetry
         self._contracts = contracts
@@ -80,7 +88,7 @@ class Direct:
         identity = gate.keys.find(asked.digest)
         if identity is None or not identity.may(model) or model in gate.incidents.outages:
             return False
-        if target.version is None and gate.releases.get(model) is not None:
+        if target.version is None and self._releases.get(model) is not None:
             return False
         if gate.incidents.suspects.watches(identity.id, model):
             return False
@@ -244,11 +252,13 @@ class _Call(Observed):
             if answer.status == 200:
                 seconds = took
                 direct.gate.known(self._asked.target.model)
+            direct.gate.memory.check_for(self._identity.id, len(answer.body))
             code, body = answer.status, answer.body
             head = returned_lines(answer.headers, self._identity.limit_lines())
             self.sent = len(body)
         except Exception as err:
-            refusal = direct.refusal(err)
+            # Its frames hold the answer, and this one holds it.
+            refusal = direct.refusal(err).with_traceback(None)
             if isinstance(refusal, UpstreamTimeoutError):
                 self._flight.left = True
                 seconds = took
@@ -256,7 +266,7 @@ class _Call(Observed):
             head = answer_lines([JSON], refusal.headers)
         self._let_go(answered=refusal is None)
         self._places.leave(seconds, self.received)
-        self._client.answer(code, head, body, last=refusal is not None and refusal.closes)
+        self._client.answer(code, head, body, last=refusal is not None and refusal.closes, who=self._identity.id)
         direct.telemetry.observe(self, code)
 
     def _give_up(self) -> None:

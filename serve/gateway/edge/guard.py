@@ -78,6 +78,9 @@ class GuardMiddleware:
         if path == "/metrics":
             if not self._gate.keys.open:
                 identity.check_metrics()
+        elif path == "/feedback":
+            if not self._gate.keys.open:
+                identity.check_feedback()
         elif path == ALL_STATISTICS:
             if not self._gate.keys.open:
                 identity.check_admin()

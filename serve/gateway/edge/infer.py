@@ -19,9 +19,8 @@ from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Share
 from serve.gateway.edge.asking import CLIENT_LEFT, ask_model
 from serve.gateway.edge.bodies import growing_body, read_body
-from serve.gateway.edge.encoding import unpack
 from serve.gateway.edge.extensions import RESPOND
-from serve.gateway.edge.infer_head import JSON, PATH, RETURNED, SAFE, answer_lines, split_headers
+from serve.gateway.edge.infer_head import JSON, MOST_DIGITS, PATH, RETURNED, SAFE, answer_lines, split_headers
 from serve.gateway.errors import (
     BadRequestError,
     ClientGoneError,
@@ -31,11 +30,13 @@ from serve.gateway.errors import (
 )
 from serve.gateway.observe.telemetry import INFER_ROUTE, Observed, Telemetry
 from serve.gateway.oip.contracts import Contracts
+from serve.gateway.oip.encoding import unpack
 from serve.gateway.oip.protocol import BINARY_HEADER
+from serve.gateway.oip.sequence import in_answer
 from serve.gateway.release.released import Released
+from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.deadline import TIMEOUT_HEADER, patience_s
-from serve.gateway.upstream.sequences import in_answer
 from serve.http.body import GrowingBody
 from serve.http.client import Response
 from serve.rollout.plan import Target
@@ -49,11 +50,18 @@ class InferEndpoint:
     """POST /v2/models/{model}[/versions/{version}]/infer."""
 
     def __init__(
-        self, settings: Settings, gate: Gate, contracts: Contracts, released: Released, telemetry: Telemetry
+        self,
+        settings: Settings,
+        gate: Gate,
+        releases: Releases,
+        contracts: Contracts,
+        released: Released,
+        telemetry: Telemetry,
     ) -> None:
         self._settings = settings
         self._contracts = contracts
         self._gate = gate
+        self._releases = releases
         self._released = released
         self._telemetry = telemetry
 
@@ -72,6 +80,7 @@ class InferEndpoint:
             forwarded, read = split_headers(scope["headers"])
             identity = self._gate.keys.identify(read)
             observed.key = identity.name
+            scope.setdefault("state", {})["identity"] = identity
             identity.take()  # what it may not ask is counted, too
             identity.check_model(model)
             self._gate.incidents.outages.check(model)
@@ -115,14 +124,14 @@ class InferEndpoint:
     ) -> int:
         settings = self._settings
         length = read.get(BINARY_HEADER)
-        if length is not None and not (length.isdigit() and len(length) < 20):
+        if length is not None and not (length.isdigit() and len(length) < MOST_DIGITS):
             raise BadRequestError("Inference-Header-Content-Length is not a number of bytes")
         header_length = int(length) if length is not None else None
         timeout = read.get(TIMEOUT_HEADER)
         patience = patience_s(timeout, settings.timeout_s)
         deadline = time.monotonic() + patience
         self._gate.places(model).check(identity.priority, patience)
-        release = self._gate.releases.get(model) if version is None else None
+        release = self._releases.get(model) if version is None else None
         body: bytes | GrowingBody | None = None
         if (
             header_length is not None
@@ -169,6 +178,7 @@ class InferEndpoint:
             response = await send_it(partial(ask, whole), body=whole, trace=trace)
         if sequence is not None:
             response = in_answer(sequence, response)
+        self._gate.memory.check_for(identity.id, len(response.body))
         returned = [header for header in response.headers if header[0] in RETURNED]
         observed.sent = len(response.body)
         await _answer(scope, send, response.status, returned, identity.limits(), response.body)

@@ -10,18 +10,22 @@ from serve.config.names import MODEL_NAME, VERSION
 from serve.gateway.access.identity import KEY_HEADERS
 from serve.gateway.errors import BadRequestError
 from serve.gateway.oip.protocol import BINARY_HEADER
+from serve.gateway.release.answers import ANSWER_ID
 from serve.gateway.release.released import SERVED_BY
 from serve.gateway.upstream.deadline import TIMEOUT_HEADER
 from serve.http.message import header_line
 
-__all__ = ["JSON", "PATH", "RETURNED", "SAFE", "answer_lines", "returned_lines", "split_headers"]
+__all__ = ["JSON", "MOST_DIGITS", "PATH", "RETURNED", "SAFE", "answer_lines", "returned_lines", "split_headers"]
 
 PATH = re.compile(rf"/v2/models/({MODEL_NAME})(?:/versions/({VERSION}))?/infer".encode())
-RETURNED = frozenset((b"content-type", b"content-encoding", BINARY_HEADER, SERVED_BY))
+RETURNED = frozenset((b"content-type", b"content-encoding", BINARY_HEADER, SERVED_BY, ANSWER_ID))
 SAFE = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
 JSON = (b"content-type", b"application/json")
+MOST_DIGITS = 20
 _FORWARDED = frozenset((b"content-type", b"accept-encoding", b"traceparent", b"tracestate", BINARY_HEADER))
 _READ = frozenset((b"content-length", b"content-encoding", TIMEOUT_HEADER, BINARY_HEADER, *KEY_HEADERS))
+# Bytes of names and values that go on: Triton closes the connection on a head of over 8 KiB, as if it had failed.
+MOST_FORWARDED = 2048
 _SAFE_LINES = b"".join(header_line(*header) for header in SAFE)
 
 Header = tuple[bytes, bytes]
@@ -30,19 +34,24 @@ Header = tuple[bytes, bytes]
 def split_headers(headers: list[Header]) -> tuple[list[Header], dict[bytes, bytes]]:
     """The headers that go on to Triton, and those that are read here.
 
+    What would make the former too long is left out: nothing that goes on has to be there for a right answer, but the
+    length of the JSON, which is short.
+
     Raises:
         BadRequestError: one of the latter comes twice with different values.
     """
     forwarded: list[Header] = []
     read: dict[bytes, bytes] = {}
+    room = MOST_FORWARDED
     for header in headers:
         name, value = header
         if name in _READ:
+            if name == BINARY_HEADER and name not in read and len(value) < MOST_DIGITS:
+                forwarded.append(header)
             if read.setdefault(name, value) != value:
                 raise BadRequestError(f"the header {name.decode()} comes twice, with different values")
-            if name == BINARY_HEADER:
-                forwarded.append(header)
-        elif name in _FORWARDED:
+        elif name in _FORWARDED and (size := len(name) + len(value)) <= room:
+            room -= size
             forwarded.append(header)
     return forwarded, read
 

@@ -19,7 +19,6 @@ from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Share
 from serve.gateway.edge.asking import CLIENT_LEFT, ask_model
 from serve.gateway.edge.bodies import read_body
-from serve.gateway.edge.encoding import unpack
 from serve.gateway.edge.predict_values import answer_of, message_from, message_of
 from serve.gateway.edge.routes import UPSTREAM
 from serve.gateway.errors import (
@@ -30,12 +29,15 @@ from serve.gateway.errors import (
     UnsupportedMediaError,
 )
 from serve.gateway.oip.contracts import LONG_JSON, Contracts
-from serve.gateway.oip.plain import from_file
+from serve.gateway.oip.encoding import unpack
+from serve.gateway.oip.friendly import from_file
+from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.oip.protocol import BINARY_HEADER, Message
+from serve.gateway.release.answers import ANSWER_ID
 from serve.gateway.release.released import SERVED_BY, Released
+from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.deadline import TIMEOUT_HEADER, patience_s
-from serve.gateway.upstream.metadata import ModelMetadata
 from serve.gateway.upstream.upstream import Upstream, triton_error
 from serve.http.client import Response as UpstreamResponse
 from serve.rollout.plan import Target
@@ -89,7 +91,7 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 
 
 def predict_router(
-    settings: Settings, gate: Gate, upstream: Upstream, contracts: Contracts, released: Released
+    settings: Settings, gate: Gate, releases: Releases, upstream: Upstream, contracts: Contracts, released: Released
 ) -> APIRouter:
     """The route, bound to one upstream."""
     router = APIRouter(tags=["predict"])
@@ -119,7 +121,7 @@ def predict_router(
             if encoding := headers.get(b"content-encoding"):
                 body = await unpack(body, encoding, settings.max_body_bytes, share)
             plain = Target(model)
-            release = gate.releases.get(model)
+            release = releases.get(model)
             kept = plain if release is None else release.kept
             metadata = replace(await upstream.metadata(kept.model, kept.version), name=model)
             message, item = await _message(contracts, metadata, request, body, settings.max_elements)
@@ -146,11 +148,13 @@ def predict_router(
                 size=len(message.body),
             )
             response = await _plain(contracts, upstream, metadata, answer, item=item)
+            gate.memory.check_for(identity.id, len(response.body))
             share.resize(len(response.body))
             for name, value in identity.limits():
                 response.headers[name.decode()] = value.decode()
-            if (served_by := answer.header(SERVED_BY)) is not None:
-                response.headers[SERVED_BY.decode()] = served_by.decode()
+            for name in (SERVED_BY, ANSWER_ID):
+                if (found := answer.header(name)) is not None:
+                    response.headers[name.decode()] = found.decode()
             return response
         except ClientGoneError:
             return Response(status_code=CLIENT_LEFT)

@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 
 from serve.gateway.errors import BadRequestError, TooManyElementsError, UpstreamBrokenError
-from serve.gateway.oip.plain import from_values, to_values
+from serve.gateway.oip.friendly import from_values, to_values
+from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.oip.protocol import Message, build_request, parse_response
 from serve.gateway.oip.tensors import ProtocolError, Tensor
-from serve.gateway.upstream.metadata import ModelMetadata
 
 __all__ = ["answer_of", "message_from", "message_of"]
 

@@ -14,9 +14,10 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from serve.gateway.errors import Problem, UpstreamBrokenError, UpstreamDownError
+from serve.gateway.errors import GatewayError, Problem, UpstreamBrokenError, UpstreamDownError
 from serve.gateway.observe.telemetry import Telemetry
-from serve.gateway.upstream.metadata import EXAMPLE_SOURCE, example_request
+from serve.gateway.oip.metadata import EXAMPLE_SOURCE, example_json
+from serve.gateway.oip.tensors import ProtocolError
 from serve.gateway.upstream.upstream import Upstream, model_path
 from serve.http.client import Response as UpstreamResponse
 
@@ -42,6 +43,10 @@ OF_MODEL: dict[int | str, dict[str, Any]] = {
     400: {"model": Problem, "description": "It is not there, or not ready.", "content": {"text/plain": {}}},
     404: {"model": Problem, "description": "No such model, or not this version.", "content": {"text/plain": {}}},
     **UPSTREAM,
+}
+OF_EXAMPLE: dict[int | str, dict[str, Any]] = {
+    **OF_MODEL,
+    413: {"model": Problem, "description": "It would be too long."},
 }
 HEALTH: dict[int | str, dict[str, Any]] = {
     200: TEXT_CONTENT,
@@ -122,9 +127,15 @@ def protocol_router(upstream: Upstream, draining: Callable[[], bool]) -> APIRout
     async def example_of(model: str, version: str | None) -> Response:
         known = await upstream.metadata(model, version)
         source = {EXAMPLE_SOURCE.decode(): "metadata" if known.example is None else "model"}
-        return Response(orjson.dumps(example_request(known)), headers=source, media_type="application/json")
+        try:
+            return Response(example_json(known), headers=source, media_type="application/json")
+        except ProtocolError as err:
+            raise GatewayError(
+                f"an example for the model {model!r} would be too long", why=str(err),
+                mend="make one from the model's metadata, or pack the model with one", status=413,
+            ) from err  # fmt: skip
 
-    @router.get("/v2/models/{model}/example", summary="An infer request for the model", responses=OF_MODEL)
+    @router.get("/v2/models/{model}/example", summary="An infer request for the model", responses=OF_EXAMPLE)
     async def example(model: str) -> Response:
         """The body of a POST to `/v2/models/{model}/infer`, from the model's own example or made of zeros.
 
@@ -136,7 +147,7 @@ def protocol_router(upstream: Upstream, draining: Callable[[], bool]) -> APIRout
     @router.get(
         "/v2/models/{model}/versions/{version}/example",
         summary="An infer request for the version",
-        responses=OF_MODEL,
+        responses=OF_EXAMPLE,
     )
     async def example_of_version(model: str, version: str) -> Response:
         return await example_of(model, version)

@@ -9,14 +9,18 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
+from tritonclient.grpc import service_pb2 as messages
 
+from serve.gateway.health.suspects import ABOARD, StreamFlight
 from serve.gateway.upstream.balancer import MOST_SENT, STOPPING, Attempt, Balancer, Node
 from serve.gateway.upstream.deadline import tells
 from serve.gateway.upstream.outliers import Verdict
+from serve.gateway.upstream.verdicts import was_hurried
 from serve.http.message import Address
 
-__all__ = ["GrpcChannels"]
+__all__ = ["UNREACHED", "GrpcChannels", "chosen_wait"]
 
+UNREACHED = "failed to connect to all addresses"  # gRPC's own words: the message went nowhere
 SERVICE = "/inference.GRPCInferenceService/"
 FAILED = frozenset((grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS))
 
@@ -98,15 +102,25 @@ class GrpcChannels:
         balancer = self._balancer
         scope = balancer.scope(scope_name)
         scope.budget.earn()
+        flight = ABOARD.get() if balancer.deaths is not None else None
         tried: list[Node] = []
         while True:
-            attempt = balancer.begin(scope, tried, sequence)
+            attempt = balancer.begin(scope, tried, sequence, flight=flight)
             tried.append(attempt.node)
             try:
                 return await self._infer(attempt, body, deadline - time.monotonic())
             except grpc.aio.AioRpcError as err:
+                lost = _lost(err)
+                if lost:
+                    balancer.lost(attempt.node, flight)
                 again = err.code() is grpc.StatusCode.UNAVAILABLE or _leaving(err) or (attempt.trial and _failed(err))
-                again = again and sequence is None and len(tried) < min(len(balancer.nodes), MOST_SENT)
+                again = (
+                    again
+                    and not _hurried(err, body)
+                    and sequence is None
+                    and len(tried) < min(len(balancer.nodes), MOST_SENT)
+                )
+                again = again and not (lost and flight is not None and flight.turn)
                 if not again or time.monotonic() >= deadline or not scope.budget.spend():
                     raise
             balancer.retried()
@@ -121,7 +135,7 @@ class GrpcChannels:
             return answer
         except grpc.aio.AioRpcError as err:
             server, model = _verdicts(err, early=not tells(timeout_s, self._balancer.timeout_s))
-            if _leaving(err) and not attempt.scope.known:
+            if (_leaving(err) and not attempt.scope.known) or _hurried(err, body):
                 model = Verdict.NOTHING
             raise
         finally:
@@ -134,6 +148,7 @@ class GrpcChannels:
         requests: AsyncIterator[bytes],
         on_call: Callable[[Any], None] = lambda _: None,
         on_left: Callable[[asyncio.Task[None]], None] = lambda _: None,
+        flights: StreamFlight | None = None,
     ) -> AsyncGenerator[bytes]:
         """ModelStreamInfer of one server, to its end; it is one of the requests with that server while it lasts.
 
@@ -141,8 +156,13 @@ class GrpcChannels:
             scope_name, sequence: of the first message.
             on_call: is given the call to Triton, so that it can be cancelled.
             on_left: is given what ends the stream after its client has left.
+            flights: its messages, the first of which is in flight; they are told of their server.
         """
-        attempt = self._balancer.begin(self._balancer.scope(scope_name), (), sequence, trial=False)
+        followed = flights is not None and self._balancer.deaths is not None
+        first = flights.first if followed and flights is not None else None
+        attempt = self._balancer.begin(self._balancer.scope(scope_name), (), sequence, trial=False, flight=first)
+        if followed and flights is not None:
+            flights.take_to(attempt.node.name)
         server = Verdict.NOTHING
         call = self.channel(attempt.node).stream_stream(f"{SERVICE}ModelStreamInfer")(_to_their_end(requests))
         on_call(call)
@@ -162,6 +182,8 @@ class GrpcChannels:
                 left = False
         except grpc.aio.AioRpcError as err:
             server, _ = _verdicts(err, early=True)
+            if _lost(err):
+                self._balancer.lost(attempt.node, None)
             raise
         finally:
             if left:
@@ -197,6 +219,25 @@ async def _to_their_end(requests: AsyncIterator[bytes]) -> AsyncGenerator[bytes]
 def _leaving(err: grpc.aio.AioRpcError) -> bool:
     """Whether this is how Triton turns requests away when it stops, or does not have the model."""
     return STOPPING.fullmatch((err.details() or "")[:2048].encode()) is not None
+
+
+def _hurried(err: grpc.aio.AioRpcError, body: bytes) -> bool:
+    """Whether its client gave the request too little time in the model's queue."""
+    if err.code() is not grpc.StatusCode.UNAVAILABLE or b"timeout" not in body:
+        return False
+    return was_hurried((err.details() or "").encode(), chosen=chosen_wait(messages.ModelInferRequest.FromString(body)))
+
+
+def chosen_wait(request: Any) -> bool:
+    """Whether an inference.ModelInferRequest says itself how long it may wait in the model's queue."""
+    return "timeout" in request.parameters
+
+
+def _lost(err: grpc.aio.AioRpcError) -> bool:
+    """Whether the server's connection was lost with the message, which may have reached it."""
+    told = err.details() or ""
+    found_nobody = told.startswith(UNREACHED) or "refused" in told.lower()
+    return _verdicts(err, early=True)[0] is Verdict.GATEWAY_FAILURE and not found_nobody
 
 
 def _failed(err: grpc.aio.AioRpcError) -> bool:

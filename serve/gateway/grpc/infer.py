@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextvars import Token
 from typing import Any
 
 import grpc
@@ -11,23 +12,22 @@ import grpc
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.errors import GatewayError
-from serve.gateway.grpc.channels import GrpcChannels
+from serve.gateway.grpc.channels import UNREACHED, GrpcChannels, chosen_wait
 from serve.gateway.grpc.message import Incoming, about
 from serve.gateway.grpc.request import in_reply
 from serve.gateway.grpc.status import DEAD, STATUSES, Context, EndedCallError, keys_of, refuse
 from serve.gateway.health.outages import ModelDownError
-from serve.gateway.health.suspects import Flight
+from serve.gateway.health.suspects import ABOARD, Flight
 from serve.gateway.observe.telemetry import GRPC_ROUTE, Observed, Telemetry
+from serve.gateway.oip.sequence import Named
 from serve.gateway.release.release import Grade, Release
 from serve.gateway.release.released import grade_status, sticky_value
+from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.deadline import tells
-from serve.gateway.upstream.sequences import Named
 from serve.rollout.plan import Target
 
 __all__ = ["Inference"]
-
-UNREACHED = "failed to connect to all addresses"  # gRPC's own words: the message went nowhere
 
 
 class Inference:
@@ -35,17 +35,24 @@ class Inference:
 
     Args:
         settings: of the gateway.
-        gate: as for HTTP.
+        gate, releases: as for HTTP.
         calls: to Triton.
         incoming: reads messages.
         telemetry: counts.
     """
 
     def __init__(
-        self, settings: Settings, gate: Gate, calls: GrpcChannels, incoming: Incoming, telemetry: Telemetry
+        self,
+        settings: Settings,
+        gate: Gate,
+        releases: Releases,
+        calls: GrpcChannels,
+        incoming: Incoming,
+        telemetry: Telemetry,
     ) -> None:
         self._settings = settings
         self._gate = gate
+        self._releases = releases
         self._calls = calls
         self._incoming = incoming
         self._telemetry = telemetry
@@ -100,6 +107,7 @@ class Inference:
         started = time.monotonic()
         suspects = self._gate.incidents.suspects
         flight = Flight(identity.id, model, body)
+        above: Token[Flight | None] | None = None
         try:
             if suspects.watches(identity.id, model):
                 await suspects.examine(flight, deadline - time.monotonic())
@@ -111,7 +119,8 @@ class Inference:
             started = time.monotonic()
             self._gate.incidents.outages.check(model)
             suspects.take_off(flight)
-            release = self._gate.releases.get(model) if not request.model_version else None
+            above = ABOARD.set(flight)
+            release = self._releases.get(model) if not request.model_version else None
             if release is None:
                 answer = await self._calls.infer(body, *about(request), deadline)
             else:
@@ -135,6 +144,8 @@ class Inference:
             given_up = flight.left = True
             raise
         finally:
+            if above is not None:
+                ABOARD.reset(above)
             suspects.land(flight, answered=answered, sent=sent)
             if entered and given_up:  # Triton hears of it, but a model at work goes on
                 places.abandon(time.monotonic() - started)
@@ -166,7 +177,7 @@ class Inference:
                 if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                     return Grade.LATE if tells(patience, self._settings.timeout_s) else Grade.CUT, err
                 told = (err.details() or "").encode()
-                return grade_status(STATUSES.get(err.code(), 500), told), err
+                return grade_status(STATUSES.get(err.code(), 500), told, chosen=chosen_wait(request)), err
 
         came = [(name.encode(), str(value).encode()) for name, value in context.invocation_metadata() or ()]
         movable = "sequence_id" not in request.parameters

@@ -12,14 +12,15 @@ from tritonclient.grpc import service_pb2 as messages
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import CONNECTION_BYTES, Memory, Share
-from serve.gateway.edge.encoding import unpack
 from serve.gateway.errors import BadRequestError, GatewayError
 from serve.gateway.grpc.clients import Clients, address_of, client_of
 from serve.gateway.grpc.request import check_message, rename
 from serve.gateway.grpc.status import Context
 from serve.gateway.oip.contracts import Contracts
+from serve.gateway.oip.encoding import unpack
+from serve.gateway.oip.sequence import Named
+from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
-from serve.gateway.upstream.sequences import Named
 from serve.rollout.plan import Target
 
 __all__ = ["UNPACKED_HERE", "Held", "Incoming", "SlowMessageError", "about", "parsed"]
@@ -93,14 +94,18 @@ class Incoming:
     Args:
         settings: of the gateway.
         gate: has the memory that is counted.
+        releases: say who answers for a model.
         contracts: of the models, which each request is held against.
         clients: whose connections and calls are bounded.
     """
 
-    def __init__(self, settings: Settings, gate: Gate, contracts: Contracts, clients: Clients) -> None:
+    def __init__(
+        self, settings: Settings, gate: Gate, releases: Releases, contracts: Contracts, clients: Clients
+    ) -> None:
         self._clients = clients
         self._settings = settings
         self._gate = gate
+        self._releases = releases
         self._contracts = contracts
         self._reading: set[asyncio.Task[Any]] = set()
 
@@ -201,7 +206,7 @@ class Incoming:
         model: str = request.model_name
         identity.check_model(model)
         self._gate.incidents.outages.check(model)
-        release = self._gate.releases.get(model) if not request.model_version else None
+        release = self._releases.get(model) if not request.model_version else None
         target = release.kept if release is not None else Target(model, request.model_version or None)
         check = partial(check_message, request, shared_memory=identity.admin)
         await self._contracts.fitting(target, check)

@@ -25,6 +25,7 @@ from serve.gateway.grpc.status import Context, keys_of, refuse, streaming, unary
 from serve.gateway.grpc.stream import Streams
 from serve.gateway.observe.telemetry import GRPC_ROUTE, Telemetry
 from serve.gateway.oip.contracts import Contracts
+from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.balancer import Balancer
 from serve.gateway.upstream.loading import Loading
@@ -47,7 +48,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
 
     Args:
         settings: of the gateway; as many gRPC endpoints as HTTP ones.
-        gate: as for HTTP.
+        gate, releases: as for HTTP.
         balancer: says which Triton is asked.
         telemetry: counts.
         contracts: of the models, which each request is held against.
@@ -59,6 +60,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         self,
         settings: Settings,
         gate: Gate,
+        releases: Releases,
         balancer: Balancer,
         telemetry: Telemetry,
         contracts: Contracts,
@@ -74,8 +76,8 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         of_address = max(1, int(most_connections * settings.max_address_share))
         self._clients = Clients(of_address, max(1, settings.max_clients // 4))
         self._watching: asyncio.Task[None] | None = None
-        incoming = Incoming(settings, gate, contracts, self._clients)
-        self._inference = Inference(settings, gate, self._calls, incoming, telemetry)
+        incoming = Incoming(settings, gate, releases, contracts, self._clients)
+        self._inference = Inference(settings, gate, releases, self._calls, incoming, telemetry)
         self._streams = Streams(settings, gate, self._calls, incoming)
         self._questions = Questions(gate, balancer, self._calls, incoming, loading)
         self._server = grpc.aio.server(

@@ -8,7 +8,7 @@ from typing import Any
 from tritonclient.grpc import service_pb2 as messages
 
 from serve.gateway.oip.contract import ITEM_BYTES, Contract, UnfitError, check_framing, check_parameters, check_range
-from serve.gateway.upstream.sequences import SEQUENCE_ID, Named, named
+from serve.gateway.oip.sequence import SEQUENCE_ID, Named, named
 
 __all__ = ["check_message", "in_reply", "rename", "restore"]
 

@@ -109,7 +109,9 @@ class Streams:
                         yield body
 
                 if first is not None:
-                    answers = self._calls.stream(*scope, whole(), lambda call: ending.append(call.cancel), holding.left)
+                    answers = self._calls.stream(
+                        *scope, whole(), lambda call: ending.append(call.cancel), holding.left, flights
+                    )
                     async with aclosing(answers):
                         async for came in answers:
                             answer, last = unanswered.read(came)

@@ -10,7 +10,7 @@ from tritonclient.grpc import service_pb2 as messages
 
 from serve.gateway.access.memory import Share
 from serve.gateway.grpc.request import restore
-from serve.gateway.upstream.sequences import SEQUENCE_ID, Named
+from serve.gateway.oip.sequence import SEQUENCE_ID, Named
 
 __all__ = ["FINAL_ASKED", "Unanswered"]
 

@@ -20,8 +20,9 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -31,7 +32,7 @@ from serve.gateway.errors import BadInputError, OverloadedError
 from serve.gateway.health.turns import LONGEST_OVERRUN_S, OVERRUN_S, Turns
 from serve.http.body import GrowingBody
 
-__all__ = ["BarredError", "Flight", "PoisonError", "StreamFlight", "Suspect", "Suspects"]
+__all__ = ["ABOARD", "BarredError", "Fleet", "Flight", "PoisonError", "StreamFlight", "Suspect", "Suspects"]
 
 REMEMBERED_S, REMEMBERED = 600.0, 1024
 LOST_S, LOST_BYTES = 2.0, 64 * 1024 * 1024  # a dead server's connections break a moment before its death is known
@@ -99,10 +100,13 @@ class Flight:
 
     Attributes:
         left: whether its client did not wait for it any more, or the gateway: the model may be at work on it.
+        server: that has it, by its name; "" where there is one only, or it is not known.
+        turn: whether it has its turn.
     """
 
     __slots__ = (
-        "body", "counted", "first", "guest", "key", "left", "lost", "model", "owner", "sent", "suspect", "turn",
+        "behind", "body", "cleared", "counted", "first", "guest", "key", "left", "lost", "model", "owner", "sent",
+        "server", "suspect", "turn",
     )  # fmt: skip
 
     def __init__(self, key: str, model: str, body: bytes | GrowingBody) -> None:
@@ -113,7 +117,23 @@ class Flight:
         self.owner = key
         self.sent = 0.0
         self.counted = 0
-        self.first = self.turn = self.guest = self.lost = self.left = False
+        self.first = self.turn = self.guest = self.lost = self.left = self.cleared = False
+        self.server = ""
+        self.behind: list[Flight] = []
+
+
+ABOARD: ContextVar[Flight | None] = ContextVar("aboard", default=None)
+"""The request that a task is about."""
+
+
+class Fleet(Protocol):
+    """Several servers, each of which may die by itself."""
+
+    def isolated(self) -> str:
+        """The server on which keys take turns; "" while none do, or none is there."""
+
+    def others(self, without: str = "") -> bool:
+        """Whether there are servers in service besides this one."""
 
 
 @dataclass
@@ -158,6 +178,18 @@ class StreamFlight:
     def __init__(self, suspects: Suspects) -> None:
         self._suspects = suspects
         self._flying: list[Flight] = []
+        self._server = ""
+
+    def take_to(self, server: str) -> None:
+        """The stream goes to this server."""
+        self._server = server
+        for flight in self._flying:
+            flight.server = server
+
+    @property
+    def first(self) -> Flight | None:
+        """The oldest message that is in flight."""
+        return self._flying[0] if self._flying else None
 
     async def sent(self, key: str, model: str, patience_s: float) -> None:
         """A message goes to the model server, once it is its key's turn.
@@ -168,6 +200,7 @@ class StreamFlight:
         flight = Flight(key, model, b"")
         if self._suspects.watches(key, model):
             await self._suspects.examine(flight, patience_s)
+        flight.server = self._server
         self._flying.append(flight)
         self._suspects.take_off(flight)
 
@@ -196,22 +229,30 @@ class Suspects(Collector):
 
     Attributes:
         answered_at: when a request was answered at last, on the clock.
+        fleet: the servers, where there may be several; None where there is one only.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.refused: Counter[str] = Counter()
         self.answered_at = -math.inf
+        self.fleet: Fleet | None = None
         self._clock = clock
         self._flying: dict[int, Flight] = {}
         self._lost: dict[int, Flight] = {}
         self._lost_bytes = 0
-        self._ghosts: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._shared: set[str] = set()  # keys that shared a death since turns are taken
+        self._ghosts: OrderedDict[tuple[str, str, str], float] = OrderedDict()
         self._deaths: OrderedDict[Suspect, _Death] = OrderedDict()
         self._watched: set[tuple[str, str]] = set()
         self._alone: dict[str, list[_Record]] = {}
         self._barred: set[str] = set()
         self._waiting: dict[tuple[str, str], _Turn] = {}
         self._turns = Turns(self._strangers, clock)
+
+    @property
+    def apart(self) -> bool:
+        """Whether turns are taken."""
+        return self._turns.taken
 
     def watches(self, key: str, model: str) -> bool:
         """Whether this key's requests for the model are to be told apart; they then have to be read whole."""
@@ -251,7 +292,8 @@ class Suspects(Collector):
                     if flight.guest and several:
                         known.shared -= 1  # a client that leaves is neither cleared nor convicted: one turn a death
             left = max(0.0, patience_s - (self._clock() - began))
-            flight.turn = await self._turns.take(flight.owner, flight.model, left)
+            if self._needs_turn(flight):
+                flight.turn = await self._turns.take(flight.owner, flight.model, left)
             self._check_key(flight)
             if flight.suspect is not None:
                 self._check(flight.suspect)  # while it waited, one like it may have been found out
@@ -259,6 +301,12 @@ class Suspects(Collector):
             self._release(flight)
             flight.suspect = None
             raise
+
+    def _needs_turn(self, flight: Flight) -> bool:
+        """Whether it goes where turns are taken, and not to another server."""
+        if self.fleet is None or flight.suspect is not None or flight.key in self._shared:
+            return True
+        return not self.fleet.others(self.fleet.isolated())
 
     async def _suspected(self, flight: Flight, patience_s: float) -> None:
         """Where it is a suspect: wait until it is the only one of its key for the model."""
@@ -287,6 +335,10 @@ class Suspects(Collector):
         flight.sent = self._clock()
         self._flying[id(flight)] = flight
 
+    def was_with(self, servers: Collection[str], before: float) -> bool:
+        """Whether a request is with one of these servers that was sent before that time."""
+        return any(flight.server in servers and flight.sent < before for flight in self._flying.values())
+
     @contextmanager
     def beside(self, key: str, model: str, body: bytes) -> Iterator[Flight]:
         """A request, on its way, is asked of another model, too, or in its place.
@@ -296,6 +348,7 @@ class Suspects(Collector):
         flight = Flight(key, model, body)
         self.take_off(flight)
         answered = False
+        above = ABOARD.set(flight)
         try:
             yield flight
             answered = not flight.lost
@@ -303,6 +356,7 @@ class Suspects(Collector):
             flight.left = True
             raise
         finally:
+            ABOARD.reset(above)
             self.land(flight, answered=answered)
 
     def land(self, flight: Flight, *, answered: bool, sent: bool = True) -> None:
@@ -316,14 +370,10 @@ class Suspects(Collector):
         there = self._flying.pop(id(flight), None) is not None
         if answered:
             self.answered_at = self._clock()
-        if there and not answered and sent:
-            if self._lost_bytes < LOST_BYTES:
-                self._lost[id(flight)] = flight
-                flight.counted = FLIGHT_BYTES + len(flight.body)
-                self._lost_bytes += flight.counted
-                asyncio.get_running_loop().call_later(LOST_S, self._haunt, id(flight))
-            else:
-                self._haunt(id(flight), flight)
+        if there and not answered and sent and all(each.server != flight.server for each in flight.behind):
+            self._lose(flight)
+        for behind in flight.behind:
+            behind.cleared = answered
         self._release(flight)
         if answered and flight.suspect is not None:
             known = self._deaths.get(flight.suspect)
@@ -333,30 +383,60 @@ class Suspects(Collector):
         if there:
             self._turns.moved()
 
-    async def died(self, models: Collection[str] | None) -> list[Suspect]:
-        """The requests that may have ended the process of these models; None for the whole model server's."""
+    def lose(self, flight: Flight, server: str) -> None:
+        """The request was lost with this server, and may be asked of another: it is suspected of the one's death.
+
+        Being answered by the other clears it, but its key was there all the same.
+        """
+        behind = Flight(flight.key, flight.model, flight.body)
+        behind.suspect, behind.sent, behind.server = flight.suspect, flight.sent, server
+        flight.behind.append(behind)
+        self._lose(behind)
+
+    def _lose(self, flight: Flight) -> None:
+        if self._lost_bytes < LOST_BYTES:
+            self._lost[id(flight)] = flight
+            flight.counted = FLIGHT_BYTES + len(flight.body)
+            self._lost_bytes += flight.counted
+            asyncio.get_running_loop().call_later(LOST_S, self._haunt, id(flight))
+        else:
+            self._haunt(id(flight), flight)
+
+    async def died(self, models: Collection[str] | None, server: str = "") -> list[Suspect]:
+        """The requests that may have ended the process of these models; None for the whole model server's.
+
+        Args:
+            models: that it served.
+            server: its name, where there may be several.
+        """
         scope = None if models is None else frozenset(models)
-        flights = [flight for flight in (*self._lost.values(), *self._flying.values()) if _within(flight.model, scope)]
+        there = [flight for flight in self._lost.values() if _is(flight.server, server)]
+        there += [] if server else self._flying.values()  # that one is known for what it has lost: others found nobody
+        flights = [flight for flight in there if _within(flight.model, scope)]
         for flight in flights:  # each is blamed for one death, however long its connection hangs
             self._flying.pop(id(flight), None)
             self._no_longer_lost(id(flight))
-        ghosts = self._lay(scope)
+        ghosts = self._lay(scope, server)
         keys = {flight.key for flight in flights} | {ghost.key for ghost in ghosts}
         alone = len(keys) == 1 and ("" not in keys or len(flights) + len(ghosts) == 1)
         examined = {flight.suspect for flight in flights if flight.suspect is not None} if alone else set()
         blamed = [flight for flight in flights if flight.suspect is not None] if examined else flights
+        blamed = [flight for flight in blamed if not flight.cleared]
+        if not self._turns.taken:
+            self._shared.clear()
         if keys and not alone:
             if self._turns.taken:  # those before it did not end in time
                 self._turns.overrun_s = min(2.0 * self._turns.overrun_s, LONGEST_OVERRUN_S)
-            self._turns.suspend(scope)
+            self._take_turns(scope)
+            self._shared |= keys
         elif alone:
             self._turns.overrun_s = OVERRUN_S
             if self._turns.lasting:  # or the next one would be shared again, and tell nothing
-                self._turns.suspend(scope)
+                self._take_turns(scope)
             self._count_key(next(iter(keys)), scope)
-        there = {flight.key for flight in flights if not flight.left}
-        if not alone and len(there) <= 1:
-            for key in keys - there:
+        stayed = {flight.key for flight in flights if not flight.left}
+        if not alone and len(stayed) <= 1:
+            for key in keys - stayed:
                 self._count_left(key, scope)
         long = sum(len(flight.body) for flight in blamed) > LONG_BYTES
         found = await asyncio.to_thread(_all_named, blamed) if long else _all_named(blamed)
@@ -377,19 +457,31 @@ class Suspects(Collector):
         self._forget(now)
         return found + ghosts
 
-    def began(self, models: Collection[str] | None, since: float | None = None) -> None:
+    def _take_turns(self, models: frozenset[str] | None) -> None:
+        if self.fleet is not None and self.fleet.others():  # which go on meanwhile
+            self._turns.begin(models, PROBATION_S)
+        else:
+            self._turns.suspend(models)
+
+    def began(self, models: Collection[str] | None, since: float | None = None, server: str = "") -> None:
         """These models (None for all) are served by new processes; what was with the old ones is over.
 
         Args:
             models: that are served.
             since: when the new processes were started, on the clock; None for now. They may have died meanwhile.
+            server: the name of theirs, where there may be several.
         """
         scope = None if models is None else frozenset(models)
         for which, flight in list(self._lost.items()):
-            if _within(flight.model, scope) and (since is None or flight.sent < since):
+            there = _within(flight.model, scope) and _is(flight.server, server)
+            if there and (since is None or flight.sent < since):
                 self._no_longer_lost(which)
-        self._lay(scope)
+        self._lay(scope, server)
         self._turns.resume(scope, PROBATION_S)
+
+    def resume(self) -> None:
+        """A server is in service: turns that wait for one begin."""
+        self._turns.resume(None, PROBATION_S)
 
     def collect(self) -> Iterator[Metric]:
         """Prometheus metrics."""
@@ -401,15 +493,22 @@ class Suspects(Collector):
         yield refused
 
     def _strangers(self, owner: str, models: frozenset[str] | None) -> bool:
-        flying = self._flying.values()
-        return any(not flight.turn and flight.owner != owner and _within(flight.model, models) for flight in flying)
+        server = "" if self.fleet is None else self.fleet.isolated()
+        return any(
+            not flight.turn
+            and flight.owner != owner
+            and _within(flight.model, models)
+            and (not server or _is(flight.server, server))
+            for flight in self._flying.values()
+        )
 
     def _haunt(self, which: int, flight: Flight | None = None) -> None:
         """Nobody waits for a request any more; the model may be at work on it for long."""
         flight = flight or self._no_longer_lost(which)
         if flight is not None:
-            self._ghosts[flight.key, flight.model] = self._clock()
-            self._ghosts.move_to_end((flight.key, flight.model))
+            ghost = flight.key, flight.model, flight.server
+            self._ghosts[ghost] = self._clock()
+            self._ghosts.move_to_end(ghost)
             if len(self._ghosts) > MOST_GHOSTS:
                 self._ghosts.popitem(last=False)
 
@@ -419,11 +518,11 @@ class Suspects(Collector):
             self._lost_bytes -= flight.counted
         return flight
 
-    def _lay(self, models: frozenset[str] | None) -> list[Suspect]:
+    def _lay(self, models: frozenset[str] | None, server: str) -> list[Suspect]:
         """Requests that nobody waits for any more and that may have been at work; they are now over."""
         oldest = self._clock() - REMEMBERED_S
-        there = [ghost for ghost in self._ghosts if _within(ghost[1], models)]
-        return [Suspect(*ghost, "") for ghost in there if self._ghosts.pop(ghost) >= oldest]
+        there = [ghost for ghost in self._ghosts if _within(ghost[1], models) and _is(ghost[2], server)]
+        return [Suspect(*ghost[:2], "") for ghost in there if self._ghosts.pop(ghost) >= oldest]
 
     def _record(self, key: str, models: frozenset[str] | None) -> _Record:
         now = self._clock()
@@ -512,6 +611,11 @@ class Suspects(Collector):
 
 def _within(model: str, models: frozenset[str] | None) -> bool:
     return models is None or model in models
+
+
+def _is(server: str, which: str) -> bool:
+    """Whether this may be that server: where one of the two is not known, it may."""
+    return not server or not which or server == which
 
 
 def _one_at_a_time(model: str) -> OverloadedError:

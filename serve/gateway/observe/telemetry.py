@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter as Count
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, disable_created_metrics, generate_latest
@@ -20,12 +20,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve.gateway.access.admission import Admission
-from serve.gateway.access.gate import Gate
 from serve.gateway.observe.access_log import AccessLog
 from serve.gateway.observe.buckets import BUCKETS_S
 from serve.gateway.observe.tracing import Trace, Tracing
-from serve.gateway.upstream.balancer import Balancer, Node
 
 __all__ = ["GRPC_ROUTE", "INFERENCE_ROUTES", "INFER_ROUTE", "Observed", "Telemetry", "TelemetryMiddleware"]
 
@@ -154,9 +151,10 @@ class Telemetry:
         """As `begin`, of a request whose `Observed` somebody else has made."""
         self.in_flight += 1
 
-    def follow(self, gate: Gate, balancer: Balancer) -> None:
-        """Show the state of these two with the metrics."""
-        self.registry.register(_State(gate, balancer))
+    def follow(self, *parts: Collector) -> None:
+        """Show these with the metrics: what a part of the gateway tells of its state."""
+        for part in parts:
+            self.registry.register(part)
 
     def page(self) -> bytes:
         """The metrics in Prometheus' text format."""
@@ -198,98 +196,6 @@ class _Requests(Collector):
             buckets = list(zip(bounds, map(float, accumulate(durations.counts)), strict=True))
             histogram.add_metric([model], buckets, durations.seconds)
         yield histogram
-
-
-class _State(Collector):
-    """Places and servers as they are."""
-
-    def __init__(self, gate: Gate, balancer: Balancer) -> None:
-        self._gate = gate
-        self._balancer = balancer
-
-    def collect(self) -> Iterator[Metric]:
-        by_model: dict[str, tuple[str, Callable[[Admission], float]]] = {
-            "gateway_model_in_flight": ("Requests of the model with Triton.", lambda places: places.in_flight),
-            "gateway_model_limit": ("Most of them at a time, now.", lambda places: int(places.limit)),
-            "gateway_model_waiting": ("Requests of the model that wait for their turn.", lambda places: places.waiting),
-        }
-        for name, (told, read) in by_model.items():
-            gauge = GaugeMetricFamily(name, told, labels=["model"])
-            for places in self._gate:
-                gauge.add_metric([places.model], read(places))
-            yield gauge
-        shed = CounterMetricFamily("gateway_model_shed", "Requests refused because of the load.", labels=["model"])
-        for places in self._gate:
-            shed.add_metric([places.model], places.shed)
-        yield shed
-        ejected = self._balancer.ejected()
-        nodes: dict[str, tuple[str, Callable[[Node], float]]] = {
-            "gateway_upstream_up": (
-                "Whether this Triton is asked.",
-                lambda node: node.ready and (node, "") not in ejected,
-            ),
-            "gateway_upstream_in_flight": ("Requests with this Triton.", lambda node: node.in_flight),
-        }
-        for name, (told, look) in nodes.items():
-            gauge = GaugeMetricFamily(name, told, labels=["upstream"])
-            for node in self._balancer.nodes:
-                gauge.add_metric([str(node.address)], look(node))
-            yield gauge
-        gauge = GaugeMetricFamily(
-            "gateway_upstream_ejected",
-            "Ejections that last, of a Triton for a model or (model empty) as a whole.",
-            labels=["upstream", "model"],
-        )
-        for node, model in ejected:
-            gauge.add_metric([str(node.address), model], 1)
-        yield gauge
-        yield from self._releases()
-
-    def _releases(self) -> Iterator[Metric]:
-        weight = GaugeMetricFamily(
-            "gateway_rollout_weight", "The candidate's share of the requests, 0 to 1.", labels=["model"]
-        )
-        running = GaugeMetricFamily("gateway_rollout_running", "Whether the rollout is being judged.", labels=["model"])
-        step = GaugeMetricFamily("gateway_rollout_step", "Index of the rollout's step.", labels=["model"])
-        asked = CounterMetricFamily(
-            "gateway_rollout_requests", "Requests by who answered, and how.", labels=["model", "variant", "outcome"]
-        )
-        saved = CounterMetricFamily(
-            "gateway_rollout_fallbacks",
-            "Requests that the baseline answered for the candidate.",
-            labels=["model"],
-        )
-        dropped = CounterMetricFamily(
-            "gateway_rollout_copies_dropped", "Copies not made for want of a free place.", labels=["model"]
-        )
-        progress = GaugeMetricFamily(
-            "gateway_rollout_evidence",
-            "Logarithm of the evidence, by question, 1 where it decides: that the candidate is fine, or worse.",
-            labels=["model", "question", "of"],
-        )
-        value = GaugeMetricFamily(
-            "gateway_rollout_observed",
-            "What was seen in this step.",
-            labels=["model", "question", "of"],
-        )
-        for release in self._gate.releases:
-            model = release.model
-            weight.add_metric([model], release.weight)
-            running.add_metric([model], release.running)
-            saved.add_metric([model], release.fallbacks)
-            dropped.add_metric([model], release.dropped)
-            for (variant, grade), count in list(release.asked.items()):
-                asked.add_metric([model, variant, grade.value], count)
-            if release.course is None:
-                continue
-            step.add_metric([model], release.course.step)
-            for question, seen in release.course.analysis.evidence().items():
-                progress.add_metric([model, question, "fine"], seen["proof"])
-                progress.add_metric([model, question, "worse"], seen["alarm"])
-                for who in ("candidate", "baseline"):
-                    if seen[who] is not None:
-                        value.add_metric([model, question, who], seen[who])
-        yield from (weight, running, step, asked, saved, dropped, progress, value)
 
 
 class TelemetryMiddleware:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from serve.gateway.errors import BadRequestError, TooManyElementsError
+from serve.gateway.oip.metadata import ModelMetadata, TensorMetadata
 from serve.gateway.oip.tensors import DATATYPES
-from serve.gateway.upstream.metadata import ModelMetadata, TensorMetadata
 
 __all__ = ["ITEM_BYTES", "Contract", "UnfitError", "check_framing", "check_parameters", "check_range"]
 

@@ -10,19 +10,18 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from typing import Any, Protocol, TypeVar, TypeVarTuple, Unpack
 
-from serve.gateway.edge.request import Request, check_json_bytes, loaded, raw_head, read_request
 from serve.gateway.errors import BadRequestError, GatewayError, UnknownModelError
 from serve.gateway.oip.bare_contract import BareContract
 from serve.gateway.oip.contract import Contract, UnfitError
-from serve.gateway.upstream.metadata import ModelMetadata
-from serve.gateway.upstream.sequences import Named
-from serve.gateway.upstream.upstream import Upstream
+from serve.gateway.oip.metadata import ModelMetadata
+from serve.gateway.oip.request import Request, check_json_bytes, loaded, raw_head, read_request
+from serve.gateway.oip.sequence import Named
 from serve.http.body import GrowingBody
 from serve.rollout.plan import Target
 
-__all__ = ["JSON_AT_HAND", "Contracts"]
+__all__ = ["JSON_AT_HAND", "Contracts", "MetadataSource"]
 
 # JSON of this size takes about a millisecond; and it holds Python's lock meanwhile, so that a thread would not do.
 LONG_JSON = 64 * 1024
@@ -42,11 +41,21 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
+class MetadataSource(Protocol):
+    """Tells the metadata of models, and remembers them for a while."""
+
+    async def metadata(self, model: str, version: str | None = None) -> ModelMetadata:
+        """A model's metadata; UnknownModelError where there is no such model, GatewayError where nobody can tell."""
+
+    def forget(self, model: str, version: str | None = None) -> None:
+        """Ask for a model's metadata anew next time."""
+
+
 class Contracts:
     """Contracts by model, from Triton's own metadata.
 
     Args:
-        upstream: tells the metadata.
+        source: tells the metadata.
         max_elements: of one input; 0 for what its dimensions allow.
         reader_bytes: that long JSON may become where it is read.
         validate: whether each request is held against its model; else only what any model might die of is refused, and
@@ -54,11 +63,11 @@ class Contracts:
     """
 
     def __init__(
-        self, upstream: Upstream, max_elements: int, reader_bytes: int = 1 << 30, *, validate: bool = True
+        self, source: MetadataSource, max_elements: int, reader_bytes: int = 1 << 30, *, validate: bool = True
     ) -> None:
         self._bare = None if validate else BareContract(max_elements)
         self._reader_bytes = reader_bytes
-        self._upstream = upstream
+        self._source = source
         self._max_elements = max_elements
         self._made: dict[str, tuple[object, Contract]] = {}
         self._holding: dict[tuple[str, str | None], tuple[float, Contract]] = {}
@@ -80,13 +89,13 @@ class Contracts:
     async def decoupled(self, target: Target) -> bool | None:
         """Whether a model gives any number of answers to a request; None where nobody tells."""
         with contextlib.suppress(GatewayError):
-            return (await self._upstream.metadata(target.model, target.version)).decoupled
+            return (await self._source.metadata(target.model, target.version)).decoupled
         return None
 
     async def _told(self, target: Target) -> Contract:
         """The contract by the model's metadata."""
         try:
-            metadata = await self._upstream.metadata(target.model, target.version)
+            metadata = await self._source.metadata(target.model, target.version)
         except UnknownModelError as err:
             raise UnknownModelError(err.why or err.error) from err  # in Triton's own words
         made = self._made.get(target.path)
@@ -109,7 +118,7 @@ class Contracts:
             return False
         try:
             for model, version in metadata.steps:
-                if not await self._takes_texts(await self._upstream.metadata(model, version), depth + 1):
+                if not await self._takes_texts(await self._source.metadata(model, version), depth + 1):
                     return False
         except GatewayError:  # a step that is not known
             return False
@@ -313,7 +322,7 @@ class Contracts:
             self._looked.clear()
         self._looked[target.path] = now
         self._holding.pop((target.model, target.version), None)
-        self._upstream.forget(target.model, target.version)
+        self._source.forget(target.model, target.version)
         with contextlib.suppress(GatewayError):
             fresh = await self.of(target)
             if fresh != seen:

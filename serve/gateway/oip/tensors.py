@@ -64,7 +64,7 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.data.shape
+        return tuple(self.data.shape)
 
 
 def encode_bytes(elements: Iterable[bytes]) -> bytes:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.oip.protocol import InferResponse
-from serve.gateway.oip.tensors import Tensor
-from serve.gateway.upstream.metadata import ModelMetadata
+from serve.gateway.oip.tensors import DATATYPES, Tensor
+from serve.gateway.release.differ import differing
+from serve.rollout.agree import Agree, Kind
 
-__all__ = ["Agreement", "agreement", "unlike"]
+__all__ = ["Agreement", "agreement", "misfit", "unlike"]
 
 
 @dataclass(frozen=True)
@@ -39,87 +40,59 @@ def agreement(
     batched: bool,
     tolerance: float | None,
     texts: Collection[str] | None = None,
-) -> Agreement:
-    """Compare two answers, item by item.
+    agrees: Sequence[Agree] = (),
+) -> Agreement | None:
+    """Compare two answers, item by item; None where there is nothing that is to be compared.
 
-    Whole numbers, booleans and BYTES must be equal. Floating-point numbers must differ by at most `tolerance`; without
-    one, the largest along the last axis must stand at the same place (the class), and a number that stands alone is not
-    judged. NaN is like NaN only. Outputs that one of the two does not give, or in another shape, are others.
+    An output is held to its rule among `agrees`. Without one: whole numbers, booleans and BYTES must be equal;
+    floating-point numbers must differ by at most `tolerance`; without a tolerance, the largest along the last axis must
+    stand at the same place (the class), and a number that stands alone is not judged. NaN is like NaN only. Outputs
+    that one of the two does not give, or in another shape (but for the first value, and sets), are others.
 
     Where a client asked for classes of scores (`classification`), Triton writes them as BYTES, the best first, as
-    b"score:index[:label]". They are judged as the scores would be: by the best class, or, with `tolerance`, by the
+    b"score:index[:label]". They are judged as the scores would be: by the best class, or, with a tolerance, by the
     score at each rank.
 
     Args:
         batched: whether the first dimension of each output is the batch.
         tolerance: absolute.
         texts: names of the models' outputs that are BYTES by themselves; None for all that come so.
+        agrees: rules of single outputs.
     """
-    theirs = {tensor.name: tensor for tensor in baseline.outputs}
-    mine = {tensor.name: tensor for tensor in candidate.outputs}
+    rules = {agree.output: agree for agree in agrees}
+    theirs, mine = (
+        {each.name: each for each in answer.outputs if each.name not in rules or rules[each.name].kind != "ignore"}
+        for answer in (baseline, candidate)
+    )
+    if not theirs and not mine:
+        return None
     sizes = {tensor.shape[0] for tensor in theirs.values() if batched and tensor.shape}
-    items = sizes.pop() if len(sizes) == 1 else 1
-    others = np.zeros(max(items, 1), dtype=bool)
+    items = max(sizes.pop(), 1) if len(sizes) == 1 else 1
+    others = np.zeros(items, dtype=bool)
     total, count, largest = 0.0, 0, 0.0
     for name in theirs.keys() | mine.keys():
         a, b = mine.get(name), theirs.get(name)
-        if a is None or b is None or a.shape != b.shape or a.datatype != b.datatype:
+        if a is None or b is None or a.datatype != b.datatype:
             others[:] = True
             continue
-        if a.data.size == 0:
-            continue
-        if a.datatype == "BYTES" and texts is not None and name not in texts:
-            others |= _any(_other_classes(a.data, b.data, tolerance), len(others))
-            continue
-        others |= _others(a, b, len(others), tolerance)
-        if a.data.dtype.kind != "O":
+        classes = a.datatype == "BYTES" and texts is not None and name not in texts
+        agree = rules.get(name) or _usual(name, a, tolerance, classes=classes)
+        others |= differing(a, b, items, agree, batched=batched, classes=classes)
+        if a.data.dtype.kind != "O" and a.shape == b.shape and a.data.size:
             with np.errstate(invalid="ignore"):
                 difference = np.abs(a.data.astype(np.float64) - b.data.astype(np.float64))
             difference = difference[np.isfinite(difference)]
             total += float(difference.sum())
             count += difference.size
             largest = max(largest, float(difference.max(initial=0.0)))
-    return Agreement(len(others), int(others.sum()), total / count if count else 0.0, largest)
+    return Agreement(items, int(others.sum()), total / count if count else 0.0, largest)
 
 
-def _others(a: Tensor, b: Tensor, items: int, tolerance: float | None) -> np.ndarray[Any, Any]:
-    """For each item, whether the tensors differ; a shape of another batch is taken as one item."""
-    x, y = a.data, b.data
-    if x.dtype.kind != "f":
-        return _any(x != y, items)
-    strange = (np.isfinite(x) != np.isfinite(y)) | (np.isnan(x) != np.isnan(y))
-    if tolerance is not None:
-        with np.errstate(invalid="ignore"):
-            return _any(strange | (np.abs(x.astype(np.float64) - y.astype(np.float64)) > tolerance), items)
-    wrong = _any(strange, items)
-    # The axis of the batch is no row of scores.
-    if x.ndim > (1 if items > 1 else 0) and x.shape[-1] > 1:
-        wrong = wrong | _any(np.argmax(x, axis=-1) != np.argmax(y, axis=-1), items)
-    return wrong
-
-
-def _other_classes(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], tolerance: float | None) -> np.ndarray[Any, Any]:
-    """Where two lists of classes differ; each b"score:index[:label]", the best of a row first."""
-    if tolerance is None:
-        a, b = a[..., :1], b[..., :1]
-        part = 2
-    else:
-        part = 0
-    x, y = (np.array([bytes(text).partition(b":")[part] for text in each.flat], dtype=object) for each in (a, b))
-    if tolerance is None:
-        return np.asarray(x != y).reshape(a.shape)
-    scores, theirs = x.astype(np.float64), y.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        near = (scores == theirs) | (np.isnan(scores) & np.isnan(theirs)) | (np.abs(scores - theirs) <= tolerance)
-    return np.asarray(~near).reshape(a.shape)
-
-
-def _any(different: np.ndarray[Any, Any] | np.bool_, items: int) -> np.ndarray[Any, Any]:
-    each = np.asarray(different, dtype=bool)
-    if items == 1:
-        return np.array([each.any()])
-    found: np.ndarray[Any, Any] = each.reshape(items, -1).any(axis=1)
-    return found
+def _usual(name: str, tensor: Tensor, tolerance: float | None, *, classes: bool) -> Agree:
+    """The rule of an output that none was given for."""
+    if tensor.data.dtype.kind != "f" and not classes:
+        return Agree(name, "equal")
+    return Agree(name, "argmax") if tolerance is None else Agree(name, "close", atol=tolerance)
 
 
 def unlike(candidate: ModelMetadata, baseline: ModelMetadata) -> str:
@@ -136,4 +109,34 @@ def unlike(candidate: ModelMetadata, baseline: ModelMetadata) -> str:
             )
             if tensor.datatype != other.datatype or not fits:
                 return f"it has {tensor}, the baseline {other}"
+    return ""
+
+
+# By rule: the datatypes that it compares (None for all), and what to write for others.
+NUMBERS = frozenset(DATATYPES) - {"BYTES", "BOOL"}
+LABELS = frozenset(name for name, dtype in DATATYPES.items() if dtype.kind in "iuO")
+FITS: Mapping[Kind, tuple[frozenset[str], str]] = {
+    "first": (LABELS, "whole numbers and BYTES; take argmax or tolerance=…"),
+    "overlap": (LABELS, "whole numbers and BYTES; take argmax or tolerance=…"),
+    "argmax": (NUMBERS, "numbers; take equal or first"),
+    "close": (NUMBERS, "numbers; take equal or first"),
+}
+
+
+def misfit(agrees: Sequence[Agree], metadata: ModelMetadata) -> str:
+    """Why the rules can't be held against a model's outputs; and, behind "; ", what to write. "" where they can."""
+    outputs = {output.name: output for output in metadata.outputs}
+    for agree in agrees:
+        output = outputs.get(agree.output)
+        if output is None:
+            return f"--agree {agree}: {metadata.name} has no such output; name one of {', '.join(sorted(outputs))}"
+        if agree.kind in FITS and output.datatype not in FITS[agree.kind][0]:
+            return f"--agree {agree}: the output is {output}, and this compares {FITS[agree.kind][1]}"
+        each = output.shape[1:] if metadata.batched else output.shape
+        if agree.kind == "argmax" and each[-1:] in ((), (1,)):
+            return f"--agree {agree}: the output is {output}, which has no row of scores; take tolerance=…"
+        if agree.kind == "overlap" and all(dim == 1 for dim in each):
+            return f"--agree {agree}: the output is {output}, one value and no set; take equal or first"
+    if agrees and outputs.keys() == {agree.output for agree in agrees if agree.kind == "ignore"}:
+        return "--agree ignores every output; leave one, or take --shadow 0 or --expect-change"
     return ""

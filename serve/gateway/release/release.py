@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Generic, Literal, TypeVar
 
+from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.release.agreement import Agreement
-from serve.gateway.upstream.metadata import ModelMetadata
 from serve.rollout.analysis import Outcome
 from serve.rollout.course import Course, Event
 from serve.rollout.plan import Plan, Target
@@ -42,6 +42,9 @@ class Grade(Enum):
     """The client's own deadline came first: it says nothing of the model."""
 
 
+BLAMED = (Grade.CLIENT, Grade.FAILED, Grade.GONE)  # the other model is asked who is to blame
+
+
 @dataclass(frozen=True)
 class Answered(Generic[T]):
     """An answer.
@@ -50,6 +53,7 @@ class Answered(Generic[T]):
         by: who gave it.
         seconds: that it took.
         paired: whether a copy of the request is to be asked of the candidate, as was decided before it was answered.
+        first: whether nobody was asked before because another had failed.
     """
 
     answer: T
@@ -57,6 +61,7 @@ class Answered(Generic[T]):
     by: Target
     seconds: float
     paired: bool = False
+    first: bool = True
 
     @property
     def outcome(self) -> Outcome:
@@ -83,7 +88,7 @@ class Release:
         events: what happened and has not been written down yet.
         copies: that are under way; copied_bytes: what they hold.
         fallbacks: requests that the baseline answered after the candidate had failed.
-        lost: whether the version that answers for the name was found to be served no longer.
+        lost: whether the version that answers for the name was said to be served no longer.
         batched: whether the models' tensors have a batch dimension.
         texts: their outputs that are BYTES; None where that is not known.
         dropped: copies that were not made, because the candidate or the gateway had enough to do.
@@ -164,11 +169,13 @@ class Release:
             return await self._ask_candidate(ask, movable=movable)
         paired = movable and reserve is not None and reserve()
         answered = replace(await self._ask_kept(ask, self.baseline), paired=paired)
-        if answered.grade is Grade.CLIENT and movable and not paired and self.plan.fallback and 0 < self.weight < 1:
-            second = await _timed(ask, self.candidate)
-            self._note("baseline", answered, _judged(answered.grade, second.grade), told=second.grade is Grade.FAILED)
-        else:
+        blamed = answered.grade in BLAMED and movable and not paired and self.plan.fallback and 0 < self.weight < 1
+        if not blamed:
             self._note("baseline", answered)
+            return answered
+        # As where the candidate is asked first: who could fail the one alone would hide what the other fails.
+        second = await _timed(ask, self.candidate)
+        self._note_first("baseline", answered, second)
         return answered
 
     async def _ask_candidate(self, ask: Ask[T], *, movable: bool) -> Answered[T]:
@@ -177,19 +184,22 @@ class Release:
             self._note("candidate", first)
             return first
         first = await _timed(ask, self.candidate)
-        blamed = first.grade in (Grade.CLIENT, Grade.FAILED, Grade.GONE)
-        if not (self.plan.fallback and movable and blamed):
+        if not (self.plan.fallback and movable and first.grade in BLAMED):
             self._note("candidate", first)
             return first
         # Also where the candidate blames the client: it may be the candidate that does not understand.
         second = await self._ask_kept(ask, self.baseline)
         self.fallbacks += 1
-        if first.grade is second.grade is Grade.FAILED:
+        self._note_first("candidate", first, second)
+        return replace(second, first=False)
+
+    def _note_first(self, variant: Variant, first: Answered[T], second: Answered[T]) -> None:
+        """Take the first of two answers as evidence."""
+        if first.grade is second.grade and first.grade is not Grade.CLIENT:
             # The two are alike in this: it is the request, or what both stand on, and no evidence against the one.
-            self.asked["candidate", first.grade] += 1
-            return second
-        self._note("candidate", first, _judged(first.grade, second.grade), told=second.grade is Grade.FAILED)
-        return second
+            self.asked[variant, first.grade] += 1
+        else:
+            self._note(variant, first, _judged(first.grade, second.grade), told=second.grade is Grade.FAILED)
 
     async def _ask_kept(self, ask: Ask[T], kept: Target) -> Answered[T]:
         """Ask the one that answers for the name; where that version is served no longer, what Triton serves instead."""
@@ -244,6 +254,17 @@ class Release:
         """Both answers to a copied request were good, and have been compared."""
         if self.course is not None and self.running and "disagreement" in self.course.analysis.measures:
             self.course.analysis.compared(found.items, found.disagreed, found.difference, found.largest)
+            self.look()
+
+    def variant(self, answered: Answered[T]) -> Variant | None:
+        """Whose answer it counts as; None where it says nothing of either: only failures lead to a second one."""
+        by: dict[Target, Variant] = {self.baseline: "baseline", self.candidate: "candidate"}
+        return by.get(answered.by) if answered.first else None
+
+    def reported(self, variant: Variant, *, wrong: bool) -> None:
+        """A client has said of an answer whether it was wrong."""
+        if self.course is not None and self.running:
+            self.course.analysis.reported(variant, wrong=wrong)
             self.look()
 
     def wants_copy(self, size: int) -> bool:

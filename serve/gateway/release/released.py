@@ -5,34 +5,45 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
 
+from serve.gateway.access.admission import Admission
+from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
-from serve.gateway.edge.encoding import unpacked
+from serve.gateway.access.memory import Memory, MemoryFullError, Share
 from serve.gateway.errors import GatewayError, UpstreamDownError, UpstreamTimeoutError
+from serve.gateway.oip.encoding import unpacked
 from serve.gateway.oip.protocol import BINARY_HEADER, InferResponse, parse_response
 from serve.gateway.release.agreement import Agreement, agreement
+from serve.gateway.release.answers import ANSWER_ID, Answers, given
 from serve.gateway.release.release import Answered, Grade, Release
 from serve.gateway.upstream.deadline import EarlyTimeoutError
 from serve.gateway.upstream.upstream import Upstream
+from serve.gateway.upstream.verdicts import HURRY, was_hurried
 from serve.http.body import GrowingBody
 from serve.http.client import Response
+from serve.rollout.agree import Agree
 from serve.rollout.plan import Target
-
-if TYPE_CHECKING:
-    from serve.gateway.access.admission import Admission
-    from serve.gateway.access.gate import Gate
 
 __all__ = ["SERVED_BY", "Released", "grade_status", "sticky_value"]
 
 SERVED_BY = b"served-by"
 LARGE_BYTES = 64 * 1024
-MOST_UNPACKED = 256 * 1024 * 1024
+MOST_UNPACKED = 256 * 1024 * 1024  # and less where little memory is given
+MOST_COMPARED = 64 * 1024 * 1024  # of two answers that are read in another process: to hand over more takes long
+ELEMENT_BYTES = 64  # of a number of an answer's JSON, while it is compared
 
 Headers = Sequence[tuple[bytes, bytes]]
 logger = logging.getLogger(__name__)
+
+# A body, its encoding, and the length of its JSON in the binary form.
+Told = tuple[bytes, bytes | None, bytes | None]
+
+
+# Calls a function of a module somewhere else.
+Apart = Callable[[Callable[[], Agreement | None]], Awaitable[Agreement | None]]
 
 
 class Released:
@@ -41,11 +52,26 @@ class Released:
     Args:
         gate: has the places, which copies take only when they are free.
         upstream: is asked.
+        apart: calls a function of a module in another process, where long JSON is compared; by default in a thread.
+        most_bytes: that two answers may become where they are compared.
+        answers: keeps those that clients may speak of; None keeps none.
     """
 
-    def __init__(self, gate: Gate, upstream: Upstream) -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        upstream: Upstream,
+        apart: Apart | None = None,
+        most_bytes: int = MOST_UNPACKED,
+        answers: Answers | None = None,
+    ) -> None:
+        self._answers = answers
         self._gate = gate
         self._upstream = upstream
+        self._apart = apart or asyncio.to_thread
+        self._most_bytes = min(most_bytes, MOST_UNPACKED)
+        self._comparing = asyncio.Lock()
+        self._told: int | None = None
         self._copies: set[asyncio.Task[None]] = set()
 
     async def infer(
@@ -59,7 +85,8 @@ class Released:
         timeout_s: float,
         sequence: bytes | None = None,
     ) -> Response:
-        """An answer by one of the two models under release, whose header Served-By says which; else by Triton's choice.
+        """An answer by one of the two models under release, whose header Served-By says which, and Answer-Id how to
+        speak of it; else by Triton's choice.
 
         Args:
             release: None where there is none.
@@ -87,21 +114,29 @@ class Released:
 
         suspects = self._gate.incidents.suspects
         watched = suspects.watches(who.id, release.model) or suspects.watches(who.id, release.candidate.model)
-        place = _Place(release, self._gate.places(release.candidate.model), len(body), watched=watched)
+        places = self._gate.places(release.candidate.model)
+        place = _Place(release, places, self._gate.memory, len(body), watched=watched)
         movable = release.weight >= 1 or sequence is None
+        copied = False
         try:
             sticky = sticky_value(release, who, came)
             answered = await release.ask(sticky, ask, movable=movable, reserve=place.take)
             if answered.paired and answered.by == release.baseline:
                 self._copy(release, who.id, place, headers, body, answered, timeout_s)
+                copied = True
         finally:
-            place.leave()  # does nothing where the copy has it
+            if not copied:  # else the copy has it
+                place.leave()
         answer = answered.answer
         if isinstance(answer, UpstreamDownError):
             answer.sent = True  # by now it may have been asked of two
         if isinstance(answer, GatewayError):
             raise answer
         answer.headers.append((SERVED_BY, str(answered.by).encode()))
+        if answer.status == 200 and self._answers is not None:
+            id_ = self._answers.add(given(release, who, answered, answer, movable=movable))
+            if id_ is not None:
+                answer.headers.append((ANSWER_ID, id_.encode()))
         return answer
 
     async def close(self) -> None:
@@ -128,7 +163,7 @@ class Released:
             return Grade.LATE, err
         except GatewayError as err:
             return Grade.FAILED, err
-        return grade_status(answer.status, answer.body), answer
+        return grade_status(answer.status, answer.body, chosen=HURRY in body), answer
 
     def _copy(
         self,
@@ -143,7 +178,7 @@ class Released:
         answer = answered.answer
         if isinstance(answer, Response):  # its headers are the client's from here on
             answered = replace(answered, answer=replace(answer, headers=list(answer.headers)))
-        task = asyncio.create_task(self._copied(release, who, place.passed_on(), headers, body, answered, timeout_s))
+        task = asyncio.create_task(self._copied(release, who, place, headers, body, answered, timeout_s))
         self._copies.add(task)
         task.add_done_callback(self._copies.discard)
 
@@ -161,32 +196,48 @@ class Released:
         try:
             headers = [header for header in headers if header[0] not in (b"accept-encoding", b"traceparent")]
             started = time.monotonic()
-            with self._gate.incidents.suspects.beside(who, release.candidate.model, body) as flight:
-                grade, copy = await self._ask(release.candidate, headers, body, timeout_s)
-                flight.lost = isinstance(copy, GatewayError)
-            seconds = time.monotonic() - started
-        finally:
+            try:
+                with self._gate.incidents.suspects.beside(who, release.candidate.model, body) as flight:
+                    grade, copy = await self._ask(release.candidate, headers, body, timeout_s)
+                    flight.lost = isinstance(copy, GatewayError)
+                seconds = time.monotonic() - started
+            finally:
+                place.answered()
+            release.copied(Answered(copy, grade, release.candidate, seconds), answered)
+            answer = answered.answer
+            both_good = grade is Grade.GOOD and answered.grade is Grade.GOOD
+            if both_good and isinstance(copy, Response) and isinstance(answer, Response):
+                await self._compare(release, copy, answer)
+        finally:  # not before: what waits to be compared is held all the same
             place.leave()
-        release.copied(Answered(copy, grade, release.candidate, seconds), answered)
-        answer = answered.answer
-        both_good = grade is Grade.GOOD and answered.grade is Grade.GOOD
-        if both_good and isinstance(copy, Response) and isinstance(answer, Response):
-            await self._compare(release, copy, answer)
 
     async def _compare(self, release: Release, copy: Response, answer: Response) -> None:
-        def compare() -> Agreement:
-            return agreement(
-                _read(copy), _read(answer), batched=release.batched, tolerance=release.plan.tolerance,
-                texts=release.texts,
-            )  # fmt: skip
-
+        both = mine, theirs = _told(copy), _told(answer)
+        plan = release.plan
+        compare = partial(
+            compared, mine, theirs, self._most_bytes, release.batched, plan.tolerance, release.texts, plan.agree
+        )
+        long = [len(body) if length is None or packed else int(length) for body, packed, length in both]
+        total = len(copy.body) + len(answer.body)
         try:
-            large = len(copy.body) + len(answer.body) > LARGE_BYTES
-            found = await asyncio.to_thread(compare) if large else compare()
+            slow = total > LARGE_BYTES and any(agree.kind == "overlap" for agree in plan.agree)  # sets are Python's
+            if slow or any(packed for _, packed, _ in both) or sum(long) > LARGE_BYTES:
+                if total > MOST_COMPARED:
+                    what = "to be compared as sets" if slow else "of JSON, or packed"
+                    raise ValueError(f"they are {total} bytes {what}, and at most {MOST_COMPARED} are read")
+                async with self._comparing:  # one at a time: clients' own long JSON is read there, too
+                    found = await self._apart(compare)
+            elif total > LARGE_BYTES:  # raw: numpy leaves Python's lock to others
+                found = await asyncio.to_thread(compare)
+            else:
+                found = compare()
         except (ValueError, GatewayError) as err:
-            logger.error("answers of %s and %s can't be compared: %s", release.candidate, release.baseline, err)
+            if release.id != self._told:  # once: a client may choose such answers
+                logger.error("answers of %s and %s can't be compared: %s", release.candidate, release.baseline, err)
+            self._told = release.id
             return
-        release.compared(found)
+        if found is not None:
+            release.compared(found)
 
 
 class _Place:
@@ -195,47 +246,63 @@ class _Place:
     None is taken for what may have ended a process, or while it is being found out what did.
     """
 
-    def __init__(self, release: Release, places: Admission, size: int, *, watched: bool = False) -> None:
+    def __init__(
+        self, release: Release, places: Admission, memory: Memory, size: int, *, watched: bool = False
+    ) -> None:
         self._release = release
         self._places = places
+        self._share = Share(memory)
         self._size = size
         self._watched = watched
-        self._taken = False
+        self._taken = self._asking = False
 
     def take(self) -> bool:
         """Decide whether the request is copied."""
         release = self._release
         if self._watched or not release.wants_copy(self._size):
             return False
+        try:
+            self._share.take(self._size)
+        except MemoryFullError:
+            release.dropped += 1
+            return False
         if not self._places.try_enter():
+            self._share.close()
             release.dropped += 1
             return False
         release.copies += 1
         release.copied_bytes += self._size
-        self._taken = True
+        self._taken = self._asking = True
         return True
 
-    def passed_on(self) -> _Place:
-        """The same place, for another to leave."""
-        found = _Place(self._release, self._places, self._size)
-        found._taken, self._taken = self._taken, False
-        return found
+    def answered(self) -> None:
+        """Make room among the candidate's requests, once; the copy goes on to be held."""
+        if self._asking:
+            self._asking = False
+            self._places.leave(None)
 
     def leave(self) -> None:
         """Make room, once."""
+        self.answered()
         if self._taken:
             self._taken = False
-            self._places.leave(None)
+            self._share.close()
             self._release.copies -= 1
             self._release.copied_bytes -= self._size
 
 
-def grade_status(status: int, told: bytes) -> Grade:
-    """What Triton's status and words say of a model: errors below 500 are the client's, but for a model not there."""
+def grade_status(status: int, told: bytes, *, chosen: bool = False) -> Grade:
+    """What Triton's status and words say of a model: errors below 500 are the client's, but for a model not there.
+
+    Args:
+        chosen: whether the request says itself how long it may wait in the model's queue.
+    """
     if status == 200:
         return Grade.GOOD
     if status in (404, 503) and b"unknown model" in told:
         return Grade.GONE
+    if status == 503 and was_hurried(told, chosen=chosen):
+        return Grade.CUT
     return Grade.CLIENT if 400 <= status < 500 and status not in (404, 408, 429) else Grade.FAILED
 
 
@@ -249,9 +316,37 @@ def sticky_value(release: Release, who: Identity, came: Headers) -> bytes | None
     return next((value for header, value in came if header == name.encode()), None)
 
 
-def _read(response: Response) -> InferResponse:
-    body = response.body
-    if encoding := response.header(b"content-encoding"):
-        body = unpacked(body, encoding, MOST_UNPACKED)
-    length = response.header(BINARY_HEADER)
-    return parse_response(body, int(length) if length is not None else None)
+def compared(
+    copy: Told,
+    answer: Told,
+    most_bytes: int,
+    batched: bool,
+    tolerance: float | None,
+    texts: Collection[str] | None,
+    agrees: Sequence[Agree] = (),
+) -> Agreement | None:
+    """Compare two answers; what they are, as `agreement` takes it.
+
+    Args:
+        copy, answer: the candidate's and the baseline's.
+        most_bytes: that either may become.
+
+    Raises:
+        ValueError: one can't be read.
+        GatewayError: one can't be unpacked, or would become more.
+    """
+    candidate, baseline = (_read(*each, most_bytes) for each in (copy, answer))
+    return agreement(candidate, baseline, batched=batched, tolerance=tolerance, texts=texts, agrees=agrees)
+
+
+def _told(answer: Response) -> Told:
+    return answer.body, answer.header(b"content-encoding"), answer.header(BINARY_HEADER)
+
+
+def _read(body: bytes, encoding: bytes | None, header_length: bytes | None, most_bytes: int) -> InferResponse:
+    if encoding:
+        body = unpacked(body, encoding, most_bytes)
+    length = int(header_length) if header_length is not None else None
+    if (become := ELEMENT_BYTES * body.count(b",", 0, length)) > most_bytes:
+        raise ValueError(f"{len(body)} bytes would take {become} to read")
+    return parse_response(body, length)

@@ -15,14 +15,14 @@ from typing import Any
 
 from compress.errors import ServerError
 from serve.gateway.errors import GatewayError, UpstreamTimeoutError
-from serve.gateway.release.agreement import unlike
+from serve.gateway.oip.metadata import ModelMetadata
+from serve.gateway.release.agreement import misfit, unlike
 from serve.gateway.release.release import Release
-from serve.gateway.upstream.metadata import ModelMetadata
 from serve.gateway.upstream.upstream import Upstream, model_path
 from serve.http.client import ExchangeError
 from serve.rollout.course import Course, Event
 from serve.rollout.plan import Target
-from serve.rollout.store import Row, Store
+from serve.rollout.store import AbortAskedError, Row, Store
 
 __all__ = ["Releases"]
 
@@ -99,6 +99,10 @@ class Releases:
             if not self._broken:
                 logger.error("rollouts go on as they are: %s (%s)", err.what, err.why)
             self._broken = True
+        except Exception:  # whatever it is, the next look must come: an operator's abort waits for it
+            if not self._broken:
+                logger.exception("rollouts go on as they are")
+            self._broken = True
 
     async def close(self) -> None:
         """Write down what was learnt."""
@@ -112,11 +116,11 @@ class Releases:
             await asyncio.to_thread(self._store.take_over, self._owner)
             self._started = True
         rows = await asyncio.to_thread(self._store.current)
-        failure: ServerError | None = None
+        failure: Exception | None = None
         for row in rows:
             try:
                 await self._follow(row)
-            except ServerError as err:  # the others still have their turn
+            except Exception as err:  # the others still have their turn
                 failure = err
         self._rows = {row.model: row for row in rows}
         for model in self._by_model.keys() - self._rows.keys():
@@ -143,10 +147,13 @@ class Releases:
         if release.course is None:
             await self._begin(row, release)
             return
-        if release.lost and release.running:
+        if release.running and await self._is_lost(release):
             release.events.append(release.course.end("aborted", LOST.format(release.baseline)))
         if row.wish is not None and release.running:
             release.events.append(_granted(row, release.course))
+        elif row.wish == "abort" and release.course.state == "promoted":  # which nobody has been told of yet
+            release.events[:] = [event for event in release.events if event.kind != "promoted"]
+            release.events.append(release.course.end("aborted", "asked for"))
         release.look()
         if release.events or row.wish or time.monotonic() - self._saved.get(row.id, 0.0) > SAVE_S:
             await self._save(row, release, release.events[-1].why if release.events else row.why)
@@ -156,12 +163,12 @@ class Releases:
         if row.baseline is None:
             self._by_model.pop(row.model, None)
         elif release is None or release.weight != row.weight or release.running:
-            self._by_model[row.model] = _release(row, row.baseline)
+            self._by_model[row.model] = _release(row, row.baseline, release)
 
     def _trail(self, row: Row, release: Release | None) -> None:
         """Another gateway judges: go where it goes."""
         if row.baseline is not None and (release is None or release.course or release.weight != row.weight):
-            self._by_model[row.model] = _release(row, row.baseline)
+            self._by_model[row.model] = _release(row, row.baseline, release)
 
     async def _resumed(self, row: Row) -> Release | None:
         """Keep what is served, or go on where an earlier process was; None where nobody knows what is served."""
@@ -190,7 +197,12 @@ class Releases:
 
     async def _begin(self, row: Row, release: Release) -> None:
         """The first step, once the candidate is ready and can take the baseline's requests."""
-        why, for_good = (LOST.format(release.baseline), True) if release.lost else await self._unready(release)
+        if refused := await self._misfit(release):
+            release.events.append(Event("refused", refused))
+            await self._save(row, release, refused)
+            return
+        lost = await self._is_lost(release)
+        why, for_good = (LOST.format(release.baseline), True) if lost else await self._unready(release)
         if row.wish == "abort":
             release.events.append(Event("aborted", "asked for"))
         elif not why:
@@ -204,11 +216,27 @@ class Releases:
         if release.events or why != row.why or row.baseline is None or row.wish is not None or late:
             await self._save(row, release, release.events[-1].why if release.events else why)
 
+    async def _misfit(self, release: Release) -> str:
+        """Why the baseline's outputs can't be compared as was asked for; "" where they can, or it can't be asked."""
+        if not release.plan.agree:
+            return ""
+        try:
+            return misfit(release.plan.agree, await self._metadata(release.baseline))
+        except GatewayError:  # asked again before it begins
+            return ""
+
+    async def _is_lost(self, release: Release) -> bool:
+        """Whether the baseline is gone: an answer has said so, which may be a model's own words, and a Triton does."""
+        if release.lost and not (await self._not_loaded(release.baseline))[1]:
+            release.lost = False
+        return release.lost
+
     async def _unready(self, release: Release) -> tuple[str, bool]:
         """Why the candidate can't begin, "" where it can, and whether that is for good."""
         for target in (release.candidate, release.baseline):
-            if why := await self._not_loaded(target):
-                lost = target is release.baseline and release.baseline.version is not None
+            why, told = await self._not_loaded(target)
+            if why:
+                lost = told and target is release.baseline and release.baseline.version is not None
                 return (LOST.format(target), True) if lost else (why, False)
         try:
             known = [await self._metadata(target) for target in (release.candidate, release.baseline)]
@@ -218,20 +246,20 @@ class Releases:
         if release.candidate.model == release.baseline.model and known[0].shares_steps:
             why = "the versions of a model with hooks run the same steps: pack the candidate under a name of its own"
             return why, True
-        return unlike(*known), True
+        return unlike(*known) or misfit(release.plan.agree, known[1]), True
 
-    async def _not_loaded(self, target: Target) -> str:
-        """Which Triton does not say that a model is ready; "" where all do."""
+    async def _not_loaded(self, target: Target) -> tuple[str, bool]:
+        """Which Triton does not say that a model is ready, "" where all do; and whether one says that it is not."""
         path = model_path(target.model, target.version)
         nodes = self._upstream.balancer.nodes
         for node in [node for node in nodes if node.ready] or nodes:
             try:
                 answer = await node.control.request(b"GET", f"{path}/ready".encode(), timeout_s=PATIENCE_S)
             except ExchangeError as err:
-                return f"{node.address} can't be asked: {err}"
+                return f"{node.address} can't be asked: {err}", False
             if answer.status != 200:
-                return f"{target} is not loaded yet"
-        return ""
+                return f"{target} is not loaded yet", True
+        return "", False
 
     async def _metadata(self, target: Target) -> ModelMetadata:
         self._upstream.forget(target.model, target.version)
@@ -264,7 +292,11 @@ class Releases:
             wish_done=row.wish,
         )
         written = list(events)
-        if await asyncio.to_thread(save):
+        try:
+            saved = await asyncio.to_thread(save)
+        except AbortAskedError:
+            return  # the next look sees the wish
+        if saved:
             self._saved[row.id] = time.monotonic()
             del events[: len(written)]
             for event in written:
@@ -273,8 +305,11 @@ class Releases:
             release.course = None
 
 
-def _release(row: Row, baseline: Target) -> Release:
-    return Release(row.id, row.model, baseline, row.candidate, row.plan, weight=row.weight)
+def _release(row: Row, baseline: Target, before: Release | None = None) -> Release:
+    release = Release(row.id, row.model, baseline, row.candidate, row.plan, weight=row.weight)
+    if before is not None:  # what is known of the models stays known
+        release.batched, release.texts = before.batched, before.texts
+    return release
 
 
 def _granted(row: Row, course: Course) -> Event:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from serve.gateway.oip.metadata import ModelMetadata, TensorMetadata, example_elements, example_request
 from serve.gateway.oip.tensors import DATATYPES
 from serve.gateway.site.openapi_infer import infer_of, infer_paths
-from serve.gateway.upstream.metadata import ModelMetadata, TensorMetadata, example_request
 
 __all__ = ["example_values", "with_models"]
 
@@ -122,6 +122,8 @@ def _element(datatype: str) -> dict[str, Any]:
 
 def example_values(model: ModelMetadata) -> dict[str, Any] | None:
     """Values that the model takes, in this route's form; None where they would be long."""
+    if example_elements(model) > len(model.inputs) * LARGEST_EXAMPLE:  # none is made to be thrown away
+        return None
     values: dict[str, Any] = {}
     for tensor in example_request(model)["inputs"]:
         if "base64" in tensor:
@@ -130,6 +132,8 @@ def example_values(model: ModelMetadata) -> dict[str, Any] | None:
                 return None
             values[tensor["name"]] = value
             continue
+        if len(tensor["data"]) > LARGEST_EXAMPLE:
+            return None
         data = np.array(tensor["data"], dtype=object)
         if data.size > LARGEST_EXAMPLE:
             return None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from serve.gateway.oip.metadata import ModelMetadata, TensorMetadata, example_elements, example_request
 from serve.gateway.oip.tensors import DATATYPES
-from serve.gateway.upstream.metadata import ModelMetadata, TensorMetadata, example_request
 
 __all__ = ["infer_of", "infer_paths"]
 
@@ -111,6 +111,8 @@ def _tensor(name: Schema, known: TensorMetadata | None) -> Schema:
 
 def _example(model: ModelMetadata) -> Schema | None:
     """One that the route takes as it stands; None where it would be long, or can't be written in JSON."""
+    if example_elements(model) > len(model.inputs) * LARGEST_EXAMPLE:  # none is made to be thrown away
+        return None
     example = example_request(model)
     if any("base64" in item or len(item["data"]) > LARGEST_EXAMPLE for item in example["inputs"]):
         return None

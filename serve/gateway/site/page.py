@@ -15,8 +15,8 @@ from starlette.responses import Response
 from serve.gateway.access.identity import Identity
 from serve.gateway.errors import GatewayError
 from serve.gateway.observe.history import EVERY_S, History
+from serve.gateway.oip.metadata import ModelMetadata, TensorMetadata
 from serve.gateway.site.openapi import example_values
-from serve.gateway.upstream.metadata import ModelMetadata, TensorMetadata
 from serve.gateway.upstream.upstream import Upstream
 
 __all__ = ["add_page"]

@@ -24,7 +24,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 
+from serve.gateway.health.incidents import Incidents
+from serve.gateway.health.suspects import ABOARD, Flight
 from serve.gateway.upstream.deadline import tells
+from serve.gateway.upstream.deaths import Deaths
 from serve.gateway.upstream.node import PROBE_TIMEOUT_S, Node
 from serve.gateway.upstream.outliers import Outliers, State, Verdict
 from serve.gateway.upstream.scopes import Budget, Scope
@@ -147,6 +150,11 @@ class Balancer:
         self._sequences: Sequences[Node] = Sequences()
         self._lost: OrderedDict[bytes, tuple[Node, float]] = OrderedDict()
         self._probed = asyncio.Event()
+        self.deaths: Deaths | None = None
+
+    def follow_deaths(self, incidents: Incidents) -> None:
+        """Tell of servers that die; for those that nobody else looks after."""
+        self.deaths = Deaths(incidents, lambda: self.nodes)
 
     @property
     def sole(self) -> Node | None:
@@ -156,6 +164,17 @@ class Balancer:
     def failed(self, err: ExchangeError) -> None:
         """An exchange that was not made here has failed."""
         self._on_error(err.kind)
+        if self._only is not None:
+            self._look_after(self._only, err)
+
+    def lost(self, node: Node, flight: Flight | None) -> None:
+        """A server closed a connection before it had answered; see `Deaths.lost`."""
+        if self.deaths is not None:
+            self.deaths.lost(node, flight)
+
+    def _look_after(self, node: Node, err: ExchangeError, flight: Flight | None = None) -> None:
+        if err.kind == "closed":
+            self.lost(node, flight)
 
     def _outliers(self, what: str) -> Outliers[Node]:
         def ejected(node: Node, kind: str) -> None:
@@ -218,9 +237,10 @@ class Balancer:
                     method, target, headers, body, timeout_s=given, repeatable=sequence is None
                 )
             except ExchangeError as err:
-                self._on_error(err.kind)
+                self.failed(err)
                 err.early = not tells(given, self.timeout_s)
                 raise
+        flight = ABOARD.get() if self.deaths is not None and method == b"POST" else None
         deadline = time.monotonic() + given
         scope = self.scope(scope_of(target))
         scope.budget.earn()
@@ -228,7 +248,7 @@ class Balancer:
         sent = 0
         suspect = b""
         while True:
-            attempt = self.begin(scope, tried, sequence)
+            attempt = self.begin(scope, tried, sequence, flight=flight)
             tried.append(attempt.node)
             left = deadline - time.monotonic()
             may = sequence is None and len(tried) < len(self.nodes)
@@ -236,9 +256,11 @@ class Balancer:
                 answer = await self._one(attempt, method, target, headers, body, left, repeatable=sequence is None)
             except ExchangeError as err:
                 sent += err.kind not in ("refused", "busy")
+                self._look_after(attempt.node, err, flight)
                 if err.kind == "refused" and sequence is not None:
                     self._sequences.forget(scope.name + sequence)
                 again = may and sent < MOST_SENT and err.kind not in ("timeout", "stalled", "too_large")
+                again = again and not (flight is not None and flight.turn and err.kind != "refused")
                 if again and err.unanswered:
                     suspect = suspect or _hash_of(scope, body)
                     again = not self._lost_before(suspect, attempt)
@@ -331,11 +353,19 @@ class Balancer:
         return bool(answer), any(node.ready for node in answer)
 
     async def close(self) -> None:
+        if self.deaths is not None:
+            await self.deaths.close()
         for node in (*self.nodes, *self._leaving):
             await node.close()
 
     def begin(
-        self, scope: Scope, tried: Sequence[Node] = (), sequence: bytes | None = None, *, trial: bool = True
+        self,
+        scope: Scope,
+        tried: Sequence[Node] = (),
+        sequence: bytes | None = None,
+        *,
+        trial: bool = True,
+        flight: Flight | None = None,
     ) -> Attempt:
         """Choose a server for a request, and count the request as being with it.
 
@@ -343,15 +373,20 @@ class Balancer:
             tried: servers that had it already.
             sequence: id of the sequence that it belongs to.
             trial: whether it may decide on a server's return; nobody knows when a stream ends.
+            flight: the request, where deaths are followed.
         """
         now = time.monotonic()
         able, due = self._able(scope, tried, now)
+        if flight is not None and self.deaths is not None:
+            able, due = self.deaths.choose(flight, able, due, tried)
         if sequence is not None:
             node = self._sequences.host(scope.name + sequence, self.nodes, lambda node: str(node.address), able)
         elif due is not None and trial:
             node = due
         else:
             node = self._least(scope, able, now)
+        if flight is not None:
+            flight.server = node.name
         return Attempt(self, node, scope, now, trial=trial)
 
     def _able(self, scope: Scope, tried: Sequence[Node], now: float) -> tuple[list[Node], Node | None]:
@@ -405,7 +440,7 @@ class Balancer:
             )
             server = Verdict.GOOD
             if method == b"POST" and attempt.scope.name and (attempt.scope.known or not is_leaving(answer)):
-                model = verdict_of(answer)
+                model = verdict_of(answer, body)
             return answer
         except ExchangeError as err:
             self._on_error(err.kind)
@@ -421,6 +456,8 @@ class Balancer:
     async def _probe(self, node: Node) -> None:
         before = node.ready
         await node.probe()
+        if self.deaths is not None:
+            await self.deaths.probed(node)
         if node.ready and not before:
             self._servers.joined(node, time.monotonic())
         if node.silent and any(other.ready and other is not node for other in self.nodes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from serve.http.client import Address, ExchangeError, Pool
 from serve.http.message import Held
 
-__all__ = ["PROBE_TIMEOUT_S", "Node"]
+__all__ = ["PROBE_TIMEOUT_S", "READY", "Node"]
 
 READY = b"/v2/health/ready"
 PROBE_TIMEOUT_S = 2.0
@@ -27,12 +28,18 @@ class Node:
         in_flight: requests with it, streams included.
         ready: whether its probes say so; True before the first.
         answers: whether its last probes were answered; False before the first.
+        name: of its address.
+        refused_at: when it was last seen to refuse connections, on the monotonic clock.
+        stopping_since: when it was seen to turn new connections away, on that clock; None while it takes them.
     """
 
     def __init__(
         self, address: Address, max_connections: int, timeout_s: float, hold: Callable[[], Held] | None = None
     ) -> None:
         self.address = address
+        self.name = str(address)
+        self.refused_at = -math.inf
+        self.stopping_since: float | None = None
         self.pool = Pool(address, max_connections=max_connections, timeout_s=timeout_s, hold=hold)
         self.control = Pool(address, max_connections=CONTROL_CONNECTIONS, timeout_s=timeout_s)
         self._probes = Pool(address, max_connections=1, timeout_s=PROBE_TIMEOUT_S)
@@ -65,6 +72,8 @@ class Node:
             if err.kind == "timeout" and time.monotonic() - begun > LATE * PROBE_TIMEOUT_S:
                 return
             self._failed_probes += 1
+            if err.kind == "refused":
+                self.refused_at = begun
             if self._failed_probes >= FAILED_PROBES:
                 self.ready = False
             if self._failed_probes >= FAILED_PROBES or err.kind == "refused":

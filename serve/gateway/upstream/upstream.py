@@ -24,12 +24,12 @@ from serve.gateway.errors import (
 from serve.gateway.health.incidents import Incidents
 from serve.gateway.health.outages import DEAD_STUB, ModelDownError
 from serve.gateway.observe.telemetry import Telemetry
+from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.oip.tensors import ProtocolError
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.balancer import Balancer
 from serve.gateway.upstream.coalesce import Coalescer
 from serve.gateway.upstream.deadline import EarlyTimeoutError
-from serve.gateway.upstream.metadata import ModelMetadata
 from serve.gateway.upstream.node import Node
 from serve.http.body import GrowingBody
 from serve.http.client import Address, ExchangeError, Response

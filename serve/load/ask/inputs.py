@@ -12,13 +12,14 @@ import numpy as np
 import orjson
 
 from compress.errors import RepositoryError, ServerError
+from compress.vetting.arrays import open_npz
 from compress.vetting.texts import read_bytes, read_text
 from serve.config.named import LARGEST_DATA
+from serve.gateway.oip.metadata import ModelMetadata, TensorMetadata
 from serve.gateway.oip.tensors import DATATYPES, Tensor
-from serve.gateway.upstream.metadata import ModelMetadata, TensorMetadata
 from serve.load.ask.check import word_of
 from serve.load.options import LoadOptions
-from serve.verify.run import LABEL_KEYS, files_of
+from serve.verify.run import LABEL_KEYS, LONGEST_TEXT, labelled_files
 
 __all__ = ["Item", "batches_of", "bodies", "items_of_data", "weighted"]
 
@@ -61,8 +62,7 @@ def items_of_data(metadata: ModelMetadata | None, options: LoadOptions) -> list[
     try:
         if path.is_dir():
             return _of_files(path, metadata, options)
-        with np.load(path, allow_pickle=False) as data:
-            arrays = {name: data[name] for name in data.files}
+        arrays = open_npz(path, text=LONGEST_TEXT)
     except (OSError, ValueError, RepositoryError) as err:
         raise ServerError(f"can't send {path}", why=str(err), mend=DATA_MEND) from err
     key = next((key for key in LABEL_KEYS if key in arrays), None)
@@ -153,7 +153,7 @@ def weighted(text: str) -> tuple[str, float]:
 
 def _of_files(folder: Path, metadata: ModelMetadata | None, options: LoadOptions) -> list[Item]:
     """Each file's content as the one BYTES input of a model, or as a body."""
-    pairs = files_of(folder) or [(path, "") for path in sorted(folder.iterdir()) if path.is_file()]
+    pairs = labelled_files(folder) or [(path, "") for path in sorted(folder.iterdir()) if path.is_file()]
     if not pairs:
         raise ServerError(f"can't send {folder}", why="there is no file in it", mend=DATA_MEND)
     if metadata is not None and [each.datatype for each in metadata.inputs] != ["BYTES"]:
@@ -223,13 +223,12 @@ def _expected(options: LoadOptions, count: int) -> dict[str, Any]:
     if not options.expect.endswith(".npz"):
         return {}
     try:
-        with np.load(options.expect, allow_pickle=False) as data:
-            arrays = {name: data[name] for name in data.files}
+        arrays = open_npz(Path(options.expect), text=LONGEST_TEXT)
     except (OSError, ValueError) as err:
         raise ServerError(
             f"can't expect {options.expect}", why=str(err), mend="give an .npz with an array for each output"
         ) from err
-    if any(len(array) != count for array in arrays.values()):
+    if any(not array.ndim or len(array) != count for array in arrays.values()):
         raise ServerError(
             f"can't expect {options.expect}",
             why="it has another number of rows than the data",
@@ -261,5 +260,5 @@ def _filled(template: string.Template, row: Mapping[str, Any]) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    found = np.asarray(value).tolist()
-    return found.decode("utf-8", errors="replace") if isinstance(found, bytes) else found
+    found = np.asarray(value)
+    return (np.char.decode(found, "utf-8", "replace") if found.dtype.kind == "S" else found).tolist()

@@ -15,18 +15,20 @@ import orjson
 
 from compress.errors import ServerError
 from serve.gateway.errors import UnknownModelError
+from serve.gateway.oip.metadata import EXAMPLE_SOURCE, ModelMetadata, example_request
 from serve.gateway.oip.protocol import build_request, parse_request
 from serve.gateway.oip.tensors import ProtocolError, Tensor
-from serve.gateway.upstream.metadata import EXAMPLE_SOURCE, ModelMetadata, example_request
 from serve.gateway.upstream.upstream import model_path
 from serve.http.client import Address, ExchangeError, Pool, Response, encode_head
 from serve.load.ask.check import Check, Form
 from serve.load.ask.inputs import Item, bodies, items_of_data
-from serve.load.ask.made_up import made_up
+from serve.load.ask.synthetic import synthetic
 from serve.load.options import LoadOptions
 from serve.load.send.job import Protocol, Request
 
 __all__ = ["Endpoint", "Target", "find_target", "is_loopback"]
+
+REFUSED = (400, 422, 500)  # not what is about keys, rates or a server that is busy
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ async def _of_model(endpoint: Endpoint, options: LoadOptions) -> Target:
             metadata, example = await _ask(pool, path, options)
         finally:
             await pool.close()
-    items = items_of_data(metadata, options) if options.data is not None else made_up(metadata, example, options)
+    items = items_of_data(metadata, options) if options.data is not None else synthetic(metadata, example, options)
     requests: list[Request] = []
     for item in items:
         if endpoint.protocol == "grpc":
@@ -159,6 +161,10 @@ async def _of_model(endpoint: Endpoint, options: LoadOptions) -> Target:
         headers = [*message.headers, *options.headers]
         head = encode_head(b"POST", f"{path}/infer".encode(), endpoint.address, headers, len(message.body))
         requests.append(Request(head + message.body, item.rows))
+    # Drawn numbers are as good as any to a network; drawn texts are no pictures and no sentences to a hook.
+    drawn = options.data is None and not metadata.example
+    if drawn and any(each.datatype == "BYTES" for each in metadata.inputs):
+        await _try(endpoint, requests[0], options)
     form: Form = "grpc" if endpoint.protocol == "grpc" else options.form
     return Target(
         endpoint,
@@ -169,6 +175,34 @@ async def _of_model(endpoint: Endpoint, options: LoadOptions) -> Target:
         tuple(options.headers),
         metadata.versions,
     )
+
+
+async def _try(endpoint: Endpoint, request: Request, options: LoadOptions) -> None:
+    """Send a request of drawn values once: what a model refuses measures nothing.
+
+    Raises:
+        ServerError: the server has refused it, or failed on it.
+    """
+    if endpoint.protocol == "grpc":
+        from serve.load.send.grpc_questions import refusal
+
+        why = await refusal(endpoint.address, request.wire, options)
+    else:
+        pool = Pool(endpoint.address, max_connections=1, timeout_s=options.timeout)
+        try:
+            answer = await pool.exchange(request.wire)
+        except ExchangeError as err:
+            raise _unreachable(options, err) from err
+        finally:
+            await pool.close()
+        why = f"{answer.status}: {answer.body[:500].decode(errors='replace')}" if answer.status in REFUSED else ""
+    if why:
+        raise ServerError(
+            f"can't make a request that the model {options.model!r} answers",
+            why=f"it has no example, and to drawn values the server says {why}",
+            mend="send your own inputs with --data, name sizes with --shape, or pack the model with an example (hooks: "
+            "example())",
+        )
 
 
 async def _plain(endpoint: Endpoint, options: LoadOptions) -> Target:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from compress.errors import ServerError
+from compress.vetting.replace import replace_file
 from compress.vetting.texts import parse_json, read_bytes
 from serve.config.named import LARGEST_DATA
 from serve.load.figures.result import SCHEMA_VERSION, LoadResult
@@ -108,6 +109,11 @@ class LoadReport:
             return self.found.rate is not None
         return not any(self.broken)
 
+    @property
+    def answered(self) -> bool:
+        """Whether any request was answered as it should be."""
+        return any(run.count for run in self.runs)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON values by stable names."""
         return {
@@ -168,15 +174,13 @@ def read_report(path: Path) -> LoadReport:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write beside, then rename.
+    """Write a whole file, in place of an older one.
 
     Raises:
         ServerError: the file can't be written.
     """
-    part = path.with_name(f".{path.name}.part")
     try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
+        replace_file(path, text)
     except OSError as err:
         raise ServerError(
             f"can't write {path}", why=err.strerror or str(err), mend="name a file in a folder that you can write to"

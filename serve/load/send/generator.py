@@ -19,8 +19,8 @@ import numpy as np
 
 from serve.load.ask.check import Judge
 from serve.load.send.batch import NS_PER_S, Batch
+from serve.load.send.connection import Connection, Flight, HttpConnection
 from serve.load.send.job import Job
-from serve.load.send.lane import Flight, HttpLane, Lane
 from serve.load.send.timer import PreciseTimer
 
 __all__ = ["DOWN", "Generator"]
@@ -54,9 +54,9 @@ class Generator:
         self._records = array("q")
         self._kinds = {"": 0}
         self._right = self._labelled = self._began = self._warmup = 0
-        self._flying: dict[Lane, None] = {}
-        self._idle: list[Lane] = []
-        self._lanes = 0
+        self._flying: dict[Connection, None] = {}
+        self._idle: list[Connection] = []
+        self._opened = 0
         self._backlog: deque[Flight] = deque()
         self._ended = asyncio.Event()
         self._stopped = False
@@ -76,15 +76,15 @@ class Generator:
         """Open connections ahead, and tidy up, so that the first requests are on time."""
         job = self._job
         if job.protocol == "grpc":
-            from serve.load.send.grpc_lane import Channels
+            from serve.load.send.grpc_connection import Channels
 
             self._channels = Channels(job)
         wanted = self._concurrency()
         if job.arrivals is not None:
             wanted = min(self._connections(), max(8, min(OPEN_AHEAD, int(job.arrivals.rate / self._parts / 50))))
-        lanes = [self._new_lane() for _ in range(wanted)]
-        await asyncio.gather(*(lane.open() for lane in lanes if isinstance(lane, HttpLane)))
-        self._idle.extend(lanes)
+        connections = [self._new_connection() for _ in range(wanted)]
+        await asyncio.gather(*(each.open() for each in connections if isinstance(each, HttpConnection)))
+        self._idle.extend(connections)
         gc.collect()  # here, as it can take a second in a large process
         gc.freeze()
 
@@ -115,8 +115,8 @@ class Generator:
             watcher.cancel()
             self._timer.close()
             self._stopped = True
-            for lane in (*self._flying, *self._idle):
-                lane.close()
+            for connection in (*self._flying, *self._idle):
+                connection.close()
             if self._channels is not None:
                 await self._channels.close()
             self._drain(done=True)
@@ -163,8 +163,8 @@ class Generator:
             self._count(due)
             if self._idle:
                 self._send(self._idle.pop(), flight)
-            elif self._lanes < self._connections():
-                self._send(self._new_lane(), flight)
+            elif self._opened < self._connections():
+                self._send(self._new_connection(), flight)
             else:
                 self._backlog.append(flight)
         self._maybe_end()
@@ -173,26 +173,26 @@ class Generator:
 
     def _release(self) -> None:
         """Start every client."""
-        lanes, self._idle = self._idle, []
-        for lane in lanes:
-            self._again(lane)
+        connections, self._idle = self._idle, []
+        for connection in connections:
+            self._again(connection)
         self._maybe_end()
 
-    def _again(self, lane: Lane) -> None:
+    def _again(self, connection: Connection) -> None:
         """One client's next request, at once."""
         now = clock()
         if self._stopped or now >= self._limit_ns:
-            self._idle.append(lane)
+            self._idle.append(connection)
             return
         if now >= self._begin_ns and self._left is not None:
             if self._left == 0:
-                self._idle.append(lane)
+                self._idle.append(connection)
                 return
             self._left -= 1
         flight = Flight(self._number, now, now)
         self._number += self._parts
         self._count(now)
-        self._send(lane, flight)
+        self._send(connection, flight)
 
     # Both.
 
@@ -202,13 +202,13 @@ class Generator:
     def _connections(self) -> int:
         return max(self._job.connections // self._parts, 1)
 
-    def _new_lane(self) -> Lane:
-        self._lanes += 1
+    def _new_connection(self) -> Connection:
+        self._opened += 1
         if self._channels is not None:
-            lane: Lane = self._channels.lane(self._done)
-            return lane
+            connection: Connection = self._channels.connection(self._done)
+            return connection
         keep = self._judge is not None or self._job.back_off
-        return HttpLane(self._job.host, self._job.port, self._done, keep=keep)
+        return HttpConnection(self._job.host, self._job.port, self._done, keep=keep)
 
     def _count(self, due_ns: int) -> None:
         if due_ns >= self._begin_ns:
@@ -216,23 +216,23 @@ class Generator:
         else:
             self._warmup += 1
 
-    def _send(self, lane: Lane, flight: Flight) -> None:
-        self._flying[lane] = None
-        lane.send(flight, self._wires[self._order[flight.number % len(self._order)]])
+    def _send(self, connection: Connection, flight: Flight) -> None:
+        self._flying[connection] = None
+        connection.send(flight, self._wires[self._order[flight.number % len(self._order)]])
 
-    def _done(self, lane: Lane) -> None:
-        """A lane's request has ended."""
+    def _done(self, connection: Connection) -> None:
+        """A connection's request has ended."""
         end_ns = clock()
-        flight = lane.flight
-        lane.flight = None
+        flight = connection.flight
+        connection.flight = None
         if flight is None:
             return
-        del self._flying[lane]
-        kind = lane.kind
+        del self._flying[connection]
+        kind = connection.kind
         which = self._order[flight.number % len(self._order)]
         if flight.due_ns >= self._begin_ns:
-            if self._judge is not None and lane.answer is not None:
-                verdict = self._judge.verdict(which, lane.answer)
+            if self._judge is not None and connection.answer is not None:
+                verdict = self._judge.verdict(which, connection.answer)
                 kind = verdict.wrong
                 self._right += verdict.right
                 self._labelled += verdict.labelled
@@ -240,36 +240,36 @@ class Generator:
             self._records.extend(
                 (
                     flight.due_ns - begin, flight.taken_ns - begin, flight.sent_ns - begin, end_ns - begin,
-                    lane.wire_bytes, which, self._kinds.setdefault(kind, len(self._kinds)),
+                    connection.wire_bytes, which, self._kinds.setdefault(kind, len(self._kinds)),
                 )
             )  # fmt: skip
         if self._job.arrivals is None:
             if kind in DOWN or (self._job.back_off and kind in BUSY):  # don't spin where nobody listens
-                self._loop.call_later(self._pause_s(lane), self._later, lane)
+                self._loop.call_later(self._pause_s(connection), self._later, connection)
             else:
-                lane.refusals = 0
-                self._again(lane)
+                connection.refusals = 0
+                self._again(connection)
         elif self._backlog:
-            self._send(lane, self._backlog.popleft())
+            self._send(connection, self._backlog.popleft())
         else:
-            self._idle.append(lane)
+            self._idle.append(connection)
         self._maybe_end()
 
-    def _pause_s(self, lane: Lane) -> float:
+    def _pause_s(self, connection: Connection) -> float:
         """Twice as long each time, unless the server says how long."""
-        lane.refusals += 1
-        if lane.kind in BUSY and lane.retry_after_s is not None:
-            return lane.retry_after_s
-        return min(PAUSE_S * 2.0 ** (lane.refusals - 1), LONGEST_PAUSE_S)
+        connection.refusals += 1
+        if connection.kind in BUSY and connection.retry_after_s is not None:
+            return connection.retry_after_s
+        return min(PAUSE_S * 2.0 ** (connection.refusals - 1), LONGEST_PAUSE_S)
 
-    def _later(self, lane: Lane) -> None:
-        self._again(lane)
+    def _later(self, connection: Connection) -> None:
+        self._again(connection)
         self._maybe_end()
 
     def _maybe_end(self) -> None:
         if self._flying or self._backlog:
             return
-        over = self._exhausted if self._job.arrivals is not None else len(self._idle) == self._lanes
+        over = self._exhausted if self._job.arrivals is not None else len(self._idle) == self._opened
         if over:
             self._ended.set()
 
@@ -281,10 +281,10 @@ class Generator:
         while True:
             await asyncio.sleep(pause_s)
             now = clock()
-            for lane in list(self._flying):  # the oldest come first
-                if lane.flight is None or now - lane.flight.sent_ns < timeout_ns:
+            for connection in list(self._flying):  # the oldest come first
+                if connection.flight is None or now - connection.flight.sent_ns < timeout_ns:
                     break
-                lane.fail("timeout")
+                connection.fail("timeout")
             if now - handed >= HAND_ON_S * NS_PER_S:
                 handed = now
                 self._drain()

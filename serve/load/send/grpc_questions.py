@@ -11,11 +11,25 @@ from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc import service_pb2_grpc as services
 
 from compress.errors import ServerError
-from serve.gateway.upstream.metadata import ModelMetadata
+from serve.gateway.oip.metadata import ModelMetadata
 from serve.http.message import Address
 from serve.load.options import LoadOptions
 
-__all__ = ["ask_metadata", "ask_statistics"]
+__all__ = ["ask_metadata", "ask_statistics", "refusal"]
+
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
+REFUSED = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
+
+
+async def refusal(address: Address, request: bytes, options: LoadOptions) -> str:
+    """What the server says against a ModelInfer request; "" where it answers, or can't just now."""
+    metadata = tuple((name.decode(), value.decode()) for name, value in options.headers)
+    async with grpc.aio.insecure_channel(str(address)) as channel:
+        try:
+            await channel.unary_unary(METHOD)(request, timeout=options.timeout, metadata=metadata)
+        except grpc.aio.AioRpcError as err:
+            return f"{err.code().name}: {str(err.details())[:500]}" if err.code() in REFUSED else ""
+    return ""
 
 
 async def ask_metadata(address: Address, options: LoadOptions) -> ModelMetadata:

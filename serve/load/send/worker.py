@@ -1,6 +1,6 @@
 """A generator process: told what to send over a socket, hands on what it measured.
 
-    python -m serve.load.send.worker FD          a child of `serve load`, on a socket that it was given
+    python -m serve.load.send.worker FD     a child of `serve load`, on a socket that it was given
     serve load worker --port 9200           on another machine
 
 A worker that listens proves nothing to strangers and does nothing for them: each conversation begins with a number that

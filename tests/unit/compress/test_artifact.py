@@ -30,6 +30,18 @@ def test_a_signature_survives_json(inputs: tuple[TensorSpec, ...], outputs: tupl
     assert Signature.from_dict(json.loads(json.dumps(signature.to_dict()))) == signature
 
 
+@pytest.mark.parametrize(
+    ("word", "dtype"),
+    [
+        ("str", "string"), ("bytes", "string"), ("object", "string"), ("BYTES", "string"), ("TYPE_STRING", "string"),
+        ("int", "int64"), ("float", "float32"), ("double", "float64"), ("half", "float16"), ("FP16", "float16"),
+        ("FP32", "float32"), ("TYPE_FP32", "float32"), ("UINT8", "uint8"), ("TYPE_INT64", "int64"), ("BOOL", "bool"),
+    ],
+)  # fmt: skip
+def test_dtypes_may_be_written_in_other_words(word: str, dtype: str) -> None:
+    assert TensorSpec.parse(f"x:{word}[batch,3]") == TensorSpec("x", dtype, ("batch", 3))
+
+
 @pytest.mark.parametrize("text", ["", "x", "x:float32", "x:float32[3", "float32[3]", "x:f32[3]", "x:float32[0]",
                                   "x:float32[-1,3]", "x:float32[a b]", "x:float32[1.5]"])  # fmt: skip
 def test_text_that_is_no_spec_is_refused_with_the_form_to_write(text: str) -> None:

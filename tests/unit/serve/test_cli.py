@@ -123,3 +123,14 @@ def test_a_repository_can_be_moved(tmp_path: Path) -> None:
     texts = [path.read_text() for path in (tmp_path / "elsewhere").rglob("config.pbtxt")]
     assert texts
     assert not any(str(tmp_path) in text for text in texts)
+
+
+def test_what_a_file_of_flags_says_moves_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "pack.toml").write_text('edits = "m\\u001b[2J\\u202e"\n')
+    with pytest.raises(SystemExit) as ended:
+        main(list(map(str, pack(tmp_path, "--config", tmp_path / "pack.toml"))))
+    assert ended.value.code == 2
+    told = capsys.readouterr()
+    assert "edits" in told.err + told.out
+    assert "\x1b[2J" not in told.err + told.out
+    assert "\u202e" not in told.err + told.out

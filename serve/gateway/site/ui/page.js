@@ -191,6 +191,7 @@ function showRollouts(rollouts) {
     const told = element("p", { class: "hint" }, `${rollout.state}: ${percent(rollout.weight)} of the requests are `
       + `answered by ${rollout.candidate}${rollout.why ? ` · ${rollout.why}` : ""}`);
     const parts = [title, steps, told];
+    if (rollout.agreement) parts.push(element("p", { class: "hint" }, rollout.agreement));
     if (Object.keys(rollout.evidence).length) parts.push(evidence(rollout.evidence));
     return element("article", {}, ...parts);
   }));
@@ -204,7 +205,7 @@ function seen(name, value) {
 
 const ASKED = {
   errors: "does it fail more often?", latency: "is it slower?", slowest: "are its slowest slower?",
-  disagreement: "does it answer otherwise?",
+  feedback: "is it reported wrong more often?", disagreement: "does it answer otherwise?",
 };
 
 function evidence(found) {
@@ -214,7 +215,8 @@ function evidence(found) {
       { min: 0, max: 1, value: Math.min(1, value), "aria-label": `${label} ${percent(100 * Math.min(1, value))}` });
     const proof = each.required ? bar(each.proof, "proof of no") : "not asked for";
     const cells = [ASKED[name], each.count, seen(name, each.candidate), seen(name, each.baseline),
-      `${percent(100 * each.bound)}${name === "disagreement" ? "" : " more"}`, proof, bar(each.alarm, "evidence of yes")];
+      `${percent(100 * each.bound)}${name === "disagreement" ? "" : " more"}`, proof,
+      each.judged === false ? "not judged" : bar(each.alarm, "evidence of yes")];
     return element("tr", {}, ...cells.map((cell) => element("td", {}, cell)));
   });
   const table = element("table", {}, element("thead", {}, element("tr", {}, ...head.map((name) => element("th", {}, name)))),

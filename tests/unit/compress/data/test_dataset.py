@@ -24,7 +24,7 @@ def given_by_function() -> dict[str, np.ndarray[Any, Any]]:
 
 
 def saved(folder: Path, **arrays: np.ndarray[Any, Any]) -> str:
-    np.savez(folder / "data.npz", **arrays)
+    np.savez(folder / "data.npz", **arrays)  # type: ignore[arg-type]
     return str(folder / "data.npz")
 
 

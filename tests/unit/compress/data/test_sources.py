@@ -72,7 +72,7 @@ def test_a_dataset_of_shards_trains_as_one_in_memory(tmp_path: Path) -> None:
 def test_compressed_shards_are_read_a_few_at_a_time(tmp_path: Path) -> None:
     from compress.training.batches.sampler import Sampler
 
-    sampler = Sampler(100, 10, "uniform", 0, (0, 30, 31, 75))
+    sampler = Sampler(100, 10, 0, (0, 30, 31, 75))
     order = np.concatenate(sampler.order(0))
     shard = np.searchsorted((0, 30, 31, 75), order, side="right") - 1
     assert sorted(order) == list(range(100))

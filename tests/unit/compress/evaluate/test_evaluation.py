@@ -87,6 +87,29 @@ def test_the_halves_share_no_sample_and_have_each_label_alike(count: int, classe
     assert (again == choice.take(slice(None))[0]["x"]).all(), "two commands on the same data share the split"
 
 
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=60), st.integers(1, 4), st.booleans())
+def test_copies_of_a_sample_are_in_one_half(counts: list[int], classes: int, mixed: bool) -> None:
+    """What has chosen proves nothing, under whatever label it comes again."""
+    x = np.random.default_rng(0).permutation(np.repeat(np.arange(len(counts)), counts))
+    labels = np.random.default_rng(1).integers(0, classes, len(x)) if mixed else x % classes
+    choice, proof = halves(Dataset("", {"x": x[:, None].astype(np.float32)}, labels, "h"))
+    one, other = (set(part.take(slice(None))[0]["x"][:, 0].tolist()) for part in (choice, proof))
+    assert one
+    assert other
+    assert not one & other
+    assert len(choice) + len(proof) == len(x)
+    if not mixed:
+        for label in range(classes):
+            first, second = (int((np.asarray(part.labels) == label).sum()) for part in (choice, proof))
+            assert abs(first - second) <= max(counts[label::classes], default=0)
+
+
+def test_copies_of_one_sample_are_no_two_halves() -> None:
+    with pytest.raises(RecipeError, match="copies of one sample"):
+        halves(Dataset("eval.npz", {"x": np.ones((50, 4), np.float32)}, None, "h"))
+
+
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A classifier, data that it does well on, and some that it does not."""
@@ -125,6 +148,40 @@ def test_layers_are_chosen_by_one_half_and_proven_on_the_other(task: Path, tmp_p
     last = report["stages"][-1]
     assert last["details"]["samples"] == 600
     assert last["measured"]["drop_high"] <= 3.0
+    assert last["options"]["target"] == "cpu", "findings, inspect and lint go by it"
+
+
+def test_what_makes_a_sensitivity_doubtful_is_told_where_it_is_used(task: Path, tmp_path: Path) -> None:
+    asked = SensitivityOptions(output=tmp_path / "s", eval="eval.npz", samples=100)
+    sensitivity(task / "model.pt", asked)
+    file = tmp_path / "s/sensitivity.json"
+    held = json.loads(file.read_text(encoding="utf-8")) | {"warnings": ["Its drops tell nothing."]}
+    file.write_text(json.dumps(held), encoding="utf-8")
+    report = exported(task, tmp_path / "out", prune=0.3, sensitivity=file)
+    assert f"{file}: Its drops tell nothing." in report["findings"]
+
+
+@pytest.mark.parametrize("max_drop", [None, 3.0])
+def test_copies_within_the_evaluation_data_are_told(task: Path, tmp_path: Path, max_drop: float | None) -> None:
+    """Intervals are those of samples that are not there; one and the same sample never chooses and proves."""
+    with np.load(task / "eval.npz") as found:
+        np.savez(tmp_path / "twice.npz", **{name: np.concatenate([found[name], found[name]]) for name in found})  # type: ignore[arg-type]
+    report = exported(task, tmp_path / "out", max_drop=max_drop, eval=str(tmp_path / "twice.npz"))
+    told = next(text for text in report["findings"] if "have the inputs of another one" in text)
+    assert told.startswith("Of 2,400 evaluation samples 1,200 ")
+    assert told.endswith("narrower than they should be.")
+    if max_drop is not None:
+        assert report["evaluation"]["split"].endswith("copies of a sample kept together)")
+        assert report["evaluation"]["samples"] + report["evaluation"]["chosen_on"]["samples"] == 2400
+    once = exported(task, tmp_path / "once", max_drop=max_drop)
+    assert not any("of another one" in text for text in once["findings"])
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1e-17, 0.9999999999999999, 1.0, 1.5])
+def test_a_confidence_that_no_interval_has_is_refused(task: Path, confidence: float) -> None:
+    asked = ExportOptions(output=Path("o"), eval="e", confidence=confidence, max_drop=3.0)
+    with pytest.raises(RecipeError, match="sure"):
+        evaluation_of(asked, compress.load(task / "model.pt"), {"eval": str(task / "eval.npz")}, chooses=False)
 
 
 def test_a_run_that_chooses_nothing_proves_on_all(task: Path, tmp_path: Path) -> None:
@@ -154,7 +211,7 @@ def test_a_sensitivity_of_the_same_data_leaves_it_half(task: Path, tmp_path: Pat
         ({"max_drop": 0.0}, "can't be sure of 0 points", "no number of samples is enough"),
         ({"max_drop": 3.0, "selection": "eval.npz"}, "same samples", "hold the same data"),
         ({"selection": "choice.npz"}, "nothing is chosen", "--max-drop"),
-        ({"confidence": 95.0}, "95 sure", "above 0 and below 1"),
+        ({"confidence": 95.0}, "95 sure", "from 0.01 to 0.999999"),
         ({"max_drop": 50.0, "eval": "strange.npz"}, "can't keep a largest drop", "go from 7 to 7"),
         ({"max_drop": 50.0, "eval": "minus.npz"}, "can't keep a largest drop", "from -1 to 4, its classes from 0 to 4"),
         ({"max_drop": 50.0, "eval": "unlike.npz"}, "can't keep a largest drop", "no better than chance"),

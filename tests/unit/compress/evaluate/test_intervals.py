@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import bootstrap, norm
+from scipy.stats import t as student
 
 from compress.evaluate.intervals import (
+    SUREST,
     Interval,
     difference_interval,
     least_samples,
@@ -96,6 +98,35 @@ def test_other_scores_have_the_bca_interval_of_scipy(seed: int) -> None:
     found = mean_interval(scores)
     width = theirs.high - theirs.low
     assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.06 * width)
+
+
+@pytest.mark.parametrize("confidence", [0.999, 0.9999, 0.99999])
+def test_a_high_confidence_is_no_more_than_its_resamplings_know(confidence: float) -> None:
+    """Of 2,000 means the outermost is hardly further out than 99.9%, whatever was asked for."""
+    allowed, tries = 1 - confidence, 300
+    for draw, mean in ((np.random.default_rng(0).standard_normal, 0.0), (np.random.default_rng(1).exponential, 1.0)):
+        missed = 0
+        for _ in range(tries):
+            found = mean_interval(draw(size=60), confidence=confidence)
+            missed += not found.low <= mean <= found.high
+        assert missed <= 2 + 3 * allowed * tries
+    scores = np.random.default_rng(2).standard_normal(60)
+    reach = float(student.ppf((1 + confidence) / 2, 59) * scores.std(ddof=1) / math.sqrt(60))
+    wide = mean_interval(scores, confidence=confidence)
+    assert (wide.high - wide.low) / (2 * reach) > (0.9 if confidence < 0.9999 else 0.999)
+
+
+@pytest.mark.parametrize("confidence", SUREST)
+def test_the_ends_of_confidence_have_intervals(confidence: float) -> None:
+    rare = np.where(np.arange(60) < 1, 1.0, 0.01)
+    for scores in (rare, 1 - rare, np.random.default_rng(0).exponential(size=60)):
+        found = mean_interval(scores, confidence=confidence)
+        assert -math.inf < found.low <= found.high < math.inf
+        assert confidence < 0.5 or found.low < scores.mean() < found.high
+    for gained, lost in ((0, 0), (3, 3), (60, 0), (5, 40)):
+        paired = paired_interval(gained, lost, 60, confidence)
+        assert -1 <= paired.low <= paired.value <= paired.high <= 1
+    assert least_samples(0.01, confidence)
 
 
 def test_scores_that_are_all_alike_may_have_missed_others() -> None:

@@ -387,3 +387,39 @@ def test_labels_that_fit_several_outputs_follow_the_named_one() -> None:
     with pytest.raises(RecipeError, match="can't judge by r2") as caught:
         judged(told, "r2", None, network)
     assert "several outputs fit" in caught.value.why
+
+
+class Vectors(nn.Module):
+    """Unnamed numbers [n, 4], of which nothing says what they are; or their softmax."""
+
+    def __init__(self, *, shares: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(2, 4), nn.Softmax(1) if shares else nn.Identity())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, 2] → [n, 4]."""
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+def test_that_only_a_shape_says_class_scores_is_told() -> None:
+    x = RNG.standard_normal((40, 2)).astype(np.float32)
+    bare = Dataset("", {"x": x}, None, "0" * 64)
+    _, metric, notes = judged(bare, None, None, model(Vectors(), "x:float32[batch,2]"))
+    assert metric.name == "agreement"
+    assert any("Nothing but its shape" in note and "--metric cosine" in note for note in notes)
+    assert all(isinstance(note, Note) for note in notes)
+    for name, shares in ((None, True), ("agreement", False)):
+        _, metric, notes = judged(bare, name, None, model(Vectors(shares=shares), "x:float32[batch,2]"))
+        assert (metric.name, notes) == ("agreement", ())
+
+
+@pytest.mark.parametrize(
+    "labels", [RNG.random(40).astype(np.float32), RNG.integers(0, 9, (40, 2)), RNG.random((40, 3)).astype(np.float32)]
+)
+def test_labels_that_are_no_classes_make_no_class_scores_of_unnamed_numbers(labels: np.ndarray[Any, Any]) -> None:
+    given = data(RNG.standard_normal((40, 2)), labels)
+    _, metric, notes = judged(given, None, None, model(Vectors(), "x:float32[batch,2]"))
+    assert metric.name == "cosine"
+    assert any("not looked at" in note for note in notes)
+    assert judged(given, None, None, model(Vectors(shares=True), "x:float32[batch,2]"))[1].name == "agreement"

@@ -54,7 +54,10 @@ class Linear:
         (np.zeros(200, np.int64), CLASSIFIER, "top1"),
         (None, CLASSIFIER, "agreement"),
         (None, EMBEDDER, "cosine"),
-        (np.zeros((200, 4), np.float32), CLASSIFIER, "agreement"),
+        (np.zeros((200, 4), np.float32), CLASSIFIER, "cosine"),
+        (np.linspace(0, 1, 200, dtype=np.float32), CLASSIFIER, "cosine"),
+        (np.zeros((200, 2), np.int64), CLASSIFIER, "cosine"),
+        (np.arange(200, dtype=np.float32) % 4, CLASSIFIER, "agreement"),
     ],
 )
 def test_the_metric_fits_the_data(labels: object, signature: Signature, name: str) -> None:

@@ -153,3 +153,17 @@ def test_an_artifact_tells_what_it_is_what_it_is_worth_and_how_to_go_on(
     with pytest.raises(SystemExit) as ended:
         main(["inspect", str(tmp_path / "artifact")])
     assert not ended.value.code, "it is whole without a report"
+
+
+def test_a_batch_that_is_fixed_is_not_told_as_another(tmp_path: Path) -> None:
+    """Four samples in each call: no figure is one of batch 1, or of 8."""
+    module = torch.nn.Sequential(torch.nn.Linear(8, 5))
+    compress.save(module.eval(), tmp_path / "model.pt", inputs="x:float32[4,8]")
+    _, report = compress.export(tmp_path / "model.pt", ExportOptions(output=tmp_path / "out", thread_counts=(1,)))
+    assert report.stages[0].measured.macs == 4 * 8 * 5
+    assert {cell.batch for cell in report.grid} == {4}
+    assert all(cell.throughput == pytest.approx(4000 / cell.p50_ms) for cell in report.grid)
+    assert any("Each call takes 4 samples" in note for note in report.notes)
+    assert "batches" not in next(row.did for row in report.stages if row.stage == "onnx_from_torch")
+    with pytest.raises(ToolkitError, match="batch 8"):
+        compress.export(tmp_path / "model.pt", ExportOptions(output=tmp_path / "out", batches=(1, 8)))

@@ -176,3 +176,27 @@ def test_a_kept_stage_that_is_not_as_it_was_written_is_run_again(tmp_path: Path,
     kept = {"did": "", "details": {}, "warnings": [], "seconds": 1, "signature": signature, "model": model}
     (folder / "stage.json").write_text(json.dumps({**kept, "sha256": _digest(kept, folder)}))
     assert _take(FoldOnnx(), folder) is None
+
+
+@pytest.mark.parametrize("value", [None, "5", [5], {}, True, float("nan"), float("inf"), 10**400, ["text", 5]], ids=str)
+@pytest.mark.parametrize("name", ["did", "details", "warnings", "seconds", "ranges"])
+def test_what_a_kept_stage_says_is_of_its_kind_also_where_the_digest_fits(
+    tmp_path: Path, name: str, value: object
+) -> None:
+    """A digest is made in a moment: it finds damage, and nothing else."""
+    go([Scale(2.0)], tmp_path)
+    path = next(tmp_path.glob("*/stage.json"))
+    said = json.loads(path.read_text()) | {"ranges": {"x": [0, 1.0]}}
+    if (name, type(value)) in (("did", str), ("details", dict)):
+        value = 5
+    said[name] = {"x": [0, value]} if name == "ranges" else value
+    path.write_text(json.dumps(said | {"sha256": _digest(said, path.parent)}))
+    assert not go([Scale(2.0)], tmp_path)[0].reused
+
+
+def test_a_kept_stage_whose_digest_was_made_again_is_taken(tmp_path: Path) -> None:
+    go([Scale(2.0)], tmp_path)
+    path = next(tmp_path.glob("*/stage.json"))
+    said = json.loads(path.read_text()) | {"ranges": {"x": [0, 1.0]}, "seconds": 7, "warnings": ["text"]}
+    path.write_text(json.dumps(said | {"sha256": _digest(said, path.parent)}))
+    assert go([Scale(2.0)], tmp_path)[0].reused

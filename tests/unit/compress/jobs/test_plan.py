@@ -26,7 +26,7 @@ def made(tmp_path: Path) -> Path:
     module, inputs = family("mlp")
     compress.save(module, tmp_path / "model.pt", inputs=inputs)
     signature = compress.load(tmp_path / "model.pt").signature
-    np.savez(tmp_path / "samples.npz", **sample_inputs(signature, 64))
+    np.savez(tmp_path / "samples.npz", **sample_inputs(signature, 64))  # type: ignore[arg-type]
     return tmp_path
 
 

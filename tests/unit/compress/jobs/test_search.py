@@ -6,7 +6,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -60,7 +60,8 @@ def test_a_candidate_is_what_export_is_asked_for() -> None:
 @given(st.lists(st.tuples(st.floats(-1, 5), st.floats(0.1, 9)), min_size=1, max_size=12))
 def test_nothing_on_the_front_is_beaten_in_both(figures: list[tuple[float, float]]) -> None:
     found = result(*(trial(index / 100, drop, ms) for index, (drop, ms) in enumerate(figures)))
-    assert found.front
+    assert found.line
+    assert set(found.line) <= set(found.front)
     for one in found.front:
         assert not any(
             other.drop < one.drop and other.cost("latency") < one.cost("latency")  # type: ignore[operator]
@@ -125,6 +126,30 @@ def test_whoever_is_fastest_by_chance_candidates_that_tie_end_alike(
         assert [row["tied"] for row in found.to_dict()["trials"]] == [True] * 3
 
 
+@pytest.mark.parametrize(
+    ("interval", "slower", "on_front"),
+    [(0.2, 1.0, True), (0.2, 1.002, True), (0.2, 1.5, False), (0.01, 1.0, False), (0.01, 1.5, False)],
+)
+def test_who_is_on_the_front_is_no_chance(interval: float, slower: float, on_front: bool) -> None:
+    """Of two that neither clock nor samples tell apart, both are on it, whichever measured better."""
+    for seed in range(12):
+        better, worse = (
+            dataclasses.replace(
+                timed(0.1 * place, drop, drawn(scale, 2 * seed + place), 9),
+                drop_low=drop - interval,
+                drop_high=drop + interval,
+            )
+            for place, (drop, scale) in enumerate(((0.4, 1.0), (0.5, slower)))
+        )
+        found = result(better, worse)
+        if worse.cost("latency") < better.cost("latency"):
+            assert slower < 1.5
+            assert worse in found.line
+        assert better in found.front
+        told = {row["name"]: row["on_front"] for row in found.to_dict()["trials"]}
+        assert told[worse.candidate.name] == (on_front or worse in found.line)
+
+
 def test_what_is_beaten_beyond_doubt_does_not_win_through_one_that_was_measured_badly() -> None:
     """The second's noise makes it the fastest by chance, and like each of the others."""
     first, third = drawn(1.0, 1), drawn(1.06, 3)
@@ -141,6 +166,24 @@ def test_one_that_is_alone_at_the_front_is_told_without_more_words() -> None:
     by_size = result(timed(0.0, 0.1, drawn(2.0, 1), 9), timed(0.5, 0.05, drawn(1.0, 2), 9), goal="size")
     assert by_size.best is by_size.trials[1]
     assert "of one size" in by_size.how
+
+
+def test_that_none_is_inside_is_told_with_no_more_than_is_known_of_each() -> None:
+    """One that shows no loss, on samples too few to be sure, has not lost more than the limit."""
+    unsure = dataclasses.replace(trial(0.0, 0.0, 2.0), drop_low=-1.9, drop_high=1.9)
+    lost = dataclasses.replace(trial(0.3, 4.0, 1.0), drop_low=2.0, drop_high=6.0)
+    failed = dataclasses.replace(trial(0.5, 0.0, 1.0, "failed"), drop=None)
+    untried = dataclasses.replace(trial(0.7, 0.0, 1.0, "eliminated"), drop=None)
+    early = dataclasses.replace(trial(0.6, 9.0, 1.0, "eliminated"), drop_low=5.0, drop_high=13.0)
+    found = dataclasses.replace(result(unsure, lost, failed, untried, early), confidence=0.95)
+    assert found.best is None
+    assert found.missed == (
+        "of 5 candidates, 2 lost more than 1 point of top1, 1 may have lost more than 1 point of top1, by the "
+        "interval, 1 failed, 1 not tried; the nearest is whole · float, its drop is 0 points, and may be 1.9 at 95% "
+        "confidence"
+    )
+    nothing = dataclasses.replace(result(failed), confidence=0.95)
+    assert nothing.missed == "of 1 candidate, 1 failed"
 
 
 def main(arguments: list[str]) -> None:
@@ -189,6 +232,7 @@ def test_the_best_inside_the_limit_is_exported(task: Path, tmp_path: Path) -> No
     assert [t.candidate.prune for t in found.trials] == [0.0] * 3 + [0.5] * 3 + [0.97] * 3
     extreme = [t for t in found.trials if t.candidate.prune == 0.97]
     assert all(t.status in ("eliminated", "failed") and t.why for t in extreme), "what has lost too much is not timed"
+    assert any(t.why.startswith("out early") and t.why.endswith("at 95% confidence") for t in extreme)
     artifact = compress.Artifact.load(tmp_path / "best")
     assert artifact.stages[-1].measured.size_bytes == found.best.size_bytes, "the very file that was measured"
     data = json.loads((tmp_path / "best.search/search.json").read_text(encoding="utf-8"))
@@ -315,6 +359,7 @@ def test_rounds_prune_and_recover_step_by_step(task: Path, tmp_path: Path) -> No
     [
         ({"prune": 0.5, "target_params": 9}, "two goals"),
         ({"target_latency_ms": 1.0, "target": "tensorrt"}, "a latency on tensorrt"),
+        ({"int8": "auto", "target": "cuda"}, "what to quantize for cuda"),
         ({"to": "tensorrt"}, "can't build a TensorRT engine"),
         ({"int8": "qat", "calibration": "calibration.npz"}, "fake quantization"),
         ({"prune": 0.5, "importance": "taylor"}, "by taylor"),
@@ -331,6 +376,26 @@ def test_options_that_contradict_each_other_are_refused(
 ) -> None:
     with pytest.raises(RecipeError, match=what):
         compress.export(task / "model.pt", compress.ExportOptions(output=tmp_path / "out", **more))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("more", "names"),
+    [
+        ({}, ["quantize_faster"]),
+        ({"calibration": "calibration.npz"}, ["quantize_faster"]),
+        ({"calibration": "calibration.npz", "max_drop": 100.0, "eval": "eval.npz"}, ["quantize_within"]),
+        ({"max_drop": 100.0, "eval": "eval.npz"}, ["quantize_faster"]),  # what is dynamic has no choice by accuracy
+    ],
+)
+def test_auto_chooses_by_time_and_then_by_accuracy(
+    task: Path, tmp_path: Path, more: dict[str, Any], names: list[str]
+) -> None:
+    asked = compress.ExportOptions(output=tmp_path / "out", int8="auto", **more)
+    artifact, _ = compress.export(task / "model.pt", asked)
+    assert [row.stage for row in artifact.stages][4:] == names
+    last = artifact.stages[-1]
+    mode = last.options["quantize"]["mode"] if names == ["quantize_within"] else last.options["mode"]
+    assert mode == ("static" if "calibration" in more else "dynamic")
 
 
 def test_a_dry_run_tells_the_stages_and_writes_nothing(

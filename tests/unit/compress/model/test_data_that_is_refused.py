@@ -45,7 +45,7 @@ class Halved(nn.Module):
 
 
 def saved(path: Path, **arrays: np.ndarray[Any, Any]) -> str:
-    np.savez(path, **arrays)
+    np.savez(path, **arrays)  # type: ignore[arg-type]
     return str(path)
 
 

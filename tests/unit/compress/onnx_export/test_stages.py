@@ -44,7 +44,7 @@ def folded(model: OnnxModel, folder: Path) -> OnnxModel:
 
 def calibration(model: TorchModel | OnnxModel, folder: Path, count: int) -> Dataset:
     arrays = example_inputs(model.signature.inputs, {"batch": count}, seed=1)
-    np.savez(folder / "calibration.npz", **arrays)
+    np.savez(folder / "calibration.npz", **arrays)  # type: ignore[arg-type]
     return Dataset.open(str(folder / "calibration.npz"), model.signature)
 
 

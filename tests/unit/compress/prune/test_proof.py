@@ -374,3 +374,31 @@ def test_tokens_are_drawn_over_all_rows_of_the_embedding_that_reads_them() -> No
     drawn = np.concatenate([arrays["ids"].ravel() for arrays in Proof(Layers(model.module), model.signature).inputs])
     assert drawn.min() < 10
     assert drawn.max() == 39, "the last row, too"
+
+
+class Starved(nn.Module):
+    """Runs out of memory where its first layer is narrower than it was."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.error = nn.Linear(6, 16), nn.Linear(16, 4), error
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, 6] → [n, 4]."""
+        hidden = torch.relu(self.first(x))
+        if hidden.shape[1] < 16:
+            raise self.error
+        return self.last(hidden)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")],
+)
+def test_a_want_of_memory_is_no_fault_of_a_group(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught:
+        Channels(wrapped(Starved(error), "x:float32[batch,6]"))
+    assert str(caught.value) == str(error)
+    with pytest.raises(StageError, match="no layer could lose"):
+        PruneChannels(0.5).run(wrapped(Starved(ValueError("odd")), "x:float32[batch,6]"), Path(), lambda *_: None)

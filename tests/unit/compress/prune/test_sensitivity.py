@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,6 +98,28 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     found = Sensitivity("top1", 0.9, 10, (group,), {"head": "the shape of the output hangs on it"})
     found.save(tmp_path / "sensitivity.json")
     assert Sensitivity.load(tmp_path) == Sensitivity.load(tmp_path / "sensitivity.json") == found
+
+
+@pytest.mark.parametrize(
+    ("labels", "said", "kind"),
+    [
+        (np.zeros(400, np.int64), "no better than chance", "warnings"),
+        (np.zeros((400, 3), np.float32), "not looked at", "warnings"),
+        (np.eye(5, dtype=np.int64)[np.arange(400) % 5], "one-hot", "notes"),
+        (None, "Nothing but its shape", "notes"),
+    ],
+)
+def test_doubts_and_notes_are_told_wherever_the_drops_are(
+    labels: np.ndarray[Any, Any] | None, said: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, data = uneven()
+    compress.save(model.module, tmp_path / "model.pt", inputs="x:float32[batch,12]")
+    arrays = {"x": data.inputs["x"]} | ({} if labels is None else {"label": labels})
+    np.savez(tmp_path / "eval.npz", **arrays)
+    main(["sensitivity", str(tmp_path / "model.pt"), "--eval", "eval.npz", "-o", str(tmp_path / "s")])
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert any(said in words for words in getattr(Sensitivity.load(tmp_path / "s"), kind))
+    assert said in (tmp_path / "s/sensitivity.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"schema_version": 99}', '{"schema_version": 1, "groups": [1]}', None])

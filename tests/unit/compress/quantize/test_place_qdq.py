@@ -25,13 +25,13 @@ from tests.unit.compress.quantize.test_targets import cosine, zero_points
 RNG = np.random.default_rng(0)
 
 
-def conv(name: str, given: str, made: str, weights: dict[str, np.ndarray], channels: int = 4) -> NodeProto:  # type: ignore[type-arg]
+def conv(name: str, given: str, made: str, weights: dict[str, np.ndarray], channels: int = 4) -> NodeProto:
     weights[f"{name}_w"] = RNG.standard_normal((channels, 4, 1, 1)).astype(np.float32)
     weights[f"{name}_b"] = RNG.standard_normal(channels).astype(np.float32)
     return helper.make_node("Conv", [given, f"{name}_w", f"{name}_b"], [made], name=name)
 
 
-def model(nodes: list[NodeProto], weights: dict[str, np.ndarray], output: str) -> onnx.ModelProto:  # type: ignore[type-arg]
+def model(nodes: list[NodeProto], weights: dict[str, np.ndarray], output: str) -> onnx.ModelProto:
     shape = ["batch", 4, 6, 6]
     graph = helper.make_graph(
         nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
@@ -42,7 +42,7 @@ def model(nodes: list[NodeProto], weights: dict[str, np.ndarray], output: str) -
     return onnx.shape_inference.infer_shapes(found)
 
 
-def placed(nodes: list[NodeProto], weights: dict[str, np.ndarray], output: str, **ranges: float) -> onnx.ModelProto:  # type: ignore[type-arg]
+def placed(nodes: list[NodeProto], weights: dict[str, np.ndarray], output: str, **ranges: float) -> onnx.ModelProto:
     found = model(nodes, weights, output)
     names = {"x"} | {name for node in found.graph.node for name in node.output}
     place(found, {name: (-ranges.get(name, 1.0), ranges.get(name, 1.0)) for name in names})
@@ -66,14 +66,14 @@ def relu(given: str, made: str) -> NodeProto:
 
 
 def test_a_layers_inputs_are_quantized_and_its_bias_and_output_are_not() -> None:
-    weights: dict[str, np.ndarray] = {}  # type: ignore[type-arg]
+    weights: dict[str, np.ndarray] = {}
     found = placed([conv("a", "x", "h", weights), relu("h", "r"), conv("b", "r", "y", weights)], weights, "y")
     assert int8_inputs(found, "a") == int8_inputs(found, "b") == [True, True, False]
     assert quantized(found) == {"x", "r"}, "not h, between the layer and the Relu that is fused into it"
 
 
 def test_of_a_residual_addition_the_shortcut_is_quantized_and_the_layer_before_it_is_not() -> None:
-    weights: dict[str, np.ndarray] = {}  # type: ignore[type-arg]
+    weights: dict[str, np.ndarray] = {}
     nodes = [
         conv("a", "x", "h", weights), helper.make_node("Add", ["h", "x"], ["s"], name="add"), relu("s", "r"),
         conv("b", "r", "y", weights),
@@ -82,7 +82,7 @@ def test_of_a_residual_addition_the_shortcut_is_quantized_and_the_layer_before_i
 
 
 def test_of_two_layers_that_are_added_the_shorter_way_is_the_shortcut() -> None:
-    weights: dict[str, np.ndarray] = {}  # type: ignore[type-arg]
+    weights: dict[str, np.ndarray] = {}
     nodes = [
         conv("short", "x", "s", weights), conv("one", "x", "h", weights), conv("two", "h", "t", weights),
         helper.make_node("Add", ["s", "t"], ["a"], name="add"), relu("a", "r"), conv("b", "r", "y", weights),
@@ -91,7 +91,7 @@ def test_of_two_layers_that_are_added_the_shorter_way_is_the_shortcut() -> None:
 
 
 def test_an_addition_of_no_layers_output_takes_int8_on_both_sides() -> None:
-    weights: dict[str, np.ndarray] = {}  # type: ignore[type-arg]
+    weights: dict[str, np.ndarray] = {}
     nodes = [
         relu("x", "p"), helper.make_node("Sigmoid", ["x"], ["q"], name="q"),
         helper.make_node("Add", ["p", "q"], ["a"], name="add"), conv("b", "a", "y", weights),
@@ -102,14 +102,14 @@ def test_an_addition_of_no_layers_output_takes_int8_on_both_sides() -> None:
 @pytest.mark.parametrize("after", ["Softmax", "output"])
 def test_what_no_int8_layer_takes_stays_in_float(after: str) -> None:
     """Without weights, INT8 in wants INT8 out."""
-    weights: dict[str, np.ndarray] = {}  # type: ignore[type-arg]
+    weights: dict[str, np.ndarray] = {}
     nodes = [conv("a", "x", "h", weights), helper.make_node("Add", ["h", "x"], ["s"], name="add")]
     nodes += [helper.make_node("Softmax", ["s"], ["y"], name="softmax")] if after == "Softmax" else [relu("s", "y")]
     assert int8_inputs(placed(nodes, weights, "y"), "add") == [False, False]
 
 
 def test_what_is_concatenated_or_moved_shares_a_scale() -> None:
-    weights: dict[str, np.ndarray] = {}  # type: ignore[type-arg]
+    weights: dict[str, np.ndarray] = {}
     pool = helper.make_node("MaxPool", ["x"], ["m"], name="pool", kernel_shape=[1, 1])
     nodes = [
         pool, conv("a", "x", "h", weights), helper.make_node("Concat", ["m", "h"], ["c"], name="cat", axis=1),
@@ -125,7 +125,7 @@ def test_what_is_concatenated_or_moved_shares_a_scale() -> None:
 
 
 def test_each_layer_has_a_restoring_node_of_its_own_and_each_tensor_is_quantized_once() -> None:
-    weights: dict[str, np.ndarray] = {}  # type: ignore[type-arg]
+    weights: dict[str, np.ndarray] = {}
     nodes = [conv("a", "x", "h", weights), conv("b", "x", "i", weights)]
     nodes.append(helper.make_node("Concat", ["h", "i"], ["y"], name="cat", axis=1))
     found = placed(nodes, weights, "y")
@@ -193,7 +193,7 @@ def test_in_bf16_what_was_int8_stays_so_though_onnx_has_no_such_convolution(name
 
 
 def test_a_scale_too_small_for_fp16_keeps_its_layer_in_fp32(tmp_path: Path) -> None:
-    weights: dict[str, np.ndarray] = {}  # type: ignore[type-arg]
+    weights: dict[str, np.ndarray] = {}
     nodes = [conv("tiny", "x", "h", weights), relu("h", "r"), conv("b", "r", "y", weights)]
     weights["tiny_w"][0] = 1e-6
     path = tmp_path / "model.onnx"

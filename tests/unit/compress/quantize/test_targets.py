@@ -15,14 +15,22 @@ from compress.data.dataset import Dataset
 from compress.errors import BudgetError, RecipeError, StageError
 from compress.evaluate.metrics import METRICS
 from compress.model import OnnxModel, TorchModel, sample_inputs
+from compress.quantize.precision import LAYERS
 from compress.quantize.quantize_onnx import QuantizeOnnx
-from compress.quantize.quantize_within import QuantizeWithin, layer_names
+from compress.quantize.quantize_within import QuantizeWithin
 from compress.runtime.backends import OnnxBackend
 from tests.families import family
 from tests.unit.compress.prune.test_prune_channels import quiet, wrapped
 from tests.unit.compress.quantize.test_half_onnx import exported, random_data
 
 STATIC = ("residual", "depthwise", "unet", "convnext", "bert", "vit", "lstm", "inverted", "two_towers", "grouped")
+
+
+def layer_names(path: Path) -> list[str]:
+    """The nodes of a float file that have weights."""
+    graph = onnx.load(path, load_external_data=False).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    return [node.name for node in graph.node if node.op_type in LAYERS and node.input[1] in weights]
 
 
 def cosine(a: OnnxModel, b: OnnxModel, data: Dataset) -> float:

@@ -16,6 +16,8 @@ from compress.report.export import Report
 from compress.report.findings import findings
 from compress.report.plots import axes_of, log_axis, plots
 
+CHANGED = ("value", "drop", "drop_low", "drop_high", "batch_difference", "size_bytes", "cosine_similarity", "metric")
+
 
 def row(stage: str, latency: float | None = 1.0, accuracy: float | None = 0.9, **figures: object) -> StageReport:
     runtime = "torch eager" if stage in ("original", "prune_channels", "finetune") else "ONNX Runtime"
@@ -24,9 +26,11 @@ def row(stage: str, latency: float | None = 1.0, accuracy: float | None = 0.9, *
         cosine_similarity=None if accuracy is None else 1.0, latency_p50_ms=latency, latency_p99_ms=latency,
         latency_rounds_ms=None if latency is None else (latency,) * 8, runtime=runtime,
     )  # fmt: skip
-    judged = {name: figures.pop(name) for name in ("value", "drop", "drop_low", "drop_high") if name in figures}
-    measured = dataclasses.replace(measured, metric="top1", **judged)  # type: ignore[arg-type]
-    return StageReport(stage, "did <it>", measured, 1.0, details=figures)
+    judged = {name: figures.pop(name) for name in CHANGED if name in figures}
+    options = figures.pop("options", {})
+    metric = None if accuracy is None else "top1"
+    measured = dataclasses.replace(measured, **{"metric": metric, **judged})  # type: ignore[arg-type]
+    return StageReport(stage, "did <it>", measured, 1.0, details=figures, options=options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +50,18 @@ BASE = [row("original", 5.0, value=0.9), row("original_onnx", 2.0, value=0.9)]
         ([row("fold_onnx", 1.0, value=0.85, drop=5.0, drop_low=4.0, drop_high=6.0)], "fell by 5.00 points"),
         ([row("fold_onnx", 1.0, value=0.89, drop=1.0, drop_low=-1.0, drop_high=3.0)], "which may be chance"),
         ([row("fold_onnx", 1.0, accuracy=None)], "Nothing was compared on real data"),
+        (
+            [row("fold_onnx", 1.0, value=0.6, drop=30.0, metric="miou")],
+            "miou fell by 30 points, from 0.9000 to 0.6000, without",
+        ),
+        ([row("fold_onnx", 1.0), row("half_onnx", 1.0, size_bytes=1006)], "from 1,000 to 1,006 bytes."),
+        ([row("fold_onnx", 1.0), row("quantize_onnx", 0.5, size_bytes=1006)], "scales and Q/DQ nodes outweigh"),
+        ([row("fold_onnx", 1.0, batch_difference=0.5)], "by up to 50.0% of the largest output: a server that joins"),
+        (
+            [row("quantize_onnx", 0.5, batch_difference=0.5, options={"mode": "dynamic"})],
+            "dynamic INT8 takes its ranges",
+        ),
+        ([row("prune_channels"), row("fold_onnx", 2.0)], "Pruning removed MACs, but no gain in time"),
     ],
 )
 def test_what_a_reader_must_not_miss_is_said(rows: list[StageReport], says: str) -> None:
@@ -55,6 +71,28 @@ def test_what_a_reader_must_not_miss_is_said(rows: list[StageReport], says: str)
 def test_a_good_run_has_no_findings() -> None:
     rows = [row("prune_channels"), row("finetune"), row("fold_onnx", 1.0), row("quantize_onnx", 0.5)]
     assert findings([*BASE, *rows]) == ()
+
+
+@pytest.mark.parametrize("target", ["tensorrt", "cuda"])
+def test_what_a_gpu_is_for_is_not_called_slow_by_the_cpu(target: str) -> None:
+    said = findings([*BASE, row("fold_onnx", 1.0), row("quantize_within", 1.8, options={"target": target})])
+    assert len(said) == 1
+    assert "The file is made for a GPU" in said[0]
+
+
+def test_a_budget_that_took_nothing_away_is_no_pruning() -> None:
+    assert findings([*BASE, row("prune_to_budget", macs_removed=0.0), row("fold_onnx", 2.0)]) == ()
+
+
+def test_what_the_original_does_too_is_not_laid_to_int8() -> None:
+    original = row("original", 5.0, value=0.9, batch_difference=0.736)
+    last = row("quantize_onnx", 0.5, batch_difference=0.7, options={"mode": "dynamic"})
+    said = findings([original, BASE[1], row("fold_onnx", 1.0), last])
+    assert ["as the original's does, by up to 73.6%" in told and "dynamic" not in told for told in said] == [True]
+
+
+def test_answers_that_are_no_numbers_were_compared_all_the_same() -> None:
+    assert findings([*BASE, row("fold_onnx", 1.0, cosine_similarity=None)]) == ()
 
 
 @pytest.fixture

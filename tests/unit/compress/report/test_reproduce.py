@@ -10,10 +10,14 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import compress
+from compress.cli import main
 from compress.report.reproduce import script
 
 SHELLS = [shell for name in ("bash", "dash", "sh") if (shell := shutil.which(name))]
@@ -88,3 +92,72 @@ def test_changed_and_missing_inputs_are_told_and_nothing_runs(name: str, tmp_pat
         assert done.returncode == 1
         assert f"{name} is not what it was" in done.stderr
         assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("folder", ["plain", "a\nb", "-x", "it's", "*", "a b/[c]"])
+def test_a_file_that_came_to_a_folder_is_told_and_nothing_runs(shell: str, folder: str, tmp_path: Path) -> None:
+    data = tmp_path / folder
+    data.mkdir(parents=True)
+    text = script("touch canary", tmp_path, {}, {}, {(Path(folder), ".npz"): 3, (Path(folder), ".npy"): 0})
+    (tmp_path / "reproduce.sh").write_bytes(os.fsencode(text))
+
+    def runs() -> bool:
+        (tmp_path / "canary").unlink(missing_ok=True)
+        done = subprocess.run([shell, "reproduce.sh"], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == (0 if (tmp_path / "canary").exists() else 1)
+        return (tmp_path / "canary").exists()
+
+    for name in ("1.npz", ".2.npz", ".npz"):
+        assert not runs()
+        (data / name).write_bytes(b"shard")
+    (data / "readme.txt").touch()
+    assert sorted(path.name for path in data.glob("*.npz")) == [".2.npz", ".npz", "1.npz"], "all of them are read"
+    assert runs()
+    for name in ("3.npz", "x.npy", ".x.npy"):
+        (data / name).touch()
+        assert not runs()
+        (data / name).unlink()
+
+
+def write(path: str, values: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> None:
+    np.savez(path, x=values) if path.endswith(".npz") else np.save(path, values)
+
+
+@pytest.mark.parametrize(
+    ("had", "comes", "words"),
+    [
+        ("data/x.npy", "data/x.npy", "x.npy is not what it was"),
+        ("data/1.npz", "data/1.npz", "1.npz is not what it was"),
+        ("data/1.npz", "data/2.npz", "data has not as many files *.npz as it had: 2, not 1"),
+        ("data/1.npz", "data/x.npy", "data has not as many files *.npy as it had: 1, not 0"),
+        ("data/x.npy", "data/labels.npy", "data has not as many files *.npy as it had: 2, not 1"),
+    ],
+)
+def test_data_in_a_folder_is_looked_at_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, had: str, comes: str, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    compress.save(torch.nn.Linear(4, 3), tmp_path / "model.pt", inputs="x:float32[batch,4]")
+    Path("data").mkdir()
+    write(had, np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32))
+    arguments = ["export", "model.pt", "-o", "out", "--eval", "data"]
+    monkeypatch.setattr("sys.argv", ["compress", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 0
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/compress").write_text("#!/bin/sh\ntouch ran\n")
+    (tmp_path / "bin/compress").chmod(0o755)
+    environment = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run([SHELLS[0], "out/reproduce.sh"], env=environment, capture_output=True, text=True)
+
+    assert run().returncode == 0
+    Path("ran").unlink()
+    write(comes, np.zeros((40, 4), np.float32))
+    done = run()
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert not Path("ran").exists()

@@ -58,7 +58,7 @@ def test_models_of_every_kind_are_timed_side_by_side_and_compared_with_the_first
 
 def test_data_is_run_in_place_of_random_inputs(made: Path, tmp_path: Path) -> None:
     name = family("residual")[1][0].partition(":")[0]
-    np.savez(tmp_path / "three.npz", **{name: np.zeros((3, 3, 16, 16), np.float32)})
+    np.savez(tmp_path / "three.npz", **{name: np.zeros((3, 3, 16, 16), np.float32)})  # type: ignore[arg-type]
     found = measure_files([made / "artifact"], fast(batches=(5,), data=str(tmp_path / "three.npz")))
     assert found.figures[0].batch == 5
 
@@ -91,7 +91,58 @@ def test_answers_are_compared_on_all_of_the_data_not_on_what_is_timed(tmp_path: 
 def test_data_of_fewer_samples_than_a_batch_says_that_it_compared_none(tmp_path: Path) -> None:
     paths = [graph_of("Identity", tmp_path / "a.onnx")]
     np.savez(tmp_path / "data.npz", x=np.ones((3, 3), np.float32))
-    assert measure_files(paths, fast(batches=(5,), data=str(tmp_path / "data.npz"))).figures[0].compared == 0
+    found = measure_files(paths, fast(batches=(5,), data=str(tmp_path / "data.npz")))
+    assert found.figures[0].compared == 0
+    assert "random" not in str(measure_table(found).title)
+    several = measure_files(paths, fast(batches=(1, 5), data=str(tmp_path / "data.npz")))
+    assert [row.compared for row in several.figures] == [3, 0]
+    told = str(measure_table(several).title)
+    assert "the least of 3 samples of the data; at batch 5 of the data's samples, taken again to fill a batch" in told
+
+
+def products(path: Path, outputs: str, rows: int | str = "batch", given: str = "x") -> Path:
+    """From x [rows, 3]: a = x·W, and b = -a, in the order that is asked for."""
+    weights = np.arange(6, dtype=np.float32).reshape(3, 2) - 2
+    nodes = [onnx.helper.make_node("MatMul", [given, "W"], ["a"]), onnx.helper.make_node("Neg", ["a"], ["b"])]
+    kind = onnx.TensorProto.FLOAT
+    graph = onnx.helper.make_graph(
+        nodes[: 1 + ("b" in outputs)], "g", [onnx.helper.make_tensor_value_info(given, kind, [rows, 3])],
+        [onnx.helper.make_tensor_value_info(name, kind, [rows, 2]) for name in outputs],
+        [onnx.numpy_helper.from_array(weights, "W")],
+    )  # fmt: skip
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10), path)
+    return path
+
+
+def test_outputs_are_compared_by_name_whatever_their_order(tmp_path: Path) -> None:
+    found = measure_files([products(tmp_path / f"{names}.onnx", names) for names in ("ab", "ba")], fast())
+    for row in found.figures:
+        assert row.cosine_similarity == pytest.approx(1)
+        assert row.max_abs_error == 0
+
+
+def test_models_of_unlike_outputs_or_names_of_inputs_are_told(tmp_path: Path) -> None:
+    two, one = products(tmp_path / "two.onnx", "ab"), products(tmp_path / "one.onnx", "a")
+    for paths in ([two, one], [one, two]):
+        with pytest.raises(ToolkitError, match="beside") as caught:
+            measure_files(paths, fast())
+        assert "it gives a:float32" in caught.value.why
+    with pytest.raises(ToolkitError, match="beside") as caught:
+        measure_files([one, products(tmp_path / "z.onnx", "a", given="z")], fast())
+    assert "it takes z:float32" in caught.value.why
+
+
+def test_a_batch_that_is_fixed_is_the_one_that_is_told(tmp_path: Path) -> None:
+    """Else a call of 4 samples would be told as one of 1, or of 8."""
+    fixed = products(tmp_path / "fixed.onnx", "a", rows=4)
+    (row,) = measure_files([fixed], fast()).figures
+    assert row.batch == 4
+    assert row.throughput == pytest.approx(4000 / row.p50_ms)
+    np.savez(tmp_path / "data.npz", x=np.eye(4, 3, dtype=np.float32))
+    (row,) = measure_files([fixed], fast(data=str(tmp_path / "data.npz"))).figures
+    assert (row.batch, row.compared) == (4, 4)
+    with pytest.raises(ToolkitError, match="can't measure at batch 8"):
+        measure_files([fixed], fast(batches=(1, 8)))
 
 
 def test_on_the_cpu_models_are_timed_by_what_times_them_in_a_report(made: Path) -> None:

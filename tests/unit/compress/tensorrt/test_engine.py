@@ -304,7 +304,7 @@ def test_a_model_goes_all_the_way_to_an_engine_that_is_judged_itself(trt: Double
     module, inputs = family("residual")
     compress.save(module, tmp_path / "model.pt", inputs=inputs)
     images = np.random.default_rng(0).standard_normal((24, 3, 16, 16)).astype(np.float32)
-    np.savez(tmp_path / "data.npz", **{inputs[0].partition(":")[0]: images})
+    np.savez(tmp_path / "data.npz", **{inputs[0].partition(":")[0]: images})  # type: ignore[arg-type]
     options = ExportOptions(
         output=tmp_path / "out", to="tensorrt", target="tensorrt", int8="static", calibration="data.npz",
         eval="data.npz", max_batch_size=16,

@@ -18,11 +18,11 @@ from torch import nn
 from compress.training.batches.augment import augmentation
 from compress.training.batches.batch_size import find_batch_size
 from compress.training.batches.loader import Batch
-from compress.training.batches.sampler import Sampler, unsure
+from compress.training.batches.sampler import Sampler
 from compress.training.machine.gpu_watch import GpuWatch
 from compress.training.updates.average import Average
 from compress.training.updates.kept_state import KeptState
-from compress.training.updates.optimizers import Lamb, optimizer_for
+from compress.training.updates.optimizers import optimizer_for
 from compress.training.updates.precision import precision_for
 from compress.training.updates.schedule import SCHEDULES, one_cycle_momentum
 from tests.models import Depthwise
@@ -55,59 +55,16 @@ def test_warm_up_and_cosine_and_one_cycle_have_their_shapes() -> None:
 def test_uniform_shows_each_sample_once_in_batches_of_nearly_one_size(
     count: int, size: int, seed: int, epoch: int
 ) -> None:
-    order = Sampler(count, size, "uniform", seed).order(epoch)
+    order = Sampler(count, size, seed).order(epoch)
     assert sorted(np.concatenate(order)) == list(range(count))
     assert len(order) == -(-count // size)
     assert max(map(len, order)) <= size
     assert max(map(len, order)) - min(map(len, order)) <= 1
 
 
-def test_hard_samples_come_more_often_and_easy_ones_still_come() -> None:
-    sampler = Sampler(1000, 100, "margin", 0)
-    sampler.scores = np.where(np.arange(1000) < 100, 1.0, 0.0).astype(np.float32)
-    shown = np.bincount(np.concatenate(sampler.order(0)), minlength=1000)
-    assert shown.sum() == 1000
-    assert shown[:100].mean() == pytest.approx(5.5, rel=0.15)
-    assert shown[100:].mean() == pytest.approx(0.5, rel=0.15)
-    sampler.scores = np.zeros(1000, np.float32)
-    assert len(np.concatenate(sampler.order(1))) == 1000
-
-
-@pytest.mark.parametrize(
-    ("kind", "sure", "split", "even"),
-    [("uncertainty", 0.0, 0.5, 0.75), ("margin", 0.0, 1.0, 1.0), ("entropy", 0.0, 0.5, 1.0)],
-)
-def test_scores_tell_how_unsure_a_model_is(kind: str, sure: float, split: float, even: float) -> None:
-    logits = torch.tensor([[100.0, 0, 0, 0], [50.0, 50, -50, -50], [1.0, 1, 1, 1]])
-    assert unsure(logits, kind).tolist() == pytest.approx([sure, split, even], abs=1e-5)
-
-
-def test_lamb_moves_each_tensor_by_its_own_length_times_the_rate() -> None:
-    large, small = nn.Parameter(torch.full((4, 4), 10.0)), nn.Parameter(torch.full((4, 4), 0.1))
-    optimizer = Lamb([{"params": [large, small]}], lr=0.01)
-    for parameter in (large, small):
-        parameter.grad = torch.full((4, 4), 3.0)
-    optimizer.step()
-    assert (40.0 - large.detach().norm()).item() == pytest.approx(0.4, rel=1e-3)
-    assert (0.4 - small.detach().norm()).item() == pytest.approx(0.004, rel=1e-3)
-
-
-def test_lamb_finds_a_minimum() -> None:
-    torch.manual_seed(0)
-    weight = nn.Parameter(torch.randn(8, 8))
-    optimizer = Lamb([{"params": [weight]}], lr=0.05)
-    for step in range(300):
-        optimizer.param_groups[0]["lr"] = 0.05 * (1 - step / 300)
-        optimizer.zero_grad()
-        (weight - 1).square().mean().backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    assert (weight - 1).abs().max().item() < 0.05
-
-
-@pytest.mark.parametrize("name", ["adamw", "lamb"])
-def test_biases_and_normalizations_do_not_decay(name: str) -> None:
+def test_biases_and_normalizations_do_not_decay() -> None:
     module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 2))
-    groups = optimizer_for(name, module, 1e-3).param_groups
+    groups = optimizer_for(module, 1e-3).param_groups
     assert {p.ndim for p in groups[0]["params"]} == {2, 4}
     assert {p.ndim for p in groups[1]["params"]} == {1}
     assert groups[0]["weight_decay"] > 0 == groups[1]["weight_decay"]
@@ -219,18 +176,6 @@ def test_processes_whose_shares_differ_have_as_many_parts(sizes: tuple[int, int]
     parts = [Batch({"x": torch.zeros(size, 1)}, None, torch.arange(size)).parts(wanted) for size in sizes]
     assert [len(part) for part in parts] == [wanted, wanted]
     assert all(len(part.places) > 0 for mine in parts for part in mine)
-
-
-def test_what_each_process_has_seen_is_its_own_again() -> None:
-    first, second = (Sampler(6, 2, "margin", 0) for _ in range(2))
-    first.saw(torch.tensor([0, 1]), torch.tensor([[2.0, 0.0], [0.0, 0.1]]))
-    second.saw(torch.tensor([4]), torch.tensor([[1.0, 0.0]]))
-    rows = torch.stack([sampler.state(lambda mine: mine[None])["fresh"][0] for sampler in (first, second)])
-    kept = first.state(lambda _mine: rows)
-    for rank, sampler in enumerate((first, second)):
-        again = Sampler(6, 2, "margin", 0)
-        again.restore(kept, rank)
-        assert torch.equal(again.state(lambda mine: mine)["fresh"], sampler.state(lambda mine: mine)["fresh"])
 
 
 @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 cut short", b"no zip at all"])

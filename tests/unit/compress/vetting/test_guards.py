@@ -13,6 +13,8 @@ from torch.nn import functional as F
 
 from compress.errors import CheckpointError, ToolkitError
 from compress.formats.checkpoint import load, save
+from compress.formats.native.graph import from_data, to_data
+from compress.formats.native.words import encode
 from compress.vetting.calls.functions import functions, methods
 from compress.vetting.calls.guards import guard_module
 from compress.vetting.calls.operators import allowed
@@ -62,6 +64,14 @@ def test_operators_that_believe_their_arguments_are_not_called(target: str) -> N
         (aten.linalg_matrix_power.default, (-(2**63),)),
         (aten.tensor_split.sections, (1 << 24, 0)),
         (aten.tensor_split.tensor_indices_or_sections, ("parts",)),
+        (aten.unbind.int, ("many", 1)),
+        (aten.unbind_copy.int, ("many", 1)),
+        (aten.chunk.default, ("many", 1 << 20, 1)),
+        (aten.split.Tensor, ("many", 2, 1)),
+        (aten.unsafe_split.Tensor, ("many", 2, 1)),
+        (aten.split_with_sizes.default, ("many", [0] * (1 << 17), 1)),
+        (aten.hsplit.int, ("many", 1 << 20)),
+        (aten.hsplit.array, ("many", [0] * (1 << 17))),
     ],
     ids=str,
 )
@@ -70,6 +80,7 @@ def test_a_program_whose_arguments_contradict_each_other_is_refused(operator: An
     named = {
         "mean": torch.zeros(1), "x": x, "short": x[:, :, :1], "huge": torch.full((4,), 1 << 62),
         "parts": torch.tensor(1 << 24),
+        "many": torch.zeros(1).expand(1, 1 << 20),
         "indices": torch.zeros(1, 0, dtype=torch.int64),
     }  # fmt: skip
     if operator is aten.embedding_bag.default:
@@ -78,8 +89,9 @@ def test_a_program_whose_arguments_contradict_each_other_is_refused(operator: An
     for name, tensor in named.items():
         root.register_buffer(name, tensor)
     given = graph.placeholder("x")
-    rest = [graph.get_attr(value) if value in named else value for value in arguments]
-    graph.output(graph.call_function(operator, (given, *rest)))
+    rest = [graph.get_attr(value) if isinstance(value, str) else value for value in arguments]
+    every = rest if arguments[0] == "many" else (given, *rest)
+    graph.output(graph.call_function(operator, tuple(every)))
     module = torch.fx.GraphModule(root, graph)
     guard_module(module)
     with pytest.raises(ValueError, match="sizes or values do not fit"):
@@ -121,6 +133,11 @@ def test_what_fits_is_calculated_as_before(tmp_path: Path, then: Callable[..., A
         lambda x: torch.linalg.matrix_power(x[:, :3, :3], 2),
         lambda x: x.tensor_split(3, dim=1)[0] + torch.tensor_split(x, (1,), 1)[0],
         lambda x: x.long().type(torch.float64),
+        lambda x: torch.cat([x.split(2, dim=1)[0], x.split(split_size=[1, 2], dim=1)[0]], 1),
+        lambda x: torch.cat([torch.functional.split(x, 2, 1)[0], x.split(1, 1)[2]], 1),
+        lambda x: torch.stack([x.unbind(1)[0], torch.unbind(x, dim=-2)[1], x.chunk(3, dim=1)[2][:, 0]]),
+        lambda x: x.hsplit(3)[1] + torch.vsplit(x.transpose(0, 1), 3)[0].transpose(0, 1) + x.dsplit([2])[0].sum(),
+        lambda x: sum([x, x]) + torch.split_with_sizes(x, (1, 2), 1)[0],
     ],
 )
 def test_functions_that_are_guarded_are_saved_and_load_twice(tmp_path: Path, then: Callable[..., Any]) -> None:
@@ -266,3 +283,33 @@ def test_what_checks_nothing_has_no_name() -> None:
         assert f"torch.{name}" not in functions()
     assert "torch.nn.functional.embedding_bag" in functions()
     assert "repeat_interleave" in methods()
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments"),
+    [
+        ("unbind", (1,)), ("chunk", (1 << 20, 1)), ("split", (2, 1)), ("split_with_sizes", ([0] * (1 << 17), 1)),
+        ("hsplit", (1 << 20,)), ("tensor_split", (1 << 20, 1)),
+        ("torch.unbind", (1,)), ("torch.chunk", (1 << 20, 1)), ("torch.functional.split", (2, 1)),
+        ("torch.unsafe_split", (2, 1)), ("torch.unbind_copy", (1,)), ("torch.hsplit", (1 << 20,)),
+        ("builtins.sum", ()), ("builtins.max", ()), ("builtins.min", ()),
+    ],
+)  # fmt: skip
+def test_a_graph_of_a_file_makes_no_tensor_for_each_number(target: str, arguments: tuple[Any, ...]) -> None:
+    class Empty(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x)
+
+    data = to_data(Empty(), inputs=1)
+    (node,) = (node for node in data["nodes"] if node["op"] == "call_function")
+    node["op"] = "call_function" if "." in target else "call_method"
+    node["target"] = target
+    node["args"]["tuple" if "tuple" in node["args"] else "list"] += [encode(value, {}) for value in arguments]
+    module = from_data(data)
+    many = torch.zeros(1).expand((1 << 20, 1) if target.startswith("builtins") else (1, 1 << 20))
+    with pytest.raises(ValueError, match="sizes or values do not fit"):
+        module(many)
+
+
+def test_a_graph_of_a_file_makes_no_list_of_numbers() -> None:
+    assert "tolist" not in methods()

@@ -32,7 +32,7 @@ from tests.serve_models import hook_file, tiny_artifact
 
 ROOT = Path(__file__).parents[4]
 Object = dict[str, Any]
-OVERLAYS = ("overlays/cpu", "overlays/gpu", "overlays/dev", "overlays/canary", "kserve")
+OVERLAYS = ("overlays/cpu", "overlays/gpu", "overlays/dev", "overlays/canary")
 OPTIONS = RenderOptions(gateway_image="registry.example/gateway:1.0", image="registry.example/triton:26.07-pillow")
 KUBECTL = shutil.which("kubectl")
 with_kubectl = pytest.mark.skipif(KUBECTL is None, reason="kubectl is not there")
@@ -117,8 +117,6 @@ def test_every_object_fits_the_schemas_strictly(rendered: Any, overlay: str, ver
     [
         ("s3", "overlays/canary"),
         ("signed", "overlays/canary"),
-        ("s3 signed", "kserve"),
-        ("signed", "kserve"),
         ("engine", "overlays/gpu"),
     ],
 )
@@ -129,7 +127,7 @@ def test_so_do_those_of_other_options(rendered: Any, storage: str, overlay: str)
 
 def test_components_fit_too(tmp_path: Path) -> None:
     render(ROOT / "model_repository", tmp_path / "out", replace(OPTIONS, target=20.0))
-    for name in ("keda/scaledobject", "hpa/hpa", "prometheus-operator/monitors", "prometheus-operator/rules"):
+    for name in ("keda/scaledobject", "prometheus-operator/monitors", "prometheus-operator/rules"):
         for document in yaml.safe_load_all((tmp_path / f"out/components/{name}.yaml").read_text()):
             check(document, VERSIONS[0])
 
@@ -139,11 +137,6 @@ def test_components_fit_too(tmp_path: Path) -> None:
     [
         {"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "spec": {"scaleTargetRef": {"name": "a"}}},
         {"apiVersion": "argoproj.io/v1alpha1", "kind": "Rollout", "spec": {"strategy": {"canary": {"step": []}}}},
-        {
-            "apiVersion": "serving.kserve.io/v1beta1",
-            "kind": "InferenceService",
-            "spec": {"predictor": {"minReplicas": "2"}},
-        },
         {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a"}, "spec": {"port": 1}},
     ],
 )
@@ -153,7 +146,7 @@ def test_the_schemas_refuse_what_is_wrong(broken: Object) -> None:
 
 
 @with_kubectl
-@pytest.mark.parametrize("overlay", OVERLAYS[:-1])
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_no_pod_is_root_or_writes_its_image_or_has_a_moving_tag_or_no_limit(rendered: Any, overlay: str) -> None:
     found = list(pods(rendered("pvc", overlay)))
     assert len(found) >= 2
@@ -234,28 +227,20 @@ def test_files_are_checked_before_triton_starts(rendered: Any) -> None:
         ("s3", ["check", "/models"]),
         ("s3 signed", ["check", "/models", *key]),
     ):
-        deployed = one(rendered(storage, "overlays/cpu"), "Deployment", "triton")["spec"]["template"]["spec"]
-        kserved = rendered(storage, "kserve")
-        runtime = one(kserved, "ServingRuntime")["spec"]
-        predictor = one(kserved, "InferenceService")["spec"]["predictor"]
-        assert "storageUri" not in predictor["model"], "its container would come after the check"
-        for pod in (
-            deployed,
-            {**predictor, "containers": runtime["containers"], "volumes": runtime["volumes"] + predictor["volumes"]},
-        ):
-            check = pod["initContainers"][-1]
-            assert check["args"] == words
-            containers = (*pod["initContainers"], *pod["containers"])
-            assert {mount["name"] for each in containers for mount in each["volumeMounts"]} == {
-                volume["name"] for volume in pod["volumes"]
-            }
-            (triton,) = pod["containers"]
-            (served,) = (mount for mount in triton["volumeMounts"] if mount["name"] == "models")
-            assert served == {"name": "models", "mountPath": "/models", "readOnly": True}
-            assert any(arg.endswith("=/models") for arg in triton["args"]), "what was checked is what is served"
-            if "signed" in storage or "s3" in storage:  # nothing from outside reaches a container that starts again
-                (volume,) = (each for each in pod["volumes"] if each["name"] == "models")
-                assert volume == {"name": "models", "emptyDir": {}}
+        pod = one(rendered(storage, "overlays/cpu"), "Deployment", "triton")["spec"]["template"]["spec"]
+        check = pod["initContainers"][-1]
+        assert check["args"] == words
+        containers = (*pod["initContainers"], *pod["containers"])
+        assert {mount["name"] for each in containers for mount in each["volumeMounts"]} == {
+            volume["name"] for volume in pod["volumes"]
+        }
+        (triton,) = pod["containers"]
+        (served,) = (mount for mount in triton["volumeMounts"] if mount["name"] == "models")
+        assert served == {"name": "models", "mountPath": "/models", "readOnly": True}
+        assert any(arg.endswith("=/models") for arg in triton["args"]), "what was checked is what is served"
+        if "signed" in storage or "s3" in storage:  # nothing from outside reaches a container that starts again
+            (volume,) = (each for each in pod["volumes"] if each["name"] == "models")
+            assert volume == {"name": "models", "emptyDir": {}}
 
 
 @with_kubectl
@@ -344,9 +329,8 @@ def test_a_plan_says_how_to_scale(tmp_path: Path) -> None:
     assert spec["triggers"][0]["metadata"]["threshold"] == "42.5"
     assert spec["triggers"][0]["metricType"] == "AverageValue"
     assert all(each["metadata"]["ignoreNullValues"] == "false" for each in spec["triggers"])
-    hpa = yaml.safe_load((tmp_path / "out/components/hpa/hpa.yaml").read_text())["spec"]
-    assert hpa["metrics"][0]["external"]["target"] == {"type": "AverageValue", "averageValue": "42500m"}
-    assert hpa["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == 120
+    behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert behavior["scaleDown"]["stabilizationWindowSeconds"] == 120
 
 
 def test_what_python_compiled_takes_no_memory(tmp_path: Path) -> None:
@@ -469,3 +453,16 @@ def test_the_gate_judges_the_interval_s_end(tmp_path: Path, measured: dict[str, 
     pack(tmp_path / "artifact", repository=tmp_path / "models", name="tiny")
     assert judge(tmp_path / "models", "tiny", 1.0).kept is kept
     assert not judge(tmp_path / "models", "tiny", math.nan).kept
+
+
+def test_what_is_no_longer_written_is_told_of(tmp_path: Path) -> None:
+    _, first = render(ROOT / "model_repository", tmp_path / "out", OPTIONS)
+    for name in ("components/hpa", "kserve"):  # as an earlier release left it
+        (tmp_path / "out" / name).mkdir()
+    _, again = render(ROOT / "model_repository", tmp_path / "out", OPTIONS)
+    assert again[:2] == [
+        "components/hpa is no longer written: take components/keda, which makes such an HPA itself",
+        "kserve is no longer written: take overlays/cpu, behind the gateway",
+    ]
+    assert again[2:] == first
+    assert not (tmp_path / "out/kserve").exists()

@@ -16,8 +16,9 @@ import uvloop
 from serve.gateway.access.keys import add_key
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.balancer import Balancer
+from serve.gateway.upstream.outliers import Verdict
 from serve.gateway.upstream.scopes import BUDGET_MOST
-from serve.gateway.upstream.verdicts import is_leaving
+from serve.gateway.upstream.verdicts import is_leaving, verdict_of
 from serve.http.client import Address, ExchangeError, Response
 from tests.serve_http import Received, Respond, Scripted, answer, gateway, scripted_server
 from tests.unit.serve.gateway.test_upstream import INFER, ask, dead, metric
@@ -512,3 +513,25 @@ def test_a_gateway_discovers_by_itself() -> None:
 def test_only_tritons_own_sentences_tell_that_it_stops(status: int, said: str, leaving: bool) -> None:
     for body in (orjson.dumps({"error": said}), said.encode()):
         assert is_leaving(Response(status, [], body, len(body))) is leaving
+
+
+EXPIRED = b'{"error":"Request timeout expired"}'
+OF_ENSEMBLE = b"""{"error":"in ensemble 'm', Request timeout expired"}"""
+
+
+@pytest.mark.parametrize(
+    ("status", "told", "asked", "verdict"),
+    [
+        (503, EXPIRED, b'{"parameters":{"timeout":1}}', Verdict.NOTHING),
+        (503, OF_ENSEMBLE, b'{"parameters":{"timeout":1}}', Verdict.NOTHING),
+        (503, EXPIRED, b'{"parameters":{}}', Verdict.GATEWAY_FAILURE),  # the model's own configuration says how long
+        (503, EXPIRED, b'{"inputs":[{"name":"x","data":["timeout"]}]}', Verdict.GATEWAY_FAILURE),
+        (503, EXPIRED, b'{"inputs":[{"name":"x","data":["\\"timeout\\":"]}]}', Verdict.GATEWAY_FAILURE),
+        (503, b'{"error":"Exceeds maximum queue size"}', b'{"parameters":{"timeout":1}}', Verdict.GATEWAY_FAILURE),
+        (500, EXPIRED, b'{"parameters":{"timeout":1}}', Verdict.SERVER_ERROR),
+    ],
+)
+def test_a_client_s_own_time_in_the_queue_says_nothing_of_the_server(
+    status: int, told: bytes, asked: bytes, verdict: Verdict
+) -> None:
+    assert verdict_of(Response(status, [], told, len(told)), asked) is verdict

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as messages
 
-from serve.gateway.edge.request import raw_head, read_request
 from serve.gateway.errors import BadRequestError, TooManyElementsError
 from serve.gateway.grpc.request import check_message
 from serve.gateway.oip.contract import Contract, UnfitError, check_framing
+from serve.gateway.oip.metadata import ModelMetadata
+from serve.gateway.oip.request import raw_head, read_request
 from serve.gateway.oip.tensors import encode_bytes
-from serve.gateway.upstream.metadata import ModelMetadata
 
 METADATA = orjson.dumps(
     {

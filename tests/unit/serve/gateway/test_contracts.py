@@ -11,7 +11,7 @@ import pytest
 from serve.gateway.errors import BadRequestError
 from serve.gateway.oip import contracts as module
 from serve.gateway.oip.contracts import Contracts
-from serve.gateway.upstream.metadata import ModelMetadata, TensorMetadata
+from serve.gateway.oip.metadata import ModelMetadata, TensorMetadata
 from serve.rollout.plan import Target
 
 pytestmark = pytest.mark.clock
@@ -65,7 +65,7 @@ def told() -> Told:
 @pytest.fixture
 def contracts(told: Told, clock: Clock) -> Contracts:
     assert clock.now
-    return Contracts(told, 0)  # type: ignore[arg-type]
+    return Contracts(told, 0)
 
 
 def fitted(contracts: Contracts, body: bytes, length: int, *, admin: bool = False) -> tuple[bytes, int | None]:

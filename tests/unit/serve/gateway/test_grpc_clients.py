@@ -15,6 +15,7 @@ from serve.gateway.access.memory import Memory, MemoryFullError, Share
 from serve.gateway.grpc.clients import Clients, TooManyCallsError, address_of, client_of
 from serve.gateway.grpc.message import Incoming, SlowMessageError
 from serve.gateway.oip.contracts import Contracts
+from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
 
 MIB = 1024 * 1024
@@ -129,7 +130,7 @@ class Held:
 def test_a_message_on_its_way_is_counted_from_its_first_moment(bound: int, told: type[Exception]) -> None:
     settings = Settings(upstream=("http://127.0.0.1:1",), body_timeout_s=0.5)
     gate = Held(bound)
-    incoming = Incoming(settings, cast("Gate", gate), cast("Contracts", None), Clients(1, 1))
+    incoming = Incoming(settings, cast("Gate", gate), cast("Releases", None), cast("Contracts", None), Clients(1, 1))
 
     async def read() -> None:
         with Share(gate.memory, "key") as share:

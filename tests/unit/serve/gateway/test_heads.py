@@ -10,7 +10,7 @@ from serve.gateway.access.identity import ANONYMOUS, Identity, KeyRing
 from serve.gateway.access.keys import Key
 from serve.gateway.access.rate_limit import TokenBucket
 from serve.gateway.edge.asked import Asked
-from serve.gateway.edge.infer_head import RETURNED, answer_lines, returned_lines
+from serve.gateway.edge.infer_head import MOST_FORWARDED, RETURNED, answer_lines, returned_lines, split_headers
 
 KEY = Key("id", "name", "0" * 64)
 HEADS = [
@@ -47,6 +47,17 @@ def test_a_header_that_can_not_be_sent_is_refused_each_time() -> None:
         with pytest.raises(ValueError, match="not a header"):
             returned_lines([(b"content-type", b"a\r\nx: y")], b"")
     assert b"a\r\n" not in returned_lines([(b"server", b"a\r\nx: y")], b"")  # not sent at all
+
+
+@pytest.mark.parametrize("name", [b"content-type", b"accept-encoding", b"traceparent", b"tracestate"])
+def test_what_goes_on_is_bounded_and_the_rest_of_it_goes_on(name: bytes) -> None:
+    length = (b"inference-header-content-length", b"12")
+    for many in ([(name, b"x" * 9000)], [(name, b"x" * 100)] * 120, [length] * 120):
+        forwarded, read = split_headers([(b"tracestate", b"a=b"), *many, length, (b"accept-encoding", b"gzip")])
+        assert sum(len(each) + len(value) for each, value in forwarded) <= MOST_FORWARDED + sum(map(len, length))
+        assert forwarded.count(length) == 1
+        assert (b"tracestate", b"a=b") in forwarded
+        assert read == dict([length])
 
 
 @pytest.mark.parametrize("form", [b"content-length", b"inference-header-content-length"])

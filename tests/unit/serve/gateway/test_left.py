@@ -22,11 +22,10 @@ from serve.gateway.grpc.infer import Inference
 from serve.gateway.grpc.message import Incoming
 from serve.gateway.grpc.status import EndedCallError
 from serve.gateway.observe.telemetry import Telemetry
-from serve.gateway.oip.contracts import Contracts
+from serve.gateway.oip.contracts import Contracts, MetadataSource
 from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.deadline import EarlyTimeoutError
-from serve.gateway.upstream.upstream import Upstream
 from tests.serve_http import in_loop
 
 HOUR_S = 3600.0
@@ -43,7 +42,7 @@ class Hourly:
     """A gate whose model takes an hour for an answer, as it has seen."""
 
     def __init__(self) -> None:
-        self.gate = Gate(SETTINGS, cast("Releases", NoReleases()))
+        self.gate = Gate(SETTINGS)
         clock = itertools.count()
         self.places = Admission("m", Bounds(), lambda: float(next(clock)))
         for _ in range(8):
@@ -95,9 +94,10 @@ async def over_grpc(held: Hourly, left_s: float | None = None) -> None:
     class Calls:
         infer = held.ask
 
-    contracts = Contracts(cast("Upstream", None), 0, validate=False)
-    incoming = Incoming(SETTINGS, held.gate, contracts, Clients(1, 1))
-    inference = Inference(SETTINGS, held.gate, cast("GrpcChannels", Calls()), incoming, Telemetry())
+    contracts = Contracts(cast("MetadataSource", None), 0, validate=False)
+    releases = cast("Releases", NoReleases())
+    incoming = Incoming(SETTINGS, held.gate, releases, contracts, Clients(1, 1))
+    inference = Inference(SETTINGS, held.gate, releases, cast("GrpcChannels", Calls()), incoming, Telemetry())
     await inference.answer(Call(left_s))
 
 

@@ -15,8 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve.gateway.access.rate_limit import TokenBucket
-from serve.gateway.edge.encoding import unpacked
-from serve.gateway.edge.request import read_request
 from serve.gateway.errors import (
     BadRequestError,
     BodyTooLargeError,
@@ -25,6 +23,8 @@ from serve.gateway.errors import (
     UnsupportedMediaError,
 )
 from serve.gateway.oip.bare_contract import BareContract
+from serve.gateway.oip.encoding import unpacked
+from serve.gateway.oip.request import read_request
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.deadline import patience_s
 from serve.http.client import Address

@@ -8,9 +8,9 @@ import pytest
 
 from serve.gateway.access.footprint import MIB, footprint_bytes
 from serve.gateway.access.memory import CONNECTION_BYTES, SMALL_BYTES, LastingShare, Memory, MemoryFullError, Share
-from serve.gateway.edge.request import check_json_bytes
 from serve.gateway.errors import BodyTooLargeError, GatewayError, TooManyElementsError
 from serve.gateway.oip.contract import UnfitError
+from serve.gateway.oip.request import check_json_bytes
 
 
 def test_small_requests_have_room_where_large_ones_have_none() -> None:
@@ -47,6 +47,25 @@ def test_no_key_has_more_than_half_of_it() -> None:
     LastingShare(memory, "a").take(4 * MIB)  # and what nobody knows of any more is given back
     assert memory.used == 0
     LastingShare(memory, "a").take(4 * MIB)
+
+
+def test_what_waits_for_its_reader_counts_for_its_key() -> None:
+    memory = Memory(8 * MIB)
+    waiting = Share(memory, "a")
+    memory.check_for("a", 3 * MIB)
+    waiting.hold(3 * MIB)
+    for key, size in (("a", SMALL_BYTES), ("a", MIB), ("b", 4 * MIB), ("", 8 * MIB)):
+        memory.check_for(key, size)
+    for key, size in (("a", MIB + 1), ("b", 4 * MIB + 1)):
+        with pytest.raises(MemoryFullError):
+            memory.check_for(key, size)
+    waiting.hold(5 * MIB)  # it is there, whatever the bound
+    with pytest.raises(MemoryFullError):
+        Share(memory, "a").take(MIB)
+    assert memory.used == 5 * MIB
+    waiting.close()
+    assert memory.used == 0
+    memory.check_for("a", 4 * MIB)
 
 
 def test_a_refused_take_holds_nothing() -> None:

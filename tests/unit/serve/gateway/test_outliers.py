@@ -287,7 +287,7 @@ def test_polling_models_that_are_not_there_leaves_the_others_their_retries() -> 
         nonlocal loses
         await balancer.exchange(b"POST", INFER)
         for number in range(300):
-            await balancer.exchange(b"GET", b"/v2/models/made_up%d" % number)
+            await balancer.exchange(b"GET", b"/v2/models/synthetic%d" % number)
             await balancer.exchange(b"POST", b"/v2/models/m/versions/%d/infer" % (number + 9))
         asked = sum(len(server.requests) for server in servers)
         assert asked < 600 * 1.2 + 20

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import os
 import resource
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from compress.errors import ServerError
 from serve.gateway.health.incidents import Incidents
+from serve.gateway.oip.contracts import Contracts
+from serve.gateway.release.release import MOST_COPIES
+from serve.gateway.release.releases import LOOK_S
 from serve.gateway.settings import Settings
 from serve.http.client import Address, Pool, Response
+from serve.rollout.agree import Agree
 from serve.rollout.plan import Plan, Target
 from serve.rollout.store import Row, Store
 from tests.serve_http import Received, answer, gateway, in_loop, scripted_server
@@ -38,6 +46,7 @@ class FakeTriton:
         fails: who answers 500.
         refuses: who answers 400.
         missing: who is not loaded.
+        packs: whether answers come with gzip.
         dies: who closes the connection.
     """
 
@@ -49,6 +58,8 @@ class FakeTriton:
     inputs: dict[str, str] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=lambda: {"max_batch_size": 8})
     slow: dict[str, float] = field(default_factory=dict)
+    packs: bool = False
+    expires: set[str] = field(default_factory=set)
     asked: Counter[str] = field(default_factory=Counter)
 
     async def __call__(self, request: Received, writer: asyncio.StreamWriter) -> None:
@@ -60,8 +71,12 @@ class FakeTriton:
             self.asked[model] += 1
             writer.close()
             return
-        status, body = await self.answered(model, rest[0] if rest else "", request.body)
-        writer.write(answer(json.dumps(body).encode(), status, "content-type: application/json"))
+        status, told = await self.answered(model, rest[0] if rest else "", request.body)
+        body, headers = json.dumps(told).encode(), ["content-type: application/json"]
+        if self.packs and rest == ["infer"]:
+            body = gzip.compress(body)
+            headers.append("content-encoding: gzip")
+        writer.write(answer(body, status, *headers))
 
     async def answered(self, who: str, what: str, body: bytes) -> tuple[str, Any]:
         if who in self.missing:
@@ -77,12 +92,20 @@ class FakeTriton:
             return "200 OK", {"name": who.partition("/")[0], "versions": ["1", "2"], **tensors}
         self.asked[who] += 1
         await asyncio.sleep(self.slow.get(who, 0.0))
-        if who in self.fails:
+        if b"gone" in body:
+            return "404 Not Found", {"error": GONE}
+        if who in self.expires:
+            return "503 Service Unavailable", {"error": "Request timeout expired"}
+        if b"poison" in body or who in self.fails:
             return "500 Internal Server Error", {"error": "failed"}
         if who in self.refuses or b"rubbish" in body:
             return "400 Bad Request", {"error": "rubbish"}
-        y = {"name": "y", "datatype": "FP32", "shape": [1, 2], "data": self.scores.get(who, [0.1, 0.9])}
+        scores = self.scores.get(who, [0.1, 0.9])
+        y = {"name": "y", "datatype": "FP32", "shape": [1, len(scores)], "data": scores}
         return "200 OK", {"model_name": who, "model_version": "1", "outputs": [y]}
+
+
+GONE = "Request for unknown model: 'm' version 1 is not found"
 
 
 @dataclass
@@ -220,6 +243,21 @@ async def test_a_client_s_own_deadline_is_evidence_against_nobody(tmp_path: Path
         assert 'outcome="late"' not in page
 
 
+@in_loop
+@pytest.mark.parametrize(("body", "state"), [(b'{"parameters": {"timeout": 1}}', "running"), (b"{}", "aborted")])
+async def test_a_client_s_own_time_in_the_queue_is_evidence_against_nobody(
+    tmp_path: Path, body: bytes, state: str
+) -> None:
+    async with world(tmp_path, FakeTriton(expires={"m/2"})) as w:
+        w.store.start("m", Target("m", "2"), Plan(steps=(50.0,), shadow=0.0, step_s=600.0, fallback=False))
+        await w.until(lambda row: row.state == "running")
+        for _ in range(20):
+            await asyncio.gather(*(w.ask(body=body) for _ in range(10)))
+        if state != "running":
+            await w.until(ended)
+        assert w.store.current()[0].state == state
+
+
 @pytest.mark.parametrize(("scores", "state"), [([0.2, 0.8], "promoted"), ([0.9, 0.1], "aborted")])
 @in_loop
 async def test_copies_are_compared_and_thrown_away(tmp_path: Path, scores: list[float], state: str) -> None:
@@ -230,6 +268,76 @@ async def test_copies_are_compared_and_thrown_away(tmp_path: Path, scores: list[
         row = await w.until(ended, asking=True)
         assert row.state == state
         assert w.triton.asked["m/2"] >= 5
+
+
+@in_loop
+async def test_a_rule_that_fits_no_output_is_refused_before_the_candidate_is_loaded(tmp_path: Path) -> None:
+    async with world(tmp_path, FakeTriton(missing={"m/2"})) as w:
+        w.store.start("m", Target("m", "2"), Plan(agree=(Agree.parse("label:first"),)))
+        row = await w.until(ended)
+        assert (row.state, row.why) == ("aborted", "--agree label:first: m has no such output; name one of y")
+        assert [event.kind for event in w.store.events(row.id)] == ["started", "refused"]
+        assert await w.served(3) == {"m/1": 3}
+
+
+@pytest.mark.parametrize(
+    ("values", "state"),
+    [
+        ({}, "aborted"),
+        ({"agree": (Agree.parse("y:tolerance=0.5"),)}, "promoted"),
+        ({"agree": (Agree.parse("y:argmax"),), "tolerance": 0.5}, "aborted"),
+        ({"expect_change": True}, "promoted"),
+    ],
+    ids=["as usual", "within a tolerance", "a rule before the tolerance", "expected"],
+)
+@in_loop
+async def test_who_answers_otherwise_is_judged_by_what_was_asked_for(
+    tmp_path: Path, values: dict[str, Any], state: str
+) -> None:
+    async with world(tmp_path, FakeTriton(scores={"m/1": [0.4, 0.6], "m/2": [0.6, 0.4]})) as w:
+        plan = Plan(steps=(), shadow=100.0, step_s=0.0, max_error_increase=0.05, max_disagreement=0.1, **values)
+        w.store.start("m", Target("m", "2"), plan)
+        await w.until(lambda row: row.state == "running")
+        row = await w.until(ended, asking=True)
+        assert row.state == state
+        if plan.expect_change:
+            assert "disagrees with the baseline on 100% of" in row.why
+        shown = await w.shown()
+        assert (shown["plan"]["agree"], shown["agreement"]) == (list(map(str, plan.agree)), plan.agreement)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@in_loop
+async def test_long_answers_are_compared_away_from_the_loop_and_held_until_then(tmp_path: Path, packed: bool) -> None:
+    """However many come, they are counted: no more copies than there may be wait to be compared."""
+    numbers = [0.5] * (1000 if packed else 20_000)
+    triton = FakeTriton(scores={"m/1": numbers, "m/2": numbers}, packs=packed)
+    waiting, go_on, here = 0, asyncio.Event(), os.getpid()
+    where: list[int] = []
+
+    async def apart(self: Contracts, call: Callable[..., Any], *arguments: Any) -> Any:
+        nonlocal waiting
+        waiting += 1
+        await go_on.wait()
+        found = await original(self, call, *arguments)
+        where.append(await original(self, os.getpid))
+        return found
+
+    original = Contracts.apart
+    with patch.object(Contracts, "apart", apart):
+        async with world(tmp_path, triton) as w:
+            w.store.start("m", Target("m", "2"), Plan(steps=(), shadow=100.0, step_s=3600.0))
+            await w.until(lambda row: row.state == "running")
+            async with asyncio.timeout(60):
+                while w.triton.asked["m/2"] < MOST_COPIES:
+                    assert (await w.ask()).status == 200
+            assert {(await w.ask()).status for _ in range(MOST_COPIES)} == {200}
+            assert (waiting, w.triton.asked["m/2"]) == (1, MOST_COPIES), "one at a time, and no more than are held"
+            go_on.set()
+            await w.until(lambda row: row.evidence["disagreement"]["count"] >= MOST_COPIES)
+            assert (await w.shown())["evidence"]["disagreement"]["candidate"] == 0
+    assert where
+    assert here not in where
 
 
 @pytest.mark.parametrize(("shadow", "steps"), [(100.0, ()), (0.0, (99.0,))], ids=["a copy", "a step"])
@@ -372,6 +480,34 @@ async def test_wishes_come_before_evidence(tmp_path: Path, wish: Any, state: str
         assert await w.served(3) == {"": 3}
 
 
+@pytest.mark.parametrize("promoted", ["by a wish", "by evidence"])
+@in_loop
+async def test_an_abort_that_comes_as_it_is_promoted_is_granted(
+    tmp_path: Path, promoted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The abort comes after the gateway has looked for wishes, and before it writes down that it has promoted."""
+    save = Store.save
+    came: list[Row] = []
+
+    def late(self: Store, *arguments: Any, **values: Any) -> bool:
+        if values["state"] == "promoted" and not came:
+            came.append(self.wish("m", "abort"))
+        return save(self, *arguments, **values)
+
+    monkeypatch.setattr(Store, "save", late)
+    async with world(tmp_path, FakeTriton()) as w:
+        w.store.start("m", Target("m", "2"), FAST if promoted == "by evidence" else Plan(step_s=3600.0))
+        await w.until(lambda row: row.state == "running")
+        if promoted == "by a wish":
+            w.store.wish("m", "promote")
+        row = await w.until(ended, asking=promoted == "by evidence")
+        assert came
+        assert (row.state, row.why, row.wish) == ("aborted", "asked for", None)
+        assert [event.kind for event in w.store.events(row.id)][-1] == "aborted"
+        assert "promoted" not in [event.kind for event in w.store.events(row.id)]
+        assert await w.served(3) == {"m/1": 3}
+
+
 @pytest.mark.parametrize(
     ("triton", "candidate", "why"),
     [
@@ -434,7 +570,56 @@ async def test_a_state_file_that_breaks_changes_nothing(tmp_path: Path) -> None:
         w.store.path.write_bytes(b"no database at all" * 500)
         w.triton.fails.add("m/2")
         assert await w.served(150) == {"m/1": 150}
-        assert w.triton.asked["m/2"] < 65, "it is taken back all the same"
+        assert w.triton.asked["m/2"] < 65, "it is rolled back all the same"
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("plan", "[]"), ("plan", '{"steps": 5}'), ("plan", '{"shadow": null}'), ("plan", "[" * 100_000), ("step", -99),
+        ("step", "x"), ("state", "running!"), ("candidate", "../x"), ("created", "long ago"), ("snapshot", "[]"),
+        ("snapshot", '{"wealth": {"errors": [1]}}'),
+    ],
+)  # fmt: skip
+@in_loop
+async def test_a_damaged_rollout_stops_neither_the_gateway_nor_a_later_abort(
+    tmp_path: Path, column: str, value: Any
+) -> None:
+    async with world(tmp_path, FakeTriton()) as w:
+        w.store.start("m", Target("m", "2"), Plan(steps=(50.0,), shadow=0.0, step_s=3600.0))
+        await w.until(lambda row: row.state == "running")
+    damaged = f"UPDATE rollouts SET {column} = ?"  # noqa: S608  a word of the table above
+    with closing(sqlite3.connect(w.store.path, isolation_level=None)) as file:
+        (good,) = file.execute(f"SELECT {column} FROM rollouts").fetchone()  # noqa: S608
+        file.execute(damaged, (value,))
+        async with world(tmp_path, FakeTriton()) as w:
+            assert (await w.ask()).status == 200
+            await asyncio.sleep(2 * LOOK_S)
+            file.execute(damaged, (good,))
+            w.store.wish("m", "abort")
+            assert (await w.until(ended)).state == "aborted"
+
+
+@in_loop
+async def test_who_can_fail_both_models_does_not_hide_what_the_candidate_fails(tmp_path: Path) -> None:
+    async with world(tmp_path, FakeTriton()) as w:
+        w.store.start("m", Target("m", "2"), Plan(steps=(50.0,), shadow=0.0, step_s=3600.0))
+        await w.until(lambda row: row.state == "running")
+        assert {(await w.ask(body=b"poison")).status for _ in range(60)} == {500}
+        errors = (await w.shown())["evidence"]["errors"]
+        assert (errors["candidate"], errors["baseline"]) == (None, None), "nothing but failures of both"
+
+
+@in_loop
+async def test_a_model_that_says_that_it_is_gone_ends_no_rollout(tmp_path: Path) -> None:
+    async with world(tmp_path, FakeTriton()) as w:
+        w.store.start("m", Target("m", "2"), Plan(steps=(1.0,), shadow=0.0, step_s=3600.0))
+        await w.until(lambda row: row.state == "running")
+        assert {(await w.ask(body=b"gone")).status for _ in range(5)} == {404}
+        after = time.time() + 2 * LOOK_S  # it has looked by then
+        assert (await w.until(lambda row: row.updated > after)).state == "running"
+        w.triton.missing.add("m/1")
+        assert "no longer served" in (await w.until(ended, asking=True)).why
 
 
 @in_loop

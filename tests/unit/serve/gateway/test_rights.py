@@ -30,7 +30,8 @@ KEYS = {
     "other": {"known"},
     "reader": {"known", "metrics"},
     "plain": {"known", "model"},
-    "admin": {"known", "model", "metrics", "admin"},
+    "critic": {"known", "feedback"},
+    "admin": {"known", "model", "metrics", "feedback", "admin"},
 }
 FREE = "free"
 # The one table: who may do it, by method and path. A route that is not in it fails the test.
@@ -40,7 +41,7 @@ TABLE = {
     "GET /docs/favicon.png": FREE, "GET /openapi.json": FREE, "GET /healthz": FREE, "GET /readyz": FREE,
     "GET /v2/health/live": FREE, "GET /v2/health/ready": FREE,
     "GET /v2": "known", "GET /ui/models": "known", "GET /ui/history": "known", "GET /rollouts": "known",
-    "GET /metrics": "metrics", "GET /v2/models/stats": "admin",
+    "POST /feedback": "feedback", "GET /metrics": "metrics", "GET /v2/models/stats": "admin",
     **{
         f"GET /v2/models/m{version}{part}": "model"
         for version in ("", "/versions/1") for part in ("", "/ready", "/config", "/stats", "/example")
@@ -120,6 +121,7 @@ async def tried(folder: Path) -> AsyncIterator[Tried]:
         "other": add_key(keys, "other", models=("other",))[0],
         "reader": add_key(keys, "reader", models=("other",), metrics=True)[0],
         "plain": add_key(keys, "plain", models=("m",))[0],
+        "critic": add_key(keys, "critic", models=("other",), feedback=True)[0],
         "admin": add_key(keys, "admin", admin=True)[0],
     }
     revoke_key(keys, "revoked")

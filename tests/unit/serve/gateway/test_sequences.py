@@ -16,11 +16,12 @@ import pytest
 from serve.gateway.access.keys import add_key
 from serve.gateway.grpc.channels import SERVICE, GrpcChannels
 from serve.gateway.oip.protocol import BINARY_HEADER
+from serve.gateway.oip.sequence import Named, in_answer, named
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.balancer import Balancer
 from serve.gateway.upstream.node import Node
 from serve.gateway.upstream.outliers import Verdict
-from serve.gateway.upstream.sequences import Named, Sequences, in_answer, named
+from serve.gateway.upstream.sequences import Sequences
 from serve.http.client import Address, Response
 from tests.serve_http import Received, answer, gateway, in_loop, scripted_server
 from tests.unit.serve.gateway.test_upstream import INFER, ask

@@ -77,6 +77,20 @@ def test_a_file_that_does_not_fit_is_refused(
     assert why in caught.value.why
 
 
+def test_several_texts_of_one_item_are_told_how_they_are_annotated(source: Artifact, tmp_path: Path) -> None:
+    """A list is a whole batch's; who wants three labels of one item means something else."""
+    text = HOOKS.replace("label: str\n    score: float", "labels: list[str]")
+    asked = text.replace('Answer("abc"[best], float(logits[best]))', 'Answer(["a", "b", "c"])')
+    with pytest.raises(HookError) as caught:
+        check_hooks(hook_file(tmp_path, asked), source, None)
+    assert "labels: gave 3 for a batch of 1" in caught.value.why
+    assert "Annotated[np.ndarray, 'string[3]']" in caught.value.mend
+    spelled = asked.replace("labels: list[str]", "labels: Annotated[np.ndarray, 'string[3]']")
+    given = spelled.replace("import NamedTuple", "import Annotated, NamedTuple")
+    steps = check_hooks(hook_file(tmp_path / "mended", given), source, None)
+    assert steps[-1].made["labels"].tolist() == [b"a", b"b", b"c"]
+
+
 def test_without_a_file_and_an_example_there_is_nothing_to_try(source: Artifact, tmp_path: Path) -> None:
     hooks = hook_file(tmp_path, HOOKS[: HOOKS.index("def example")])
     with pytest.raises(RepositoryError, match="can't try"):

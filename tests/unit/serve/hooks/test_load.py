@@ -138,7 +138,13 @@ def test_the_module_leaves_nothing_behind_that_clashes(tmp_path: Path) -> None:
         ("\ndef postprocess(probs) -> int: ...", 2, "'probs' is no output of the network"),
         ("def postprocess() -> int: ...", 1, "takes no argument"),
         ("def postprocess(logits): ...", 1, "does not say what it gives"),
-        ("def postprocess(logits) -> dict: ...", 1, "does not say which tensor"),
+        ("def postprocess(logits) -> dict: ...", 1, "a dict does not say which tensors"),
+        ("def postprocess(logits) -> dict[str, float]: ...", 1, "a dict does not say which tensors"),
+        (
+            "from typing import *\nclass A(TypedDict):\n  x: str\ndef postprocess(logits) -> A: ...",
+            4,
+            "a dict does not say which tensors",
+        ),
         (
             "from typing import *\nclass A(NamedTuple):\n  x: list\ndef postprocess(logits) -> A: ...",
             2,
@@ -160,6 +166,13 @@ def test_a_mistake_is_told_with_its_line(tmp_path: Path, text: str, line: int | 
     assert error.what.endswith(f"my_hooks.py:{line}" if line else "my_hooks.py")
     assert why in error.why
     assert error.mend
+
+
+@pytest.mark.parametrize("result", ["dict", "dict[str, float]"])
+def test_who_gives_a_dict_is_shown_the_class_to_write(tmp_path: Path, result: str) -> None:
+    mend = refusal(tmp_path, f"def postprocess(logits) -> {result}: ...").mend
+    assert "class Answer(NamedTuple):" in mend
+    assert "-> Answer" in mend
 
 
 @pytest.mark.parametrize(

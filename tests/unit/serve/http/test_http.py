@@ -281,6 +281,7 @@ def test_no_line_break_gets_into_a_head(method: bytes, target: bytes, header: tu
 def test_address() -> None:
     assert Address.parse("http://localhost:81/") == Address("localhost", 81)
     assert Address.parse("http://[::1]") == Address("::1", 80)
+    assert Address.parse("http://localhost", default_port=8000) == Address("localhost", 8000)
     assert str(Address("::1", 80)) == "[::1]:80"
     for wrong in ("localhost:80", "https://a", "http://", "http://a/b", "http://u:p@a", "http://a:b", "http://a?q"):
         with pytest.raises(ValueError, match="http"):

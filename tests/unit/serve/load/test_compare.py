@@ -11,8 +11,8 @@ from compress.errors import ServerError
 from serve.load.figures.compare import Comparison, compare, compare_rounds
 from serve.load.figures.intervals import interval, share_above
 from serve.load.figures.result import LoadResult
+from serve.load.interleave import interleave
 from serve.load.report.report import LoadReport
-from serve.load.turns import take_turns
 from tests.load_servers import at_once, options, result_of, served
 from tests.serve_http import Received, answer
 
@@ -113,9 +113,9 @@ def test_turns_find_the_slower_of_two_servers() -> None:
 
     with served(at_once) as one, served(slower) as two:
         sides = [options(server, concurrency=2, duration=0.2, warmup=0.05) for server in (one, two)]
-        (before, after), comparison = take_turns(sides, rounds=5, allowed=0.05)
-        same, _ = take_turns([sides[0], sides[0]], rounds=1, allowed=0.05)
+        (before, after), comparison = interleave(sides, rounds=5, allowed=0.05)
+        same, _ = interleave([sides[0], sides[0]], rounds=1, allowed=0.05)
     assert words(comparison)["p50"] == words(comparison)["throughput"] == "worse"
     assert (len(before.runs), len(after.runs), len(same[0].runs)) == (5, 5, 1)
     with served(at_once) as one, pytest.raises(ServerError, match="rounds is 0"):
-        take_turns([options(one)] * 2, rounds=0, allowed=0.05)
+        interleave([options(one)] * 2, rounds=0, allowed=0.05)

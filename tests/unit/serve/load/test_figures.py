@@ -27,7 +27,7 @@ from serve.load.figures.result import LoadResult, percentile_or_none
 from serve.load.options import LoadOptions
 from serve.load.report.live import show_progress
 from serve.load.report.report import LoadReport
-from serve.load.report.shown import print_report
+from serve.load.report.terminal import print_report
 from serve.load.run import Progress, Session, run_load
 from serve.load.send.batch import Batch
 from serve.load.send.job import Job, Request

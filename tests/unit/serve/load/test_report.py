@@ -21,7 +21,7 @@ from serve.load.figures.server_side import Breakdown, ModelTime, ServerUse
 from serve.load.report.overlay import overlaid
 from serve.load.report.page import page
 from serve.load.report.report import Found, LoadReport, Trial, describe_machine, read_report, write_text
-from serve.load.report.shown import csv_text, hlog_text, print_comparisons, print_report
+from serve.load.report.terminal import csv_text, hlog_text, print_comparisons, print_report
 from tests.load_servers import at_once, result_of, served
 
 pytestmark = pytest.mark.clock

@@ -22,8 +22,8 @@ from serve.load.ask.check import Check
 from serve.load.options import LoadOptions
 from serve.load.run import run_load
 from serve.load.send.arrivals import Arrivals, Leg
-from serve.load.send.crew import Crew
 from serve.load.send.job import Job, Request
+from serve.load.send.processes import Processes
 from serve.load.send.worker import listen
 from tests.load_servers import at_once, inferences, options, served
 
@@ -98,9 +98,9 @@ def test_a_worker_sends_to_its_own_machine_only_unless_it_was_told_otherwise() -
     """Told past the coordinator, which would refuse by itself."""
 
     async def tell(address: str) -> None:
-        async with Crew(LoadOptions("m", worker=(address,), token="secret")) as crew:
+        async with Processes(LoadOptions("m", worker=(address,), token="secret")) as processes:
             job = Job("http", "192.0.2.1", 9, (Request(b"x"),))
-            await crew.run(job, lambda _batch, _part: None, lambda _start: None)
+            await processes.run(job, lambda _batch, _part: None, lambda _start: None)
 
     with worker() as address, pytest.raises(ServerError, match="start it with --allow-remote"):
         uvloop.run(tell(address))

@@ -19,7 +19,7 @@ from serve.pack.engine_file import for_plan
 from serve.pack.options import PackOptions
 from serve.pack.source import load_source
 from serve.pack.write import pack
-from serve.repository.provenance import read_provenance, verify
+from serve.repository.provenance import read_provenance, verify_checksums
 from tests.serve_models import tiny_artifact
 from tests.unit.serve.pack.test_engine import IMAGE, artifact, image
 
@@ -140,6 +140,8 @@ def test_a_configuration_that_is_none_is_not_read(tmp_path: Path, make: Callable
         '{"schema_version": 1, "stages": [], "files": {"../../elsewhere": "0"}}',
         '{"schema_version": 1, "stages": [], "files": {"/etc/hostname": "0"}}',
         '{"schema_version": 1, "stages": [], "files": {"model.onnx": 1}}',
+        f'{{"schema_version": 1, "stages": [], "files": {{"{"a" * 300}": "0"}}}}',
+        '{"schema_version": 1, "stages": [], "files": {"\\ud800": "0"}}',
         '{"schema_version": 1, "stages": [], "files": {}, "drop": 1e999}',
         '{"schema_version": 1, "stages": [], "files": {}, "metric": 7}',
         '{"schema_version": 1, "stages": [{}], "files": {}}',
@@ -152,7 +154,7 @@ def test_provenance_of_someone_elses_is_read_by_its_types(tmp_path: Path, text: 
     with pytest.raises(RepositoryError, match=r"can't read .*provenance\.json"):
         read_provenance(repository / "tiny/1")
     with pytest.raises(RepositoryError, match=r"can't read .*provenance\.json"):
-        verify(repository)
+        verify_checksums(repository)
 
 
 @pytest.mark.parametrize(

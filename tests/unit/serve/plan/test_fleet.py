@@ -67,7 +67,7 @@ def test_what_is_no_traffic_is_refused(tmp_path: Path, text: str) -> None:
 
 @given(st.lists(st.floats(0, 1000), min_size=2, max_size=20), st.floats(1, 50))
 def test_steps_hold_all_requests(rates: list[float], step_s: float) -> None:
-    traffic = Traffic(np.arange(len(rates)) * 10.0, np.array(rates))
+    traffic = Traffic(np.arange(len(rates), dtype=np.float64) * 10.0, np.array(rates))
     steps = traffic.steps(step_s)
     widths = np.full(len(steps), step_s)
     widths[-1] = traffic.seconds - step_s * (len(steps) - 1)

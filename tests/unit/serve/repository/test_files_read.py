@@ -13,12 +13,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from compress.errors import RepositoryError
+from compress.vetting.replace import replace_file
 from serve.config.named import named_text
 from serve.config.pbtxt import parse, text_of
 from serve.lint.run import lint
 from serve.pack.write import pack
 from serve.repository.signing import sign
-from serve.repository.versions import replace_file
 from serve.verify.run import samples_of
 from tests.serve_models import tiny_artifact
 

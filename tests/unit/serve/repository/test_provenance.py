@@ -13,7 +13,7 @@ import pytest
 from compress.errors import RepositoryError
 from serve.cli.main import main
 from serve.pack.write import pack
-from serve.repository.provenance import read_provenance, verify
+from serve.repository.provenance import read_provenance, verify_checksums
 from serve.repository.signing import check_files, check_signature, sign
 from tests.serve_models import hook_file, tiny_artifact
 
@@ -44,7 +44,7 @@ def test_every_version_says_what_it_is_made_of(repository: Path) -> None:
     hooks = read_provenance(repository / "tiny_preprocess/1")
     assert hooks is not None
     assert set(hooks.files) == {"model.py", "hooks.py", "hook_values.py"}
-    assert verify(repository) == 7
+    assert verify_checksums(repository) == 7
 
 
 def _change(path: str) -> Callable[[Path], object]:
@@ -74,13 +74,13 @@ def test_an_edited_configuration_and_compiled_files_are_no_change(repository: Pa
     config.write_text(config.read_text() + 'metric_tags { key: "team" value: "a" }\n')
     (repository / "tiny_preprocess/1/__pycache__").mkdir()
     (repository / "tiny_preprocess/1/__pycache__/hooks.cpython-311.pyc").write_bytes(b"")
-    assert verify(repository) == 7
+    assert verify_checksums(repository) == 7
 
 
 def test_a_folder_that_was_not_packed_is_none_of_its_business(repository: Path) -> None:
     (repository / "other/1").mkdir(parents=True)
     (repository / "other/1/model.py").write_text("")
-    assert verify(repository) == 7
+    assert verify_checksums(repository) == 7
 
 
 def test_a_signed_repository_is_served_by_its_key_alone(repository: Path, keys: tuple[Path, Path, Path]) -> None:
@@ -198,7 +198,7 @@ def test_a_copy_holds_what_was_verified_and_nothing_else(
     assert {str(path.relative_to(tmp_path / "copy")): content for path, content in copied.items()} == {
         name: (repository / name).read_bytes() for name in signed
     }
-    verify(tmp_path / "copy")
+    verify_checksums(tmp_path / "copy")
     _change("tiny_network/1/model.onnx")(repository)
     with pytest.raises(RepositoryError, match="changed since"):
         check_files(repository, keys[1], into=tmp_path / "another")

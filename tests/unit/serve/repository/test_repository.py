@@ -14,10 +14,14 @@ from compress.artifact import Artifact, Measured, StageReport
 from compress.errors import ArtifactError, HookError, RepositoryError
 from serve.config.model_config import ModelConfig, ModelTensorReshape
 from serve.config.pbtxt import from_pbtxt, to_pbtxt
+from serve.deploy.cluster.workload import workload_of
 from serve.lint.run import lint
 from serve.pack.options import SIZES, ZERO
 from serve.pack.write import PackOptions, pack
 from serve.repository.read import read_models
+from serve.repository.served import serving
+from serve.up.container import container_command
+from serve.up.options import UpOptions
 from tests.serve_models import hook_file, sum_artifact, tiny_artifact, unbatched_artifact
 
 GOLDEN = Path(__file__).parents[3] / "golden"
@@ -352,6 +356,32 @@ def test_a_configuration_with_words_for_a_shell_is_refused(artifact: Path, repos
     config.write_text(config.read_text() + text)
     with pytest.raises(RepositoryError, match="a line for a shell"):
         read_models(repository)
+
+
+def test_words_for_a_shell_that_come_after_the_start_are_not_loaded(artifact: Path, repository: Path) -> None:
+    for name in ("net", "other"):
+        pack(artifact, repository=repository, name=name)
+    with serving(repository, None) as served:
+        config = repository / "net" / "config.pbtxt"
+        config.write_text(config.read_text() + 'instance_group { name: "$(touch x)" count: 1 kind: KIND_CPU }')
+        for models in (("net",), None):
+            with pytest.raises(RepositoryError, match="a line for a shell"):
+                served.renew(models)
+        served.renew(("other",))
+
+
+def test_a_folder_with_a_dot_in_front_goes_into_no_container(artifact: Path, repository: Path) -> None:
+    pack(artifact, repository=repository, name="net")
+    (repository / ".git").mkdir()
+    here, there = (
+        [finding.severity for finding in lint(repository, container=container) if finding.model == ".git"]
+        for container in (False, True)
+    )
+    assert (here, there) == (["warning"], ["error"])
+    with pytest.raises(RepositoryError, match=r"\.git"):
+        container_command(repository, read_models(repository), UpOptions())
+    with pytest.raises(RepositoryError, match=r"\.git"):
+        workload_of(repository)
 
 
 def test_an_environment_in_the_models_own_folder_is_served(artifact: Path, repository: Path) -> None:

@@ -111,6 +111,67 @@ def test_copies_come_first_and_are_judged_by_their_answers(disagreed: float, sta
     assert seen["difference"] == pytest.approx(0.001)
 
 
+def test_a_change_that_is_expected_is_recorded_and_not_judged() -> None:
+    course = Course(Plan(steps=(50.0,), shadow=50.0, step_s=0.0, expect_change=True), 0.0)
+    for number in range(2000):
+        course.analysis.copied(GOOD, GOOD)
+        course.analysis.compared(1, 1, 0.1, 0.2)
+        event = course.look(float(number))
+        if event is not None:
+            break
+    assert event is not None
+    assert event.kind == "step", "errors alone had to be proven"
+    assert event.why.endswith(f"; it disagrees with the baseline on 100% of {course_items(event.why)} items")
+    seen = course.analysis.evidence()["disagreement"]
+    assert (seen["judged"], seen["required"], seen["alarm"]) == (False, False, 0.0)
+    for _ in range(50):
+        course.analysis.candidate(BAD)
+        course.analysis.baseline(GOOD)
+        course.analysis.compared(1, 1, 0.1, 0.2)
+    event = course.look(5000.0)
+    assert event is not None
+    assert (event.kind, event.why) == ("aborted", "100% of its requests fail, 0% of the baseline's")
+
+
+def course_items(why: str) -> str:
+    return why.rsplit(" ", 2)[1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "base_wrong", "told"),
+    [(0.5, 0.1, "worse"), (0.1, 0.5, "fine"), (0.3, 0.3, "fine"), (0.0, 0.0, "fine")],
+)
+def test_what_clients_say_is_weighed_as_failures_are(wrong: float, base_wrong: float, told: str) -> None:
+    draw = random.Random(0)
+    plan = Plan(steps=(50.0,), shadow=0.0, step_s=0.0, max_wrong_increase=0.2, require_feedback=True)
+    course = Course(plan, 0.0)
+    analysis = course.analysis
+    assert "feedback" in analysis.required
+    for _ in range(1500):
+        analysis.reported("candidate", wrong=draw.random() < wrong)
+        analysis.reported("baseline", wrong=draw.random() < base_wrong)
+        if analysis.worse() or analysis.measures["feedback"].fine.log_wealth > 5:
+            break
+    assert (analysis.worse() == "feedback") is (told == "worse")
+    seen = analysis.evidence()["feedback"]
+    assert seen["alarm" if told == "worse" else "proof"] >= 1
+    kept = json.loads(json.dumps(analysis.snapshot()))
+    later = Course(plan, 0.0)
+    later.restore(0.0, kept)
+    assert later.analysis.evidence() == analysis.evidence()
+
+
+def test_feedback_that_nobody_gives_is_not_waited_for_and_not_shown() -> None:
+    course = Course(PLAN, 0.0)
+    assert "feedback" not in course.analysis.evidence()
+    course.analysis.reported("baseline", wrong=True)
+    assert course.analysis.evidence()["feedback"]["baseline"] == 1.0
+    assert course.analysis.passed().endswith("none of its answers are reported wrong, 100% of the baseline's")
+    copies = Course(Plan(steps=(50.0,), shadow=50.0), 0.0).analysis
+    copies.reported("baseline", wrong=True)  # while there are copies alone there is nothing to hold it against
+    assert "feedback" not in copies.evidence()
+
+
 def test_an_answer_is_evidence_of_failures_once() -> None:
     course = Course(Plan(steps=(50.0,), shadow=50.0), 0.0)
     course.promote(0.0, "")
@@ -171,6 +232,8 @@ def test_what_names_no_model_is_refused(text: str) -> None:
         {"error_rate": 1.5},
         {"tolerance": -1.0},
         {"sticky": "a b"},
+        {"max_wrong_increase": 0.0},
+        {"require_feedback": True, "steps": ()},
     ],
 )
 def test_a_plan_that_can_not_work_is_refused(values: dict[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""The gateway's own release classes, on a simulated clock: who is taken back, and who is not."""
+"""The gateway's own release classes, on a simulated clock: who is rolled back, and who is not."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def test_what_fails_no_more_than_the_old_one_is_not_taken_back(simulation: Any, 
 
 
 @pytest.mark.parametrize("plan", [COPIES, SHARES, BOTH], ids=["copies", "shares", "both"])
-@pytest.mark.parametrize("world", ["fails at 10%", "fails always"])
+@pytest.mark.parametrize("world", ["fails at 10%", "fails always", "fails at 10%, and both fail at the same 30%"])
 def test_what_fails_more_is_taken_back(simulation: Any, world: str, plan: Plan) -> None:
     assert states(simulation, world, plan) == {"aborted": RUNS}

@@ -13,7 +13,7 @@ import pytest
 from compress.errors import ServerError
 from serve.rollout import store as module
 from serve.rollout.plan import Plan, Target
-from serve.rollout.store import Row, Store
+from serve.rollout.store import AbortAskedError, Row, Store
 
 NEXT = Target("m", "2")
 
@@ -82,6 +82,26 @@ def test_a_wish_stays_until_the_gateway_has_granted_it(store: Store) -> None:
     assert store.current()[0].wish is None
     with pytest.raises(ServerError, match="promoted already"):
         store.wish("m", "abort")
+
+
+def test_an_abort_stays_whatever_else_is_asked_for_or_found(store: Store) -> None:
+    row = store.start("m", NEXT, Plan())
+    store.claim(row, "me")
+    store.wish("m", "promote")
+    store.wish("m", "abort")
+    for wish in ("promote", "step"):
+        with pytest.raises(ServerError, match="asked for it to be aborted"):
+            store.wish("m", wish)
+    store.wish("m", "abort")
+    with pytest.raises(AbortAskedError):
+        save(store, row, state="promoted", wish_done="promote")
+    (now,) = store.current()
+    assert (now.state, now.wish) == ("waiting", "abort")
+    assert [event.kind for event in store.events(row.id)] == ["started"]
+    assert not save(store, row, owner="other", state="promoted")
+    assert save(store, row)
+    assert save(store, row, state="aborted", wish_done="abort")
+    assert store.current()[0].wish is None
 
 
 def test_a_rollout_has_one_owner_until_that_one_is_silent(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import rich
 
+import serve
 from compress.errors import ServerError
 from serve.config.model_config import ModelConfig, ModelInput, ModelInstanceGroup
 from serve.repository.read import ModelInfo
-from serve.triton.find import _python_library_folder, build_backends, check_numpy, check_stub, find_triton
+from serve.triton.find import build_backends, check_numpy, check_stub, find_triton
+from serve.triton.interpreter import Interpreter, environment, library_folders
 from serve.triton.log import failures
 from serve.triton.memory import MIB, check_room, region_bytes
 from serve.triton.ports import HOST, Ports, claim
@@ -52,7 +57,7 @@ def test_an_installation_without_backends_is_told(tmp_path: Path) -> None:
 
 
 def test_the_wheel_is_found_and_not_imported(tmp_path: Path) -> None:
-    triton = find_triton({"PATH": "/nonexistent"})
+    triton = find_triton({"PATH": "/nonexistent", "HOME": os.environ["HOME"]})
     assert triton.binary.is_file()
     assert "pytriton" not in sys.modules
     folder = build_backends(triton, tmp_path / "backends")
@@ -73,7 +78,7 @@ def test_numpy_2_is_refused(version: str, good: bool) -> None:
     else:
         with pytest.raises(ServerError, match=version) as caught:
             check_numpy(version)
-        assert "numpy<2" in caught.value.mend
+        assert "serve triton install" in caught.value.mend
 
 
 def test_a_python_without_a_stub_is_told_which_have_one(tmp_path: Path) -> None:
@@ -82,6 +87,33 @@ def test_a_python_without_a_stub_is_told_which_have_one(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match=r"3\.99") as caught:
         check_stub(tmp_path / "3.99" / "triton_python_backend_stub", "3.99")
     assert "3.10, 3.11" in caught.value.why
+
+
+def test_an_interpreter_is_asked_what_it_is() -> None:
+    assert Interpreter.of(Path(sys.executable)) == Interpreter.running()
+
+
+def test_an_interpreter_that_has_gone_is_told(tmp_path: Path) -> None:
+    gone = tmp_path / "python" / "bin" / "python3"
+    gone.parent.mkdir(parents=True)
+    gone.symlink_to("/nonexistent")
+    with pytest.raises(ServerError, match="can't run Triton's Python backend") as caught:
+        Interpreter.of(gone)
+    assert caught.value.mend == f"rm -r {tmp_path}, then `serve triton install`"
+
+
+def test_an_environment_has_the_packages_of_this_one_after_those_before_them(tmp_path: Path) -> None:
+    before = tmp_path / "be'fore"
+    (before / "numpy").mkdir(parents=True)
+    (before / "numpy" / "__init__.py").write_text("__version__ = 'first'")
+    python = environment(tmp_path / "made", before) / "python3"
+    code = "import numpy, rich, pytest, serve; print(numpy.__version__, rich.__file__, serve.__file__)"
+    # as a stub is started: nothing comes from the variables
+    done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True)
+    numpy, rich_file, serve_file = done.stdout.split()
+    assert numpy == "first"
+    assert Path(rich_file) == Path(rich.__file__)
+    assert Path(serve_file) == Path(serve.__file__)
 
 
 def test_a_port_of_0_becomes_a_free_one_of_its_own() -> None:
@@ -166,8 +198,22 @@ def test_the_log_is_told_in_a_line_for_each_model_at_fault(log: str, reasons: li
     assert failures(log) == reasons
 
 
+@pytest.mark.parametrize("told_by", ["sysconfig", "prefix"])
+def test_the_library_of_the_interpreter_itself_is_put_on_the_path(
+    told_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loader finds pyenv's and uv's for the interpreter alone, whose executable says where; not for the stub."""
+    folder = tmp_path / "lib"
+    folder.mkdir()
+    (folder / "libpython3.99.so.1.0").touch()
+    monkeypatch.setattr("sysconfig.get_config_var", lambda _: str(folder) if told_by == "sysconfig" else "/install/lib")
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path if told_by == "prefix" else "/nonexistent"))
+    python = replace(Interpreter.running(), version="3.99")
+    assert library_folders(python, os.environ) == (folder,)
+
+
 def test_a_python_without_its_shared_library_is_told_what_to_install() -> None:
     with pytest.raises(ServerError) as caught:
-        _python_library_folder("3.99", os.environ)
+        library_folders(Interpreter(sys.executable, "3.99", ()), os.environ)
     assert "libpython3.99.so.1.0 is not installed" in caught.value.why
     assert "apt-get install libpython3.99" in caught.value.mend

@@ -149,3 +149,10 @@ def test_what_one_key_did_alone_is_waited_for_by_nobody_up_to_a_bound(process: s
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     assert one._wait_s("other", 5.0, CLIENT) == 0.0
     assert [one._wait_s("net", 100.0, cause) for cause in (CLIENT, KEY, CLIENT)] == [0.0, 0.0, 0.5]
+
+
+def test_a_model_that_dies_without_end_is_loaded_again_without_end(process: subprocess.Popen[bytes]) -> None:
+    one = healer(process, dict, [])
+    waits = [one._wait_s("net", 10.0 * turn, SERVER) for turn in range(1100)]  # 2.0 ** 1024 is no number
+    assert waits[:6] == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0]
+    assert set(waits[6:]) == {10.0}

@@ -1,0 +1,64 @@
+"""What a training leaves as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from compress.console.wording import counted
+from compress.errors import RecipeError
+from compress.model.frozen import frozen_names, matching
+
+__all__ = ["ALL_TRAINED", "frozen_for", "keep_statistics", "note_of"]
+
+ALL_TRAINED = "none"
+WHAT = "can't train with --freeze"
+
+
+def frozen_for(module: nn.Module, patterns: Sequence[str]) -> frozenset[str]:
+    """The names of the parameters that keep their values.
+
+    Args:
+        module: is trained.
+        patterns: of names that are frozen besides those whose `requires_grad` is False; ("none",) trains all.
+
+    Raises:
+        RecipeError: a pattern that fits no name; nothing is left to train.
+    """
+    if tuple(patterns) == (ALL_TRAINED,):
+        return frozenset()
+    names = [name for name, parameter in module.named_parameters() if parameter.is_floating_point()]
+    found, lost = matching(names, patterns)
+    if lost:
+        shown = ", ".join(names[:3])
+        raise RecipeError(
+            WHAT,
+            why=f"no parameter's name fits {', '.join(lost)}",
+            mend=f"patterns are of whole names, such as 'backbone.*'; here they are {shown}, …; `none` trains all",
+        )
+    found |= frozen_names(module)
+    if found and len(found) == len(names):
+        raise RecipeError(
+            WHAT, why=f"all of its {counted(len(names), 'parameters')} are frozen", mend="leave something to train"
+        )
+    return found
+
+
+def note_of(module: nn.Module, patterns: Sequence[str]) -> str | None:
+    """A sentence where parameters are frozen that nobody named."""
+    found = frozen_for(module, patterns) - matching(dict(module.named_parameters()), patterns)[0]
+    if not found:
+        return None
+    return (
+        f"{counted(len(found), 'parameters')} with requires_grad=False keep their values ({min(found)}, …): "
+        f"--freeze {ALL_TRAINED} trains all"
+    )
+
+
+def keep_statistics(module: nn.Module) -> None:
+    """Layers whose every parameter is frozen work as in evaluation: a normalization's statistics are weights, too."""
+    for layer in module.modules():
+        own = list(layer.parameters(recurse=False))
+        if own and not any(parameter.requires_grad for parameter in own):
+            layer.training = False

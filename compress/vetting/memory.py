@@ -1,0 +1,75 @@
+"""How much memory can still be had: of the machine, of the process's own limit, and of the container that it is in.
+
+Source: Linux, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst; what a group can have again is what
+Kubernetes takes for it: its limit without its working set.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+__all__ = ["memory_left"]
+
+CGROUPS = Path("/sys/fs/cgroup")
+PROC = Path("/proc")
+
+
+def memory_left(*, cgroups: Path = CGROUPS, proc: Path = PROC) -> int:
+    """Bytes that can still be had.
+
+    Args:
+        cgroups: where control groups are mounted.
+        proc: where the kernel tells of processes.
+    """
+    try:
+        left = int(_fields(proc / "meminfo", ":")["MemAvailable"].split()[0]) * 1024
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit != resource.RLIM_INFINITY:
+            used = int((proc / "self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+            left = min(left, limit - used)
+    except (OSError, KeyError, ValueError, IndexError):  # another system than Linux
+        left = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(0, min([left, *_of_groups(cgroups, proc)]))
+
+
+def _of_groups(cgroups: Path, proc: Path) -> Iterator[int]:
+    """What each group that the process is in, and each above it, leaves under its limit."""
+    groups: list[str] = []
+    with suppress(OSError, ValueError):
+        groups = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
+    for line in groups:
+        _, _, told = line.partition(":")
+        controllers, _, path = told.partition(":")
+        if not controllers:
+            for root in (cgroups, cgroups / "unified"):  # beside the first version, it is mounted below
+                for folder in _upward(root, path):
+                    yield from _left(folder, "memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            for folder in _upward(cgroups / "memory", path):
+                yield from _left(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _upward(root: Path, path: str) -> Iterator[Path]:
+    """The group's folder and those above it; in a container, the root alone may be there: it is the container's own."""
+    parts = PurePosixPath(path).parts[1:]
+    if ".." not in parts:  # a group beside the container's: it can't be seen from here
+        for count in range(len(parts), 0, -1):
+            yield root.joinpath(*parts[:count])
+    yield root
+
+
+def _left(folder: Path, limit: str, used: str, reclaimable: str) -> Iterator[int]:
+    with suppress(OSError, ValueError):  # the group has no limit ("max"), or is not seen from here
+        most = int((folder / limit).read_text(encoding="ascii"))
+        now = int((folder / used).read_text(encoding="ascii"))
+        with suppress(OSError, ValueError, KeyError):  # pages of files that the kernel drops when memory is short
+            now -= min(now, int(_fields(folder / "memory.stat", " ")[reclaimable]))
+        yield most - now
+
+
+def _fields(path: Path, separator: str) -> Mapping[str, str]:
+    return dict(line.split(separator, 1) for line in path.read_text(encoding="ascii").splitlines())

@@ -1,0 +1,191 @@
+"""A served model's metadata as Triton tells it, and an example request made from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import orjson
+
+from serve.gateway.oip.tensors import DATATYPES, ProtocolError
+
+__all__ = ["EXAMPLE_SOURCE", "ModelMetadata", "TensorMetadata", "example_elements", "example_json", "example_request"]
+
+# Response header of the gateway's example: "model" (the model brought it) or "metadata" (made up of zeros).
+EXAMPLE_SOURCE = b"example-source"
+MOST_MADE_UP = 1 << 20  # elements of an example for a client
+CORRELATION_ID, TEXT = "CONTROL_SEQUENCE_CORRID", "TYPE_STRING"
+
+
+@dataclass(frozen=True)
+class TensorMetadata:
+    """One input or output: `shape` has the batch first where the model batches, -1 where a dimension varies.
+
+    A request may leave out an input that is `optional`.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    optional: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.datatype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class ModelMetadata:
+    """What a client has to know of a model.
+
+    Attributes:
+        versions: the versions that Triton serves.
+        batched: whether the first dimension of every tensor is the batch.
+        example: an infer request that came with the model, or None.
+        part_of: the packed model that it is a step of; "" where it stands for itself.
+        shares_steps: whether it asks other models, at whatever version is their newest, for all versions of its own.
+        max_batch_size: items that a request may hold; 0 where the model does not batch, or nothing is known.
+        sequence_texts: whether the id of a sequence may be a text: where the model asks for numbers, or nothing is
+            known, a text would end Triton.
+        steps: models, and their versions (None for Triton's choice), that an ensemble asks.
+        decoupled: whether it gives any number of answers to a request; None where nothing is known.
+    """
+
+    name: str
+    versions: tuple[str, ...]
+    inputs: tuple[TensorMetadata, ...]
+    outputs: tuple[TensorMetadata, ...]
+    batched: bool
+    example: Mapping[str, Any] | None = None
+    part_of: str = ""
+    shares_steps: bool = False
+    max_batch_size: int = 0
+    sequence_texts: bool = False
+    steps: tuple[tuple[str, str | None], ...] = ()
+    decoupled: bool | None = None
+
+    @classmethod
+    def parse(cls, metadata: bytes, config: bytes | None) -> Self:
+        """Read Triton's answers to /v2/models/M and, where it gives one, /v2/models/M/config.
+
+        Without a config, a model counts as batched when each of its tensors has a first dimension that varies.
+
+        Raises:
+            ProtocolError: an answer that is not what it should be.
+        """
+        try:
+            data = orjson.loads(metadata)
+            known = orjson.loads(config) if config is not None else {}
+            optional = {item["name"] for item in known.get("input", ()) if item.get("optional")}
+            inputs = tuple(_tensor(item, optional=item["name"] in optional) for item in data["inputs"])
+            outputs = tuple(_tensor(item) for item in data["outputs"])
+            batched = all(tensor.shape[:1] == (-1,) for tensor in (*inputs, *outputs))
+            if "max_batch_size" in known:
+                batched = known["max_batch_size"] > 0
+            text = known.get("parameters", {}).get("example_inputs", {}).get("string_value")
+            example = orjson.loads(text) if text else None
+            if example is not None and not isinstance(example.get("inputs"), list):
+                raise ProtocolError("example_inputs has no list of inputs")
+            parameters = known.get("parameters", {})
+            whole = parameters.get("part_of", {}).get("string_value", "")
+            part_of = "" if whole == data["name"] else whole
+            shares = "ensemble_scheduling" in known or "network" in parameters  # the latter is pack's own
+            versions = tuple(data.get("versions", ()))
+            most = int(known.get("max_batch_size", 0))
+            texts = config is not None and _ids(known) <= {TEXT}
+            steps = tuple(map(_step, known.get("ensemble_scheduling", {}).get("step", ())))
+            decoupled = bool(known.get("model_transaction_policy", {}).get("decoupled")) if config is not None else None
+            return cls(
+                data["name"], versions, inputs, outputs, batched, example, part_of, shares, most, texts, steps,
+                decoupled,
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError, AttributeError) as err:
+            raise ProtocolError(f"can't read the model's metadata: {err!r}") from err
+
+
+def example_request(metadata: ModelMetadata, generator: np.random.Generator | None = None) -> dict[str, Any]:
+    """An infer request in JSON: the model's own example, else one made up at batch 1, varying dimensions 1.
+
+    An input of the model's own example may hold "base64" in place of "data": the raw bytes of one BYTES element,
+    which only the binary form can carry.
+
+    Args:
+        generator: draws the values; None means zeros and empty strings.
+    """
+    if metadata.example is not None:
+        return dict(metadata.example)
+    return {"inputs": [_made_up(tensor, generator) for tensor in metadata.inputs]}
+
+
+def example_elements(metadata: ModelMetadata) -> int:
+    """Elements of `example_request`'s inputs, without making it; 0 where it is the model's own."""
+    if metadata.example is not None:
+        return 0
+    return sum(math.prod(max(dim, 1) for dim in tensor.shape) for tensor in metadata.inputs)
+
+
+def example_json(metadata: ModelMetadata) -> bytes:
+    """`example_request` of zeros, written: without a list of its elements, which would take a hundred times as long.
+
+    Raises:
+        ProtocolError: it has more than `MOST_MADE_UP` elements.
+    """
+    if metadata.example is not None:
+        return orjson.dumps(metadata.example)
+    if (elements := example_elements(metadata)) > MOST_MADE_UP:
+        raise ProtocolError(f"its inputs have {elements} elements, and an example at most {MOST_MADE_UP}")
+    inputs = []
+    for tensor in metadata.inputs:
+        shape = [max(dim, 1) for dim in tensor.shape]
+        zero = orjson.dumps(_values(tensor.datatype, [1], None))[1:-1]
+        data = b"[%b%b]" % ((zero + b",") * (math.prod(shape) - 1), zero)
+        about = {"name": tensor.name, "datatype": tensor.datatype, "shape": shape}
+        inputs.append({**about, "data": orjson.Fragment(data)})
+    return orjson.dumps({"inputs": inputs})
+
+
+def _ids(config: Mapping[str, Any]) -> set[str]:
+    """Datatypes in which a model asks for the id of its sequence."""
+    inputs = config.get("sequence_batching", {}).get("control_input", ())
+    controls = [control for item in inputs for control in item.get("control", ())]
+    return {control.get("data_type", "") for control in controls if control.get("kind") == CORRELATION_ID}
+
+
+def _step(step: Mapping[str, Any]) -> tuple[str, str | None]:
+    version = int(step.get("model_version", -1))
+    return step["model_name"], str(version) if version >= 0 else None
+
+
+def _tensor(item: Mapping[str, Any], *, optional: bool = False) -> TensorMetadata:
+    if item["datatype"] not in DATATYPES:
+        raise ProtocolError(f"tensor {item['name']!r} has the unknown datatype {item['datatype']!r}")
+    return TensorMetadata(item["name"], item["datatype"], tuple(int(dim) for dim in item["shape"]), optional)
+
+
+def _made_up(tensor: TensorMetadata, generator: np.random.Generator | None) -> dict[str, Any]:
+    shape = [max(dim, 1) for dim in tensor.shape]
+    return {
+        "name": tensor.name,
+        "datatype": tensor.datatype,
+        "shape": shape,
+        "data": _values(tensor.datatype, shape, generator),
+    }
+
+
+def _values(datatype: str, shape: Sequence[int], generator: np.random.Generator | None) -> list[Any]:
+    size = int(np.prod(shape))
+    dtype = DATATYPES[datatype]
+    if datatype == "BYTES":
+        if generator is None:
+            return [""] * size
+        return [bytes(row).decode() for row in generator.integers(97, 123, (size, 8), dtype=np.uint8)]
+    if generator is None:
+        values = np.zeros(size, dtype)
+    elif dtype.kind == "f":
+        values = generator.random(size, dtype=np.float32).astype(dtype)
+    else:
+        values = generator.integers(0, 2, size).astype(dtype)  # 0 and 1 are in every vocabulary
+    result: list[Any] = values.tolist()
+    return result

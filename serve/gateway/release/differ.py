@@ -1,0 +1,106 @@
+"""For which items two tensors of the same output are not the same answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from serve.gateway.oip.tensors import Tensor
+from serve.rollout.agree import Agree
+
+__all__ = ["differing"]
+
+Array = np.ndarray[Any, Any]
+
+
+def differing(a: Tensor, b: Tensor, items: int, agree: Agree, *, batched: bool, classes: bool) -> Array:
+    """For each item, whether the tensors differ by the output's rule; a request of no batch is one item.
+
+    Args:
+        a, b: the candidate's and the baseline's, of one datatype.
+        items: of the request.
+        agree: the rule.
+        batched: whether the first dimension is the batch.
+        classes: whether these BYTES are classes of scores that the client asked for, b"score:index[:label]", the best
+            of a row first: judged as the scores would be, by what stands at each rank.
+    """
+    everything = np.ones(items, dtype=bool)
+    if batched and a.shape[:1] != b.shape[:1]:
+        return everything
+    x, y = a.data, b.data
+    kind = agree.kind
+    if kind == "overlap":
+        return _apart(_indices(x) if classes else x, _indices(y) if classes else y, items, agree.overlap)
+    if kind == "first":
+        x, y = _first(x, items), _first(y, items)
+    if x.shape != y.shape:
+        return everything
+    if x.size == 0:
+        return ~everything
+    if classes and kind in ("argmax", "first"):
+        x, y = (_indices(_first(each, items)) for each in (x, y))
+    if classes and kind == "close":
+        x, y = _scores(x), _scores(y)
+    if kind == "close":
+        return _any(_far(x, y, agree.atol, agree.rtol), items)
+    if kind == "argmax" and not classes:
+        return _other_place(x, y, items)
+    return _any(_unequal(x, y), items)
+
+
+def _unequal(x: Array, y: Array) -> Array:
+    other = np.asarray(x != y, dtype=bool)
+    return other & ~(np.isnan(x) & np.isnan(y)) if x.dtype.kind == "f" else other
+
+
+def _far(x: Array, y: Array, atol: float, rtol: float) -> Array:
+    """NaN is near NaN only, an infinity near itself only."""
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    finite = np.isfinite(x) & np.isfinite(y)
+    with np.errstate(invalid="ignore", over="ignore"):
+        near = finite & (np.abs(x - y) <= atol + rtol * np.abs(y))
+    return np.asarray(~near & _unequal(x, y))
+
+
+def _other_place(x: Array, y: Array, items: int) -> Array:
+    """Where the largest of a row stands elsewhere, or one is not a number; a number that stands alone is not judged."""
+    strange = (np.isfinite(x) != np.isfinite(y)) | (np.isnan(x) != np.isnan(y)) if x.dtype.kind == "f" else x != x
+    wrong = _any(strange, items)
+    # The axis of the batch is no row of scores.
+    if x.ndim > (1 if items > 1 else 0) and x.shape[-1] > 1:
+        wrong = wrong | _any(np.argmax(x, axis=-1) != np.argmax(y, axis=-1), items)
+    return wrong
+
+
+def _first(x: Array, items: int) -> Array:
+    """The first value along the last axis, which is none of the batch's."""
+    return x[..., :1] if x.ndim > (1 if items > 1 else 0) else x
+
+
+def _apart(x: Array, y: Array, items: int, overlap: float) -> Array:
+    """For each item, whether the two sets of its values have too little in common."""
+    found = np.zeros(items, dtype=bool)
+    rows = zip(x.reshape(items, -1), y.reshape(items, -1), strict=True)
+    for item, row in enumerate(rows):
+        mine, theirs = (set(each.tolist()) for each in row)
+        larger = max(len(mine), len(theirs))
+        found[item] = larger > 0 and len(mine & theirs) < overlap * larger
+    return found
+
+
+def _indices(texts: Array) -> Array:
+    found = np.empty(texts.size, dtype=object)
+    found[:] = [bytes(text).partition(b":")[2] for text in texts.flat]
+    return found.reshape(texts.shape)
+
+
+def _scores(texts: Array) -> Array:
+    return np.array([float(bytes(text).partition(b":")[0]) for text in texts.flat]).reshape(texts.shape)
+
+
+def _any(different: Array | np.bool_, items: int) -> Array:
+    each = np.asarray(different, dtype=bool)
+    if items == 1:
+        return np.array([each.any()])
+    return np.asarray(each.reshape(items, -1).any(axis=1))
