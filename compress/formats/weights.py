@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -18,7 +18,6 @@ from compress.options.user_code import user_code
 
 __all__ = ["module_of"]
 
-_PREFIXES = ("module.", "_orig_mod.")  # left by DataParallel and by torch.compile
 _USUAL = ("state_dict", "model_state_dict", "model", "module", "net", "weights")
 _DEPTH = 3
 
@@ -82,13 +81,13 @@ def _held(content: Any) -> str:
     return f"a dict of {', '.join(keys)}"
 
 
-def _state_dict(content: Any, path: Path) -> dict[str, torch.Tensor] | None:
+def _state_dict(content: Any, path: Path) -> Mapping[str, torch.Tensor] | None:
     """The state_dict in a checkpoint: the dict itself, under one of the usual names, or the only one that there is."""
     if _tensors(content):
-        return _bare(content)
+        return content
     usual = _usual(content)
     if usual is not None:
-        return _bare(usual)
+        return usual
     found = dict(_nested(content, set()))
     likely = {name: state for name, state in found.items() if not any(word in name.lower() for word in BESIDES)}
     choice = likely or {name: state for name, state in found.items() if "optim" not in name.lower()}
@@ -99,10 +98,10 @@ def _state_dict(content: Any, path: Path) -> dict[str, torch.Tensor] | None:
             why=f"it holds several: {names}",
             mend="save the ones that you mean by themselves: torch.save(checkpoint['generator'], path)",
         )
-    return next((_bare(state) for state in choice.values()), None)
+    return next(iter(choice.values()), None)
 
 
-def _tensors(content: Any) -> bool:
+def _tensors(content: Any) -> TypeGuard[Mapping[str, torch.Tensor]]:
     return (
         isinstance(content, Mapping)
         and bool(content)
@@ -110,7 +109,7 @@ def _tensors(content: Any) -> bool:
     )
 
 
-def _usual(content: Any, depth: int = 0) -> Any:
+def _usual(content: Any, depth: int = 0) -> Mapping[str, torch.Tensor] | None:
     for name in _USUAL if isinstance(content, Mapping) and depth < _DEPTH else ():
         inner = content.get(name)
         found = inner if _tensors(inner) else _usual(inner, depth + 1)
@@ -131,14 +130,6 @@ def _nested(content: Any, seen: set[int], name: str = "", depth: int = 0) -> Ite
     for key, value in content.items():
         if isinstance(key, str):
             yield from _nested(value, seen, f"{name}.{key}" if name else key, depth + 1)
-
-
-def _bare(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    found = dict(state)
-    for prefix in _PREFIXES:
-        if all(key.startswith(prefix) for key in found):
-            found = {key.removeprefix(prefix): value for key, value in found.items()}
-    return found
 
 
 def _build(factory: str) -> nn.Module:

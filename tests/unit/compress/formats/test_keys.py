@@ -39,7 +39,14 @@ LIGHTNING = {
     [
         (behind("net."), ["behind 'net.'"]),
         (behind("model.encoder."), ["behind 'model.encoder.'"]),
-        (behind("_orig_mod.net."), ["behind"]),
+        (behind("_orig_mod.net."), ["behind 'net.'"]),
+        (behind("net._orig_mod."), ["behind 'net.'"]),
+        ({**behind(""), **behind("model_ema.", 9.0)}, ["left out", "model_ema.0.weight"]),
+        ({**behind(""), **behind("ema.", 9.0), **behind("teacher.", 8.0)}, ["left out", "ema.0.weight"]),
+        ({**behind("module."), "n_averaged": torch.tensor(3)}, ["left out", "n_averaged"]),
+        ({**behind("semantic."), **behind("old_net.", 9.0)}, ["behind 'semantic.'"]),
+        ({**behind("net."), **behind("model.")}, ["behind 'net.'", "model.0.weight"]),
+        (behind("ema."), ["behind 'ema.'"]),
         ({**behind("net."), "criterion.weight": torch.ones(3)}, ["behind 'net.'", "criterion.weight"]),
         ({**behind("net."), **behind("net_ema.", 9.0)}, ["behind 'net.'", "net_ema.0.weight"]),
         ({**behind("teacher.", 9.0), **behind("student.")}, ["behind 'student.'"]),
@@ -65,6 +72,9 @@ def fitting(x: torch.Tensor) -> torch.Tensor:
     ("state", "what"),
     [
         ({**behind("a."), **behind("b.", 2.0)}, ["can't tell which weights", "'a.' and those behind 'b.'"]),
+        ({**behind(""), **behind("b.", 2.0)}, ["can't tell which weights", "without a prefix and those behind 'b.'"]),
+        ({**behind("net."), "net.0.weight": torch.ones(7, 4), **behind("ema.")}, ["only the copy behind 'ema.' does"]),
+        ({**behind(""), "more": torch.ones(1), **behind("ema.")}, ["unexpected keys", "more"]),
         ({**behind("net."), "net.9.weight": torch.ones(2)}, ["don't fit", "missing keys", "unexpected keys"]),
         (dict(list(behind("net.").items())[1:]), ["missing keys", "0.weight"]),
         ({**behind(""), "0.weight": torch.ones(7, 4)}, ["other shape", "0.weight [7, 4] for"]),
@@ -92,3 +102,12 @@ def test_the_command_line_tells_it_in_a_line(tmp_path: Path, capsys: pytest.Capt
     assert "warning" in told
     assert "is taken off; left out" in told
     assert "criterion.weight" in told
+
+
+@pytest.mark.parametrize("state", [behind("module."), behind("_orig_mod."), behind("module._orig_mod.")])
+def test_what_pytorch_itself_puts_before_names_goes_without_a_word(
+    state: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    torch.save(state, tmp_path / "model.pt")
+    x = torch.linspace(-1, 1, 8).reshape(2, 4)
+    assert torch.equal(load(tmp_path / "model.pt", model=FACTORY, inputs=[X]).module(x), fitting(x))
