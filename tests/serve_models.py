@@ -43,7 +43,10 @@ def example() -> dict[str, str]:
 """Hooks for it: text:str in; label:str and score:float out."""
 
 
-INPUTS = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "string": TensorProto.STRING}
+INPUTS = {
+    "float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "uint8": TensorProto.UINT8,
+    "int64": TensorProto.INT64, "string": TensorProto.STRING,
+}  # fmt: skip
 
 
 def artifact_of(

@@ -21,6 +21,7 @@ from serve import __version__
 from serve.cli.deploy import deploy
 from serve.cli.doctor import doctor
 from serve.cli.gateway import gateway, settings_of_file
+from serve.cli.hooks import hooks
 from serve.cli.keys import keys
 from serve.cli.load import load
 from serve.cli.measure import tune, verify
@@ -51,8 +52,7 @@ app.command(gateway)
 app.command(keys)
 app.command(models)
 app.command(rollout)
-hooks_app = App(name="hooks", help="Try hooks without a server.")
-app.command(hooks_app)
+app.command(hooks)
 app.command(load)
 app.command(deploy)
 app.command(doctor)
@@ -271,34 +271,6 @@ def check(repository: Path, *, public_key: Path | None = None, into: Path | None
     out.print(
         f"{check_files(repository, public_key, into=into)} files are what was {'signed' if public_key else 'packed'}"
     )
-
-
-@hooks_app.command(name="check")
-def check_hooks_(
-    hooks: Path, *, artifact: Path, input_: Annotated[Path | None, Parameter(name=["--input", "--image"])] = None
-) -> None:
-    """Check hooks against the network that they are for, and take one request all the way through, without a server.
-
-    Parameters
-    ----------
-    hooks
-        A Python file with preprocess and/or postprocess.
-    artifact
-        The folder that `compress export` wrote, or any ONNX file.
-    input_
-        A file for a model that takes bytes, or a .json file with a value for each input; by default the hooks' own
-        example().
-    """
-    from serve.hooks.check import check_hooks
-    from serve.pack.source import load_source
-
-    for step in check_hooks(hooks, load_source(artifact), input_):
-        out.print(f"{step.name:<12} {1000 * step.seconds:8.3f} ms", markup=False)
-        for name, value in step.made.items():
-            one = value.item() if value.size == 1 else None
-            one = one.decode("utf-8", errors="backslashreplace") if isinstance(one, bytes) else one
-            out.print(f"  gives {name} = {f'{value.dtype.name}{list(value.shape)}' if one is None else repr(one)}",
-                      markup=False)  # fmt: skip
 
 
 @app.command

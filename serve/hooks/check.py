@@ -19,12 +19,15 @@ from compress.artifact import Artifact
 from compress.errors import MissingExtraError, RepositoryError
 from compress.vetting.texts import read_bytes
 from serve.config.named import LARGEST_DATA
-from serve.hooks.load import Stage, load_hooks
+from serve.hooks.load import Hooks, Stage, load_hooks
 from serve.hooks.module import Guarded, Source, import_module, read_source
 from serve.hooks.packed.values import Array, Hook, named, to_array
 from serve.hooks.types import HookTensor, of_spec
 
-__all__ = ["Step", "check_hooks"]
+__all__ = ["Step", "check_hooks", "sample_of", "shown"]
+
+SHOWN = 6  # elements of an array
+LONGEST = 60  # characters of a text
 
 # As the serving processes do: ONNX Runtime is no import of this package.
 _NETWORK = """
@@ -82,13 +85,7 @@ def check_hooks(hooks: Path, source: Artifact, given: Path | None) -> list[Step]
     module_source = read_source(hooks)
     module = import_module(module_source)
     batched = source.signature.batched
-    inputs = tuple(of_spec(spec.name, spec, batched=batched) for spec in source.signature.inputs)
-    front = checked.preprocess.arguments if checked.preprocess else inputs
-    item = dict(checked.example or {}) if given is None else _item(given, front)
-    if not item:
-        raise RepositoryError(
-            f"can't try {hooks}", why="there is nothing to try it with", mend="add --input FILE, or an example() to it"
-        )
+    item = sample_of(checked, source, given)
     steps = []
     if checked.preprocess is not None:
         steps.append(_hook(module_source, module, "preprocess", checked.preprocess, item))
@@ -99,6 +96,30 @@ def check_hooks(hooks: Path, source: Artifact, given: Path | None) -> list[Step]
         outputs = {name: steps[-1].made[tensor] for name, tensor in by_tensor.items()}
         steps.append(_hook(module_source, module, "postprocess", checked.postprocess, outputs))
     return steps
+
+
+def sample_of(checked: Hooks, source: Artifact, given: Path | None) -> dict[str, Array]:
+    """One item of the served model's inputs, strings as bytes, without a batch dimension.
+
+    Args:
+        checked: the hooks.
+        source: what they are for.
+        given: as in `check_hooks`.
+
+    Raises:
+        RepositoryError: there is none, or the file does not fit the model.
+    """
+    batched = source.signature.batched
+    inputs = tuple(of_spec(spec.name, spec, batched=batched) for spec in source.signature.inputs)
+    front = checked.preprocess.arguments if checked.preprocess else inputs
+    item = dict(checked.example or {}) if given is None else _item(given, front)
+    if not item:
+        raise RepositoryError(
+            f"can't try {checked.path}",
+            why="there is nothing to try it with",
+            mend="add --input FILE, or an example() to it",
+        )
+    return item
 
 
 def _item(given: Path, front: tuple[HookTensor, ...]) -> dict[str, Array]:
@@ -152,3 +173,24 @@ def _network(source: Artifact, item: Mapping[str, Array], *, batched: bool) -> S
             outputs = {name: found[str(number)] for number, name in enumerate(names)}
             seconds = float(found["took"])
     return Step("network", {name: array[0] if batched else array for name, array in outputs.items()}, seconds)
+
+
+def shown(value: Any) -> str:
+    """An array as a reader wants it: the text or number of one element, else dtype, shape, first elements and range."""
+    array = np.asarray(value)
+    first = [_element(element) for element in array.ravel()[:SHOWN].tolist()]
+    if array.size == 1:
+        return first[0]
+    kind = "string" if array.dtype.kind in "OSU" else array.dtype.name
+    text = f"{kind}{list(array.shape)} {', '.join(first)}{', …' if array.size > SHOWN else ''}"
+    if array.size > SHOWN and kind != "string" and array.dtype.kind != "b":
+        text += f" (least {_element(array.min().item())}, most {_element(array.max().item())})"
+    return text
+
+
+def _element(value: Any) -> str:
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", errors="backslashreplace")
+    if isinstance(value, str):
+        return repr(value if len(value) <= LONGEST else f"{value[:LONGEST]}…")
+    return f"{value:.5g}" if isinstance(value, float) else repr(value)

@@ -21,6 +21,8 @@ NUMPY_TYPES: Mapping[str, Any] = {
     "TYPE_STRING": np.object_,
 }  # fmt: skip
 
+NO_IMAGE = ("UnidentifiedImageError", "DecompressionBombError")  # of Pillow, which need not be installed
+
 
 def to_value(item: Array, kind: str) -> Any:
     """One item of a tensor as the argument that a hook takes.
@@ -230,5 +232,6 @@ class Hook:
         return f"hooks.py {self.name}: {type(err).__name__}: {err}{where}"
 
     def at_fault(self, err: BaseException) -> bool:
-        """Whether the client is: a ValueError of preprocess says that the input is bad (HTTP 400, not 500)."""
-        return self.name == "preprocess" and isinstance(err, ValueError)
+        """Whether the client is (HTTP 400, not 500): preprocess has a ValueError, or Pillow's word of a bad image."""
+        names = {kind.__name__ for kind in type(err).__mro__ if kind.__module__.partition(".")[0] == "PIL"}
+        return self.name == "preprocess" and (isinstance(err, ValueError) or not names.isdisjoint(NO_IMAGE))

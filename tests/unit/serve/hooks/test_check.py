@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from compress.artifact import Artifact
 from compress.errors import HookError, RepositoryError
 from serve.cli.main import main
-from serve.hooks.check import check_hooks
+from serve.hooks.bad_input import try_bad_input
+from serve.hooks.check import check_hooks, shown
 from tests.serve_models import HOOKS, hook_file, text_artifact, tiny_artifact
 
 UPPER = """
@@ -102,5 +105,84 @@ def test_the_command_shows_each_step(source: Artifact, tmp_path: Path, capsys: p
         main(["hooks", "check", str(hook_file(tmp_path)), "--artifact", str(source.folder)])
     assert ended.value.code in (0, None)
     told = capsys.readouterr().out
-    assert "gives x = float32[4]" in told
+    assert "gives x = float32[4] 0, 2, 1, 0" in told
     assert "gives label = 'b'" in told
+    assert "text = nothing is refused (400): hooks.py preprocess: ValueError" in told
+    assert "text = bytes that are no UTF-8 is refused (400)" in told
+
+
+STATUSES = """
+import numpy as np
+
+def preprocess(text: str) -> np.ndarray:
+    assert text != "unexpected"
+    if not text:
+        raise ValueError("text is empty")
+    if len(text) > 100:
+        raise SystemExit("too long")
+    return np.zeros(4, np.float32)
+
+def example() -> dict[str, str]:
+    return {"text": "good"}
+"""
+
+
+def test_bad_input_is_refused_fails_or_is_taken(source: Artifact, tmp_path: Path) -> None:
+    tried = try_bad_input(hook_file(tmp_path, STATUSES), source, None)
+    assert {one.given: one.status for one in tried} == {
+        "nothing": 400, "one NUL": None, "a word": 500, "10,000 letters": 500, "bytes that are no UTF-8": 400,
+    }  # fmt: skip
+    assert "text is empty (line 7)" in tried[0].message
+    assert "AssertionError" in tried[2].message
+    assert "SystemExit: too long" in tried[3].message
+
+
+def test_a_failure_on_bad_input_is_told_with_its_mend(
+    source: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["hooks", "check", str(hook_file(tmp_path, STATUSES)), "--artifact", str(source.folder)])
+    told = capsys.readouterr().out
+    assert "text = a word fails (500): hooks.py preprocess: AssertionError" in told
+    assert "raise a ValueError where the input is" in told
+
+
+@pytest.mark.parametrize(
+    ("annotation", "example", "given"),
+    [
+        ("bytes", "b'four'", ["nothing", "one NUL", "a word", "10,000 letters", "half of the sample"]),
+        ("float", "1.0", ["NaN", "infinity", "the lowest number"]),
+        ("np.int8", "1", ["the lowest number", "the highest"]),
+        ("bool", "True", []),
+        ("Annotated[Any, 'uint8[n,2]']", "[[1, 2]]", ["the lowest number", "the highest", "no element at all"]),
+        ("list[bytes]", "b'four'", ["nothing", "one NUL", "a word", "10,000 letters", "half of the sample"]),
+    ],
+)
+def test_each_kind_of_argument_has_bad_input_of_its_own(
+    source: Artifact, tmp_path: Path, annotation: str, example: str, given: list[str]
+) -> None:
+    text = (
+        "from typing import *\nimport numpy as np\n"
+        f"def preprocess(item: {annotation}):\n"
+        f"    return np.zeros((1, 4) if {annotation.startswith('list')} else 4, np.float32)\n"
+        f"def example(): return dict(item={example})\n"
+    )
+    assert [one.given for one in try_bad_input(hook_file(tmp_path, text), source, None)] == given
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.array([b"b"], object), "'b'"),
+        (np.array([b"\xff"], object), r"'\\xff'"),
+        (np.float32(0.1), "0.1"),
+        (np.arange(3, dtype=np.int64), "int64[3] 0, 1, 2"),
+        (np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4),
+         "float32[3, 4] 0, 0.090909, 0.18182, 0.27273, 0.36364, 0.45455, … (least 0, most 1)"),
+        (np.array([b"a", b"x" * 99], object), f"string[2] 'a', '{'x' * 60}…'"),
+        (np.zeros((0, 2)), "float64[0, 2] "),
+        (np.array([True, False]), "bool[2] True, False"),
+    ],
+)  # fmt: skip
+def test_values_are_shown(value: Any, text: str) -> None:
+    assert shown(value) == text

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image, UnidentifiedImageError
 
 from serve.hooks.packed import values as hook_values
-from serve.hooks.packed.values import named, to_array, to_value
+from serve.hooks.packed.values import Hook, named, to_array, to_value
 
 SERVE = Path(hook_values.__file__).parents[2]
 
@@ -121,3 +122,21 @@ def test_results_are_told_by_name(result: Any, names: Sequence[str], returns: st
 def test_results_that_are_not_all_there_are_refused(result: Any, names: Sequence[str], returns: str) -> None:
     with pytest.raises(TypeError, match=r"wanted .*x"):
         named(result, names, returns)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "ours"),
+    [
+        (ValueError, "preprocess", False),
+        (UnicodeError, "preprocess", False),
+        (UnidentifiedImageError, "preprocess", False),
+        (Image.DecompressionBombError, "preprocess", False),
+        (OSError, "preprocess", True),
+        (KeyError, "preprocess", True),
+        (ValueError, "postprocess", True),
+        (UnidentifiedImageError, "postprocess", True),
+    ],
+)
+def test_bad_input_is_the_clients_fault_and_all_else_ours(kind: type[Exception], name: str, ours: bool) -> None:
+    hook = Hook(name, print, {"arguments": {}, "results": {}, "returns": "value"}, "hooks.py")
+    assert hook.at_fault(kind()) is not ours

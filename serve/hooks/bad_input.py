@@ -1,0 +1,102 @@
+"""What a model's preprocess does with input that is not what it expects: refuse it, fail, or take it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compress.artifact import Artifact
+from compress.errors import HookError, first_line
+from serve.hooks.check import sample_of
+from serve.hooks.load import load_hooks
+from serve.hooks.module import import_module, read_source
+from serve.hooks.packed.values import NUMPY_TYPES, Array, Hook
+from serve.hooks.types import HookTensor
+
+__all__ = ["Tried", "try_bad_input"]
+
+TEXTS: tuple[tuple[str, bytes], ...] = (
+    ("nothing", b""), ("one NUL", b"\0"), ("a word", b"unexpected"), ("10,000 letters", b"x" * 10_000),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One bad input and what came of it.
+
+    Attributes:
+        argument: which input of the served model was bad.
+        given: what it was given, in words.
+        status: what a client gets: 400 where preprocess refuses it, 500 where it fails, None where it takes it.
+        message: what the client is told; "" where it is taken.
+    """
+
+    argument: str
+    given: str
+    status: int | None
+    message: str
+
+
+def try_bad_input(hooks: Path, source: Artifact, given: Path | None) -> list[Tried]:
+    """Give preprocess one bad value after the other, the other inputs being as in a good sample.
+
+    Args:
+        hooks: the Python file.
+        source: what it is for.
+        given: a file with a good sample, as in `check_hooks`; None takes the hooks' own example().
+
+    Returns:
+        What came of each; [] without a preprocess.
+
+    Raises:
+        HookError: the hooks don't fit.
+        RepositoryError: there is no good sample.
+    """
+    checked = load_hooks(hooks, source.signature)
+    stage = checked.preprocess
+    if stage is None:
+        return []
+    item = sample_of(checked, source, given)
+    text = read_source(hooks)
+    hook = Hook("preprocess", import_module(text).preprocess, stage.spec(), str(text.path))
+    return [
+        _tried(hook, tensor.name, what, {**item, tensor.name: value})
+        for tensor in stage.arguments
+        for what, value in _bad(tensor, item[tensor.name])
+    ]
+
+
+def _tried(hook: Hook, argument: str, given: str, item: Mapping[str, Array]) -> Tried:
+    try:
+        hook.sample(item)
+    except HookError:
+        raise
+    except (Exception, SystemExit) as err:  # the user's code: anything may come out of it
+        message = first_line(RuntimeError(hook.message(err)))
+        return Tried(argument, given, 400 if hook.at_fault(err) else 500, message)
+    return Tried(argument, given, None, "")
+
+
+def _bad(tensor: HookTensor, good: Array) -> Iterator[tuple[str, Array]]:
+    """Values of the right dtype, and of the good sample's shape, that hardly any network was trained with."""
+    dtype: np.dtype[Any] = np.dtype(NUMPY_TYPES[tensor.data_type])
+    if dtype == np.object_:
+        for given, text in TEXTS:
+            yield given, np.array([text] * good.size, object).reshape(good.shape)
+        if tensor.kind != "str":
+            halves = [one[: len(one) // 2] for one in good.ravel()]
+            yield "half of the sample", np.array(halves, object).reshape(good.shape)
+        else:
+            yield "bytes that are no UTF-8", np.array([b"\xff\xfe"] * good.size, object).reshape(good.shape)
+    elif dtype.kind == "f":
+        for given, number in (("NaN", np.nan), ("infinity", np.inf), ("the lowest number", np.finfo(dtype).min)):
+            yield given, np.full(good.shape, number, dtype)
+    elif dtype.kind in "iu":
+        for given, whole in (("the lowest number", np.iinfo(dtype).min), ("the highest", np.iinfo(dtype).max)):
+            yield given, np.full(good.shape, whole, dtype)
+    if -1 in tensor.dims and good.ndim:
+        yield "no element at all", np.empty([0 if dim == -1 else dim for dim in tensor.dims], dtype)

@@ -1,0 +1,146 @@
+"""A starting file of hooks for a network, and its test: what `serve hooks new` writes."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from pathlib import Path
+
+from compress.artifact import Artifact, TensorSpec
+from compress.errors import HookError
+from compress.vetting.replace import replace_file
+from compress.vetting.texts import read_bytes
+from serve.config.named import LARGEST_DATA
+from serve.hooks import starting
+from serve.hooks.starting import Part
+
+__all__ = ["TASKS", "new_hooks"]
+
+TASKS = ("image-classification", "text", "tabular")
+SIDE = 224  # pixels, where the network takes any
+LENGTH = 128  # tokens, where the network takes any
+IDS = ("input_ids", "attention_mask", "token_type_ids")
+NO_SCORES = ("embed", "pool", "hidden", "feature", "token")  # in the name of an output that is no class scores
+FLOATS = ("float16", "float32", "float64")
+MOST_CLASSES = 100_000
+
+
+def new_hooks(task: str, source: Artifact, path: Path, tokenizer: Path | None = None) -> list[Path]:
+    """Write hooks that fit a network, with an example(), and a test of them beside.
+
+    Args:
+        task: one of TASKS.
+        source: what they are for: its signature says names, dtypes and shapes.
+        path: of the hooks; the test is `test_` and its name.
+        tokenizer: a tokenizer.json of the `tokenizers` library, where token ids are taken; it is copied beside.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        HookError: the network does not fit the task, or a file is there already (nothing is written then),
+            or the place can't be written.
+    """
+    if path.suffix != ".py" or not _is_name(path.stem):
+        raise _error(path, "that is no name of a Python module", "name it like hooks.py")
+    front = {"image-classification": _image, "text": _text, "tabular": _tabular}[task](source, path, tokenizer)
+    back = _back(source)
+    content: dict[Path, bytes | str] = {
+        path: starting.module(front, back),
+        path.with_name(f"test_{path.name}"): starting.test_module(path.stem, front, back),
+    }
+    if tokenizer is not None:
+        beside = path.with_name("tokenizer.json")
+        if not front.files:
+            raise _error(path, "the network takes no token ids, and a tokenizer was given", "leave --tokenizer away")
+        if not (beside.exists() and tokenizer.exists() and beside.samefile(tokenizer)):
+            content[beside] = _read(path, tokenizer)
+    for file in content:
+        if file.exists() or file.is_symlink():
+            raise _error(path, f"{file} is there already", "name another file by --out, or move that one away")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for file, text in content.items():
+            replace_file(file, text)
+    except OSError as err:
+        raise _error(path, f"it can't be written: {err.strerror or err}", "name a place that you may write to") from err
+    return list(content)
+
+
+def _image(source: Artifact, path: Path, _: Path | None) -> Part:
+    spec = _one(source, path)
+    shape = spec.shape[1:] if source.signature.batched else spec.shape
+    channels = [axis for axis in (0, 2) if len(shape) == 3 and shape[axis] in (1, 3, 4)]
+    if spec.dtype not in ("float32", "float16", "uint8") or not channels:
+        why = f"its input is {spec}, not float32 or uint8 of [channels, height, width] or [height, width, channels]"
+        raise _error(path, why, f"name another --task than image-classification: {', '.join(TASKS)}")
+    last = channels[0] == 2
+    sides = shape[:2] if last else shape[1:]
+    height, width = (SIDE if isinstance(side, str) else side for side in sides)
+    depth = shape[channels[0]]
+    return starting.images(channels=int(depth), height=height, width=width, dtype=spec.dtype, last=last)
+
+
+def _text(source: Artifact, path: Path, tokenizer: Path | None) -> Part:
+    specs = source.signature.inputs
+    shapes = [spec.shape[1:] if source.signature.batched else spec.shape for spec in specs]
+    if len(specs) == 1 and specs[0].dtype == "string" and all(side == 1 or isinstance(side, str) for side in shapes[0]):
+        return starting.texts(shape=(1,) * len(shapes[0]))
+    names = tuple(spec.name for spec in specs)
+    lengths = {shape[0] for shape in shapes if len(shape) == 1}
+    dtypes = {spec.dtype for spec in specs}
+    fit = dtypes <= {"int64", "int32"} and all(len(shape) == 1 for shape in shapes)
+    if not (fit and len(dtypes) == 1 and len(lengths) == 1 and set(names) <= set(IDS) and IDS[0] in names):
+        why = f"it takes {', '.join(map(str, specs))}, neither one string nor {', '.join(IDS)}"
+        raise _error(path, why, "write preprocess by hand: it gives a dict of these by name")
+    if tokenizer is None:
+        mend = "add --tokenizer tokenizer.json (the file beside the model that it was trained from)"
+        raise _error(path, "the network takes token ids", mend)
+    (length,) = lengths
+    longest = LENGTH if isinstance(length, str) else length
+    return starting.token_ids(names=names, dtype=dtypes.pop(), length=longest, tokenizer="tokenizer.json")
+
+
+def _tabular(source: Artifact, path: Path, _: Path | None) -> Part:
+    spec = _one(source, path)
+    shape = spec.shape[1:] if source.signature.batched else spec.shape
+    if len(shape) != 1 or spec.dtype in ("string", "bool"):
+        raise _error(path, f"its input is {spec}, not a row of numbers for each sample", "name another --task")
+    return starting.rows(length="length" if isinstance(shape[0], str) else shape[0], dtype=spec.dtype)
+
+
+def _one(source: Artifact, path: Path) -> TensorSpec:
+    specs = source.signature.inputs
+    if len(specs) != 1:
+        why = f"the network takes {len(specs)} inputs: {', '.join(spec.name for spec in specs)}"
+        raise _error(path, why, "write preprocess by hand: it gives a dict of these by name")
+    return specs[0]
+
+
+def _back(source: Artifact) -> Part | None:
+    """What stands behind the first output that a hook can name, if it is a number or class scores; none otherwise."""
+    for spec in source.signature.outputs:
+        name = re.sub(r"\W", "_", spec.name)
+        shape = spec.shape[1:] if source.signature.batched else spec.shape
+        if not _is_name(name) or spec.dtype not in FLOATS or any(word in name.lower() for word in NO_SCORES):
+            continue
+        if shape in ((), (1,)):
+            return starting.number(output=name, shape=tuple(map(int, shape)))
+        if len(shape) == 1 and isinstance(shape[0], int) and 1 < shape[0] <= MOST_CLASSES:
+            return starting.labels(output=name, classes=shape[0])
+    return None
+
+
+def _is_name(text: str) -> bool:
+    return text.isascii() and text.isidentifier() and not keyword.iskeyword(text)
+
+
+def _read(path: Path, tokenizer: Path) -> bytes:
+    try:
+        return read_bytes(tokenizer, LARGEST_DATA, named=True)
+    except (OSError, ValueError) as err:
+        raise _error(path, f"{tokenizer} can't be read: {err}", "name a tokenizer.json that is there") from err
+
+
+def _error(path: Path, why: str, mend: str) -> HookError:
+    return HookError(f"can't write the hooks {path}", why=why, mend=mend)

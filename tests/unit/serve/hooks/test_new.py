@@ -1,0 +1,211 @@
+"""`serve hooks new`: a starting file that fits the network, passes its own test, and is refused over a file at hand."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from compress.artifact import Artifact
+from compress.errors import HookError
+from serve.cli.main import main
+from serve.hooks.bad_input import try_bad_input
+from serve.hooks.check import check_hooks
+from serve.hooks.load import load_hooks
+from serve.hooks.new import new_hooks
+from tests.serve_models import artifact_of, lookup_artifact, sum_artifact, text_artifact, tiny_artifact
+
+
+def mean_of_images(folder: Path, shape: str, dtype: str = "float32", classes: int = 5) -> Path:
+    """x of a shape without the batch, averaged over all but three channels."""
+    spec = f"x:{dtype}[batch,{shape}]"
+    last = shape.endswith(",3")
+    nodes = [
+        helper.make_node("Cast", ["x"], ["real"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["real", "axes"], ["mean"], keepdims=0),
+        helper.make_node("MatMul", ["mean", "weight"], ["class-scores"]),
+    ]
+    weights: dict[str, np.ndarray[Any, Any]] = {
+        "axes": np.array([1, 2] if last else [2, 3], np.int64),
+        "weight": np.ones((3, classes), np.float32),
+    }
+    return artifact_of(folder, nodes, [spec], [f"class-scores:float32[batch,{classes}]"], weights)
+
+
+def ids(folder: Path, names: tuple[str, ...], length: str, output: str = "logits") -> Path:
+    """The sum of token ids, of all inputs, as two numbers."""
+    casts = [helper.make_node("Cast", [name], [f"{name}_real"], to=onnx.TensorProto.FLOAT) for name in names]
+    nodes = [
+        *casts,
+        helper.make_node("Sum", [f"{name}_real" for name in names], ["sum"]),
+        helper.make_node("ReduceSum", ["sum", "axes"], ["one"], keepdims=1),
+        helper.make_node("Concat", ["one", "one"], [output], axis=1),
+    ]
+    inputs = [f"{name}:int64[batch,{length}]" for name in names]
+    return artifact_of(folder, nodes, inputs, [f"{output}:float32[batch,2]"], {"axes": np.array([1], np.int64)})
+
+
+def one_number(folder: Path) -> Path:
+    """x:float32[batch,size] to price:float32[batch,1]."""
+    node = helper.make_node("ReduceSum", ["x", "axes"], ["price"], keepdims=1)
+    weights = {"axes": np.array([1], np.int64)}
+    return artifact_of(folder, [node], ["x:float32[batch,size]"], ["price:float32[batch,1]"], weights)
+
+
+def one_text(folder: Path) -> Path:
+    """words:string[batch] to same:string[batch]."""
+    node = helper.make_node("Identity", ["words"], ["same"])
+    return artifact_of(folder, [node], ["words:string[batch]"], ["same:string[batch]"])
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    made = Tokenizer(WordLevel({"[UNK]": 0, "the": 1, "fox": 2}, unk_token="[UNK]"))
+    made.pre_tokenizer = Whitespace()
+    made.save(str(tmp_path / "words.json"))
+    return tmp_path / "words.json"
+
+
+KINDS: list[tuple[str, Any, tuple[Any, ...], list[str]]] = [
+    ("image-classification", mean_of_images, ("3,8,10",), ["label", "probability"]),
+    ("image-classification", mean_of_images, ("3,height,width",), ["label", "probability"]),
+    ("image-classification", mean_of_images, ("8,10,3",), ["label", "probability"]),
+    ("image-classification", mean_of_images, ("3,8,10", "uint8"), ["label", "probability"]),
+    ("image-classification", mean_of_images, ("8,10,3", "uint8"), ["label", "probability"]),
+    ("image-classification", mean_of_images, ("3,8,10", "float16"), ["label", "probability"]),
+    ("image-classification", mean_of_images, ("8,10,3", "float16"), ["label", "probability"]),
+    ("tabular", tiny_artifact, (), ["label", "probability"]),
+    ("tabular", one_number, (), ["value"]),
+    ("tabular", lookup_artifact, (), ["label", "probability"]),
+    ("text", one_text, (), []),
+    ("text", ids, (("input_ids",), "6"), ["label", "probability"]),
+    ("text", ids, (("input_ids", "attention_mask", "token_type_ids"), "length"), ["label", "probability"]),
+    ("text", ids, (("input_ids", "attention_mask"), "length", "sentence_embedding"), []),
+]
+
+
+@pytest.mark.parametrize(("task", "make", "arguments", "outputs"), KINDS)
+def test_what_is_written_fits_the_network_and_passes_its_own_test_and_the_linter(
+    task: str, make: Any, arguments: tuple[Any, ...], outputs: list[str], tmp_path: Path, tokenizer: Path
+) -> None:
+    source = Artifact.load(make(tmp_path / "artifact", *arguments))
+    ids_of = any(spec.name == "input_ids" for spec in source.signature.inputs)
+    hooks = tmp_path / "made" / "my_hooks.py"
+    written = new_hooks(task, source, hooks, tokenizer if ids_of else None)
+    assert [file.name for file in written] == ["my_hooks.py", "test_my_hooks.py", *(["tokenizer.json"] * ids_of)]
+    postprocess = load_hooks(hooks, source.signature).postprocess
+    assert [result.name for result in (postprocess.results if postprocess else ())] == outputs
+    steps = check_hooks(hooks, source, None)
+    assert [step.name for step in steps] == ["preprocess", "network", *(["postprocess"] if outputs else [])]
+    assert [tried for tried in try_bad_input(hooks, source, None) if tried.status == 500] == []
+    for command in (
+        ["pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "."],
+        ["ruff", "check", "--isolated", "--select", "E,F,I,UP,B,N,PT,ANN", "--ignore", "ANN401", "--line-length=120"],
+        ["ruff", "format", "--isolated", "--check", "--line-length=120"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", *command], cwd=hooks.parent, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("task", "make", "arguments", "why"),
+    [
+        ("image-classification", tiny_artifact, (), r"x:float32\[batch,4\], not float32 or uint8 of"),
+        ("tabular", mean_of_images, ("3,8,10",), "not a row of numbers"),
+        ("tabular", sum_artifact, (), "the network takes 2 inputs: a, b"),
+        ("text", tiny_artifact, (), "neither one string nor input_ids"),
+        ("text", text_artifact, (), "neither one string nor input_ids"),
+        ("text", ids, (("input_ids", "mask"), "6"), "neither one string nor input_ids"),
+        ("text", ids, (("input_ids",), "6"), "takes token ids"),
+    ],
+)
+def test_a_network_that_does_not_fit_the_task_is_told_and_nothing_is_written(
+    task: str, make: Any, arguments: tuple[Any, ...], why: str, tmp_path: Path
+) -> None:
+    source = Artifact.load(make(tmp_path / "artifact", *arguments))
+    with pytest.raises(HookError, match=why):
+        new_hooks(task, source, tmp_path / "made" / "hooks.py")
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("there", ["hooks.py", "test_hooks.py"])
+def test_a_file_that_is_there_stays(there: str, tmp_path: Path) -> None:
+    source = Artifact.load(tiny_artifact(tmp_path / "artifact"))
+    (tmp_path / there).write_text("mine")
+    with pytest.raises(HookError, match=f"{there} is there already"):
+        new_hooks("tabular", source, tmp_path / "hooks.py")
+    assert [file.name for file in tmp_path.glob("*.py")] == [there]
+    assert (tmp_path / there).read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["hooks.txt", "my-hooks.py", "class.py", "1.py"])
+def test_a_name_that_can_t_be_imported_is_refused(name: str, tmp_path: Path) -> None:
+    source = Artifact.load(tiny_artifact(tmp_path / "artifact"))
+    with pytest.raises(HookError, match="no name of a Python module"):
+        new_hooks("tabular", source, tmp_path / name)
+
+
+@pytest.mark.parametrize("content", [None, b"x"])
+def test_a_tokenizer_that_is_not_there_or_not_needed_is_refused(content: bytes | None, tmp_path: Path) -> None:
+    source = Artifact.load(ids(tmp_path / "ids", ("input_ids",), "6") if content is None else one_text(tmp_path / "t"))
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(HookError, match=r"can't be read|takes no token ids"):
+        new_hooks("text", source, tmp_path / "made" / "hooks.py", tmp_path / "tokenizer.json")
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("name", ["x\n\nraise SystemExit(7)\n", "class", "9", 'a"""', "naïve"])
+def test_no_name_out_of_a_file_becomes_code(name: str, tmp_path: Path) -> None:
+    node = helper.make_node("MatMul", ["x", "weight"], [name])
+    weight = {"weight": np.ones((4, 3), np.float32)}
+    graph = helper.make_graph(
+        [node],
+        "tiny",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", 4])],
+        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 3])],
+        [onnx.numpy_helper.from_array(weight["weight"], "weight")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(model, tmp_path / "model.onnx")
+    arguments = ["--artifact", str(tmp_path / "model.onnx"), "--out", str(tmp_path / "hooks.py")]
+    with pytest.raises(SystemExit) as ended:
+        main(["hooks", "new", "--task", "tabular", *arguments])
+    assert ended.value.code in (0, None, 2)
+    if (tmp_path / "hooks.py").exists():
+        text = (tmp_path / "hooks.py").read_text()
+        assert "raise SystemExit" not in text
+        compile(text, "hooks.py", "exec")
+
+
+def test_the_command_says_what_it_wrote_and_how_to_try_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    artifact, hooks = tiny_artifact(tmp_path / "artifact"), tmp_path / "hooks.py"
+    with pytest.raises(SystemExit) as ended:
+        main(["hooks", "new", "--task", "tabular", "--artifact", str(artifact), "--out", str(hooks)])
+    assert ended.value.code in (0, None)
+    told = capsys.readouterr().out
+    assert f"wrote {hooks}" in told
+    line = next(line for line in told.splitlines() if "serve hooks check" in line)
+    with pytest.raises(SystemExit):
+        main(line[line.index("hooks check") :].split())
+    assert "gives label = '0'" in capsys.readouterr().out
+
+
+def test_a_sample_by_hand_is_tried_too(tmp_path: Path) -> None:
+    source = Artifact.load(tiny_artifact(tmp_path / "artifact"))
+    new_hooks("tabular", source, tmp_path / "hooks.py")
+    (tmp_path / "x.json").write_text(json.dumps({"features": [1, 2, 3, 4]}))
+    steps = check_hooks(tmp_path / "hooks.py", source, tmp_path / "x.json")
+    assert steps[1].made["logits"].tolist() == [5, 6, 7]
