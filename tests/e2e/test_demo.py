@@ -26,7 +26,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     base = checked_out(tmp_path_factory.mktemp("demo"))
     first = blocks("sh")[0]
     assert "make demo" in first
-    run = pasted(f"{first}\ntest $(command -v serve) = $PWD/.venv/bin/serve\n", base, timeout_s=900)
+    run = pasted(f"{first}\ntest $(realpath $(command -v serve)) = $(realpath .venv/bin/serve)\n", base, timeout_s=900)
     assert run.returncode == 0, run.stdout + run.stderr
     return base / "build/demo", (run.stdout + run.stderr).replace(f"{base}/", "")
 
