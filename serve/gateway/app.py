@@ -45,6 +45,7 @@ from serve.gateway.site.page import add_page
 from serve.gateway.upstream.loading import Loading
 from serve.gateway.upstream.metrics import ServersCollector
 from serve.gateway.upstream.upstream import Upstream
+from serve.rollout.plan import Target
 
 __all__ = ["Parts", "create_app"]
 
@@ -103,6 +104,17 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
     released = Released(gate, upstream, contracts.apart, reader_bytes(settings.memory_bytes), answers)
     history = History(telemetry, gate)
     upstream.follow(gate.incidents)
+
+    async def end_sequence(target: Target, sequence: int | str) -> bool:
+        body = await contracts.last_request(target, sequence)
+        if body is None:
+            return False
+        path, headers = target.path.encode(), [(b"content-type", b"application/json")]
+        answer = await upstream.infer(path, headers, body, settings.timeout_s, sequence=str(sequence).encode())
+        # A model that fails is rid of it, too, and where Triton says that it must START there is none.
+        return answer.status == 200 or answer.status >= 500 or b"START" in answer.body
+
+    gate.slots.follow(end_sequence)
     if incidents is None:  # nobody else tells when a Triton dies
         upstream.balancer.follow_deaths(gate.incidents)
     telemetry.follow(
@@ -126,6 +138,7 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await released.close()
+        await gate.slots.close()
         contracts.close()
         await releases.close()
         await upstream.close()

@@ -22,6 +22,7 @@ POSITIVE = (
 )  # fmt: skip
 NOT_NEGATIVE = (
     "drain_delay_s", "coalesce_s", "max_elements", "latency_target_s", "max_wait_s", "feedback_answers", "feedback_s",
+    "sequence_wait_s",
 )  # fmt: skip
 
 
@@ -137,6 +138,10 @@ class Settings:
 
     max_waiting: int = 1024
     """Most requests of one model that wait for their turn."""
+
+    sequence_wait_s: float = 5.0
+    """Seconds that a sequence waits for a slot of the model's sequence batcher before those of a key that holds more
+    than its share are ended for it; 0 for never."""
 
     coalesce_s: float = 0.0
     """Seconds that a binary request may wait for others of the same form, to go to Triton as one with them (0.001 is

@@ -7,7 +7,7 @@ import json
 import queue
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,12 +45,14 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
 
 
 @contextmanager
-def served(triton: TritonServer, keys: Path | None = None, *, validate: bool = True) -> Iterator[tuple[str, str]]:
+def served(
+    triton: TritonServer, keys: Path | None = None, *, validate: bool = True, wait_s: float = 5.0
+) -> Iterator[tuple[str, str]]:
     """host:port of a gateway over HTTP, and over gRPC."""
     port = free_port()
     settings = Settings(
         upstream=(f"http://{triton.http_address}",), grpc_upstream=(triton.grpc_address,), port=0, grpc_port=port,
-        keys=keys, validate=validate,
+        keys=keys, validate=validate, sequence_wait_s=wait_s,
     )  # fmt: skip
     with gateway_thread(settings) as url:
         yield url.removeprefix("http://"), f"127.0.0.1:{port}"
@@ -69,7 +71,10 @@ def addresses(triton: TritonServer, keys: tuple[Path, str, str]) -> Iterator[tup
         yield found
 
 
-def over_http(addresses: tuple[str, str], key: str, model: str, x: int, *, raw: bool, **parameters: Any) -> Told:
+def over_http(
+    addresses: tuple[str, str], key: str, model: str, x: int, *, raw: bool, timeout_s: float = TIMEOUT_S,
+    **parameters: Any,
+) -> Told:  # fmt: skip
     item: dict[str, Any] = {"name": "x", "datatype": "INT64", "shape": [1, 1]}
     tail = struct.pack("<q", x) if raw else b""
     item |= {"parameters": {"binary_data_size": 8}} if raw else {"data": [x]}
@@ -77,12 +82,12 @@ def over_http(addresses: tuple[str, str], key: str, model: str, x: int, *, raw: 
     headers = {"x-api-key": key, "accept-encoding": "gzip"} if key else {}
     if raw:
         headers["inference-header-content-length"] = str(len(head))
-    with closing(http.client.HTTPConnection(addresses[0], timeout=TIMEOUT_S)) as connection:
+    with closing(http.client.HTTPConnection(addresses[0], timeout=timeout_s)) as connection:
         connection.request("POST", f"/v2/models/{model}/infer", head + tail, headers)
         answer = connection.getresponse()
         body = answer.read()
     if answer.status != 200:
-        assert answer.status == 400, body
+        assert answer.status in (400, 429), body
         told = json.loads(body)
         return Told(refused=told["error"] + told.get("why", ""))
     length = int(answer.getheader("inference-header-content-length") or len(body))
@@ -108,7 +113,7 @@ def read(answer: Any) -> Told:
 
 
 def refusal(err: Any) -> Told:
-    assert err.code() is grpc.StatusCode.INVALID_ARGUMENT, err
+    assert err.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED), err
     return Told(refused=err.details())
 
 
@@ -231,3 +236,73 @@ def test_an_id_is_as_long_as_triton_takes_it(
             assert "of up to 128 bytes" in found.refused
         assert ask(addresses, keys[1], "words", 1, sequence_id="é" * 64, sequence_start=True, sequence_end=True).total
     assert triton.running
+
+
+@pytest.fixture(scope="module")
+def shared(
+    tmp_path_factory: pytest.TempPathFactory, keys: tuple[Path, str, str]
+) -> Iterator[Callable[[float], AbstractContextManager[tuple[str, str]]]]:
+    """Gateways before a Triton of which nobody else holds slots; each of its models has four."""
+    with remembering(tmp_path_factory.mktemp("slots")) as server:
+        yield lambda wait_s: served(server, keys[0], wait_s=wait_s)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("model", ["counts", "words", "whole"])
+def test_a_key_that_keeps_all_slots_busy_keeps_no_other_key_out(
+    shared: Callable[[float], AbstractContextManager[tuple[str, str]]],
+    keys: tuple[Path, str, str],
+    way: str,
+    model: str,
+) -> None:
+    _, alice, bob = keys
+    ask = WAYS[way]
+    with shared(0.5) as addresses:
+        for sequence in (1, 2, 3, 4):
+            assert ask(addresses, alice, model, 1, sequence_id=sequence, sequence_start=True).total == 1
+        assert ask(addresses, bob, model, 100, sequence_id=1, sequence_start=True).total == 100
+        assert [ask(addresses, alice, model, 1, sequence_id=sequence).total for sequence in (1, 2)] == [2, 2]
+        for sequence in (3, 4):
+            assert "the sequence was ended" in ask(addresses, alice, model, 1, sequence_id=sequence).refused
+        assert ask(addresses, bob, model, 100, sequence_id=1).total == 200
+        assert ask(addresses, bob, model, 100, sequence_id=2, sequence_start=True).total == 100
+        for key, sequence in ((alice, 1), (alice, 2), (bob, 1), (bob, 2)):
+            assert ask(addresses, key, model, 1, sequence_id=sequence, sequence_end=True).total is not None
+
+
+def test_without_a_bound_it_waits_as_long_as_it_may(
+    shared: Callable[[float], AbstractContextManager[tuple[str, str]]], keys: tuple[Path, str, str]
+) -> None:
+    """What was seen before there was one: 504 for the other key."""
+    _, alice, bob = keys
+    with shared(0.0) as addresses:
+        for sequence in (1, 2, 3, 4):
+            over_grpc(addresses, alice, "counts", 1, sequence_id=sequence, sequence_start=True)
+        with grpc.insecure_channel(addresses[1]) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            asked = message("counts", 1, sequence_id=1, sequence_start=True)
+            with pytest.raises(grpc.RpcError) as late:
+                stub.ModelInfer(asked, timeout=3, metadata=[("x-api-key", bob)])
+        assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        for sequence in (1, 2, 3, 4):
+            over_grpc(addresses, alice, "counts", 1, sequence_id=sequence, sequence_end=True)
+
+
+@pytest.mark.parametrize("model", ["counts", "whole"])
+def test_sequences_whose_clients_left_before_they_began_hold_no_slot(
+    shared: Callable[[float], AbstractContextManager[tuple[str, str]]], keys: tuple[Path, str, str], model: str
+) -> None:
+    _, alice, bob = keys
+    with shared(1000.0) as addresses:
+        for sequence in (1, 2, 3, 4):
+            over_http(addresses, alice, model, 1, raw=False, sequence_id=sequence, sequence_start=True)
+        for sequence in range(10, 16):  # these wait, and their client leaves
+            with pytest.raises(TimeoutError):
+                over_http(addresses, bob, model, 1, raw=False, timeout_s=0.5, sequence_id=sequence, sequence_start=True)
+        for sequence in (1, 2, 3, 4):
+            over_http(addresses, alice, model, 1, raw=False, sequence_id=sequence, sequence_end=True)
+        for sequence in (21, 22, 23, 24):  # all slots are free
+            begun = over_http(addresses, alice, model, 1, raw=False, sequence_id=sequence, sequence_start=True)
+            assert begun.total == 1
+        for sequence in (21, 22, 23, 24):
+            over_http(addresses, alice, model, 1, raw=False, sequence_id=sequence, sequence_end=True)

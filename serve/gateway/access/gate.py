@@ -11,6 +11,7 @@ from compress.errors import ServerError
 from serve.gateway.access.admission import Admission, Bounds
 from serve.gateway.access.identity import KeyRing
 from serve.gateway.access.memory import Memory
+from serve.gateway.access.slots import Slots
 from serve.gateway.health.incidents import Incidents
 from serve.gateway.settings import ModelSettings, Settings
 
@@ -39,6 +40,7 @@ class Gate:
         self.incidents = incidents or Incidents()
         self.memory = memory or Memory(settings.memory_bytes)
         self.keys = KeyRing(settings.keys)
+        self.slots = Slots(settings.sequence_wait_s)
         self._settings = settings
         self._places: dict[str, Admission] = {}
         self._others: Admission | None = None

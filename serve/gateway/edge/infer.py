@@ -160,22 +160,34 @@ class InferEndpoint:
             forwarded.append((BINARY_HEADER, b"%d" % changed))
         if sequence is not None and sequence.renamed:  # its id may have to be read in the answer
             forwarded = [header for header in forwarded if header[0] != b"accept-encoding"]
-        place = None if sequence is None else sequence.place
+        place, turn = None, None
+        if sequence is not None:
+            place = sequence.place
+            batcher = (await self._contracts.of(kept)).batcher
+            turn = self._gate.slots.asked(batcher, kept, sequence, identity.id)
 
         async def ask(body: bytes | GrowingBody) -> Response:
             left = deadline - time.monotonic()
+            if turn is not None:
+                turn.sends()
             return await self._released.infer(release, path, identity, scope["headers"], forwarded, body, left, place)
 
         send_it = partial(
             ask_model, self._gate, identity, model, scope=scope, receive=receive, deadline=deadline, size=len(body)
         )
+        status: int | None = None
         try:
-            response = await send_it(partial(ask, body), body=body, trace=trace)
-        except SlowBodyError:
-            if isinstance(body, bytes):
-                raise
-            whole = await body.wait()
-            response = await send_it(partial(ask, whole), body=whole, trace=trace)
+            try:
+                response = await send_it(partial(ask, body), body=body, trace=trace)
+            except SlowBodyError:
+                if isinstance(body, bytes):
+                    raise
+                whole = await body.wait()
+                response = await send_it(partial(ask, whole), body=whole, trace=trace)
+            status = response.status
+        finally:
+            if turn is not None:
+                turn.leave(status)
         if sequence is not None:
             response = in_answer(sequence, response)
         self._gate.memory.check_for(identity.id, len(response.body))

@@ -103,6 +103,8 @@ class Inference:
         seconds: float | None = None
         answered = entered = given_up = False
         sent = True
+        turn = None if sequence is None else await self._incoming.turn(identity, request, sequence)
+        status: int | None = None
         release: Release | None = None
         started = time.monotonic()
         suspects = self._gate.incidents.suspects
@@ -121,16 +123,20 @@ class Inference:
             suspects.take_off(flight)
             above = ABOARD.set(flight)
             release = self._releases.get(model) if not request.model_version else None
+            if turn is not None:
+                turn.sends()
             if release is None:
                 answer = await self._calls.infer(body, *about(request), deadline)
             else:
                 answer = await self._released(release, identity, request, context, patience, deadline)
             seconds = time.monotonic() - started
             answered = True
+            status = 200
             self._gate.known(model)
             return answer if sequence is None else in_reply(sequence, answer)
         except grpc.aio.AioRpcError as err:
             answered = err.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+            status = STATUSES.get(err.code(), 500) if answered else None
             sent = release is not None or not (err.details() or "").startswith(UNREACHED)
             if (dead := DEAD.fullmatch((err.details() or "").encode())) is not None:
                 answered = False
@@ -144,6 +150,8 @@ class Inference:
             given_up = flight.left = True
             raise
         finally:
+            if turn is not None:
+                turn.leave(status)
             if above is not None:
                 ABOARD.reset(above)
             suspects.land(flight, answered=answered, sent=sent)

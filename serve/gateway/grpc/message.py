@@ -12,6 +12,7 @@ from tritonclient.grpc import service_pb2 as messages
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import CONNECTION_BYTES, Memory, Share
+from serve.gateway.access.slots import Turn
 from serve.gateway.errors import BadRequestError, GatewayError
 from serve.gateway.grpc.clients import Clients, address_of, client_of
 from serve.gateway.grpc.request import check_message, rename
@@ -206,14 +207,29 @@ class Incoming:
         model: str = request.model_name
         identity.check_model(model)
         self._gate.incidents.outages.check(model)
-        release = self._releases.get(model) if not request.model_version else None
-        target = release.kept if release is not None else Target(model, request.model_version or None)
+        target = self._target(request)
         check = partial(check_message, request, shared_memory=identity.admin)
         await self._contracts.fitting(target, check)
         sequence = rename(request, identity.digest)
         if sequence is not None and sequence.renamed:
             body = request.SerializeToString()
         return request, body, sequence
+
+    async def turn(self, identity: Identity, request: Any, sequence: Named, *, released: bool = True) -> Turn | None:
+        """A request of a sequence, counted for its key.
+
+        Args:
+            released: whether it goes where a release says, not where Triton does by itself.
+
+        Raises:
+            RateLimitedError: it has no slot any more, or too many of its key wait for one.
+        """
+        target = self._target(request) if released else Target(request.model_name, request.model_version or None)
+        return self._gate.slots.asked((await self._contracts.of(target)).batcher, target, sequence, identity.id)
+
+    def _target(self, request: Any) -> Target:
+        release = self._releases.get(request.model_name) if not request.model_version else None
+        return release.kept if release is not None else Target(request.model_name, request.model_version or None)
 
     async def kind(self, request: Any) -> object:
         """Of which kind an infer request's model is: requests for one kind may share a stream."""

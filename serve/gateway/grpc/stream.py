@@ -6,12 +6,14 @@ A sequence may not be torn apart: all of a stream goes to one server.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 
 import grpc
 
 from serve.gateway.access.gate import Gate
+from serve.gateway.access.slots import Turn
 from serve.gateway.errors import BadRequestError, GatewayError, UnauthorizedError
 from serve.gateway.grpc.channels import GrpcChannels
 from serve.gateway.grpc.message import Incoming, SlowMessageError, about
@@ -51,6 +53,7 @@ class Streams:
         failed: list[GatewayError] = []
         unanswered = Unanswered(share, min(self._settings.max_body_bytes, self._gate.memory.bound // 8))
 
+        turns: deque[Turn | None] = deque()  # of the messages that are not answered, in the order of their answers
         scope: tuple[bytes, bytes | None] = b"", None
         kind: object = None
 
@@ -77,12 +80,18 @@ class Streams:
                             mend="open one for each",
                         )
                     unanswered.of(sequence)
+                    turn = None
+                    if sequence is not None:
+                        turn = await self._incoming.turn(identity, request, sequence, released=False)
+                    turns.append(turn)
                     await flights.sent(identity.id, request.model_name, self._settings.timeout_s)
                 except GatewayError as err:
                     failed.append(bare(err))
                     return
                 scope = about(request)
                 unanswered.asks(request)
+                if turn is not None:
+                    turn.sends()
                 yield body + FINAL_ASKED
 
         coming = checked()
@@ -117,6 +126,8 @@ class Streams:
                             answer, last = unanswered.read(came)
                             if last:
                                 flights.answered()
+                                if turns and (turn := turns.popleft()) is not None:
+                                    turn.leave(200)
                             if answer is not None:
                                 writing = self._incoming.writing(context, len(answer))
                                 try:
@@ -135,6 +146,9 @@ class Streams:
                 raise
         finally:
             flights.end()
+            for turn in turns:
+                if turn is not None:
+                    turn.leave(None)
             release(None)
         if failed:
             refuse(failed[0])

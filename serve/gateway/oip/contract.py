@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from serve.gateway.access.slots import Batcher
 from serve.gateway.errors import BadRequestError, TooManyElementsError
 from serve.gateway.oip.metadata import ModelMetadata, TensorMetadata
 from serve.gateway.oip.tensors import DATATYPES
@@ -63,6 +64,7 @@ class Contract:
         max_batch_size: items of a request at most; 0 where that is not known.
         max_elements: of one input, whatever its dimensions; 0 for what they allow.
         sequence_texts: whether the id of a sequence may be a text.
+        batcher: of its sequences, or of its first step's that has one; None where that is not known.
     """
 
     inputs: Mapping[str, TensorMetadata]
@@ -72,15 +74,24 @@ class Contract:
     max_batch_size: int
     max_elements: int = 0
     sequence_texts: bool = False
+    batcher: Batcher | None = None
 
     @classmethod
-    def of(cls, metadata: ModelMetadata, max_elements: int = 0, *, sequence_texts: bool = False) -> Contract:
+    def of(
+        cls,
+        metadata: ModelMetadata,
+        max_elements: int = 0,
+        *,
+        sequence_texts: bool = False,
+        batcher: Batcher | None = None,
+    ) -> Contract:
         """The contract of a model that Triton serves.
 
         Args:
             metadata: of the model.
             max_elements: of one input; 0 for what its dimensions allow.
             sequence_texts: whether the model, and each that it asks, takes ids of sequences that are texts.
+            batcher: of the sequences of the model, or of one that it asks.
         """
         return cls(
             {tensor.name: tensor for tensor in metadata.inputs},
@@ -90,6 +101,7 @@ class Contract:
             metadata.max_batch_size,
             max_elements,
             sequence_texts,
+            batcher,
         )
 
     def elements(self, name: object, datatype: object, shape: Sequence[object]) -> int:

@@ -10,14 +10,19 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar, TypeVarTuple, Unpack
 
+import orjson
+
+from serve.gateway.access.slots import Batcher
 from serve.gateway.errors import BadRequestError, GatewayError, UnknownModelError
 from serve.gateway.oip.bare_contract import BareContract
 from serve.gateway.oip.contract import Contract, UnfitError
-from serve.gateway.oip.metadata import ModelMetadata
+from serve.gateway.oip.metadata import ModelMetadata, example_json
 from serve.gateway.oip.request import Request, check_json_bytes, loaded, raw_head, read_request
-from serve.gateway.oip.sequence import Named
+from serve.gateway.oip.sequence import FLAGS, SEQUENCE_ID, Named
+from serve.gateway.oip.tensors import ProtocolError
 from serve.http.body import GrowingBody
 from serve.rollout.plan import Target
 
@@ -103,7 +108,8 @@ class Contracts:
             if len(self._made) >= REMEMBERED:
                 self._made.clear()
             texts = await self._takes_texts(metadata)
-            contract = Contract.of(metadata, self._max_elements, sequence_texts=texts)
+            batcher = await self._batcher(metadata)
+            contract = Contract.of(metadata, self._max_elements, sequence_texts=texts, batcher=batcher)
             if made is not None and made[1] == contract:
                 contract = made[1]  # what was read by it still holds
             made = self._made[target.path] = metadata, contract
@@ -123,6 +129,33 @@ class Contracts:
         except GatewayError:  # a step that is not known
             return False
         return True
+
+    async def _batcher(self, metadata: ModelMetadata, depth: int = 0) -> Batcher | None:
+        """Of a model's sequences, or of the first of its steps' that has one."""
+        if metadata.batcher is not None or depth > DEEPEST:
+            return metadata.batcher
+        with contextlib.suppress(GatewayError):  # a step that is not known
+            for model, version in metadata.steps:
+                found = await self._batcher(await self._source.metadata(model, version), depth + 1)
+                if found is not None:
+                    return found
+        return None
+
+    async def last_request(self, target: Target, sequence: int | str) -> bytes | None:
+        """A request of zeros and empty texts that ends a sequence; None where it would be too large.
+
+        Args:
+            target: the model.
+            sequence: its id, as Triton knows it.
+
+        Raises:
+            GatewayError: the model is not known any more.
+        """
+        metadata = await self._source.metadata(target.model, target.version)
+        with contextlib.suppress(ProtocolError):
+            zeros = example_json(replace(metadata, example=None))
+            return orjson.dumps({"parameters": {SEQUENCE_ID: sequence, FLAGS[1]: True}})[:-1] + b"," + zeros[1:]
+        return None
 
     def _held(self, target: Target) -> Contract | None:
         """The contract, where it was looked at just now."""

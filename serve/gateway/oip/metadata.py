@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 import orjson
 
+from serve.gateway.access.slots import Batcher
 from serve.gateway.oip.tensors import DATATYPES, ProtocolError
 
 __all__ = ["EXAMPLE_SOURCE", "ModelMetadata", "TensorMetadata", "example_elements", "example_json", "example_request"]
@@ -17,6 +18,7 @@ __all__ = ["EXAMPLE_SOURCE", "ModelMetadata", "TensorMetadata", "example_element
 # Response header of the gateway's example: "model" (the model brought it) or "metadata" (made up of zeros).
 EXAMPLE_SOURCE = b"example-source"
 MOST_MADE_UP = 1 << 20  # elements of an example for a client
+DEFAULT_IDLE = 1_000_000  # microseconds
 CORRELATION_ID, TEXT = "CONTROL_SEQUENCE_CORRID", "TYPE_STRING"
 
 
@@ -51,6 +53,7 @@ class ModelMetadata:
             known, a text would end Triton.
         steps: models, and their versions (None for Triton's choice), that an ensemble asks.
         decoupled: whether it gives any number of answers to a request; None where nothing is known.
+        batcher: of its sequences; None where it has none, or nothing is known.
     """
 
     name: str
@@ -65,6 +68,7 @@ class ModelMetadata:
     sequence_texts: bool = False
     steps: tuple[tuple[str, str | None], ...] = ()
     decoupled: bool | None = None
+    batcher: Batcher | None = None
 
     @classmethod
     def parse(cls, metadata: bytes, config: bytes | None) -> Self:
@@ -99,7 +103,7 @@ class ModelMetadata:
             decoupled = bool(known.get("model_transaction_policy", {}).get("decoupled")) if config is not None else None
             return cls(
                 data["name"], versions, inputs, outputs, batched, example, part_of, shares, most, texts, steps,
-                decoupled,
+                decoupled, _batcher(known, data["name"]),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise ProtocolError(f"can't read the model's metadata: {err!r}") from err
@@ -151,6 +155,18 @@ def _ids(config: Mapping[str, Any]) -> set[str]:
     inputs = config.get("sequence_batching", {}).get("control_input", ())
     controls = [control for item in inputs for control in item.get("control", ())]
     return {control.get("data_type", "") for control in controls if control.get("kind") == CORRELATION_ID}
+
+
+def _batcher(config: Mapping[str, Any], name: str) -> Batcher | None:
+    batching = config.get("sequence_batching")
+    if batching is None:
+        return None
+    instances = sum(
+        int(group.get("count", 1)) * (len(group.get("gpus", ())) or 1) for group in config["instance_group"]
+    )
+    each = int(batching.get("oldest", {}).get("max_candidate_sequences", 0)) or int(config.get("max_batch_size", 0))
+    idle = int(batching.get("max_sequence_idle_microseconds", 0)) or DEFAULT_IDLE
+    return Batcher(name, max(1, instances) * max(1, each), idle / 1e6)
 
 
 def _step(step: Mapping[str, Any]) -> tuple[str, str | None]:

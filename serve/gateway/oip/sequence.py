@@ -13,9 +13,10 @@ from hashlib import blake2b
 from serve.gateway.oip.protocol import BINARY_HEADER
 from serve.http.client import Response
 
-__all__ = ["SEQUENCE_ID", "Named", "in_answer", "named"]
+__all__ = ["FLAGS", "SEQUENCE_ID", "Named", "in_answer", "named"]
 
 SEQUENCE_ID = "sequence_id"
+FLAGS = "sequence_start", "sequence_end"
 INT64 = 2**63
 
 
@@ -26,10 +27,13 @@ class Named:
     Attributes:
         asked: its id, as its client says it.
         sent: as Triton hears it.
+        start, end: whether the request at hand is its first, or its last.
     """
 
     asked: int | str
     sent: int | str
+    start: bool = False
+    end: bool = False
 
     @property
     def place(self) -> bytes:
@@ -45,7 +49,7 @@ class Named:
         return text.replace(str(self.sent), str(self.asked)) if self.renamed else text
 
 
-def named(sequence: object, digest: str) -> Named | None:
+def named(sequence: object, digest: str, *, start: bool = False, end: bool = False) -> Named | None:
     """A sequence by its client's id and its client's key; None where the id says that there is none (0, "").
 
     Numbers stay numbers (63 bits of a hash) and texts texts (128 bits): a model says which of them it takes. The hash
@@ -55,14 +59,16 @@ def named(sequence: object, digest: str) -> Named | None:
     Args:
         sequence: a number or a text.
         digest: SHA-256 of the key, in hexadecimal; "" where there are no keys, and so nobody to tell from another.
+        start, end: whether the request is its first, or its last.
     """
     if not isinstance(sequence, int | str) or not sequence:
         return None
     if not digest:
-        return Named(sequence, sequence)
+        return Named(sequence, sequence, start, end)
     kind = b"n" if isinstance(sequence, int) else b"t"
     found = blake2b(kind + str(sequence).encode(), digest_size=16, key=bytes.fromhex(digest)).digest()
-    return Named(sequence, int.from_bytes(found[:8]) % (INT64 - 1) + 1 if isinstance(sequence, int) else found.hex())
+    sent = int.from_bytes(found[:8]) % (INT64 - 1) + 1 if isinstance(sequence, int) else found.hex()
+    return Named(sequence, sent, start, end)
 
 
 def in_answer(sequence: Named, answer: Response) -> Response:

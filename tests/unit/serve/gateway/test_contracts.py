@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import orjson
 import pytest
 
+from serve.gateway.access.slots import Batcher
 from serve.gateway.errors import BadRequestError
 from serve.gateway.oip import contracts as module
 from serve.gateway.oip.contracts import Contracts
@@ -141,3 +143,53 @@ def test_what_is_remembered_is_bounded(contracts: Contracts, told: Told) -> None
     assert told.asked > 0
     kept = (contracts._fits, contracts._holding, contracts._made)
     assert all(len(each) <= module.REMEMBERED for each in kept)
+
+
+def config(batching: object = None, **more: Any) -> ModelMetadata:
+    told = {"name": "m", "versions": ["1"], "inputs": [], "outputs": []}
+    known = {"max_batch_size": 4, "instance_group": [{"count": 1}], **more}
+    return ModelMetadata.parse(
+        orjson.dumps(told), orjson.dumps(known | ({"sequence_batching": batching} if batching is not None else {}))
+    )
+
+
+@pytest.mark.parametrize(
+    ("metadata", "batcher"),
+    [
+        (config(), None),
+        (config({}), Batcher("m", 4, 1.0)),
+        (config({"direct": {}, "max_sequence_idle_microseconds": "2500000"}), Batcher("m", 4, 2.5)),
+        (config({"direct": {}}, max_batch_size=0), Batcher("m", 1, 1.0)),
+        (config({"oldest": {"max_candidate_sequences": 64}}), Batcher("m", 64, 1.0)),
+        (config({}, instance_group=[{"count": 2}, {"count": 1}]), Batcher("m", 12, 1.0)),
+        (config({}, instance_group=[{"count": 2, "gpus": [0, 1, 2]}]), Batcher("m", 24, 1.0)),
+    ],
+)
+def test_the_slots_for_sequences_are_those_of_the_configuration(
+    metadata: ModelMetadata, batcher: Batcher | None
+) -> None:
+    assert metadata.batcher == batcher
+
+
+def test_an_ensemble_has_the_slots_of_its_first_step_that_has_some() -> None:
+    step, plain = config({}), config()
+    whole = replace(plain, steps=(("plain", None), ("step", "2")))
+
+    class Steps:
+        async def metadata(self, model: str, _version: str | None = None) -> ModelMetadata:
+            return {"m": whole, "plain": plain, "step": step}[model]
+
+        def forget(self, _model: str, _version: str | None = None) -> None:
+            """Nothing is kept."""
+
+    assert asyncio.run(Contracts(Steps(), 0).of(TARGET)).batcher == Batcher("m", 4, 1.0)
+
+
+def test_the_last_request_of_a_sequence_is_of_zeros_and_fits_the_model() -> None:
+    found = Contracts(Told(), 0)
+    text = asyncio.run(found.last_request(TARGET, 'a"b'))
+    assert text is not None
+    assert orjson.loads(text) == {
+        "parameters": {"sequence_id": 'a"b', "sequence_end": True},
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [0.0] * 4}],
+    }

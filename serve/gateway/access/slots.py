@@ -1,0 +1,290 @@
+"""Slots of a model's sequence batcher, shared by the keys that use them.
+
+Triton gives a slot to a sequence until it ends or is idle, and lets the others wait in the order in which they came: a
+key that opens as many as there are, and keeps them busy, keeps all others out. Here slots are shared max-min fairly
+(Bertsekas and Gallager, "Data Networks", 1992, section 6.5.2): where a sequence has waited for a while, and its key
+holds at least two fewer than the key that holds the most, that one's newest sequences are ended, down to half of what
+the two hold together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from serve.gateway.errors import GatewayError, RateLimitedError
+from serve.rollout.plan import Target
+
+__all__ = ["Batcher", "SequenceEndedError", "Slots", "Turn"]
+
+LONGEST_S = 300.0  # that one sequence keeps the last slot from a key that has none
+MOST_WAITING = 32  # of a key: each has one of the places among the requests of the model
+TOLD_S = 60.0
+REMEMBERED = 4096
+
+# Ends a sequence of a model, by the id that Triton knows; whether its slot is free now.
+End = Callable[[Target, int | str], Awaitable[bool]]
+logger = logging.getLogger(__name__)
+
+
+class SequenceEndedError(RateLimitedError):
+    """A sequence whose slot has gone to another key."""
+
+    def __init__(self, seconds: float = 1.0) -> None:
+        super().__init__(
+            "the sequence was ended",
+            why="another key waits for one of the model's slots, and this key holds more than its share",
+            mend="end the sequences that are done (sequence_end), and begin this one anew",
+            retry_after_s=seconds,
+        )
+
+
+class Asked(Protocol):
+    """A request of a sequence: the sequence's id, as Triton is told, and whether it is its first or its last."""
+
+    @property
+    def sent(self) -> int | str: ...
+
+    @property
+    def start(self) -> bool: ...
+
+    @property
+    def end(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Batcher:
+    """What a model's configuration says of its sequences.
+
+    Attributes:
+        name: of the model, or of the step of an ensemble that has them.
+        slots: sequences that one server runs at a time.
+        idle_s: after so long without a request Triton ends one.
+    """
+
+    name: str
+    slots: int
+    idle_s: float
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    """One that has a slot, or waits for one.
+
+    Attributes:
+        who: the id of its key.
+        id: as Triton knows it.
+        target: the model that is asked.
+        since: when it was begun; `heard` when Triton last answered it.
+        flying: its requests that are with Triton.
+        waits: whether its first request has not been answered.
+        ending: whether it is being ended.
+    """
+
+    who: str
+    id: int | str
+    target: Target
+    since: float
+    heard: float
+    flying: int = 0
+    waits: bool = True
+    ending: bool = False
+
+
+@dataclass(slots=True)
+class _Shared:
+    """The sequences of one batcher, in the order in which they were begun, and those that were ended here lately."""
+
+    batcher: Batcher
+    sequences: dict[int | str, _Sequence] = field(default_factory=dict)
+    ended: OrderedDict[int | str, float] = field(default_factory=OrderedDict)
+
+    def prune(self, now: float) -> None:
+        """Without those that Triton has ended by now."""
+        idle_s = self.batcher.idle_s
+        gone = [each.id for each in self.sequences.values() if not each.flying and now - each.heard > idle_s]
+        for sequence in gone:
+            if not self.sequences[sequence].waits:
+                del self.sequences[sequence]
+
+    def to_end(self, waiting: _Sequence, now: float) -> list[_Sequence]:
+        """Those that are to make room for one that waits; [] where slots are free, or its key has its share."""
+        holding = [each for each in self.sequences.values() if not each.waits and not each.ending]
+        if len(holding) < self.batcher.slots:
+            return []
+        held = Counter(each.who for each in holding)
+        ((who, most),) = held.most_common(1)
+        mine = held[waiting.who]
+        theirs = [each for each in holding if each.who == who]
+        if most - mine >= 2:
+            return theirs[(most + mine + 1) // 2 :]
+        if mine == 0 and who != waiting.who:
+            return [each for each in theirs if now - each.since > LONGEST_S][:1]
+        return []
+
+
+class Turn:
+    """One request of a sequence; `leave` it in any case."""
+
+    __slots__ = ("_id", "_last", "_sent", "_sequence", "_shared", "_slots", "_start", "_target", "_who")
+
+    def __init__(
+        self, slots: Slots, shared: _Shared, sequence: _Sequence | None, whose: tuple[str, Target], asked: Asked
+    ) -> None:
+        self._slots, self._shared, self._sequence = slots, shared, sequence
+        self._who, self._target = whose
+        self._id, self._start, self._last = asked.sent, asked.start, asked.end
+        self._sent = False
+        if sequence is not None:
+            sequence.flying += 1
+
+    def sends(self) -> None:
+        """From here on Triton may know of it."""
+        self._sent = True
+
+    def leave(self, status: int | None) -> None:
+        """It is over.
+
+        Args:
+            status: Triton's answer as over HTTP; None where there is none.
+        """
+        now, found = self._slots.clock(), self._sequence
+        holds = status is not None and (status == 200 or status >= 500)  # a model that fails keeps the slot
+        sequences = self._shared.sequences
+        if found is None:  # begun elsewhere, or before this gateway
+            if holds and not self._last and self._id not in sequences:
+                sequences[self._id] = _Sequence(self._who, self._id, self._target, now, now, waits=False)
+            return
+        found.flying -= 1
+        if status is not None:
+            found.heard = now
+        if found.ending or sequences.get(self._id) is not found:
+            return
+        if holds:
+            found.waits = False
+            if self._last:
+                del sequences[self._id]
+        elif found.waits and not found.flying:
+            if status is None and self._start and self._sent:  # it may get a slot yet, which nobody would use
+                self._slots.end(self._shared, found)
+            else:
+                del sequences[self._id]
+
+
+class Slots:
+    """Whose sequences hold the slots of which model, as far as they pass here.
+
+    Args:
+        wait_s: that a sequence waits before another key's is ended for it; 0 ends none.
+        clock: in seconds.
+    """
+
+    def __init__(self, wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._wait_s = wait_s
+        self._shared: dict[str, _Shared] = {}
+        self._end: End | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def follow(self, end: End) -> None:
+        """Ends a sequence in Triton."""
+        self._end = end
+
+    def asked(self, batcher: Batcher | None, target: Target, sequence: Asked, who: str) -> Turn | None:
+        """A request of a sequence; None where nothing is known of the model's slots.
+
+        Args:
+            batcher: of the model.
+            target: the model that is asked.
+            sequence: its id, and whether this is its first or its last.
+            who: the id of the key.
+
+        Raises:
+            SequenceEndedError: its slot has gone to another key.
+            RateLimitedError: the key has as many waiting as may be.
+        """
+        if batcher is None or not self._wait_s or self._end is None:
+            return None
+        shared = self._shared.get(batcher.name)
+        if shared is None or shared.batcher != batcher:
+            shared = self._shared[batcher.name] = _Shared(batcher)
+        now, id_, start = self.clock(), sequence.sent, sequence.start
+        found = shared.sequences.get(id_)
+        if found is not None and found.ending:
+            raise SequenceEndedError
+        if not start and found is None and now - shared.ended.get(id_, -TOLD_S) < TOLD_S:
+            raise SequenceEndedError
+        if start:
+            shared.prune(now)
+            found = shared.sequences.get(id_)
+            if found is None:
+                self._check_waiting(shared, who)
+                shared.ended.pop(id_, None)
+                found = shared.sequences[id_] = _Sequence(who, id_, target, now, now)
+                self._look_later(shared, found)
+        return Turn(self, shared, found, (who, target), sequence)
+
+    def end(self, shared: _Shared, sequence: _Sequence) -> None:
+        """End a sequence, so that its slot is free."""
+        sequence.ending = True
+        # Nothing of the request in whose course this happens goes along.
+        task = contextvars.Context().run(asyncio.ensure_future, self._ended(shared, sequence))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Give up what is being ended."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _check_waiting(self, shared: _Shared, who: str) -> None:
+        waiting = sum(each.waits and each.who == who for each in shared.sequences.values())
+        if waiting >= (most := min(2 * shared.batcher.slots, MOST_WAITING)):
+            raise RateLimitedError(
+                "too many sequences of this key wait for a slot",
+                why=f"{waiting} wait, and the model runs {shared.batcher.slots} at a time",
+                mend=f"begin at most {most} at once, and end those that are done (sequence_end)",
+            )
+
+    def _look_later(self, shared: _Shared, waiting: _Sequence) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._wait_s, self._look, shared, waiting, context=contextvars.Context())
+
+    def _look(self, shared: _Shared, waiting: _Sequence) -> None:
+        if not waiting.waits or waiting.ending or shared.sequences.get(waiting.id) is not waiting:
+            return
+        now = self.clock()
+        shared.prune(now)
+        for sequence in shared.to_end(waiting, now):
+            logger.warning(
+                "ended a sequence of key %s of %s: key %s waits", sequence.who, shared.batcher.name, waiting.who
+            )
+            self.end(shared, sequence)
+        self._look_later(shared, waiting)
+
+    async def _ended(self, shared: _Shared, sequence: _Sequence) -> None:
+        told = False
+        try:
+            told = self._end is not None and await self._end(sequence.target, sequence.id)
+        except GatewayError as err:
+            logger.warning("could not end a sequence of %s: %s", shared.batcher.name, err.error)
+        finally:
+            if not told:  # nobody hears of it again, and Triton ends it when it has been idle
+                left = sequence.heard + shared.batcher.idle_s - self.clock()
+                asyncio.get_running_loop().call_later(max(0.0, left), self._forget, shared, sequence)
+            else:
+                self._forget(shared, sequence)
+
+    def _forget(self, shared: _Shared, sequence: _Sequence) -> None:
+        if shared.sequences.get(sequence.id) is sequence:
+            del shared.sequences[sequence.id]
+        shared.ended[sequence.id] = self.clock()
+        while len(shared.ended) > REMEMBERED:
+            shared.ended.popitem(last=False)

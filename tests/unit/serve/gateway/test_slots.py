@@ -1,0 +1,222 @@
+"""Slots of a sequence batcher are shared fairly by keys, and a key that has more than its share gives some back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from serve.gateway.access.slots import Batcher, SequenceEndedError, Slots, Turn
+from serve.gateway.errors import GatewayError, RateLimitedError
+from serve.gateway.oip.sequence import Named
+from serve.rollout.plan import Target
+
+MODEL = Target("counts")
+WAIT_S = 0.02
+
+
+class Server:
+    """Slots of a clock that is set by hand, with what ends a sequence."""
+
+    def __init__(self, slots: int = 4, idle_s: float = 600.0, wait_s: float = WAIT_S) -> None:
+        self.now = 0.0
+        self.batcher = Batcher("counts", slots, idle_s)
+        self.ended: list[int | str] = []
+        self.hears = True
+        self.slots = Slots(wait_s, lambda: self.now)
+        self.slots.follow(self.end)
+
+    async def end(self, target: Target, sequence: int | str) -> bool:
+        assert target == MODEL
+        self.ended.append(sequence)
+        if self.hears is None:
+            raise GatewayError("Triton is away")
+        return self.hears
+
+    def asked(self, who: str, sequence: int, *, start: bool = False, end: bool = False) -> Turn:
+        turn = self.slots.asked(self.batcher, MODEL, Named(sequence, sequence, start, end), who)
+        assert turn is not None
+        turn.sends()
+        return turn
+
+    def held(self, who: str, *sequences: int) -> None:
+        """The key has begun these, and was answered."""
+        for sequence in sequences:
+            self.asked(who, sequence, start=True).leave(200)
+
+
+def running(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.run(test())  # type: ignore[arg-type]
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+async def until(told: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not told():  # noqa: ASYNC110 - what is waited for is no event
+            await asyncio.sleep(0.005)
+
+
+@running
+async def test_a_key_that_holds_all_slots_gives_half_to_one_that_waits() -> None:
+    server = Server()
+    server.held("bad", 1, 2, 3, 4)
+    waiting = server.asked("good", 50, start=True)
+    await until(lambda: server.ended)
+    assert server.ended == [3, 4], "the newest go, those that have run for long stay"
+    waiting.leave(200)
+    for sequence in (3, 4):
+        with pytest.raises(SequenceEndedError, match="was ended"):
+            server.asked("bad", sequence)
+    server.asked("bad", 1).leave(200)
+    server.asked("bad", 3, start=True).leave(None)  # it may begin anew, and waits like all
+
+
+@running
+async def test_each_key_that_waits_comes_to_a_slot() -> None:
+    server = Server()
+    server.held("bad", 1, 2, 3, 4)
+    for number, who in enumerate(("a", "b", "c"), 50):
+        waiting = server.asked(who, number, start=True)
+        await until(lambda: len(server.slots._shared["counts"].sequences) <= 4)
+        waiting.leave(200)
+    assert server.ended == [3, 4, 2]
+    waiting = server.asked("d", 60, start=True)
+    await asyncio.sleep(5 * WAIT_S)
+    assert server.ended == [3, 4, 2], "one each: nobody has more than a share"
+    server.now += 301.0
+    await until(lambda: len(server.ended) == 4)
+    assert server.ended[-1] == 1, "for ever keeps nobody the last slot"
+    waiting.leave(200)
+
+
+@pytest.mark.parametrize("mine", [1, 2])
+def test_nothing_is_ended_for_a_key_that_has_its_share(mine: int) -> None:
+    @running
+    async def run() -> None:
+        server = Server()
+        server.held("one", *range(4 - mine))
+        server.held("two", *range(10, 10 + mine))
+        waiting = server.asked("two" if mine == 2 else "one", 50, start=True)
+        await asyncio.sleep(5 * WAIT_S)
+        assert server.ended == []
+        waiting.leave(200)
+
+    run()
+
+
+@running
+async def test_nothing_is_ended_while_a_slot_is_free() -> None:
+    """Then it is the model that is slow."""
+    server = Server()
+    server.held("one", 1, 2, 3)
+    waiting = server.asked("two", 50, start=True)
+    await asyncio.sleep(5 * WAIT_S)
+    assert server.ended == []
+    waiting.leave(200)
+
+
+@running
+async def test_what_ended_or_was_idle_holds_no_slot() -> None:
+    server = Server(idle_s=10.0)
+    server.held("one", 1, 2, 3, 4)
+    server.asked("one", 1, end=True).leave(200)
+    waiting = server.asked("two", 50, start=True)
+    await asyncio.sleep(5 * WAIT_S)
+    waiting.leave(200)
+    server.held("two", 60)
+    server.now += 11.0
+    server.asked("two", 61, start=True)
+    await asyncio.sleep(5 * WAIT_S)
+    assert server.ended == []
+
+
+@pytest.mark.parametrize(("status", "holds"), [(200, True), (500, True), (503, True), (400, False), (404, False)])
+def test_a_first_request_that_the_model_failed_holds_a_slot_and_one_that_was_refused_does_not(
+    status: int, holds: bool
+) -> None:
+    @running
+    async def run() -> None:
+        server = Server(slots=2)
+        for sequence in (1, 2):
+            server.asked("bad", sequence, start=True).leave(status)
+        waiting = server.asked("good", 50, start=True)
+        await asyncio.sleep(5 * WAIT_S)
+        assert server.ended == ([2] if holds else [])
+        waiting.leave(200)
+
+    run()
+
+
+@running
+async def test_what_was_begun_and_left_is_ended_so_that_nobody_s_slot_is_nobody_s() -> None:
+    server = Server()
+    server.asked("bad", 1, start=True).leave(None)
+    await until(lambda: server.ended == [1])
+    turn = server.slots.asked(server.batcher, MODEL, Named(2, 2, start=True), "bad")
+    assert turn is not None
+    turn.leave(None)  # it had not been sent
+    await asyncio.sleep(0)
+    assert server.ended == [1]
+
+
+@running
+async def test_a_key_has_so_many_waiting_at_most() -> None:
+    server = Server(slots=2)
+    waiting = [server.asked("bad", number, start=True) for number in range(4)]
+    with pytest.raises(RateLimitedError, match="too many sequences of this key wait"):
+        server.asked("bad", 4, start=True)
+    server.asked("good", 50, start=True).leave(200)
+    waiting[0].leave(200)
+    server.asked("bad", 5, start=True).leave(200)
+    for turn in waiting[1:]:
+        turn.leave(200)
+
+
+@pytest.mark.parametrize("hears", [False, None])
+def test_what_triton_can_t_be_told_of_is_refused_until_it_is_idle(hears: bool | None) -> None:
+    @running
+    async def run() -> None:
+        server = Server(slots=2, idle_s=0.05)
+        server.held("bad", 1, 2)
+        server.hears = hears  # type: ignore[assignment]
+        waiting = server.asked("good", 50, start=True)
+        await until(lambda: server.ended)
+        await asyncio.sleep(0.01)
+        with pytest.raises(SequenceEndedError):  # not even anew: that would keep its slot
+            server.asked("bad", 2, start=True)
+        await until(lambda: 2 not in server.slots._shared["counts"].sequences)
+        server.asked("bad", 2, start=True).leave(200)
+        waiting.leave(200)
+
+    run()
+
+
+@running
+async def test_sequences_that_were_begun_elsewhere_count_too() -> None:
+    server = Server(slots=2)
+    for sequence in (1, 2):
+        server.asked("bad", sequence).leave(200)
+    waiting = server.asked("good", 50, start=True)
+    await until(lambda: server.ended == [2])
+    waiting.leave(200)
+
+
+@running
+async def test_nothing_is_remembered_of_requests_that_triton_refused() -> None:
+    server = Server()
+    for sequence in range(1000):
+        server.asked("bad", sequence).leave(400)
+        server.asked("bad", sequence, start=True).leave(400)
+        server.asked("bad", sequence, start=True, end=True).leave(200)
+    assert server.slots._shared["counts"].sequences == {}
+
+
+@pytest.mark.parametrize("known", ["no batcher", "no wait"])
+def test_without_a_batcher_or_a_wait_nobody_is_counted(known: str) -> None:
+    server = Server(wait_s=0.0 if known == "no wait" else 1.0)
+    batcher = None if known == "no batcher" else server.batcher
+    assert server.slots.asked(batcher, MODEL, Named(1, 1, start=True), "one") is None
