@@ -12,9 +12,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 
 from compress.artifact import Artifact
 from compress.errors import HookError
@@ -23,85 +20,18 @@ from serve.hooks.bad_input import try_bad_input
 from serve.hooks.check import check_hooks
 from serve.hooks.load import load_hooks
 from serve.hooks.new import new_hooks
-from tests.serve_models import artifact_of, lookup_artifact, sum_artifact, text_artifact, tiny_artifact
-
-
-def mean_of_images(folder: Path, shape: str, dtype: str = "float32", classes: int = 5) -> Path:
-    """x of a shape without the batch, averaged over all but three channels."""
-    spec = f"x:{dtype}[batch,{shape}]"
-    last = shape.endswith(",3")
-    nodes = [
-        helper.make_node("Cast", ["x"], ["real"], to=onnx.TensorProto.FLOAT),
-        helper.make_node("ReduceMean", ["real", "axes"], ["mean"], keepdims=0),
-        helper.make_node("MatMul", ["mean", "weight"], ["class-scores"]),
-    ]
-    weights: dict[str, np.ndarray[Any, Any]] = {
-        "axes": np.array([1, 2] if last else [2, 3], np.int64),
-        "weight": np.ones((3, classes), np.float32),
-    }
-    return artifact_of(folder, nodes, [spec], [f"class-scores:float32[batch,{classes}]"], weights)
-
-
-def ids(folder: Path, names: tuple[str, ...], length: str, output: str = "logits") -> Path:
-    """The sum of token ids, of all inputs, as two numbers."""
-    casts = [helper.make_node("Cast", [name], [f"{name}_real"], to=onnx.TensorProto.FLOAT) for name in names]
-    nodes = [
-        *casts,
-        helper.make_node("Sum", [f"{name}_real" for name in names], ["sum"]),
-        helper.make_node("ReduceSum", ["sum", "axes"], ["one"], keepdims=1),
-        helper.make_node("Concat", ["one", "one"], [output], axis=1),
-    ]
-    inputs = [f"{name}:int64[batch,{length}]" for name in names]
-    return artifact_of(folder, nodes, inputs, [f"{output}:float32[batch,2]"], {"axes": np.array([1], np.int64)})
-
-
-def one_number(folder: Path) -> Path:
-    """x:float32[batch,size] to price:float32[batch,1]."""
-    node = helper.make_node("ReduceSum", ["x", "axes"], ["price"], keepdims=1)
-    weights = {"axes": np.array([1], np.int64)}
-    return artifact_of(folder, [node], ["x:float32[batch,size]"], ["price:float32[batch,1]"], weights)
-
-
-def one_text(folder: Path) -> Path:
-    """words:string[batch] to same:string[batch]."""
-    node = helper.make_node("Identity", ["words"], ["same"])
-    return artifact_of(folder, [node], ["words:string[batch]"], ["same:string[batch]"])
-
-
-@pytest.fixture
-def tokenizer(tmp_path: Path) -> Path:
-    made = Tokenizer(WordLevel({"[UNK]": 0, "the": 1, "fox": 2}, unk_token="[UNK]"))
-    made.pre_tokenizer = Whitespace()
-    made.save(str(tmp_path / "words.json"))
-    return tmp_path / "words.json"
-
-
-KINDS: list[tuple[str, Any, tuple[Any, ...], list[str]]] = [
-    ("image-classification", mean_of_images, ("3,8,10",), ["label", "probability"]),
-    ("image-classification", mean_of_images, ("3,height,width",), ["label", "probability"]),
-    ("image-classification", mean_of_images, ("8,10,3",), ["label", "probability"]),
-    ("image-classification", mean_of_images, ("3,8,10", "uint8"), ["label", "probability"]),
-    ("image-classification", mean_of_images, ("8,10,3", "uint8"), ["label", "probability"]),
-    ("image-classification", mean_of_images, ("3,8,10", "float16"), ["label", "probability"]),
-    ("image-classification", mean_of_images, ("8,10,3", "float16"), ["label", "probability"]),
-    ("tabular", tiny_artifact, (), ["label", "probability"]),
-    ("tabular", one_number, (), ["value"]),
-    ("tabular", lookup_artifact, (), ["label", "probability"]),
-    ("text", one_text, (), []),
-    ("text", ids, (("input_ids",), "6"), ["label", "probability"]),
-    ("text", ids, (("input_ids", "attention_mask", "token_type_ids"), "length"), ["label", "probability"]),
-    ("text", ids, (("input_ids", "attention_mask"), "length", "sentence_embedding"), []),
-]
+from tests.serve_models import sum_artifact, text_artifact, tiny_artifact
+from tests.starting_models import KINDS, ids, mean_of_images, one_text, tokenizer_file
 
 
 @pytest.mark.parametrize(("task", "make", "arguments", "outputs"), KINDS)
 def test_what_is_written_fits_the_network_and_passes_its_own_test_and_the_linter(
-    task: str, make: Any, arguments: tuple[Any, ...], outputs: list[str], tmp_path: Path, tokenizer: Path
+    task: str, make: Any, arguments: tuple[Any, ...], outputs: list[str], tmp_path: Path
 ) -> None:
     source = Artifact.load(make(tmp_path / "artifact", *arguments))
     ids_of = any(spec.name == "input_ids" for spec in source.signature.inputs)
     hooks = tmp_path / "made" / "my_hooks.py"
-    written = new_hooks(task, source, hooks, tokenizer if ids_of else None)
+    written = new_hooks(task, source, hooks, tokenizer_file(tmp_path) if ids_of else None)
     assert [file.name for file in written] == ["my_hooks.py", "test_my_hooks.py", *(["tokenizer.json"] * ids_of)]
     postprocess = load_hooks(hooks, source.signature).postprocess
     assert [result.name for result in (postprocess.results if postprocess else ())] == outputs

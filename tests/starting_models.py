@@ -1,0 +1,84 @@
+"""Networks for which `serve hooks new` writes hooks, and a tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from tests.serve_models import artifact_of, lookup_artifact, tiny_artifact
+
+
+def mean_of_images(folder: Path, shape: str, dtype: str = "float32", classes: int = 5) -> Path:
+    """x of a shape without the batch, averaged over all but three channels."""
+    spec = f"x:{dtype}[batch,{shape}]"
+    last = shape.endswith(",3")
+    nodes = [
+        helper.make_node("Cast", ["x"], ["real"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["real", "axes"], ["mean"], keepdims=0),
+        helper.make_node("MatMul", ["mean", "weight"], ["class-scores"]),
+    ]
+    weights: dict[str, np.ndarray[Any, Any]] = {
+        "axes": np.array([1, 2] if last else [2, 3], np.int64),
+        "weight": np.ones((3, classes), np.float32),
+    }
+    return artifact_of(folder, nodes, [spec], [f"class-scores:float32[batch,{classes}]"], weights)
+
+
+def ids(folder: Path, names: tuple[str, ...], length: str, output: str = "logits") -> Path:
+    """The sum of token ids, of all inputs, as two numbers."""
+    casts = [helper.make_node("Cast", [name], [f"{name}_real"], to=onnx.TensorProto.FLOAT) for name in names]
+    nodes = [
+        *casts,
+        helper.make_node("Sum", [f"{name}_real" for name in names], ["sum"]),
+        helper.make_node("ReduceSum", ["sum", "axes"], ["one"], keepdims=1),
+        helper.make_node("Concat", ["one", "one"], [output], axis=1),
+    ]
+    inputs = [f"{name}:int64[batch,{length}]" for name in names]
+    return artifact_of(folder, nodes, inputs, [f"{output}:float32[batch,2]"], {"axes": np.array([1], np.int64)})
+
+
+def one_number(folder: Path) -> Path:
+    """x:float32[batch,size] to price:float32[batch,1]."""
+    node = helper.make_node("ReduceSum", ["x", "axes"], ["price"], keepdims=1)
+    weights = {"axes": np.array([1], np.int64)}
+    return artifact_of(folder, [node], ["x:float32[batch,size]"], ["price:float32[batch,1]"], weights)
+
+
+def one_text(folder: Path) -> Path:
+    """words:string[batch] to same:string[batch]."""
+    node = helper.make_node("Identity", ["words"], ["same"])
+    return artifact_of(folder, [node], ["words:string[batch]"], ["same:string[batch]"])
+
+
+def tokenizer_file(folder: Path) -> Path:
+    """A tokenizer.json of three words."""
+    made = Tokenizer(WordLevel({"[UNK]": 0, "the": 1, "fox": 2}, unk_token="[UNK]"))
+    made.pre_tokenizer = Whitespace()
+    made.save(str(folder / "words.json"))
+    return folder / "words.json"
+
+
+# Task, what makes the network, with which arguments, and the outputs of the served model that hooks give.
+KINDS: list[tuple[str, Any, tuple[Any, ...], list[str]]] = [
+    ("image-classification", mean_of_images, ("3,8,10",), ["label", "probability"]),
+    ("image-classification", mean_of_images, ("3,height,width",), ["label", "probability"]),
+    ("image-classification", mean_of_images, ("8,10,3",), ["label", "probability"]),
+    ("image-classification", mean_of_images, ("3,8,10", "uint8"), ["label", "probability"]),
+    ("image-classification", mean_of_images, ("8,10,3", "uint8"), ["label", "probability"]),
+    ("image-classification", mean_of_images, ("3,8,10", "float16"), ["label", "probability"]),
+    ("image-classification", mean_of_images, ("8,10,3", "float16"), ["label", "probability"]),
+    ("tabular", tiny_artifact, (), ["label", "probability"]),
+    ("tabular", one_number, (), ["value"]),
+    ("tabular", lookup_artifact, (), ["label", "probability"]),
+    ("text", one_text, (), []),
+    ("text", ids, (("input_ids",), "6"), ["label", "probability"]),
+    ("text", ids, (("input_ids", "attention_mask", "token_type_ids"), "length"), ["label", "probability"]),
+    ("text", ids, (("input_ids", "attention_mask"), "length", "sentence_embedding"), []),
+]
