@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 
 
 def main() -> None:
     """Run the command line; an interruption while it is being imported is none to speak of."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # no process that starts here takes modules out of the current folder
     try:
         from compress.cli import main as run
     except KeyboardInterrupt:

@@ -68,7 +68,7 @@ def footprint(model: OnnxModel, threads: int) -> Footprint:
     """
     sizes = model.signature.at(1)
     specs = [(spec.name, spec.dtype, spec.at(sizes)) for spec in model.signature.inputs]
-    command = [sys.executable, "-c", _PROGRAM, str(model.path), str(threads), json.dumps(specs)]
+    command = [sys.executable, "-P", "-c", _PROGRAM, str(model.path), str(threads), json.dumps(specs)]
     done = subprocess.run([*command, str(int(is_half(model.path)))], capture_output=True, text=True, check=False)
     if done.returncode:
         if done.returncode == -signal.SIGKILL or "bad_alloc" in done.stderr or "MemoryError" in done.stderr:

@@ -66,7 +66,7 @@ def in_processes(stage: Shared, model: TorchModel, folder: Path, progress: Progr
     for name in (RESULT, ERROR):
         (job / name).unlink(missing_ok=True)
     _describe(stage, model, job)
-    command = [sys.executable, "-m", "compress.training.process", str(job)]
+    command = [sys.executable, "-P", "-m", "compress.training.process", str(job)]
 
     def told(line: str) -> None:
         try:

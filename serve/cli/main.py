@@ -296,6 +296,7 @@ def infer(file: Path, *, model: str, url: str = "http://127.0.0.1:8080", timeout
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a user's mistake ends with three lines and exit code 2."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # no process that starts here takes modules out of the current folder
     try:
         app(arguments, exit_on_error=False)
     except CycloptsError:

@@ -158,7 +158,8 @@ def _network(source: Artifact, item: Mapping[str, Array], *, batched: bool) -> S
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder) / "given.npz", Path(folder) / "made.npz"
         np.savez(given, **arrays)  # type: ignore[arg-type]
-        command = [sys.executable, "-c", _NETWORK, str(source.model_path), str(given), str(made), json.dumps(names)]
+        program = [sys.executable, "-P", "-c", _NETWORK]  # the current folder's modules are not the network's
+        command = [*program, str(source.model_path), str(given), str(made), json.dumps(names)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             if "No module named 'onnxruntime'" in done.stderr:

@@ -82,7 +82,8 @@ def read_onnx(paths: Sequence[Path]) -> dict[Path, OnnxFile] | None:
 
 def _asked(paths: Sequence[Path]) -> tuple[list[str] | None, str]:
     """A line for each file that it came to the end of, None where there is no onnxruntime; and what ended it, or ""."""
-    command = [sys.executable, "-c", _PROGRAM, *map(str, paths)]
+    # Not with the current folder on the path: what stands beside a file of somebody else's would run.
+    command = [sys.executable, "-P", "-c", _PROGRAM, *map(str, paths)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired as err:

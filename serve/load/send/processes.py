@@ -205,7 +205,7 @@ class _Member:
 async def _start(number: int, cpu: int | None) -> _Member:
     """A child process."""
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "serve.load.send.worker", str(theirs.fileno())]
+    command = [sys.executable, "-P", "-m", "serve.load.send.worker", str(theirs.fileno())]
     process = subprocess.Popen(  # noqa: ASYNC220 - it starts at once
         command if cpu is None else [*command, str(cpu)],
         pass_fds=(theirs.fileno(),),
