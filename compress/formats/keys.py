@@ -1,10 +1,11 @@
-"""Which of a state_dict's keys are a module's: as they are, or behind a common prefix that a trainer left."""
+"""Which of the sets of weights in a checkpoint are a module's: under a name or behind a prefix that a trainer left."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,111 +14,182 @@ from torch.nn.parameter import is_lazy
 from compress.console.wording import AssumedWarning, counted
 from compress.errors import CheckpointError
 
-__all__ = ["BESIDES", "fitted"]
+__all__ = ["State", "best_of", "fitted", "is_copy", "misfit", "words_of"]
 
-# Words of mappings that are no weights of the model, or a second set of them.
-BESIDES = ("optim", "sched", "scaler", "rng", "metric", "loss", "ema", "average", "best")
-# Words of a prefix that a trainer averages into, learns from or keeps for comparison: never what is meant.
-COPIES = {
-    *("ema", "average", "averaged", "avg", "swa", "polyak", "shadow", "momentum"),
-    *("teacher", "target", "best", "old", "copy", "reference"),
-}
+# Words of what a trainer averages into or learns from: never what is meant where there is another.
+COPIES = {"ema", "avg", "swa", "swag", "polyak", "shadow", "momentum", "teacher", "target"}
 # What PyTorch's own wrappers (compile, FSDP, activation checkpointing) put anywhere into a name.
 WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 DATA_PARALLEL = "module."
+USUAL = ("state_dict", "model_state_dict", "model", "module", "net", "weights")
 SHOWN = 10  # keys of a kind in an error
 LONGEST = 80  # characters of one
 
+State = Mapping[str, torch.Tensor]
 
-def fitted(
-    state: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], path: Path, factory: str
-) -> dict[str, torch.Tensor]:
+
+@dataclass(frozen=True, eq=False)
+class _Fit:
+    """Tensors that have a module's names and shapes.
+
+    Attributes:
+        name: of the set that they are in; "" for the file itself.
+        prefix: that they are behind.
+        taken: they, by the module's names.
+        left: keys of the set that have no place.
+        whole: whether beside them, behind the same prefix, there is nothing but copies.
+    """
+
+    name: str
+    prefix: str
+    taken: dict[str, torch.Tensor]
+    left: list[str]
+    whole: bool
+
+    @property
+    def copy(self) -> bool:
+        return is_copy(self.name) or is_copy(self.prefix)
+
+    def __str__(self) -> str:
+        where = f"behind {self.prefix!a}" if self.prefix else "without a prefix"
+        if not self.name:
+            return where
+        return f"under {self.name[:LONGEST]!a}" + (f" {where}" if self.prefix else "")
+
+
+def fitted(sets: Mapping[str, State], wanted: State, path: Path, factory: str) -> dict[str, torch.Tensor] | None:
     """The tensors that a module wants, by its own names.
 
-    A prefix goes where all that the module wants is behind it, with the right shapes, and nothing else is; what is not
-    behind it is left out. Names without a prefix may stand beside whole copies (an average, a teacher) alone. Whatever
-    is taken off or left out is told by an AssumedWarning.
+    Whole sets count: all that the module wants, with the right shapes and kinds of numbers, under one name and behind
+    one prefix, with nothing else there but copies (an average, a teacher). Of several with other numbers that which is
+    no copy is meant, and two of these are an error. What is taken off, or left out, is told by an AssumedWarning.
 
     Args:
-        state: of the file.
+        sets: of the file, by their names.
         wanted: the module's own state_dict.
         path, factory: for messages.
 
+    Returns:
+        None where no set fits.
+
     Raises:
-        CheckpointError: they don't fit, several prefixes do, or only a copy does.
+        CheckpointError: several fit, or only a copy does, beside others.
     """
-    state = _unwrapped(state)
-    if _fits(state, wanted):
-        return dict(state)
-    found = [prefix for prefix in _prefixes(state, wanted) if _fits(_behind(state, prefix), wanted)]
-    if _fits({key: value for key, value in state.items() if key in wanted}, wanted):
-        found.insert(0, "")
-    meant = _distinct(state, [prefix for prefix in found if not _is_copy(prefix)])
+    fits = [fit for name, state in sets.items() for fit in _fits_of(name, _unwrapped(state), wanted)]
+    found = [fit for fit in fits if fit.whole]
+    meant = _distinct([fit for fit in found if not fit.copy])
+    if meant:  # there may be doubt about one that has more than the module wants, too
+        meant = _distinct([*meant, *(fit for fit in fits if not (fit.whole or fit.copy))])
+    elif found:
+        meant = _distinct(found)
+        others = [name for name, state in sets.items() if not is_copy(name) and not all(map(is_copy, state))]
+        if len(meant) == 1 and others:
+            raise CheckpointError(
+                f"the weights of {path} don't fit {factory}",
+                why=f"only the copy {meant[0]} does; elsewhere: {_differences(sets[others[0]], wanted)}",
+                mend="name the factory that made them; for the copy, save it by itself",
+            )
     if len(meant) > 1:
-        names = " and those ".join(f"behind {prefix!a}" if prefix else "without a prefix" for prefix in meant[:5])
         raise CheckpointError(
             f"can't tell which weights of {path} are meant",
-            why=f"those {names} fit {factory} alike",
-            mend="save the ones that you mean by themselves, without the prefix",
+            why=f"those {' and those '.join(map(str, meant[:5]))} fit {factory} alike",
+            mend="save the ones that you mean by themselves: torch.save(checkpoint['generator'], path)",
         )
-    if not meant and len(found) == 1 and all(key.startswith(found[0]) for key in state):
-        meant = found  # nothing but the copy was saved: it is meant
-    copies = tuple(prefix for prefix in found if prefix and prefix not in meant)
-    if meant == [""] and not all(key in wanted or key.startswith(copies) for key in state):
-        meant, copies = [], ()
-    if not meant:
-        raise CheckpointError(
-            f"the weights of {path} don't fit {factory}",
-            why=f"only the copy behind {copies[0]!a} does" if copies else _differences(state, wanted),
-            mend="name the factory that made them; for a part of them, save that part's state_dict by itself",
-        )
-    (prefix,) = meant
-    taken = _behind(state, prefix) if prefix else {key: value for key, value in state.items() if key in wanted}
-    left = [key for key in state if not key.startswith(prefix) or (not prefix and key not in wanted)]
-    told = [f"the weights are behind {prefix!a}, which is taken off"] if prefix not in ("", DATA_PARALLEL) else []
-    if left:
-        told.append(f"left out, since {factory} has no place for it: {_some(left)}")
+    if meant:
+        _tell(meant[0], [fit for fit in found if fit is not meant[0]], path, factory)
+        return meant[0].taken
+    return None
+
+
+def best_of(sets: Mapping[str, State], wanted: State | None = None) -> tuple[str, State]:
+    """The set that is probably meant, for a message: the one with most of the names wanted, or under a usual name."""
+
+    def rank(name: str) -> tuple[bool, int, int, int]:
+        last = name.rpartition(".")[2]
+        usual = len(USUAL) - USUAL.index(last) if last in USUAL else 0
+        shared = 0 if wanted is None else sum(key in wanted for key in sets[name])
+        return not is_copy(name), shared, usual, len(sets[name])
+
+    name = max(sets, key=rank)
+    return name, sets[name]
+
+
+def misfit(sets: Mapping[str, State], wanted: State, path: Path, factory: str) -> CheckpointError:
+    """The error of weights that don't fit, with what they lack and have too much."""
+    name, state = best_of(sets, wanted)
+    where = f"under {name[:LONGEST]!a}: " if name else ""
+    return CheckpointError(
+        f"the weights of {path} don't fit {factory}",
+        why=where + _differences(_unwrapped(state), wanted),
+        mend="name the factory that made them; for a part of them, save that part's state_dict by itself",
+    )
+
+
+def is_copy(name: str) -> bool:
+    """Whether a name says that it is a second set of weights."""
+    return any(word in COPIES or word.startswith("averag") for word in words_of(name))
+
+
+def words_of(name: str) -> list[str]:
+    """Words of a name, in small letters: modelEma, model_ema and MODEL.EMA are of the same two."""
+    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
+
+
+def _tell(taken: _Fit, others: list[_Fit], path: Path, factory: str) -> None:
+    told = []
+    if taken.copy:
+        told.append(f"the weights are a copy, {taken}; there are no others")
+    elif taken.prefix not in ("", DATA_PARALLEL):
+        told.append(f"the weights are behind {taken.prefix!a}, which is taken off")
+    if taken.left:
+        told.append(f"left out, since {factory} has no place for it: {_some(taken.left)}")
+    apart = [fit.name for fit in others if fit.name != taken.name]
+    if apart:
+        told.append(f"left out, another set of weights: {_some(apart)}")
     if told:
-        warnings.warn(f"{path}: {'; '.join(told)}", AssumedWarning, stacklevel=2)
-    return taken
+        warnings.warn(f"{path}: {'; '.join(told)}", AssumedWarning, stacklevel=3)
 
 
-def _unwrapped(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _fits_of(name: str, state: State, wanted: State) -> list[_Fit]:
+    found = []
+    for prefix in ("", *_prefixes(state, wanted)):
+        inside = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+        taken = {key: value for key, value in inside.items() if key in wanted}
+        if _fits(taken, wanted):
+            left = [key for key in state if not key.startswith(prefix) or key.removeprefix(prefix) not in wanted]
+            whole = all(key in wanted or is_copy(key) for key in inside)
+            found.append(_Fit(name, prefix, taken, left, whole))
+    return found
+
+
+def _unwrapped(state: State) -> dict[str, torch.Tensor]:
     """Without the names of PyTorch's wrappers, as long as no two names become one."""
     found = {WRAPPERS.sub("", key): value for key, value in state.items()}
     return found if len(found) == len(state) else dict(state)
 
 
-def _prefixes(state: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> list[str]:
+def _prefixes(state: State, wanted: State) -> list[str]:
     """What may stand before all of a module's names, as one of them says: up to a dot."""
     longest = max((key for key in wanted if not _is_count(key)), key=len, default="")
     ends = (key[: len(key) - len(longest)] for key in state if longest and key.endswith(longest))
     return [prefix for prefix in dict.fromkeys(ends) if prefix.endswith(".")]
 
 
-def _is_copy(prefix: str) -> bool:
-    return any(word in COPIES for word in re.split("[^a-z]+", prefix.lower()))
-
-
-def _distinct(state: Mapping[str, torch.Tensor], prefixes: list[str]) -> list[str]:
-    """One prefix of those behind which the very same numbers are: a module that hangs in two places."""
-    found: list[str] = []
-    for prefix in prefixes:
-        values = _behind(state, prefix)
-        if not any(
-            all(key in state and torch.equal(state[key], value) for key, value in _named(values, other))
-            for other in found
-        ):
-            found.append(prefix)
+def _distinct(fits: list[_Fit]) -> list[_Fit]:
+    """One of those with the very same numbers: a module that hangs in two places."""
+    found: list[_Fit] = []
+    for fit in fits:
+        if not any(_same(fit.taken, other.taken) for other in found):
+            found.append(fit)
     return found
 
 
-def _named(values: Mapping[str, torch.Tensor], prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
-    return ((prefix + key, value) for key, value in values.items())
-
-
-def _behind(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+def _same(one: State, other: State) -> bool:
+    return all(
+        one[key].dtype == other[key].dtype and torch.equal(one[key], other[key])
+        for key in one.keys() | other.keys()
+        if key in one and key in other
+    )
 
 
 def _is_count(key: str) -> bool:
@@ -125,28 +197,39 @@ def _is_count(key: str) -> bool:
     return key.endswith("num_batches_tracked")
 
 
-def _fits(state: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> bool:
-    return (
-        state.keys() <= wanted.keys()
-        and all(key in state or _is_count(key) for key in wanted)
-        and all(is_lazy(wanted[key]) or tensor.shape == wanted[key].shape for key, tensor in state.items())
+def _fits(state: State, wanted: State) -> bool:
+    return all(key in state or _is_count(key) for key in wanted) and all(
+        _kind(tensor) == _kind(wanted[key]) and (is_lazy(wanted[key]) or tensor.shape == wanted[key].shape)
+        for key, tensor in state.items()
     )
 
 
-def _differences(state: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> str:
+def _kind(tensor: torch.Tensor) -> str:
+    """Of its numbers: INT8 weights mean nothing to a layer of floats without their scales."""
+    return "complex" if tensor.is_complex() else "float" if tensor.is_floating_point() else "whole"
+
+
+def _differences(state: State, wanted: State) -> str:
+    both = [key for key in wanted if key in state]
     missing = [key for key in wanted if key not in state]
     unexpected = [key for key in state if key not in wanted]
     shapes = [
         f"{key} {list(state[key].shape)} for {list(wanted[key].shape)}"
-        for key in wanted
-        if key in state and not is_lazy(wanted[key]) and state[key].shape != wanted[key].shape
+        for key in both
+        if not is_lazy(wanted[key]) and state[key].shape != wanted[key].shape
     ]
-    parts = [
-        f"{counted(len(keys), what)}: {_some(keys)}"
-        for keys, what in ((missing, "missing keys"), (unexpected, "unexpected keys"), (shapes, "other shapes"))
-        if keys
+    dtypes = [
+        f"{key} {str(state[key].dtype)[6:]} for {str(wanted[key].dtype)[6:]}"
+        for key in both
+        if _kind(state[key]) != _kind(wanted[key])
     ]
-    return "; ".join(parts)
+    kinds = (
+        (missing, "missing keys"),
+        (unexpected, "unexpected keys"),
+        (shapes, "other shapes"),
+        (dtypes, "other dtypes"),
+    )
+    return "; ".join(f"{counted(len(keys), what)}: {_some(keys)}" for keys, what in kinds if keys)
 
 
 def _some(keys: Iterable[str]) -> str:

@@ -4,21 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import nn
 
 from compress.console.wording import counted
 from compress.errors import CheckpointError
-from compress.formats.keys import BESIDES, fitted
+from compress.formats.keys import State, best_of, fitted, misfit, words_of
 from compress.formats.native.layers import LayerError, layer_of, record_of
 from compress.formats.pickles.names import Instance
 from compress.options.user_code import user_code
 
 __all__ = ["module_of"]
 
-_USUAL = ("state_dict", "model_state_dict", "model", "module", "net", "weights")
+# Words of mappings of tensors that are no weights.
+NO_WEIGHTS = {
+    *("optim", "optims", "optimizer", "optimizers", "opt", "exp", "moments", "sched", "scheduler", "schedulers"),
+    *(
+        "grad",
+        "grads",
+        "gradients",
+        "loss",
+        "losses",
+        "metric",
+        "metrics",
+        "rng",
+        "scaler",
+        "scales",
+        "callbacks",
+        "loops",
+    ),
+}
 _DEPTH = 3
 
 
@@ -44,8 +61,8 @@ def module_of(content: Any, path: Path, factory: str | None) -> nn.Module:
                 why=str(err),
                 mend="save it by compress.save(module, path, inputs=…); or, if you trust whoever made it, add --trust",
             ) from err
-    state = _state_dict(content, path)
-    if state is None:
+    sets = dict(_sets(content, set()))
+    if not sets:
         raise CheckpointError(
             f"found no model in {path}",
             why=f"it holds {_held(content)}",
@@ -54,24 +71,36 @@ def module_of(content: Any, path: Path, factory: str | None) -> nn.Module:
     if factory is None:
         raise CheckpointError(
             f"{path} holds weights but no architecture",
-            why=f"it is a state_dict of {counted(len(state), 'tensors')}",
+            why=f"it is a state_dict of {counted(len(best_of(sets)[1]), 'tensors')}",
             mend="add --model package.module:factory (a function or class that gives the module) and --input",
         )
     module = _build(factory)
+    own = module.state_dict()
+    wanted = {key: value for key, value in own.items() if isinstance(value, torch.Tensor)}
+    fit = fitted(sets, wanted, path, factory)
+    state = fit if fit is not None else _by_other_names(sets, wanted)
     try:
-        module.load_state_dict(state)  # its own hooks may know other names, too
+        if state is None:
+            raise misfit(sets, wanted, path, factory)
+        module.load_state_dict(state, strict=len(own) == len(wanted))  # what is no tensor stays as the factory made it
     except RuntimeError as err:
-        wanted = {key: value for key, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
-        fit = fitted(state, wanted, path, factory)
-        try:
-            module.load_state_dict(fit)
-        except RuntimeError:
-            lines = [line.strip() for line in str(err).splitlines()[1:3]] or [str(err)]
-            why = "".join(char if char.isprintable() else "?" for char in " ".join(lines)[:300])
-            raise CheckpointError(
-                f"the weights of {path} don't fit {factory}", why=why, mend="name the factory that made them"
-            ) from err
+        if fit is None:
+            raise misfit(sets, wanted, path, factory) from err
+        lines = [line.strip() for line in str(err).splitlines()[1:3]] or [str(err)]
+        why = "".join(char if char.isprintable() else "?" for char in " ".join(lines)[:300])
+        raise CheckpointError(
+            f"the weights of {path} don't fit {factory}", why=why, mend="name the factory that made them"
+        ) from err
     return module
+
+
+def _by_other_names(sets: Mapping[str, State], wanted: State) -> State | None:
+    """The set that is probably meant, where its names are not the module's: hooks of the module may know them."""
+    _, state = best_of(sets, wanted)
+    alike = all(
+        tensor.is_floating_point() == wanted[key].is_floating_point() for key, tensor in state.items() if key in wanted
+    )
+    return state if alike and state.keys() != wanted.keys() else None
 
 
 def _held(content: Any) -> str:
@@ -81,55 +110,20 @@ def _held(content: Any) -> str:
     return f"a dict of {', '.join(keys)}"
 
 
-def _state_dict(content: Any, path: Path) -> Mapping[str, torch.Tensor] | None:
-    """The state_dict in a checkpoint: the dict itself, under one of the usual names, or the only one that there is."""
-    if _tensors(content):
-        return content
-    usual = _usual(content)
-    if usual is not None:
-        return usual
-    found = dict(_nested(content, set()))
-    likely = {name: state for name, state in found.items() if not any(word in name.lower() for word in BESIDES)}
-    choice = likely or {name: state for name, state in found.items() if "optim" not in name.lower()}
-    if len(choice) > 1:
-        names = ", ".join(ascii(name[:60]) for name in list(choice)[:5])
-        raise CheckpointError(
-            f"can't tell which weights of {path} are meant",
-            why=f"it holds several: {names}",
-            mend="save the ones that you mean by themselves: torch.save(checkpoint['generator'], path)",
-        )
-    return next(iter(choice.values()), None)
+def _sets(content: Any, seen: set[int], name: str = "", depth: int = 0) -> Iterator[tuple[str, State]]:
+    """Sets of weights by their path in nested dicts, each once: of a mapping, what is tensors in it.
 
-
-def _tensors(content: Any) -> TypeGuard[Mapping[str, torch.Tensor]]:
-    return (
-        isinstance(content, Mapping)
-        and bool(content)
-        and all(isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in content.items())
-    )
-
-
-def _usual(content: Any, depth: int = 0) -> Mapping[str, torch.Tensor] | None:
-    for name in _USUAL if isinstance(content, Mapping) and depth < _DEPTH else ():
-        inner = content.get(name)
-        found = inner if _tensors(inner) else _usual(inner, depth + 1)
-        if found is not None:
-            return found
-    return None
-
-
-def _nested(content: Any, seen: set[int], name: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """State_dicts by their path in nested dicts, each once; a mapping of numbers alone is none."""
+    What is known not to be weights (an optimizer's moments, gradients, metrics) and numbers by themselves are none.
+    """
     if not isinstance(content, Mapping) or id(content) in seen or depth > _DEPTH:
         return
     seen.add(id(content))
-    if _tensors(content):
-        if any(tensor.dim() > 0 for tensor in content.values()):
-            yield name, content
-        return
+    state = {key: value for key, value in content.items() if isinstance(key, str) and isinstance(value, torch.Tensor)}
+    if any(tensor.dim() > 0 for tensor in state.values()):
+        yield name, state
     for key, value in content.items():
-        if isinstance(key, str):
-            yield from _nested(value, seen, f"{name}.{key}" if name else key, depth + 1)
+        if isinstance(key, str) and NO_WEIGHTS.isdisjoint(words_of(key)):
+            yield from _sets(value, seen, f"{name}.{key}" if name else key, depth + 1)
 
 
 def _build(factory: str) -> nn.Module:

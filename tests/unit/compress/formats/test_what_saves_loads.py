@@ -231,6 +231,7 @@ def test_weights_are_mapped_from_the_file_not_read(tmp_path: Path, layout: str) 
         lambda state: {"model": {"state_dict": state}, "optimizer": {"a": torch.ones(3)}},
     ],
 )
+@pytest.mark.filterwarnings("ignore::compress.console.wording.AssumedWarning")
 def test_weights_are_found_under_any_name_that_is_the_only_one(tmp_path: Path, layout: Callable[[Any], Any]) -> None:
     module = mlp()
     torch.save(layout(module.state_dict()), tmp_path / "model.pt")
