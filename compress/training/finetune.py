@@ -35,7 +35,9 @@ from compress.training.updates.precision import precision_for
 __all__ = ["Finetune", "details_of", "source_of", "told"]
 
 # What changes how a training runs, but not what it gives.
-_ELSEWHERE = ("loader_workers", "cache_data", "checkpoint_seconds", "profile", "tensorboard", "validation")
+_ELSEWHERE = (
+    "train_threads", "loader_workers", "cache_data", "checkpoint_seconds", "profile", "tensorboard", "validation",
+)  # fmt: skip
 _RANGED = (
     "epochs", "batch_size", "learning_rate", "distillation", "temperature", "label_smoothing", "ema", "hold_out",
     "feature_weight", "accumulate", "devices", "patience",

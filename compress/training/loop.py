@@ -25,7 +25,7 @@ from compress.training.judging import Judge
 from compress.training.labels import counts
 from compress.training.machine.gpu_watch import GpuWatch
 from compress.training.machine.profile import Profile
-from compress.training.machine.setup import device_kind, fabric_for
+from compress.training.machine.setup import device_kind, fabric_for, on_threads
 from compress.training.machine.synced_norm import synced
 from compress.training.stepper import Stepper, copied
 from compress.training.task import Task, Trained
@@ -61,6 +61,7 @@ def train(task: Task, progress: Progress) -> Trained:
     freeze(module, frozen_for(module, task.options.freeze))
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng())
+        stack.enter_context(on_threads(task.options.train_threads, device_kind(task.options.accelerator)))
         trained = _Training(task, progress, stack).run()
     module.to("cpu").to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
     for parameter, wanted in zip(module.parameters(), asked, strict=True):
@@ -297,6 +298,7 @@ class _Training:
                 "precision": self.precision,
                 "device": str(self.device) if self.device.type == "cpu" else torch.cuda.get_device_name(self.device),
                 "processes": self.fabric.world_size,
+                "threads": torch.get_num_threads(),
                 "loader_workers": self.workers,
                 "rollbacks": self.rollback.count,
                 "outputs": {

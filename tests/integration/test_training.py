@@ -89,9 +89,10 @@ def test_two_processes_compute_what_one_does(folder: Path) -> None:
     model(folder, "student", 8)
     options = ("--teacher", str(folder / "teacher.pt"), "--epochs", "2", "--batch-size", "32", "--precision", "32")
     one = run(folder, "one", *options)
-    two = run(folder, "two", *options, "--devices", "2")
+    two = run(folder, "two", *options, "--devices", "2", "--threads", "1")
     assert all(torch.allclose(one[name], two[name], rtol=1e-4, atol=1e-5) for name in one)
-    assert json.loads((folder / "two/training.json").read_text())["training"]["processes"] == 2
+    told = json.loads((folder / "two/training.json").read_text())["training"]
+    assert (told["processes"], told["threads"]) == (2, 1)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*torchrun, *command(folder, "three", *options)[1:]], capture_output=True, text=True, env=ENVIRONMENT

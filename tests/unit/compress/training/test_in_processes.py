@@ -21,7 +21,9 @@ from compress.quantize.quantize_onnx import QuantizeOnnx
 from compress.training.finetune import Finetune
 from compress.training.in_processes import Shared, _describe, read_job
 
-ASKED = TrainingOptions(epochs=3, devices=2, augment=("flip",), freeze=("1.*",), tensorboard=Path("logs"), batch_size=8)
+ASKED = TrainingOptions(
+    epochs=3, devices=2, augment=("flip",), freeze=("1.*",), tensorboard=Path("logs"), batch_size=8, train_threads=3
+)
 
 
 @pytest.fixture(scope="module")
