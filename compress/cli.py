@@ -208,7 +208,7 @@ def finetune(checkpoint: Path, *, options: FinetuneOptions) -> None:
     console = _console()
     if found.metric is not None:
         console.print(training_table(found.metric, found.rows))
-    for line in found.details.get("profile", {}).get("words", ()):
+    for line in found.profile:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     print(f"wrote {found.folder}: {found.model_file}, training.json, training.html")
 

@@ -22,6 +22,7 @@ from compress.evaluate.intervals import difference_interval, mean_interval
 from compress.evaluate.metrics import Metric
 from compress.formats.checkpoint import fingerprint, load, write
 from compress.jobs.output import check_output, claimed, replacing
+from compress.jobs.profiled import profile_told
 from compress.jobs.recipe import find_data, inputs_of, labelled_of, training_of, with_sizes
 from compress.model import TorchModel, in_float32
 from compress.options import FinetuneOptions
@@ -71,6 +72,7 @@ class Recovery:
         rows: the models judged.
         details: the training's own figures.
         warnings: what to know.
+        profile: where the time of a step went, in clauses, or why that is not known; none where nobody asked.
     """
 
     folder: Path
@@ -81,6 +83,7 @@ class Recovery:
     rows: tuple[Row, ...]
     details: Mapping[str, Any]
     warnings: tuple[str, ...]
+    profile: tuple[str, ...] = ()
 
 
 def finetune(checkpoint: str | Path, options: FinetuneOptions, *, watcher: Watcher) -> Recovery | None:
@@ -140,6 +143,9 @@ def _finetune(checkpoint: Path, options: FinetuneOptions, watcher: Watcher) -> R
     outcome = _run(stage, model, work, source, watcher, tidy=options.work is None)
     if rank() > 0:
         return None
+    profile = profile_told(outcome)
+    if "profile" not in outcome.given.details:  # which the page tells by itself
+        notes += profile
     given = dataclasses.replace(outcome.given, warnings=(*outcome.given.warnings, *notes))
     assert isinstance(given.model, TorchModel)  # noqa: S101  the stage gives one
     rows: tuple[Row, ...] = ()
@@ -165,7 +171,7 @@ def _finetune(checkpoint: Path, options: FinetuneOptions, watcher: Watcher) -> R
     name = "model.pt" if (options.output / "model.pt").exists() else "weights.pt"
     return Recovery(
         options.output, name, given.did, outcome.seconds, metric.name if metric else None, rows, given.details,
-        given.warnings,
+        given.warnings, profile,
     )  # fmt: skip
 
 
