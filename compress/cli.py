@@ -70,12 +70,11 @@ def export(
     checkpoint
         What compress.save, torch.save, torch.jit.save or torch.export.save wrote.
     dry_run
-        Print the stages and an estimate of the time; do nothing.
+        Print the stages and how long they will take, by trying a little of each; write nothing.
     save_config
         Write these options to a recipe for `compress run`.
     """
     from compress.console.durations import duration
-    from compress.console.quiet import quiet
     from compress.evaluate.gains import gains_of
     from compress.jobs.export import export as run
     from compress.report.export import stage_table
@@ -87,8 +86,8 @@ def export(
     if dry_run:
         from compress.jobs.plan import plan
 
-        with quiet(verbose=options.verbose):
-            planned = plan(checkpoint, options)
+        with at_work(options) as terminal:
+            planned = plan(checkpoint, options, terminal)
         console.print(planned, highlight=False, soft_wrap=True)
         return
     with at_work(options, work_of(options)) as terminal:

@@ -124,9 +124,9 @@ def run(
     return outcomes
 
 
-def kept_from_before(stages: Sequence[Stage], work: Path, source: str) -> list[bool]:
-    """Of each stage, whether `run` would take its output from the work folder."""
-    return [(folder / "stage.json").exists() for _, folder in _folders(stages, work, source)]
+def kept_from_before(stages: Sequence[Stage], work: Path, source: str) -> list[tuple[Outcome | None, Path]]:
+    """Of each stage, what `run` would take from the work folder, if it is there, and the folder that holds it."""
+    return [(_take(stage, folder), folder) for stage, folder in _folders(stages, work, source)]
 
 
 def _folders(stages: Sequence[Stage], work: Path, source: str) -> Iterator[tuple[Stage, Path]]:

@@ -42,7 +42,7 @@ def stages(folder: Path) -> tuple[TorchModel, Finetune, TrainQuantized]:
     train, validation, calibration = (
         Dataset.open(str(folder / f"{name}.npz"), model.signature) for name in ("train", "validation", "calibration")
     )
-    tuned = Finetune(train, teacher, ASKED, 7, validation, "hash", "scores")
+    tuned = Finetune(train, teacher, ASKED, 7, validation, "hash", "scores", trial=True)
     quantize = QuantizeOnnx("static", calibration, "entropy", True, "tensorrt", ("node",))
     return model, tuned, TrainQuantized(tuned, "tensorrt", quantize, True)
 
