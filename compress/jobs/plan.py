@@ -28,6 +28,7 @@ from compress.options.training import TrainingOptions
 from compress.pipeline import Outcome, Watcher, kept_from_before
 from compress.quantize.qat.train_quantized import TrainQuantized
 from compress.stage import Given, Stage
+from compress.storage.stage_cache import StageCache
 from compress.training.finetune import Finetune
 
 __all__ = ["Estimate", "estimates", "plan"]
@@ -63,13 +64,15 @@ class Estimate:
         return told if self.one_thread is None else f"{told}; {duration(self.one_thread)} with --train-threads 1"
 
 
-def plan(checkpoint: Path, options: ExportOptions, watcher: Watcher | None = None) -> Table:
+def plan(
+    checkpoint: Path, options: ExportOptions, watcher: Watcher | None = None, cache: StageCache | None = None
+) -> Table:
     """A table of stages, what each is to do, and how long it will take; nothing is written.
 
     Raises:
         ToolkitError: whatever `export` would refuse, and what its stages would end with at once.
     """
-    found, sizes = estimates(checkpoint, options, watcher or Silent())
+    found, sizes = estimates(checkpoint, options, watcher or Silent(), cache)
     title = f"{escape(str(checkpoint))}: what would be done{', at ' + escape(sizes) if sizes else ''}"
     table = Table(title=title, title_justify="left")
     for column in ("stage", "options", "about"):
@@ -82,14 +85,16 @@ def plan(checkpoint: Path, options: ExportOptions, watcher: Watcher | None = Non
     return table
 
 
-def estimates(checkpoint: Path, options: ExportOptions, watcher: Watcher) -> tuple[list[Estimate], str]:
+def estimates(
+    checkpoint: Path, options: ExportOptions, watcher: Watcher, cache: StageCache | None = None
+) -> tuple[list[Estimate], str]:
     """Each row of a dry run, and the sizes that its figures are for.
 
     Stages are begun for real, one after the other, each on what the one before it gave (see `rehearsal`): of what has
-    samples or steps a few are done, the rest whole. What the work folder keeps from before costs nothing.
+    samples or steps a few are done, the rest whole. What the work folder or the cache keeps from before costs nothing.
     """
     begun = time.perf_counter()
-    prepared = prepare(checkpoint, options)
+    prepared = dataclasses.replace(prepare(checkpoint, options), cache=cache)
     found = [Estimate("load, check", "", time.perf_counter() - begun)]
     with tempfile.TemporaryDirectory() as name:
         baseline, row = _original(prepared, Path(name) / "original", watcher)
@@ -151,7 +156,8 @@ def _tried(
         shared: the first stages' outcomes, where others have them.
     """
     found: list[tuple[Outcome, Tried]] = [(outcome, Tried(outcome.given, 0.0)) for outcome in shared]
-    kept = kept_from_before(stages, work, prepared.source)
+    folder.mkdir(exist_ok=True)
+    kept = kept_from_before(stages, work, prepared.source, prepared.cache, folder)
     for place, stage in list(enumerate(stages))[len(shared) :]:
         outcome, at = kept[place]
         if outcome is not None:
@@ -159,7 +165,7 @@ def _tried(
             continue
         model: Model = found[-1][0].given.model if found else prepared.model
         beside = folder / at.name
-        beside.mkdir(parents=True)
+        beside.mkdir()
         progress = watcher.started(f"trying: {stage.name}")
         begun = time.perf_counter()
         try:

@@ -38,7 +38,7 @@ def profile_told(outcome: Outcome) -> tuple[str, ...]:
     if words := _words(details):
         return (*words, "profiled when it was trained: it is kept from before") if outcome.reused else words
     if outcome.reused:
-        return ("no profile: the training is kept from before, when none was made; for one, give another --work",)
+        return ("no profile: the training is kept from before, when none was made; add --no-cache and another --work",)
     steps = counted(max(0, int(details["steps"]) - (details["resumed_at_step"] or 0)), "steps")
     return (f"no profile: this run trained {steps}, and the first {SKIPPED} are not watched",)
 

@@ -185,7 +185,7 @@ def test_a_profile_that_there_is_none_of_is_told_with_why(folder: Path, capsys: 
     assert call(*words, "32") == 0
     assert "profile" not in capsys.readouterr().out, "nobody asked"
     assert call(*words, "32", "--profile") == 0
-    kept = "no profile: the training is kept from before, when none was made; for one, give another --work"
+    kept = "no profile: the training is kept from before, when none was made; add --no-cache and another --work"
     assert kept in capsys.readouterr().out.splitlines()
     assert kept in json.loads(Path("out/training.json").read_text(encoding="utf-8"))["warnings"]
     assert call(*words, "64", "--profile") == 0
