@@ -152,6 +152,17 @@ def test_what_fails_in_one_of_several_processes_is_told(folder: Path) -> None:
     assert told, "until then it told of its progress"
 
 
+def test_several_processes_take_some_steps_of_a_trial_together(folder: Path) -> None:
+    student = compress.load(folder / "student.pt")
+    opened = Dataset.open(str(folder / "train.npz"), student.signature)
+    asked = TrainingOptions(devices=2, epochs=100_000, hold_out=0.2)
+    told: list[tuple[int, int]] = []
+    stage = Finetune(opened, compress.load(folder / "teacher.pt"), asked, trial=True)
+    given = stage.run(student, folder, lambda done, total, _note: told.append((done, total)))
+    assert told[-1][0] < told[-1][1] / 10
+    assert given.details["trial"]["whole"] > given.details["trial"]["spent"]
+
+
 def test_processes_that_train_together_listen_on_loopback_and_end_together(folder: Path) -> None:
     student = compress.load(folder / "student.pt")
     opened = Dataset.open(str(folder / "train.npz"), student.signature)
