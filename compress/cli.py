@@ -26,6 +26,7 @@ from compress.options import (
     SensitivityOptions,
     SourceOptions,
 )
+from compress.storage.stage_cache import StageCache
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -57,6 +58,7 @@ def export(
     options: ExportOptions,
     dry_run: Annotated[bool, Parameter(negative="", group=RUN)] = False,
     save_config: Annotated[Path | None, Parameter(group=RUN)] = None,
+    cache: Annotated[bool, Parameter(group=RUN)] = True,
     recipe: Annotated[Path | None, Parameter(parse=False)] = None,
 ) -> None:
     """Prune, finetune, quantize and export a model; measure what was gained and lost.
@@ -70,12 +72,13 @@ def export(
     checkpoint
         What compress.save, torch.save, torch.jit.save or torch.export.save wrote.
     dry_run
-        Print the stages and an estimate of the time; do nothing.
+        Print the stages and how long they will take, by trying a little of each; write nothing.
     save_config
         Write these options to a recipe for `compress run`.
+    cache
+        Look for stages that earlier runs did, and keep this one's, in the cache folder (see `compress cache list`).
     """
     from compress.console.durations import duration
-    from compress.console.quiet import quiet
     from compress.evaluate.gains import gains_of
     from compress.jobs.export import export as run
     from compress.report.export import stage_table
@@ -87,12 +90,12 @@ def export(
     if dry_run:
         from compress.jobs.plan import plan
 
-        with quiet(verbose=options.verbose):
-            planned = plan(checkpoint, options)
+        with at_work(options) as terminal:
+            planned = plan(checkpoint, options, terminal, _cache(cache))
         console.print(planned, highlight=False, soft_wrap=True)
         return
     with at_work(options, work_of(options)) as terminal:
-        artifact, report = run(checkpoint, options, watcher=terminal, recipe=recipe)
+        artifact, report = run(checkpoint, options, watcher=terminal, recipe=recipe, cache=_cache(cache))
     console.print(stage_table(report))
     for finding in report.findings:
         if finding not in warned:
@@ -114,6 +117,7 @@ def optimize(
     *,
     options: OptimizeOptions,
     save_config: Annotated[Path | None, Parameter(group=RUN)] = None,
+    cache: Annotated[bool, Parameter(group=RUN)] = True,
     recipe: Annotated[Path | None, Parameter(parse=False)] = None,
 ) -> None:
     """Try pruning, precisions and calibrators, measure each, and export the best that loses no more than --max-drop.
@@ -128,6 +132,8 @@ def optimize(
         Any model file.
     save_config
         Write these options to a recipe for `compress run`.
+    cache
+        Look for stages that earlier runs did, and keep this one's, in the cache folder (see `compress cache list`).
     """
     from compress.jobs.export import optimize as run
     from compress.report.search import search_table
@@ -144,6 +150,7 @@ def optimize(
                 options,
                 watcher=terminal,
                 recipe=recipe,
+                cache=_cache(cache),
                 tell=lambda found: tables.append(search_table(found)),
             )
     finally:  # of a search that found nothing inside the budget, too
@@ -186,7 +193,9 @@ def sensitivity(checkpoint: Path, *, options: SensitivityOptions) -> None:
 
 
 @app.command
-def finetune(checkpoint: Path, *, options: FinetuneOptions) -> None:
+def finetune(
+    checkpoint: Path, *, options: FinetuneOptions, cache: Annotated[bool, Parameter(group=RUN)] = True
+) -> None:
     """Train a model to recover what pruning lost, or from its labels alone; on a CPU, a GPU or many.
 
     An interrupted training goes on where it was when the same command is given again. On several machines, start it
@@ -196,19 +205,21 @@ def finetune(checkpoint: Path, *, options: FinetuneOptions) -> None:
     ----------
     checkpoint
         Any model file that still has its layers.
+    cache
+        Look for a training that an earlier run did, and keep this one, in the cache folder (see `compress cache list`).
     """
     from compress.jobs.recovery import finetune as run
     from compress.report.training import training_table
 
     warn(options)
     with at_work(options, work_of(options)) as terminal:
-        found = run(checkpoint, options, watcher=terminal)
+        found = run(checkpoint, options, watcher=terminal, cache=_cache(cache))
     if found is None:
         return
     console = _console()
     if found.metric is not None:
         console.print(training_table(found.metric, found.rows))
-    for line in found.details.get("profile", {}).get("words", ()):
+    for line in found.profile:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     print(f"wrote {found.folder}: {found.model_file}, training.json, training.html")
 
@@ -238,6 +249,36 @@ def run_recipe(recipe: Path, *flags: Annotated[str, Parameter(allow_leading_hyph
     else:
         running.command(partial(optimize, recipe=recipe), name=command)
     running([command, *spread(flags)], exit_on_error=False)
+
+
+cached = App(name="cache", help="What earlier runs did of their stages, and later ones need not do again.")
+app.command(cached)
+
+
+@cached.command(name="list")
+def list_cached() -> None:
+    """Tell what is kept: each stage, what it did, its size, and when it was used last.
+
+    What was not used for longest goes when all of it is more than COMPRESS_CACHE_GB, in gigabytes: 10 if that is not
+    set; with 0 nothing is kept.
+    """
+    from compress.report.cached import cache_table
+
+    _console().print(cache_table(StageCache.of()))
+
+
+@cached.command
+def clear() -> None:
+    """Remove all that is kept; a run at work goes on without."""
+    from compress.console.durations import bytes_text
+    from compress.console.wording import counted
+
+    count, size = StageCache.of().clear()
+    print(f"removed {counted(count, 'stages')}, {bytes_text(size)}")
+
+
+def _cache(wanted: bool) -> StageCache | None:
+    return StageCache.of() if wanted else None
 
 
 def _console() -> Console:

@@ -25,11 +25,14 @@ from compress.stage import Given, Progress, Stage
 from compress.storage.files import make_folder, remove_empty
 from compress.storage.hashing import heard
 from compress.storage.shortages import shortages
+from compress.storage.stage_cache import StageCache
 from compress.vetting.texts import read_json
 
 __all__ = ["Outcome", "Watcher", "check", "hashing_shown", "kept_from_before", "run"]
 
 SHORT_SECONDS = 1.0  # what takes no longer is not shown
+CACHED_SECONDS = 1.0  # what took no longer is done again as fast
+SAID = "stage.json"  # in the folder of an output: what the stage did
 
 
 @dataclass(frozen=True)
@@ -89,12 +92,13 @@ def check(stages: Sequence[Stage], model: Model) -> None:
 
 
 def run(
-    stages: Sequence[Stage], model: Model, *, work: Path, source: str, watcher: Watcher, tidy: bool = True
-) -> list[Outcome]:
+    stages: Sequence[Stage], model: Model, *, work: Path, source: str, watcher: Watcher, tidy: bool = True,
+    cache: StageCache | None = None,
+) -> list[Outcome]:  # fmt: skip
     """Run the stages in order; the output of each is the input of the next.
 
     A stage whose input and options are those of an earlier run is not run again: its output is taken from the
-    work folder.
+    work folder, or from the cache.
 
     Args:
         stages: checked before.
@@ -103,16 +107,21 @@ def run(
         source: a hash of what `model` was loaded from.
         watcher: is told when a stage starts, goes on and ends.
         tidy: drop the outputs of earlier runs that this one did not use; not where several runs share the folder.
+        cache: gets what took a while, for runs with other work folders; None for none.
     """
     made = make_folder(work)
     kept: set[Path] = set()
     outcomes: list[Outcome] = []
     try:
-        for stage, folder in _folders(stages, work, source):
+        for stage, folder, key in _folders(stages, work, source):
             kept.add(folder)
             progress = watcher.started(stage.name)
             give_back()
-            outcome = _take(stage, folder) or _run(stage, model, folder, progress)
+            outcome = _take(stage, folder) or _fetch(stage, folder, key, cache)
+            if outcome is None:
+                outcome = _run(stage, model, folder, progress)
+                if cache is not None and outcome.seconds >= CACHED_SECONDS and (folder / SAID).exists():
+                    cache.keep(stage.name, key, folder)
             outcomes.append(outcome)
             watcher.ended(outcome)
             model = outcome.given.model
@@ -124,17 +133,45 @@ def run(
     return outcomes
 
 
-def kept_from_before(stages: Sequence[Stage], work: Path, source: str) -> list[bool]:
-    """Of each stage, whether `run` would take its output from the work folder."""
-    return [(folder / "stage.json").exists() for _, folder in _folders(stages, work, source)]
+def kept_from_before(
+    stages: Sequence[Stage], work: Path, source: str, cache: StageCache | None = None, beside: Path | None = None
+) -> list[tuple[Outcome | None, Path]]:
+    """Of each stage, what `run` would not do again, and the folder that holds it, or would.
+
+    Args:
+        stages, work, source, cache: as in `run`.
+        beside: a folder, to look at what the cache has.
+    """
+    found = []
+    for stage, folder, key in _folders(stages, work, source):
+        outcome = _take(stage, folder)
+        if outcome is None and beside is not None:
+            outcome = _fetch(stage, beside / f"{folder.name}.cached", key, cache)
+        found.append((outcome, folder))
+    return found
 
 
-def _folders(stages: Sequence[Stage], work: Path, source: str) -> Iterator[tuple[Stage, Path]]:
-    """Where the output of each is kept: by what went into it, and all that decides what comes out."""
+def _folders(stages: Sequence[Stage], work: Path, source: str) -> Iterator[tuple[Stage, Path, str]]:
+    """Where the output of each is kept: by what went into it, and all that decides what comes out: the key."""
     key = hashlib.sha256(f"{__version__} {source}".encode()).hexdigest()
     for index, stage in enumerate(stages, 1):
         key = hashlib.sha256(json.dumps([key, stage.name, dict(stage.options)], sort_keys=True).encode()).hexdigest()
-        yield stage, work / f"{index:02d}-{stage.name}-{key[:12]}"
+        yield stage, work / f"{index:02d}-{stage.name}-{key[:12]}", key
+
+
+def _fetch(stage: Stage, folder: Path, key: str, cache: StageCache | None) -> Outcome | None:
+    """What the cache has of a stage, in its folder."""
+    beside = folder.with_name(folder.name + ".fetched")
+    shutil.rmtree(beside, ignore_errors=True)
+    if cache is None or not cache.fetch(stage.name, key, beside):
+        return None
+    shutil.rmtree(folder, ignore_errors=True)
+    beside.rename(folder)
+    outcome = _take(stage, folder)
+    if outcome is None:  # not as it was written
+        shutil.rmtree(folder, ignore_errors=True)
+        cache.drop(stage.name, key)
+    return outcome
 
 
 def _run(stage: Stage, model: Model, folder: Path, progress: Progress) -> Outcome:
@@ -175,7 +212,7 @@ def _fill(stage: Stage, model: Model, folder: Path, beside: Path, progress: Prog
     if not isinstance(given.model, EngineModel) and given.model.ranges:
         data["ranges"] = dict(given.model.ranges)
     data["sha256"] = _digest(data, beside)
-    (beside / "stage.json").write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    (beside / SAID).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     beside.rename(folder)
     if not isinstance(given.model, TorchModel):
@@ -203,7 +240,7 @@ def _digest(data: Mapping[str, Any], folder: Path) -> str:
 
 def _take(stage: Stage, folder: Path) -> Outcome | None:
     try:
-        data: Mapping[str, Any] = read_json(folder / "stage.json")
+        data: Mapping[str, Any] = read_json(folder / SAID)
         if data["sha256"] != _digest(data, folder):
             return None
         path = folder / Path(data["model"]).name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).parent
+# No test takes what another one did, and nothing is left with the user: of the commands that are started, too.
+os.environ["COMPRESS_CACHE_GB"] = "0"
 WAITING = frozenset(("asyncio", "multiprocessing", "signal", "socket", "subprocess", "threading", "time"))
 
 # No test fails on a time: hypothesis sets each example a deadline, and counts how long it takes to draw one. The gate

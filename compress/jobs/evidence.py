@@ -15,6 +15,7 @@ from compress.data.sizes import batches_of
 from compress.evaluate.evaluation import Evaluation
 from compress.evaluate.judge import Budget
 from compress.jobs.examine import roofline_of
+from compress.jobs.profiled import profiles_told
 from compress.jobs.prove import measure, rows_of
 from compress.jobs.recipe import find_data
 from compress.jobs.recipe_file import recipe_text
@@ -73,7 +74,11 @@ def report_of(
         environment=environment(options.threads),
         data={"samples": 0, "sha256": ""} if judged is None else judged.to_dict(),
         stages=tuple(reports),
-        findings=(*_call_told(model.signature), *findings(reports, options.confidence)),
+        findings=(
+            *_call_told(model.signature),
+            *findings(reports, options.confidence),
+            *profiles_told(dict(zip(names, outcomes, strict=True))),
+        ),
         grid=grid,
         rooflines=rooflines,
         layer_bytes=(onnx_layer_bytes(baseline.path), onnx_layer_bytes(_last(rows).path)),

@@ -36,6 +36,7 @@ from compress.report.sensitivity import write_sensitivity
 from compress.runtime.machine import versions
 from compress.runtime.memory import standing
 from compress.stage import Progress, Stage
+from compress.storage.stage_cache import StageCache
 
 __all__ = ["Prepared", "baseline_of", "export", "optimize", "prepare", "sensitivity"]
 
@@ -64,6 +65,7 @@ class Prepared:
         recipe: the file that the options are from, if they are from one.
         searched: the options of the search whose winner this is.
         doubts: warnings of the sensitivity file that pruning goes by.
+        cache: keeps outputs for runs with other work folders.
     """
 
     model: TorchModel
@@ -75,6 +77,7 @@ class Prepared:
     recipe: Path | None = None
     searched: OptimizeOptions | None = None
     doubts: tuple[str, ...] = ()
+    cache: StageCache | None = None
 
 
 def prepare(checkpoint: Path, options: ExportOptions, *, chosen: bool = False) -> Prepared:
@@ -124,7 +127,12 @@ def prepare(checkpoint: Path, options: ExportOptions, *, chosen: bool = False) -
 
 
 def export(
-    checkpoint: str | Path, options: ExportOptions, *, watcher: Watcher | None = None, recipe: Path | None = None
+    checkpoint: str | Path,
+    options: ExportOptions,
+    *,
+    watcher: Watcher | None = None,
+    recipe: Path | None = None,
+    cache: StageCache | None = None,
 ) -> tuple[Artifact, Report]:
     """Take a model file to a measured ONNX artifact.
 
@@ -133,6 +141,8 @@ def export(
         options: what to do to it.
         watcher: is told of each stage; by default nobody is.
         recipe: the file that the options are from, if they are from one: reproduce.sh looks whether it has changed.
+        cache: where outputs of stages are found again by runs with other folders, as the command line's are
+            (`compress.storage.stage_cache.StageCache.of()`); by default nowhere.
 
     Returns:
         The artifact, with model.onnx (or model.plan, too), artifact.json, report.json, report.html, recipe.toml and
@@ -154,19 +164,21 @@ def export(
     """
     checkpoint, watcher = Path(checkpoint), watcher or Silent()
     with standing(), claimed(options.output, _work(options), inputs_of(options, checkpoint)), hashing_shown(watcher):
-        prepared = dataclasses.replace(prepare(checkpoint, options), recipe=recipe)
+        prepared = dataclasses.replace(prepare(checkpoint, options), recipe=recipe, cache=cache)
         return _export(checkpoint, options, prepared, watcher)
 
 
 def _export(checkpoint: Path, options: ExportOptions, prepared: Prepared, watcher: Watcher) -> tuple[Artifact, Report]:
     model, work = prepared.model, prepared.work
     baseline = run(
-        baseline_of(prepared.stages), model, work=work / "original", source=prepared.source, watcher=_Renamed(watcher)
-    )
+        baseline_of(prepared.stages), model, work=work / "original", source=prepared.source,
+        watcher=_Renamed(watcher), cache=prepared.cache,
+    )  # fmt: skip
     _share_export(prepared.stages, work)
     outcomes = run(
-        prepared.stages, model, work=work, source=prepared.source, watcher=watcher, tidy=options.work is None
-    )
+        prepared.stages, model, work=work, source=prepared.source, watcher=watcher, tidy=options.work is None,
+        cache=prepared.cache,
+    )  # fmt: skip
     first, final = baseline[-1].given.model, outcomes[-1].given.model
     assert isinstance(first, OnnxModel)  # noqa: S101  both lists end in ONNX stages
     assert not isinstance(final, TorchModel)  # noqa: S101
@@ -193,6 +205,7 @@ def optimize(
     watcher: Watcher | None = None,
     tell: Callable[[SearchResult], None] = lambda _found: None,
     recipe: Path | None = None,
+    cache: StageCache | None = None,
 ) -> SearchResult:
     """Search pruning ratios, precisions and calibrators, and export the best that loses no more than it may.
 
@@ -201,7 +214,7 @@ def optimize(
         options: what to try.
         watcher: is told of each stage; by default nobody is.
         tell: is given the trials before the best of them is exported.
-        recipe: as in `export`.
+        recipe, cache: as in `export`.
 
     Returns:
         All trials. The winner's artifact is in the output folder, search.json and search.html are beside it in
@@ -224,7 +237,7 @@ def optimize(
     check_ranges(options)
     checkpoint, watcher = Path(checkpoint), watcher or Silent()
     with standing(), claimed(options.output, _work(options), inputs_of(options, checkpoint)), hashing_shown(watcher):
-        return _optimize(checkpoint, options, watcher, tell, recipe)
+        return _optimize(checkpoint, options, watcher, tell, recipe, cache)
 
 
 def _optimize(
@@ -233,6 +246,7 @@ def _optimize(
     watcher: Watcher,
     tell: Callable[[SearchResult], None],
     recipe: Path | None,
+    cache: StageCache | None,
 ) -> SearchResult:
     check_output(options.output)
     asked_for = options
@@ -241,8 +255,9 @@ def _optimize(
     options = dataclasses.replace(options, size=tuple(f"{dim}={size}" for dim, size in said.items()))
     work = _work(options)
     found = search(
-        checkpoint, options, model, source=_source(model, fingerprint_of_module(model)), work=work, watcher=watcher
-    )
+        checkpoint, options, model, source=_source(model, fingerprint_of_module(model)), work=work, watcher=watcher,
+        cache=cache,
+    )  # fmt: skip
     folder = options.output.with_name(options.output.name + ".search")
     write_search(found, folder)
     tell(found)
@@ -259,6 +274,7 @@ def _optimize(
         budget=budget_of(options, options.max_drop),
         recipe=recipe,
         searched=asked_for,
+        cache=cache,
     )
     return _proven(found, best, checkpoint, asked, prepared, folder, watcher)
 

@@ -22,6 +22,7 @@ from compress.evaluate.intervals import difference_interval, mean_interval
 from compress.evaluate.metrics import Metric
 from compress.formats.checkpoint import fingerprint, load, write
 from compress.jobs.output import check_output, claimed, replacing
+from compress.jobs.profiled import profile_told
 from compress.jobs.recipe import find_data, inputs_of, labelled_of, training_of, with_sizes
 from compress.model import TorchModel, in_float32
 from compress.options import FinetuneOptions
@@ -32,6 +33,7 @@ from compress.runtime.backends import Backend, TorchBackend
 from compress.runtime.machine import environment, versions
 from compress.runtime.measure import cores, torch_macs, torch_params
 from compress.stage import Given
+from compress.storage.stage_cache import StageCache
 from compress.training.finetune import Finetune
 from compress.training.loop import TRACE_FILE
 from compress.training.machine.setup import distributed, rank
@@ -71,6 +73,7 @@ class Recovery:
         rows: the models judged.
         details: the training's own figures.
         warnings: what to know.
+        profile: where the time of a step went, in clauses, or why that is not known; none where nobody asked.
     """
 
     folder: Path
@@ -81,15 +84,19 @@ class Recovery:
     rows: tuple[Row, ...]
     details: Mapping[str, Any]
     warnings: tuple[str, ...]
+    profile: tuple[str, ...] = ()
 
 
-def finetune(checkpoint: str | Path, options: FinetuneOptions, *, watcher: Watcher) -> Recovery | None:
+def finetune(
+    checkpoint: str | Path, options: FinetuneOptions, *, watcher: Watcher, cache: StageCache | None = None
+) -> Recovery | None:
     """Train a model, judge it before and after, and write it with a report.
 
     Args:
         checkpoint: any model file that still has its layers.
         options: what to do.
         watcher: is told how it goes on.
+        cache: where a training is found again by runs with other folders; by default nowhere.
 
     Returns:
         What was written; None in a process that torchrun started beside the first one.
@@ -100,16 +107,18 @@ def finetune(checkpoint: str | Path, options: FinetuneOptions, *, watcher: Watch
     check_ranges(options)
     checkpoint = Path(checkpoint)
     if rank() > 0:  # the first process holds the places for all
-        return _finetune(checkpoint, options, watcher)
+        return _finetune(checkpoint, options, watcher, cache)
     with claimed(options.output, _work(options), inputs_of(options, checkpoint)), hashing_shown(watcher):
-        return _finetune(checkpoint, options, watcher)
+        return _finetune(checkpoint, options, watcher, cache)
 
 
 def _work(options: FinetuneOptions) -> Path:
     return options.work or options.output.parent / f"{options.output.name}.work"
 
 
-def _finetune(checkpoint: Path, options: FinetuneOptions, watcher: Watcher) -> Recovery | None:
+def _finetune(
+    checkpoint: Path, options: FinetuneOptions, watcher: Watcher, cache: StageCache | None
+) -> Recovery | None:
     check_output(options.output, "training.json", "a training")
     model = with_sizes(_load(checkpoint, options), checkpoint, {"training": options.data, "evaluation": options.eval})
     teacher = None if options.teacher is None else _load(options.teacher, options)
@@ -137,9 +146,12 @@ def _finetune(checkpoint: Path, options: FinetuneOptions, watcher: Watcher) -> R
         notes += overlap_words(judged, {name: each for name, each in made_with.items() if each.sha256 != seen})
     source = fingerprint(model) + ("" if teacher is None else fingerprint(teacher)) + json.dumps(versions())
     work = _work(options)
-    outcome = _run(stage, model, work, source, watcher, tidy=options.work is None)
+    outcome = _run(stage, model, work, source, watcher, tidy=options.work is None, cache=cache)
     if rank() > 0:
         return None
+    profile = profile_told(outcome)
+    if "profile" not in outcome.given.details:  # which the page tells by itself
+        notes += profile
     given = dataclasses.replace(outcome.given, warnings=(*outcome.given.warnings, *notes))
     assert isinstance(given.model, TorchModel)  # noqa: S101  the stage gives one
     rows: tuple[Row, ...] = ()
@@ -165,13 +177,16 @@ def _finetune(checkpoint: Path, options: FinetuneOptions, watcher: Watcher) -> R
     name = "model.pt" if (options.output / "model.pt").exists() else "weights.pt"
     return Recovery(
         options.output, name, given.did, outcome.seconds, metric.name if metric else None, rows, given.details,
-        given.warnings,
+        given.warnings, profile,
     )  # fmt: skip
 
 
-def _run(stage: Finetune, model: TorchModel, work: Path, source: str, watcher: Watcher, *, tidy: bool) -> Outcome:
+def _run(
+    stage: Finetune, model: TorchModel, work: Path, source: str, watcher: Watcher, *, tidy: bool,
+    cache: StageCache | None,
+) -> Outcome:  # fmt: skip
     if not distributed():
-        return run([stage], model, work=work, source=source, watcher=watcher, tidy=tidy)[-1]
+        return run([stage], model, work=work, source=source, watcher=watcher, tidy=tidy, cache=cache)[-1]
     # All processes train, whatever the folder of the first one holds already.
     key = hashlib.sha256(json.dumps([source, dict(stage.options)], sort_keys=True).encode()).hexdigest()
     folder = work / f"training-{key[:12]}"

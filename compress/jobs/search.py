@@ -28,6 +28,7 @@ from compress.runtime.backends import Backend, open_model
 from compress.runtime.latency import latency
 from compress.runtime.measure import cores
 from compress.stage import Progress, Stage
+from compress.storage.stage_cache import StageCache
 
 __all__ = ["search"]
 
@@ -44,11 +45,13 @@ class _Setting:
     options: OptimizeOptions
     source: str
     work: Path
+    cache: StageCache | None
 
 
 def search(
-    checkpoint: Path, options: OptimizeOptions, model: TorchModel, *, source: str, work: Path, watcher: Watcher
-) -> SearchResult:
+    checkpoint: Path, options: OptimizeOptions, model: TorchModel, *, source: str, work: Path, watcher: Watcher,
+    cache: StageCache | None = None,
+) -> SearchResult:  # fmt: skip
     """Make and measure every candidate of the options.
 
     Those of one pruning ratio are made one after the other and share what they have in common; with several workers,
@@ -62,6 +65,7 @@ def search(
         source: what `pipeline.run` takes as the hash of what goes in.
         work: keeps every stage's output, so that an interrupted search goes on.
         watcher: is told of stages, or, with several workers, of ratios.
+        cache: keeps outputs for runs with other work folders.
 
     Raises:
         RecipeError: options that leave nothing to search.
@@ -70,7 +74,7 @@ def search(
     _check(options, plan)
     evaluation = judged(options, model, checkpoint)
     evaluation.refuse(model, budget_of(options, options.max_drop))
-    setting = _Setting(checkpoint, options, source, work)
+    setting = _Setting(checkpoint, options, source, work, cache)
     made = [trial for branch in _branches(setting, plan, watcher) for trial in branch]
     trials = tuple(sorted(made, key=lambda trial: plan.index(trial.candidate)))
     return _measured(trials, options, model, evaluation, watcher)
@@ -206,7 +210,7 @@ def _branch(setting: _Setting, group: Sequence[Candidate], watcher: Watcher) -> 
             check(stages, model)
             outcomes = run(
                 stages, model, work=setting.work, source=setting.source, watcher=_Named(watcher, candidate.name),
-                tidy=False,
+                tidy=False, cache=setting.cache,
             )  # fmt: skip
         except ResourceError:  # which every other would end with, too
             raise

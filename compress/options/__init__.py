@@ -308,6 +308,9 @@ class FinetuneOptions(TrainingOptions, SourceOptions):
     ] = "auto"
     """auto takes bf16-mixed where the hardware multiplies it and the network gains by it."""
 
+    train_threads: Annotated[int | None, Parameter(name=["--threads", "--train-threads"], group=MACHINE)] = None
+    """CPU threads of each process that trains; by default OMP_NUM_THREADS, else all cores, shared among --devices."""
+
     seed: Annotated[int, Parameter(group=RUN)] = 0
     """Of everything random."""
 

@@ -14,6 +14,7 @@ MOST_THREADS = 1024
 RANGES: dict[str, tuple[int, int]] = {
     "seed": (0, 2**32 - 1),
     "threads": (1, MOST_THREADS),
+    "train_threads": (1, MOST_THREADS),
     "thread_counts": (1, MOST_THREADS),
     "batches": (1, 1 << 20),
     "epochs": (0, 1 << 30),

@@ -89,6 +89,9 @@ class TrainingOptions:
     devices: Annotated[int, Parameter(group=MACHINE)] = 1
     """GPUs, or processes on the CPU, that share each batch; for several machines, start it with torchrun."""
 
+    train_threads: Annotated[int | None, Parameter(group=MACHINE)] = None
+    """CPU threads of each process that trains; by default OMP_NUM_THREADS, else all cores, shared among --devices."""
+
     loader_workers: Annotated[int | None, Parameter(group=MACHINE)] = None
     """Processes that fetch and change samples; by default what fits the data and the device."""
 

@@ -133,6 +133,6 @@ def unused(options: SourceOptions, models: Sequence[Path] = ()) -> tuple[str, ..
 
 
 def _flag(name: str, value: Any, options: SourceOptions) -> str:
-    if name == "train_precision" and isinstance(options, FinetuneOptions):
-        name = "precision"
+    if name in ("train_precision", "train_threads") and isinstance(options, FinetuneOptions):
+        name = name.removeprefix("train_")
     return f"--{'no-' if value is False else ''}{name.replace('_', '-')}"

@@ -59,5 +59,6 @@ holds() {{
     exit 1
 }}
 {checks}
+export COMPRESS_CACHE_GB=0  # what an earlier run made is not taken again
 {command}
 """

@@ -33,7 +33,8 @@ def write_page(report: Mapping[str, Any], path: Path) -> None:
     training = report["training"]
     facts = {
         "trained": report["did"].removeprefix("trained "),
-        "device": f"{training['device']}, {counted(training['processes'], 'processes')}",
+        "device": f"{training['device']}, {counted(training['processes'], 'processes')}"
+        + (f", each of {counted(training['threads'], 'threads')}" if "threads" in training else ""),
         "precision": training["precision"] + (", compiled" if training["compiled"] else ""),
         "batch size": training["batch_size"],
         "speed": f"{training.get('samples_per_second', 0):,.0f} samples a second",

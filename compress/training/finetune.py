@@ -35,7 +35,9 @@ from compress.training.updates.precision import precision_for
 __all__ = ["Finetune", "details_of", "source_of", "told"]
 
 # What changes how a training runs, but not what it gives.
-_ELSEWHERE = ("loader_workers", "cache_data", "checkpoint_seconds", "profile", "tensorboard", "validation")
+_ELSEWHERE = (
+    "train_threads", "loader_workers", "cache_data", "checkpoint_seconds", "profile", "tensorboard", "validation",
+)  # fmt: skip
 _RANGED = (
     "epochs", "batch_size", "learning_rate", "distillation", "temperature", "label_smoothing", "ema", "hold_out",
     "feature_weight", "accumulate", "devices", "patience",
@@ -55,6 +57,7 @@ class Finetune:
         validation: data to judge epochs by; a share of `data` is, where the options say so.
         evaluation: the hash of what the result is judged by afterwards, which nothing here should have seen.
         labelled: the output that labels teach, where they fit several.
+        trial: take some steps alone, and tell how long all would take.
     """
 
     data: Dataset
@@ -64,6 +67,7 @@ class Finetune:
     validation: Dataset | None = None
     evaluation: str = ""
     labelled: str | None = None
+    trial: bool = False
 
     name: ClassVar[str] = "finetune"
     takes: ClassVar[type] = TorchModel
@@ -89,6 +93,7 @@ class Finetune:
             "validation": None if self.validation is None else source_of(self.validation),
             "evaluation": self.evaluation,
             "labelled": self.labelled,
+            "trial": self.trial,
         }
 
     @classmethod
@@ -203,6 +208,12 @@ class Finetune:
             ),
         )  # fmt: skip
 
+    @property
+    def _tried(self) -> TrainingOptions:
+        """Of a trial: what writes elsewhere is left out, and so is what tries something else first, for a minute."""
+        compiled: Any = "off" if self.training.compile == "auto" else self.training.compile
+        return dataclasses.replace(self.training, compile=compiled, profile=False, tensorboard=None)
+
     def _forms(self, model: TorchModel) -> tuple[tuple[OutputForm, ...], int]:
         """What each output is, and which of them labels teach; of that one, what was said of it, or what they tell."""
         forms, at = forms_of(model, self._fitting(model.signature)[0].labels, self.labelled)
@@ -269,8 +280,9 @@ class Finetune:
             data.fetcher.keep_in(cache)
         teacher = None if self.teacher is None else self.teacher.module
         forms, at = self._forms(self.teacher or like or TorchModel(module, signature))
+        options = self._tried if self.trial else self.training
         task = Task(
-            module, teacher, signature, data, validation, self.training, self.seed, folder, exact, forms, at
+            module, teacher, signature, data, validation, options, self.seed, folder, exact, forms, at, self.trial
         )  # fmt: skip
         trained = train(task, progress)
         if cache is not None and local_rank() == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,12 @@ class Judge:
         if form.kind in (OutputKind.SIGMOID, OutputKind.EMBEDDING, OutputKind.DENSE):
             # The largest of several labels says nothing, nor do squares of logits.
             self.metric = _loss(form, self._name)
+
+    def of(self, data: Dataset) -> Judge:
+        """The same judge of other data."""
+        other = copy.copy(self)
+        other._data = data
+        return other
 
     def better(self, value: float, than: float | None) -> bool:
         """Whether a value is a new best."""

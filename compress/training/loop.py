@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -25,10 +26,11 @@ from compress.training.judging import Judge
 from compress.training.labels import counts
 from compress.training.machine.gpu_watch import GpuWatch
 from compress.training.machine.profile import Profile
-from compress.training.machine.setup import device_kind, fabric_for
+from compress.training.machine.setup import device_kind, fabric_for, on_threads
 from compress.training.machine.synced_norm import synced
 from compress.training.stepper import Stepper, copied
 from compress.training.task import Task, Trained
+from compress.training.trial import Enough, Pace, judged_in_time
 from compress.training.updates.kept_state import KeptState
 from compress.training.updates.precision import falls_back, precision_for
 from compress.training.updates.rollback import Rollback
@@ -61,7 +63,9 @@ def train(task: Task, progress: Progress) -> Trained:
     freeze(module, frozen_for(module, task.options.freeze))
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng())
-        trained = _Training(task, progress, stack).run()
+        stack.enter_context(on_threads(task.options.train_threads, device_kind(task.options.accelerator)))
+        training = _Training(task, progress, stack)
+        trained = training.rehearsed() if task.trial else training.run()
     module.to("cpu").to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
     for parameter, wanted in zip(module.parameters(), asked, strict=True):
         parameter.grad = None
@@ -73,6 +77,7 @@ def train(task: Task, progress: Progress) -> Trained:
 
 class _Training:
     def __init__(self, task: Task, progress: Progress, stack: ExitStack) -> None:
+        self.begun = time.perf_counter()
         self.task, self.options, self.progress = task, task.options, progress
         kind = device_kind(self.options.accelerator)
         # bfloat16 has no number between 0.996 and 1, where most of what probabilities tell lies.
@@ -160,11 +165,57 @@ class _Training:
             self.task.module.load_state_dict(self.best["state"])
         elif self.stepper.average is not None:
             self.task.module.load_state_dict(self.stepper.average.state)
+        return self._ended()
+
+    def _ended(self) -> Trained:
+        """What there is to tell; what was kept for going on goes."""
         trained = self._trained()
         self.kept.drop()
         if self.stepper.answers is not None:
             self.stepper.answers.drop()
         return trained
+
+    def rehearsed(self) -> Trained:
+        """Some steps, a part of a validation, a state kept; how long all of it would take is among the figures."""
+        answers, start = self.stepper.answers, self.step
+        whole = time.perf_counter() - self.begun
+        if answers is not None and answers.share:
+            whole += answers.seconds * (1 / answers.share - 1)
+        steps = self.steps - start
+        pace, alone = self._pace(), None
+        if self.device.type == "cpu" and self.options.train_threads is None and torch.get_num_threads() > 1:
+            torch.set_num_threads(1)  # until the end of the training, which gives back what was before
+            alone = self._pace()
+        per_epoch = self._epochs_end(pace.seconds(steps) / max(1, steps))
+        whole += pace.seconds(steps) + -(-steps // self.sampler.steps) * per_epoch
+        self.journal.epoch(self.step, self.rate, None, None)
+        trained = self._ended()
+        found = {"spent": time.perf_counter() - self.begun, "whole": whole}
+        if alone is not None and alone.seen:
+            found["one_thread"] = whole + alone.seconds(steps) - pace.seconds(steps)
+        return dataclasses.replace(trained, figures=trained.figures | {"trial": found})
+
+    def _pace(self) -> Pace:
+        """Of some steps, or of all that are left."""
+        shown = self.progress
+        self.progress = pace = Pace(self.step, self.fabric, shown)
+        with suppress(Enough):
+            while self.step < self.steps:
+                self._epoch()
+        self.progress = shown
+        return pace
+
+    def _epochs_end(self, step: float) -> float:
+        """Seconds that go between two epochs, where a step takes so many."""
+        begun = time.perf_counter()
+        self._keep()
+        kept = time.perf_counter() - begun
+        if self.judge is None or self.task.validation is None:
+            return kept
+        few = judged_in_time(self.task.validation, step, self.size)
+        begun = time.perf_counter()
+        self._validate(self.judge.of(few))
+        return kept + (time.perf_counter() - begun) * len(self.task.validation) / len(few)
 
     def _epoch(self) -> bool:
         """Train to the end of the epoch; False where it had to go back."""
@@ -297,6 +348,7 @@ class _Training:
                 "precision": self.precision,
                 "device": str(self.device) if self.device.type == "cpu" else torch.cuda.get_device_name(self.device),
                 "processes": self.fabric.world_size,
+                "threads": torch.get_num_threads(),
                 "loader_workers": self.workers,
                 "rollbacks": self.rollback.count,
                 "outputs": {

@@ -32,6 +32,7 @@ class Task:
         exact: all in float32.
         forms: what each output is, by their order.
         labelled: the place of the output that labels teach.
+        trial: only some steps, to tell how long all would take.
     """
 
     module: nn.Module
@@ -45,6 +46,7 @@ class Task:
     exact: bool = False
     forms: tuple[OutputForm, ...] = ()
     labelled: int = 0
+    trial: bool = False
 
 
 @dataclass(frozen=True)

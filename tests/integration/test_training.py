@@ -89,9 +89,10 @@ def test_two_processes_compute_what_one_does(folder: Path) -> None:
     model(folder, "student", 8)
     options = ("--teacher", str(folder / "teacher.pt"), "--epochs", "2", "--batch-size", "32", "--precision", "32")
     one = run(folder, "one", *options)
-    two = run(folder, "two", *options, "--devices", "2")
+    two = run(folder, "two", *options, "--devices", "2", "--threads", "1")
     assert all(torch.allclose(one[name], two[name], rtol=1e-4, atol=1e-5) for name in one)
-    assert json.loads((folder / "two/training.json").read_text())["training"]["processes"] == 2
+    told = json.loads((folder / "two/training.json").read_text())["training"]
+    assert (told["processes"], told["threads"]) == (2, 1)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*torchrun, *command(folder, "three", *options)[1:]], capture_output=True, text=True, env=ENVIRONMENT
@@ -149,6 +150,17 @@ def test_what_fails_in_one_of_several_processes_is_told(folder: Path) -> None:
     with pytest.raises(StageError, match="the training has diverged"):
         stage.run(student, folder, lambda done, _total, _note: told.append(done))
     assert told, "until then it told of its progress"
+
+
+def test_several_processes_take_some_steps_of_a_trial_together(folder: Path) -> None:
+    student = compress.load(folder / "student.pt")
+    opened = Dataset.open(str(folder / "train.npz"), student.signature)
+    asked = TrainingOptions(devices=2, epochs=100_000, hold_out=0.2)
+    told: list[tuple[int, int]] = []
+    stage = Finetune(opened, compress.load(folder / "teacher.pt"), asked, trial=True)
+    given = stage.run(student, folder, lambda done, total, _note: told.append((done, total)))
+    assert told[-1][0] < told[-1][1] / 10
+    assert given.details["trial"]["whole"] > given.details["trial"]["spent"]
 
 
 def test_processes_that_train_together_listen_on_loopback_and_end_together(folder: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from compress.training.batches.loader import Batch, laid_out, tensors_of
 from compress.training.task import Task
+from compress.training.trial import SECONDS
 from compress.vetting.replace import replace_file
 
 __all__ = ["Answers"]
@@ -33,6 +34,10 @@ class Answers:
         answer: by the original, of a batch.
         fabric: each of its processes computes a part.
         progress: is told of samples.
+
+    Attributes:
+        seconds: that it took.
+        share: of the answers that were to be computed, those that were; less than 1 in a trial alone.
     """
 
     def __init__(self, task: Task, shapes: Shapes, answer: Answer, fabric: Any, progress: Progress) -> None:
@@ -44,12 +49,16 @@ class Answers:
         for name, shape in shapes.items():
             self._tables[name] = self._table(name, shape, anew=noted == 0)
         told = time.monotonic()
+        done = 0
         starts = range(noted, self._count, BATCH)
         for at in starts[fabric.global_rank :: fabric.world_size]:
             for name, tensor in answer(_batch(task, at, min(at + BATCH, self._count))).items():
                 if name in self._tables:
                     self._tables[name][at : at + BATCH] = tensor.float().cpu().numpy()
+            done += min(BATCH, self._count - at)
             progress(min(at + BATCH, self._count), self._count, "the original's answers")
+            if task.trial and time.perf_counter() - start > SECONDS:  # what was not asked for stays 0
+                break
             if self._folder is not None and time.monotonic() - told > NOTED_EVERY:
                 told = time.monotonic()
                 self._note(at + BATCH)
@@ -61,6 +70,7 @@ class Answers:
                 for name, table in self._tables.items()
             }
         self.seconds = time.perf_counter() - start
+        self.share = min(1.0, done * fabric.world_size / max(1, self._count - noted))  # of what there was to ask for
 
     @classmethod
     def where_they_pay(cls, task: Task, answer: Answer, fabric: Any, progress: Progress) -> Answers | None:

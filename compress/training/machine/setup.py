@@ -17,7 +17,9 @@ from compress.errors import MissingExtraError, RecipeError
 from compress.runtime.measure import cores
 from compress.training.machine.launch import join
 
-__all__ = ["alone", "device_kind", "distributed", "fabric_class", "fabric_for", "local_rank", "rank", "shared"]
+__all__ = [
+    "alone", "device_kind", "distributed", "fabric_class", "fabric_for", "local_rank", "on_threads", "rank", "shared",
+]  # fmt: skip
 
 
 def fabric_class() -> Any:
@@ -85,17 +87,38 @@ def device_kind(asked: str) -> str:
     return "cuda" if asked != "cpu" and there else "cpu"
 
 
+@contextmanager
+def on_threads(asked: int | None, kind: str) -> Iterator[None]:
+    """What is computed inside is computed by so many threads of the CPU; afterwards there are as many as before.
+
+    Args:
+        asked: None for the usual number: what OMP_NUM_THREADS says, else all cores; of processes that share the work of
+            this machine's CPU, whose OMP_NUM_THREADS torchrun sets to 1, each has its part of the cores.
+        kind: of the device: "cpu" or "cuda".
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(asked or _usual_threads(kind))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _usual_threads(kind: str) -> int:
+    if distributed() and kind == "cpu":
+        return max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # a list is of nested levels
+    return int(said) if said.isdecimal() and int(said) else cores()
+
+
 def fabric_for(kind: str, precision: str, module: nn.Module) -> Any:
     """A launched Fabric: this process alone, or with those that were started with it."""
-    threads = int(os.environ.get("OMP_NUM_THREADS", cores()))
-    torch.set_num_threads(threads)
     if kind == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32
         torch.backends.cudnn.allow_tf32 = True
     options: dict[str, Any] = {"accelerator": kind, "devices": 1, "precision": precision}
     if distributed():
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        torch.set_num_threads(max(1, cores() // local) if kind == "cpu" else threads)
         nodes = int(os.environ["WORLD_SIZE"]) // local
         # A traced module has no layer that its forward leaves out; another may have.
         strategy = "ddp" if isinstance(module, fx.GraphModule) else "ddp_find_unused_parameters_true"

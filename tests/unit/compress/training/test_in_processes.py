@@ -21,7 +21,9 @@ from compress.quantize.quantize_onnx import QuantizeOnnx
 from compress.training.finetune import Finetune
 from compress.training.in_processes import Shared, _describe, read_job
 
-ASKED = TrainingOptions(epochs=3, devices=2, augment=("flip",), freeze=("1.*",), tensorboard=Path("logs"), batch_size=8)
+ASKED = TrainingOptions(
+    epochs=3, devices=2, augment=("flip",), freeze=("1.*",), tensorboard=Path("logs"), batch_size=8, train_threads=3
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,7 @@ def stages(folder: Path) -> tuple[TorchModel, Finetune, TrainQuantized]:
     train, validation, calibration = (
         Dataset.open(str(folder / f"{name}.npz"), model.signature) for name in ("train", "validation", "calibration")
     )
-    tuned = Finetune(train, teacher, ASKED, 7, validation, "hash", "scores")
+    tuned = Finetune(train, teacher, ASKED, 7, validation, "hash", "scores", trial=True)
     quantize = QuantizeOnnx("static", calibration, "entropy", True, "tensorrt", ("node",))
     return model, tuned, TrainQuantized(tuned, "tensorrt", quantize, True)
 

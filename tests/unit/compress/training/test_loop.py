@@ -16,9 +16,11 @@ from compress.errors import DatasetError, MissingExtraError, RecipeError, StageE
 from compress.model import TorchModel
 from compress.options.training import TrainingOptions
 from compress.quantize.qat.train_quantized import TrainQuantized
+from compress.runtime.measure import cores
 from compress.training.batches.answers import Answers
 from compress.training.finetune import Finetune
 from compress.training.machine.compiling import Compiling
+from compress.training.machine.setup import on_threads
 from compress.training.stepper import Stepper
 from compress.training.updates.kept_state import KeptState
 from tests.unit.compress.training.networks import (
@@ -60,6 +62,42 @@ def test_the_seed_decides_and_nothing_else(tmp_path: Path, seeds: tuple[int, int
 def test_how_it_runs_does_not_change_what_it_gives(tmp_path: Path, options: dict[str, Any]) -> None:
     asked = {"augment": ("shift:1",), "epochs": 2}
     assert same(weights(trained(tmp_path, **asked)), weights(trained(tmp_path, **asked, **options)))
+
+
+@pytest.mark.parametrize("asked", [1, 3])
+def test_a_training_uses_the_threads_that_it_is_given_and_leaves_them_as_they_were(tmp_path: Path, asked: int) -> None:
+    seen: set[int] = set()
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        given = stage(tmp_path, train_threads=asked).run(
+            model(tmp_path, "student", 8), tmp_path, lambda _d, _t, _n: seen.add(torch.get_num_threads())
+        )
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {asked}
+    assert given.details["threads"] == asked
+
+
+def test_threads_are_given_back_by_a_training_that_fails(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    with pytest.raises(StageError):
+        trained(tmp_path, learning_rate=1e30, train_threads=before + 1)
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(("said", "threads"), [("3", 3), ("3,2", 3), ("", cores()), ("many", cores()), ("0", cores())])
+def test_without_a_word_on_threads_openmps_setting_counts_else_the_cores(
+    monkeypatch: pytest.MonkeyPatch, said: str, threads: int
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    with on_threads(None, "cpu"):
+        assert torch.get_num_threads() == threads
+
+
+def test_a_training_that_is_kept_does_not_depend_on_its_threads(tmp_path: Path) -> None:
+    assert stage(tmp_path, train_threads=1).options == stage(tmp_path).options
 
 
 def test_parts_of_a_step_add_up_to_the_whole(tmp_path: Path) -> None:

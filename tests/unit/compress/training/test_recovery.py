@@ -178,3 +178,43 @@ def test_training_samples_that_judge_are_told_whatever_the_name_of_their_file(fo
     told = [text for text in found.warnings if "60 of the 60 samples of --data stand in --eval, too" in text]
     assert len(told) == 1
     assert told[0] in json.loads(Path("tuned/training.json").read_text(encoding="utf-8"))["warnings"]
+
+
+def test_a_profile_that_there_is_none_of_is_told_with_why(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["student.pt", "--data", "train.npz", "--epochs", "1", "-o", "out", "--batch-size"]
+    assert call(*words, "32") == 0
+    assert "profile" not in capsys.readouterr().out, "nobody asked"
+    assert call(*words, "32", "--profile") == 0
+    kept = "no profile: the training is kept from before, when none was made; add --no-cache and another --work"
+    assert kept in capsys.readouterr().out.splitlines()
+    assert kept in json.loads(Path("out/training.json").read_text(encoding="utf-8"))["warnings"]
+    assert call(*words, "64", "--profile") == 0
+    few = "no profile: this run trained 4 steps, and the first 5 are not watched"
+    assert few in capsys.readouterr().out.splitlines()
+
+
+def test_a_profile_of_the_earlier_run_is_told_as_such(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["student.pt", "--data", "train.npz", "--epochs", "1", "--batch-size", "16", "--profile", "-o", "out"]
+    assert call(*words) == 0
+    first = capsys.readouterr().out.splitlines()
+    assert call(*words) == 0
+    again = capsys.readouterr().out.splitlines()
+    assert first[0].startswith("a step took")
+    assert [line for line in again if line not in first] == ["profiled when it was trained: it is kept from before"]
+
+
+def test_an_export_tells_of_the_profile_of_its_training(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["export", "student.pt", "--finetune", "train.npz", "--epochs", "1", "--batch-size", "16", "-o", "out"]
+    for flags, told in (
+        ([], ()),
+        (["--profile"], ("finetune: no profile: the training is kept from before, when none was made",)),
+        (["--profile", "--work", "new"], ("finetune: a step took", "most time in: ")),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main([*words, *flags])
+        assert not ended.value.code
+        shown = capsys.readouterr().out
+        assert all(text in shown for text in told)
+        assert ("finetune: " in shown) == bool(told)
+        findings = json.loads(Path("out/report.json").read_text(encoding="utf-8"))["findings"]
+        assert all(any(text in finding for finding in findings) for text in told)

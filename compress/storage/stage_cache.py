@@ -1,0 +1,222 @@
+"""Outputs of stages that any run of this user finds again, whatever folder it writes to: by key, bounded in size.
+
+Several processes share the folder. An output is copied in beside its place and renamed; one that goes is renamed away
+first. Whoever reads copies it, and then looks whether it is as it was written: what others have changed, or removed in
+between, is as good as not there.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from compress.errors import RecipeError, ResourceError
+from compress.storage.files import locked
+from compress.vetting.texts import read_json
+
+__all__ = ["Entry", "StageCache"]
+
+PACKAGE = Path(__file__).parent.parent
+SETTING = "COMPRESS_CACHE_GB"
+MOST_GB = 10.0
+SAID = "stage.json"  # in each entry: what the stage did
+LEFT_SECONDS = 86400.0  # after which what is half copied is no one's any more
+ROOM = 2  # times what is kept is to be free on the disk
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One output.
+
+    Attributes:
+        stage: that gave it.
+        did: in a clause; empty where that can't be read.
+        size_bytes: of its files.
+        used: when it was kept or taken last, in seconds since 1970.
+    """
+
+    path: Path
+    stage: str
+    did: str
+    size_bytes: int
+    used: float
+
+
+@dataclass(frozen=True)
+class StageCache:
+    """A folder of outputs.
+
+    Attributes:
+        folder: made when something is kept.
+        most_bytes: of all; what was not used for longest goes.
+    """
+
+    folder: Path
+    most_bytes: int
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str] = os.environ) -> Self:
+        """The user's: in XDG_CACHE_HOME, else ~/.cache; of COMPRESS_CACHE_GB gigabytes (10^9 bytes), 10 if not said.
+
+        Raises:
+            RecipeError: COMPRESS_CACHE_GB is no number of 0 or more.
+        """
+        said = environ.get(SETTING, "").strip()
+        try:
+            gigabytes = float(said) if said else MOST_GB
+        except ValueError:
+            gigabytes = -1.0
+        if not 0 <= gigabytes < 1e9:
+            why = "it says how many gigabytes of stages are kept: a number of 0 or more"
+            raise RecipeError(f"{SETTING} can't be {said!r}", why=why, mend="give 10, or 0 to keep none")
+        base = Path(environ.get("XDG_CACHE_HOME", ""))
+        if not base.is_absolute():  # the convention is to pass over such a one
+            base = Path(environ.get("HOME") or "~").expanduser() / ".cache"
+        return cls(base / "compress-serve" / "stages", int(gigabytes * 1e9))
+
+    def fetch(self, stage: str, key: str, target: Path) -> bool:
+        """Copy an output, which then counts as used.
+
+        Args:
+            stage: its name.
+            key: of what went in, and all that decides what comes out.
+            target: a new folder; it is not there where nothing was copied. What is in it is to be looked through.
+        """
+        entry = self._entry(stage, key)
+        if not self._ours() or not entry.is_dir():
+            return False
+        try:
+            _copy(entry, target)
+            os.utime(entry)
+        except OSError:  # gone in between, or no room
+            shutil.rmtree(target, ignore_errors=True)
+            return False
+        return True
+
+    def keep(self, stage: str, key: str, source: Path) -> None:
+        """Copy an output into the cache, and remove what is beyond its bound; what can't be kept is not.
+
+        Args:
+            stage, key: as in `fetch`.
+            source: a folder with stage.json.
+        """
+        with suppress(OSError, ResourceError):
+            size = _size(source)
+            if size > self.most_bytes:
+                return
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not self._ours() or shutil.disk_usage(self.folder).free < ROOM * size:
+                return
+            entry = self._entry(stage, key)
+            if entry.is_dir():
+                os.utime(entry)
+                return
+            beside = Path(tempfile.mkdtemp(prefix=".", suffix=".part", dir=self.folder))
+            try:
+                _copy(source, beside / entry.name)
+                (beside / entry.name).rename(entry)  # another process may have been faster: then this fails
+            finally:
+                shutil.rmtree(beside, ignore_errors=True)
+            self._bound()
+
+    def drop(self, stage: str, key: str) -> None:
+        """Remove an output that is not as it was written."""
+        if self._ours():
+            _remove(self._entry(stage, key))
+
+    def entries(self) -> list[Entry]:
+        """What is there, the last used first."""
+        return sorted(self._found(), key=lambda entry: -entry.used)
+
+    def clear(self) -> tuple[int, int]:
+        """Remove all of it; gives how many outputs, and how many bytes, that were."""
+        found = self.entries()
+        for entry in found:
+            _remove(entry.path)
+        self._tidy(0.0)
+        return len(found), sum(entry.size_bytes for entry in found)
+
+    def _entry(self, stage: str, key: str) -> Path:
+        whole = hashlib.sha256(f"{key} {_code()}".encode()).hexdigest()
+        return self.folder / f"{stage}-{whole}"
+
+    def _ours(self) -> bool:
+        """Whether the folder is there and nobody else may write into it."""
+        try:
+            found = self.folder.stat()
+        except OSError:
+            return False
+        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+    def _found(self) -> Iterator[Entry]:
+        if not self._ours():
+            return
+        for path in self.folder.iterdir():
+            with suppress(OSError):
+                if path.name.startswith(".") or not stat.S_ISDIR((held := path.lstat()).st_mode):
+                    continue
+                yield Entry(path, path.name.rpartition("-")[0], _did(path), _size(path), held.st_mtime)
+
+    def _bound(self) -> None:
+        """By one process at a time: another one's bound is as good."""
+        with locked(self.folder, inside=True):
+            found = self.entries()
+            while found and sum(entry.size_bytes for entry in found) > self.most_bytes:
+                _remove(found.pop().path)
+            self._tidy(LEFT_SECONDS)
+
+    def _tidy(self, older: float) -> None:
+        """Remove what killed processes have left."""
+        if not self._ours():
+            return
+        for path in (*self.folder.glob(".*.part"), *self.folder.glob(".*.gone")):
+            with suppress(OSError):
+                if time.time() - path.lstat().st_mtime >= older:
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+@functools.cache
+def _code() -> str:
+    """Of the toolkit itself: who changes it, between two releases, is not given what it was before."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        digest.update(f"{path.relative_to(PACKAGE)} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _copy(source: Path, target: Path) -> None:
+    """The files in a folder: no folders in it, and nothing that only leads to a file."""
+    target.mkdir()
+    for path in source.iterdir():
+        if stat.S_ISREG(path.lstat().st_mode):
+            shutil.copyfile(path, target / path.name, follow_symlinks=False)
+
+
+def _size(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.iterdir() if stat.S_ISREG(path.lstat().st_mode))
+
+
+def _did(folder: Path) -> str:
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        said = read_json(folder / SAID)["did"]
+        return said if isinstance(said, str) else ""
+    return ""
+
+
+def _remove(entry: Path) -> None:
+    """Renamed first: nobody finds half of it."""
+    gone = entry.with_name(f".{entry.name[:100]}.{secrets.token_hex(4)}.gone")
+    with suppress(OSError):
+        entry.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
