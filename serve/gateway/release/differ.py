@@ -69,8 +69,13 @@ def _other_place(x: Array, y: Array, items: int) -> Array:
     wrong = _any(strange, items)
     # The axis of the batch is no row of scores.
     if x.ndim > (1 if items > 1 else 0) and x.shape[-1] > 1:
-        wrong = wrong | _any(np.argmax(x, axis=-1) != np.argmax(y, axis=-1), items)
+        wrong = wrong | _any(_largest(x) != _largest(y), items)
     return wrong
+
+
+def _largest(x: Array) -> Array:
+    """Where the largest number along the last axis stands; NaN is none, though np.argmax would take it."""
+    return np.asarray(np.argmax(np.where(np.isnan(x), -np.inf, x) if x.dtype.kind == "f" else x, axis=-1))
 
 
 def _first(x: Array, items: int) -> Array:

@@ -11,6 +11,7 @@ from serve.gateway.oip.metadata import ModelMetadata, TensorMetadata
 from serve.gateway.oip.protocol import InferResponse
 from serve.gateway.oip.tensors import DATATYPES, Tensor
 from serve.gateway.release.agreement import Agreement, agreement, misfit, unlike
+from serve.gateway.release.released import Told, compared
 from serve.rollout.agree import Agree
 
 NAN, INF = float("nan"), float("inf")
@@ -30,6 +31,49 @@ def compare(candidate: InferResponse, baseline: InferResponse, **how: Any) -> Ag
     return found
 
 
+def told(scores: str, label: bytes = b"cat", header: str = '"model_name":"m",') -> Told:
+    """An answer in JSON, as Triton writes it: NaN, infinities and bytes that are no UTF-8 stand there as they are."""
+    outputs = f'[{{"name":"y","datatype":"FP32","shape":[1,2],"data":[{scores}]}},'.encode()
+    outputs += b'{"name":"label","datatype":"BYTES","shape":[1,1],"data":["' + label + b'"]}]'
+    return b"{" + header.encode() + b'"outputs":' + outputs + b"}", None, None
+
+
+GOOD = told("0.1,0.9")
+
+
+@pytest.mark.parametrize(
+    ("candidate", "baseline", "disagreed"),
+    [
+        (told("NaN,NaN"), GOOD, 1),
+        (told("0.1,Infinity"), GOOD, 1),
+        (told("-Infinity,0.9"), GOOD, 1),
+        (told("0.1,0.9", b"\xff\xfe"), GOOD, 1),
+        (told("NaN,0.9"), told("NaN,0.8"), 0),
+        (told("0.1,0.9", b"\xff\xfe"), told("0.1,0.9", b"\xff\xfe"), 0),
+        (told("0.1,0.9", b"\xff\xfe"), told("0.1,0.9", b"\xff\xfd"), 1),
+        ((b"{", None, None), GOOD, 1),
+        (GOOD, (b"{", None, None), 1),
+        (told("0.1"), GOOD, 1),
+        (told("0.1,0.9", b"," * 5000), GOOD, 1),
+    ],
+)
+def test_an_answer_that_is_no_json_is_another_answer(candidate: Told, baseline: Told, disagreed: int) -> None:
+    found = compared(candidate, baseline, 64 * 1000, True, None, {"label"})
+    assert found is not None
+    assert (found.items, found.disagreed) == (1, disagreed)
+
+
+@pytest.mark.parametrize("both", [(b"{", None, None), (b"[" * 100_000, None, None), told("0.1,0.9", b"," * 5000)])
+def test_two_answers_that_nobody_can_read_say_nothing(both: Told) -> None:
+    with pytest.raises(ValueError, match=r"JSON|to read"):
+        compared(both, both, 64 * 1000, True, None, {"label"})
+
+
+def test_the_length_of_what_a_rule_leaves_out_is_not_judged() -> None:
+    with pytest.raises(ValueError, match="to read"):
+        compared(told("0.1,0.9", b"," * 5000), GOOD, 64 * 1000, True, None, {"label"}, [Agree.parse("label:ignore")])
+
+
 SCORES = ("FP32", [[0.1, 0.9], [0.8, 0.2]])
 
 
@@ -43,6 +87,8 @@ SCORES = ("FP32", [[0.1, 0.9], [0.8, 0.2]])
         ([("FP32", [[0.1, 0.9], [0.8, 0.21]])], [SCORES], 0.1, 0, 2),
         ([("FP32", [[NAN, 0.9], [0.8, 0.2]])], [SCORES], None, 1, 2),
         ([("FP32", [[NAN, 0.9]])], [("FP32", [[NAN, 0.9]])], 0.0, 0, 1),
+        ([("FP32", [[NAN, 0.9, 0.1]])], [("FP32", [[NAN, 0.1, 0.9]])], None, 1, 1),
+        ([("FP32", [[NAN, -INF, 0.1]])], [("FP32", [[NAN, -INF, 0.9]])], None, 0, 1),
         ([("FP32", [[INF, 0.9]])], [("FP32", [[INF, 0.9]])], 0.0, 0, 1),
         ([("FP32", [[0.3], [0.4]])], [("FP32", [[0.5], [0.9]])], None, 0, 2),
         ([("FP32", [[0.3], [0.4]])], [("FP32", [[0.3], [0.9]])], 0.1, 1, 2),

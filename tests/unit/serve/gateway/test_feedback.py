@@ -121,6 +121,8 @@ def body_of(*outputs: tuple[str, str, Any], binary: bool) -> tuple[bytes, int | 
         tensors.append(Tensor(name, datatype, data))
     message = build_request(tensors, binary=binary)
     swapped = message.body.replace(b'"inputs"', b'"outputs"')
+    if not binary:
+        swapped = swapped.replace(b"null", b"NaN")  # as Triton writes it
     length = message.header_length
     return swapped, None if length is None else length + len(swapped) - len(message.body)
 
@@ -130,6 +132,7 @@ class NoReleases:
         return None
 
 
+NAN = float("nan")
 LABEL = ("label", "BYTES", [[b"cat", b"dog"]])
 SCORES = ("scores", "FP32", [[0.1, 0.2, 0.7]])
 
@@ -144,6 +147,9 @@ SCORES = ("scores", "FP32", [[0.1, 0.2, 0.7]])
         ([LABEL, SCORES], {"label": 2, "output": "scores"}, True),
         ([LABEL, SCORES], {"label": "1", "output": "scores"}, False),
         ([SCORES], {"label": 2}, True),
+        ([("scores", "FP32", [[NAN, 0.2, 0.7]])], {"label": 2}, True),
+        ([("scores", "FP32", [[NAN, 0.2, 0.7]])], {"label": 0}, False),
+        ([("scores", "FP32", [[NAN, NAN, NAN]])], {"label": 0}, False),
         ([("id", "INT64", [[7]])], {"label": 7}, True),
         ([("id", "INT64", [[7]])], {"label": "8"}, False),
         ([("y", "BYTES", [[b"0.7:2:cat", b"0.2:1:dog"]])], {"label": "cat"}, True),
