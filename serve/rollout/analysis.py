@@ -117,10 +117,25 @@ class Analysis:
         else:
             self._take(1, outcome)
 
+    def left(self, who: Literal["candidate", "baseline"], seconds: float) -> None:
+        """A client waited for so long, and then for no answer any more.
+
+        That says something where hardly any answer of the baseline takes so long: an answer would have come later
+        still. Were it left out, a model that hangs at some requests would be judged by the others.
+        """
+        if "slowest" not in self.measures:
+            return
+        if math.isinf(self._tail) and len(self._seconds[1]) >= LOOK_AGAIN:  # one that hangs at all has no pairs yet
+            self._tail = self._slower * _quantile(self._seconds[1], TAIL)
+        if seconds > self._tail:
+            which: Literal[0, 1] = 0 if who == "candidate" else 1
+            self._seconds[which].append(seconds)
+            self._time(which, seconds)
+
     def copied(self, candidate: Outcome, baseline: Outcome) -> None:
         """Both have answered the same request, which was chosen before either answer was known."""
-        for who, outcome in enumerate((candidate, baseline)):
-            self._count(who, outcome)
+        self._count(0, Outcome(candidate.failed, None))  # how long a copy takes is not judged
+        self._count(1, baseline)
         self.measures["errors"].add(float(candidate.failed) - float(baseline.failed))
 
     def compared(self, items: int, disagreed: int, difference: float, largest: float) -> None:
@@ -178,7 +193,7 @@ class Analysis:
         if outcome.seconds is not None and "latency" in self.measures:
             self._time(who, outcome.seconds)
 
-    def _count(self, who: int, outcome: Outcome) -> None:
+    def _count(self, who: Literal[0, 1], outcome: Outcome) -> None:
         self._counts[who][0] += 1
         self._counts[who][1] += outcome.failed
         if outcome.seconds is not None:

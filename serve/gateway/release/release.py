@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Generic, Literal, TypeVar
@@ -39,7 +41,7 @@ class Grade(Enum):
     LATE = "late"
     """There is no time left to ask another."""
     CUT = "cut"
-    """The client's own deadline came first: it says nothing of the model."""
+    """The client's own deadline came first, or it left: that says how long it waited, and nothing else of the model."""
 
 
 BLAMED = (Grade.CLIENT, Grade.FAILED, Grade.GONE)  # the other model is asked who is to blame
@@ -168,7 +170,8 @@ class Release:
         if weight and (weight >= 1 or (movable and self.place(sticky) < weight)):
             return await self._ask_candidate(ask, movable=movable)
         paired = movable and reserve is not None and reserve()
-        answered = replace(await self._ask_kept(ask, self.baseline), paired=paired)
+        with self._left("baseline"):
+            answered = replace(await self._ask_kept(ask, self.baseline), paired=paired)
         blamed = answered.grade in BLAMED and movable and not paired and self.plan.fallback and 0 < self.weight < 1
         if not blamed:
             self._note("baseline", answered)
@@ -183,7 +186,8 @@ class Release:
             first = await self._ask_kept(ask, self.candidate)
             self._note("candidate", first)
             return first
-        first = await _timed(ask, self.candidate)
+        with self._left("candidate"):
+            first = await _timed(ask, self.candidate)
         if not (self.plan.fallback and movable and first.grade in BLAMED):
             self._note("candidate", first)
             return first
@@ -192,6 +196,22 @@ class Release:
         self.fallbacks += 1
         self._note_first("candidate", first, second)
         return replace(second, first=False)
+
+    @contextmanager
+    def _left(self, variant: Variant) -> Iterator[None]:
+        """Note how long a client waited that left, where the answer is the first one."""
+        started = time.monotonic()
+        try:
+            yield
+        except asyncio.CancelledError:
+            self._note_left(variant, time.monotonic() - started)
+            raise
+
+    def _note_left(self, variant: Variant, seconds: float) -> None:
+        self.asked[variant, Grade.CUT] += 1
+        if self.course is not None and self.running and self.course.weight:
+            self.course.analysis.left(variant, seconds)
+            self.look()
 
     def _note_first(self, variant: Variant, first: Answered[T], second: Answered[T]) -> None:
         """Take the first of two answers as evidence."""
@@ -218,9 +238,12 @@ class Release:
         """
         if grade is not None:
             answered = replace(answered, grade=grade)
+        if answered.grade is Grade.CUT:
+            self._note_left(variant, answered.seconds)
+            return
         self.asked[variant, answered.grade] += 1
         course = self.course
-        says_nothing = answered.grade is Grade.CUT or (answered.grade is Grade.CLIENT and not told)
+        says_nothing = answered.grade is Grade.CLIENT and not told
         if course is None or course.state != "running" or says_nothing or not course.weight:
             return
         if variant == "baseline":

@@ -243,6 +243,29 @@ async def test_a_client_s_own_deadline_is_evidence_against_nobody(tmp_path: Path
         assert 'outcome="late"' not in page
 
 
+@pytest.mark.parametrize("leaves", [False, True], ids=["a deadline of their own", "a closed connection"])
+@in_loop
+async def test_a_candidate_that_hangs_is_taken_back_though_clients_give_up_first(tmp_path: Path, leaves: bool) -> None:
+    async with world(tmp_path, FakeTriton(slow={"m/2": 60.0})) as w:
+        w.store.start("m", Target("m", "2"), Plan(steps=(50.0,), shadow=0.0, step_s=3600.0))
+        await w.until(lambda row: row.state == "running")
+
+        async def ask() -> None:
+            try:
+                async with asyncio.timeout(0.5 if leaves else None):
+                    await w.ask(**({} if leaves else {"x_request_timeout_ms": "500"}))
+            except TimeoutError:
+                pass
+
+        for _ in range(30):
+            if (await w.shown())["state"] != "running":
+                break
+            await asyncio.gather(*(ask() for _ in range(20)))
+        row = await w.until(ended)
+        assert row.state == "aborted"
+        assert "the baseline's" in row.why
+
+
 @in_loop
 @pytest.mark.parametrize(("body", "state"), [(b'{"parameters": {"timeout": 1}}', "running"), (b"{}", "aborted")])
 async def test_a_client_s_own_time_in_the_queue_is_evidence_against_nobody(
