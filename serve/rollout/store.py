@@ -84,6 +84,11 @@ class Row:
         return self.state in ACTIVE
 
     @property
+    def rollout(self) -> tuple[int, float]:
+        """Which one it is, whatever file it is in: another file counts from 1 again."""
+        return self.id, self.created
+
+    @property
     def weight(self) -> float:
         """The candidate's share of the requests, 0 to 1."""
         if self.state == "running":

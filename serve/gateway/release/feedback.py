@@ -118,7 +118,7 @@ class Feedback(Collector):
         if name in self._counts or len(self._counts) < MOST_SERIES:
             self._counts[name] += 1
         release = self._releases.get(given.model)
-        if release is not None and release.id == given.release and given.variant is not None:
+        if release is not None and release.rollout == given.release and given.variant is not None:
             release.reported(given.variant, wrong=not correct)
         return told | {"counted": True, "correct": correct}
 

@@ -84,8 +84,10 @@ class Release:
         plan: what was asked for.
         course: where it is; None where another gateway follows the rollout, or it has ended.
         weight: the candidate's share where there is no course, 0 to 1.
+        created: when the rollout was asked for.
 
     Attributes:
+        rollout: which one it is: another state file counts from 1 again, so the id alone does not say.
         asked: number of requests by variant and grade.
         events: what happened and has not been written down yet.
         copies: that are under way; copied_bytes: what they hold.
@@ -105,8 +107,10 @@ class Release:
         plan: Plan,
         course: Course | None = None,
         weight: float = 0.0,
+        created: float = 0.0,
     ) -> None:
         self.id = id_
+        self.rollout = id_, created
         self.model = model
         self.baseline = baseline
         self.candidate = candidate

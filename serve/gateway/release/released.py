@@ -88,7 +88,7 @@ class Released:
         sequence: bytes | None = None,
     ) -> Response:
         """An answer by one of the two models under release, whose header Served-By says which, and Answer-Id how to
-        speak of it; else by Triton's choice.
+        speak of it, where the key may; else by Triton's choice.
 
         Args:
             release: None where there is none.
@@ -135,7 +135,8 @@ class Released:
         if isinstance(answer, GatewayError):
             raise answer
         answer.headers.append((SERVED_BY, str(answered.by).encode()))
-        if answer.status == 200 and self._answers is not None:
+        may_speak = self._gate.keys.open or who.feedback
+        if answer.status == 200 and self._answers is not None and may_speak:
             id_ = self._answers.add(given(release, who, answered, answer, movable=movable))
             if id_ is not None:
                 answer.headers.append((ANSWER_ID, id_.encode()))

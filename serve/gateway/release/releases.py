@@ -72,7 +72,7 @@ class Releases:
         for row in self._rows.values():
             told = row.to_dict()
             release = self._by_model.get(row.model)
-            if release is not None and release.id == row.id:
+            if release is not None and release.rollout == row.rollout:
                 told |= {"baseline": str(release.baseline), "weight": round(100 * release.weight, 3)}
                 if release.course is not None:
                     told |= {
@@ -130,8 +130,9 @@ class Releases:
 
     async def _follow(self, row: Row) -> None:
         release = self._by_model.get(row.model)
-        if release is None or release.id != row.id:
+        if release is not None and release.rollout != row.rollout:
             release = None
+            self._saved.pop(row.id, None)
         if not row.active:
             self._settle(row, release)
             return
@@ -306,7 +307,7 @@ class Releases:
 
 
 def _release(row: Row, baseline: Target, before: Release | None = None) -> Release:
-    release = Release(row.id, row.model, baseline, row.candidate, row.plan, weight=row.weight)
+    release = Release(row.id, row.model, baseline, row.candidate, row.plan, weight=row.weight, created=row.created)
     if before is not None:  # what is known of the models stays known
         release.batched, release.texts = before.batched, before.texts
     return release

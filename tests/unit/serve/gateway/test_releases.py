@@ -217,6 +217,21 @@ async def test_without_fallback_clients_see_the_candidate_s_failures(tmp_path: P
 
 
 @in_loop
+async def test_a_rollout_in_another_state_file_is_another_one(tmp_path: Path) -> None:
+    """Ids begin with 1 in each file: what is asked for there must not go to the candidate of here."""
+    async with world(tmp_path, FakeTriton()) as w:
+        w.store.start("m", Target("m", "2"), Plan(steps=(50.0,), shadow=0.0, step_s=3600.0))
+        await w.until(lambda row: row.state == "running")
+        w.store.path.unlink()
+        w.store.start("m", Target("other"), Plan(steps=(50.0,), shadow=0.0, step_s=3600.0))
+        await w.until(lambda row: row.state == "running")
+        assert set(await w.served(20)) == {"m", "other"}
+        w.store.wish("m", "promote")
+        await w.until(lambda row: row.state == "promoted")
+        assert set(await w.served(5)) == {"other"}
+
+
+@in_loop
 async def test_a_client_s_own_mistakes_are_held_against_nobody(tmp_path: Path) -> None:
     async with world(tmp_path, FakeTriton()) as w:
         w.store.start("m", Target("m", "2"), FAST)
@@ -253,7 +268,7 @@ async def test_a_candidate_that_hangs_is_taken_back_though_clients_give_up_first
         async def ask() -> None:
             try:
                 async with asyncio.timeout(0.5 if leaves else None):
-                    await w.ask(**({} if leaves else {"x_request_timeout_ms": "500"}))
+                    await (w.ask() if leaves else w.ask(x_request_timeout_ms="500"))
             except TimeoutError:
                 pass
 
