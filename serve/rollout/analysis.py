@@ -252,16 +252,22 @@ class Analysis:
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Go on from a snapshot: the wealth stays, the stakes begin small again."""
+        """Go on from a snapshot: the wealth stays, the stakes begin small again.
+
+        Raises:
+            ArithmeticError, AttributeError, LookupError, TypeError, ValueError: it is none, and partly taken.
+        """
         for name, (worse, fine, count) in snapshot.get("wealth", {}).items():
             if (measure := self.measures.get(name)) is not None:
-                measure.worse.resume(worse, count)
-                measure.fine.resume(fine, count)
-        self._counts = [list(each) for each in snapshot.get("counts", self._counts)]
-        self._reported = [list(each) for each in snapshot.get("reported", self._reported)]
+                measure.worse.resume(_finite(worse), int(count))
+                measure.fine.resume(_finite(fine), int(count))
+        self._counts = _both(snapshot.get("counts", self._counts))
+        self._reported = _both(snapshot.get("reported", self._reported))
         for kept, seconds in zip(self._seconds, snapshot.get("seconds", ()), strict=False):
-            kept.extend(seconds)
-        self.items, self.disagreed, self.difference, self.largest = snapshot.get("compared", (0, 0, 0.0, 0.0))
+            kept.extend(map(_finite, seconds))
+        items, disagreed, difference, largest = snapshot.get("compared", (0, 0, 0.0, 0.0))
+        self.items, self.disagreed = int(items), int(disagreed)
+        self.difference, self.largest = _finite(difference), _finite(largest)
 
     def _known(self, name: Question) -> bool:
         """Whether anything was seen of it."""
@@ -305,6 +311,18 @@ def _pair(unpaired: tuple[deque[bool], deque[bool]], measure: Measure) -> None:
         measure.add(_mean(candidate) - _mean(baseline))
         candidate.clear()
         baseline.clear()
+
+
+def _finite(value: Any) -> float:
+    if not math.isfinite(number := float(value)):
+        raise ValueError(f"{number} is no number of a rollout")
+    return number
+
+
+def _both(counts: Any) -> list[list[int]]:
+    """Of the candidate, and of the baseline: all, and the bad ones."""
+    (all_of_candidate, bad_of_candidate), (all_of_baseline, bad_of_baseline) = counts
+    return [[int(all_of_candidate), int(bad_of_candidate)], [int(all_of_baseline), int(bad_of_baseline)]]
 
 
 def _later(mine: float, theirs: float) -> float:

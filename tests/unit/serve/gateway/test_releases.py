@@ -125,12 +125,12 @@ class World:
         return Counter((each.header(b"served-by") or b"").decode() for each in answers)
 
     async def until(self, holds: Callable[[Row], bool], *, asking: bool = False, within_s: float = 15.0) -> Row:
-        """Wait for something of the rollout, with requests meanwhile if wanted."""
+        """Wait for something of the rollout (of each, where there are several), with requests meanwhile if wanted."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
-            (row,) = self.store.current()
-            if holds(row):
-                return row
+            rows = self.store.current()
+            if all(map(holds, rows)):
+                return rows[0]
             if asking:
                 await asyncio.gather(*(self.ask() for _ in range(20)))
             else:
@@ -611,31 +611,82 @@ async def test_a_state_file_that_breaks_changes_nothing(tmp_path: Path) -> None:
         assert w.triton.asked["m/2"] < 65, "it is rolled back all the same"
 
 
+def damage(path: Path, column: str, value: Any, model: str = "m") -> Any:
+    """Write a value into a rollout's row; what stood there."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as file:
+        (good,) = file.execute(f"SELECT {column} FROM rollouts WHERE model = ?", (model,)).fetchone()  # noqa: S608
+        file.execute(f"UPDATE rollouts SET {column} = ? WHERE model = ?", (value, model))  # noqa: S608
+    return good
+
+
+LONG = Plan(steps=(50.0,), shadow=0.0, step_s=3600.0)
+
+
 @pytest.mark.parametrize(
     ("column", "value"),
-    [
-        ("plan", "[]"), ("plan", '{"steps": 5}'), ("plan", '{"shadow": null}'), ("plan", "[" * 100_000), ("step", -99),
-        ("step", "x"), ("state", "running!"), ("candidate", "../x"), ("created", "long ago"), ("snapshot", "[]"),
-        ("snapshot", '{"wealth": {"errors": [1]}}'),
-    ],
-)  # fmt: skip
+    [("step", -99), ("step", "x"), ("state", "running!"), ("candidate", "../x"), ("created", "long ago")],
+)
 @in_loop
 async def test_a_damaged_rollout_stops_neither_the_gateway_nor_a_later_abort(
     tmp_path: Path, column: str, value: Any
 ) -> None:
     async with world(tmp_path, FakeTriton()) as w:
-        w.store.start("m", Target("m", "2"), Plan(steps=(50.0,), shadow=0.0, step_s=3600.0))
+        w.store.start("m", Target("m", "2"), LONG)
         await w.until(lambda row: row.state == "running")
-    damaged = f"UPDATE rollouts SET {column} = ?"  # noqa: S608  a word of the table above
-    with closing(sqlite3.connect(w.store.path, isolation_level=None)) as file:
-        (good,) = file.execute(f"SELECT {column} FROM rollouts").fetchone()  # noqa: S608
-        file.execute(damaged, (value,))
-        async with world(tmp_path, FakeTriton()) as w:
-            assert (await w.ask()).status == 200
-            await asyncio.sleep(2 * LOOK_S)
-            file.execute(damaged, (good,))
-            w.store.wish("m", "abort")
-            assert (await w.until(ended)).state == "aborted"
+        good = damage(w.store.path, column, value)
+        await asyncio.sleep(2 * LOOK_S)
+        assert set(await w.served(20)) == {"m/1", "m/2"}, "as it was"
+    async with world(tmp_path, FakeTriton()) as w:
+        assert (await w.ask()).status == 200
+        await asyncio.sleep(2 * LOOK_S)
+        damage(w.store.path, column, good)
+        w.store.wish("m", "abort")
+        assert (await w.until(ended)).state == "aborted"
+
+
+@in_loop
+async def test_a_damaged_rollout_changes_nothing_for_other_models(tmp_path: Path) -> None:
+    async with world(tmp_path, FakeTriton()) as w:
+        for model in ("a", "m"):
+            w.store.start(model, Target("m", "2"), LONG, Target("m", "1"))
+        await w.until(lambda row: row.state == "running")
+    damage(w.store.path, "state", "running!", "a")
+    async with world(tmp_path, FakeTriton()) as w:
+        assert set(await w.served(20)) == {"m/1", "m/2"}, "it is followed though the one before it can't be read"
+
+
+@pytest.mark.parametrize("value", ["[]", '{"steps": 5}', '{"shadow": null}', '{"error_rate": 7}', "[" * 100_000])
+@in_loop
+async def test_where_nobody_knows_what_was_asked_for_the_baseline_answers(tmp_path: Path, value: str) -> None:
+    async with world(tmp_path, FakeTriton()) as w:
+        w.store.start("m", Target("m", "2"), LONG)
+        await w.until(lambda row: row.state == "running")
+        damage(w.store.path, "plan", value)
+        await asyncio.sleep(2 * LOOK_S)
+        assert set(await w.served(20)) == {"m/1", "m/2"}, "a gateway that knows goes on"
+    async with world(tmp_path, FakeTriton()) as w:
+        assert await w.served(20) == {"m/1": 20}
+        row = await w.until(ended)
+        assert (row.state, row.why.partition(":")[0]) == ("aborted", "what was asked for can't be read")
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["[]", "{", '{"wealth": {"errors": [1]}}', '{"wealth": {"errors": [NaN, 0.0, 3]}}', '{"counts": [["a", 1], [1, 1]]}',
+     '{"wealth": []}', '{"reported": 5}', '{"seconds": [["a"], []]}', '{"compared": [1]}', '{"compared": [1, 1, "x", 1]}'],
+)  # fmt: skip
+@in_loop
+async def test_where_what_was_learnt_can_not_be_read_the_step_begins_anew(tmp_path: Path, value: str) -> None:
+    async with world(tmp_path, FakeTriton()) as w:
+        w.store.start("m", Target("m", "2"), LONG)
+        await w.until(lambda row: row.state == "running")
+        await w.served(40)
+    damage(w.store.path, "snapshot", value)
+    async with world(tmp_path, FakeTriton()) as w:
+        assert set(await w.served(20)) == {"m/1", "m/2"}
+        assert 0 < (await w.shown())["evidence"]["errors"]["count"] <= 20
+        w.store.wish("m", "abort")
+        assert (await w.until(ended)).state == "aborted"
 
 
 @in_loop
