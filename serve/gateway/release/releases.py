@@ -155,6 +155,9 @@ class Releases:
         if release.course is None:
             await self._begin(row, release)
             return
+        if release.running and release.texts is None:  # where Triton was not there yet as a gateway went on
+            with suppress(GatewayError):
+                release.knows(await self._metadata(release.baseline))
         if release.running and await self._is_lost(release):
             release.events.append(release.course.end("aborted", LOST.format(release.baseline)))
         if row.wish is not None and release.running:
@@ -204,8 +207,6 @@ class Releases:
                     "the evidence of the rollout of %s can't be read, and its step begins anew: %s", row.model, err
                 )
                 release.course = Course(row.plan, time.monotonic(), row.step)
-            with suppress(GatewayError):
-                release.knows(await self._metadata(baseline))
         self._by_model[row.model] = release
         return release
 

@@ -47,6 +47,7 @@ class FakeTriton:
         refuses: who answers 400.
         missing: who is not loaded.
         packs: whether answers come with gzip.
+        whole: whether an answer is one item, without a batch.
         dies: who closes the connection.
     """
 
@@ -59,6 +60,7 @@ class FakeTriton:
     config: dict[str, Any] = field(default_factory=lambda: {"max_batch_size": 8})
     slow: dict[str, float] = field(default_factory=dict)
     packs: bool = False
+    whole: bool = False
     expires: set[str] = field(default_factory=set)
     asked: Counter[str] = field(default_factory=Counter)
 
@@ -101,7 +103,12 @@ class FakeTriton:
         if who in self.refuses or b"rubbish" in body:
             return "400 Bad Request", {"error": "rubbish"}
         scores = self.scores.get(who, [0.1, 0.9])
-        y = {"name": "y", "datatype": "FP32", "shape": [1, len(scores)], "data": scores}
+        y = {
+            "name": "y",
+            "datatype": "FP32",
+            "shape": [len(scores)] if self.whole else [1, len(scores)],
+            "data": scores,
+        }
         return "200 OK", {"model_name": who, "model_version": "1", "outputs": [y]}
 
 
@@ -579,6 +586,21 @@ async def test_a_restart_changes_nobody_s_answer(tmp_path: Path) -> None:
         shown = await w.shown()
         assert (shown["state"], shown["weight"]) == ("running", 50.0)
         assert shown["evidence"]["errors"]["count"] >= 10, "what was learnt before is not lost"
+
+
+@in_loop
+async def test_answers_are_compared_rightly_after_a_restart_before_triton_is_there(tmp_path: Path) -> None:
+    config = {"max_batch_size": 0}
+    triton = FakeTriton(config=config, whole=True)
+    async with world(tmp_path, triton) as w:
+        w.store.start("m", Target("m", "2"), Plan(steps=(), shadow=100.0, step_s=3600.0))
+        await w.until(lambda row: row.state == "running")
+    triton.missing = {"m", "m/1", "m/2"}
+    async with world(tmp_path, triton) as w:
+        triton.missing.clear()
+        triton.scores["m/2"] = [0.9, 0.1]
+        row = await w.until(ended, asking=True)
+        assert (row.state, row.why.partition(" of ")[0]) == ("aborted", "it disagrees with the baseline on 100%")
 
 
 @in_loop
