@@ -126,6 +126,7 @@ class Release:
         self.copied_bytes = 0
         self.dropped = 0
         self._weight = weight
+        self._answer_bytes: int | None = None
         self._salt = f"{id_}:{model}:".encode()
 
     @property
@@ -294,12 +295,25 @@ class Release:
             self.course.analysis.reported(variant, wrong=wrong)
             self.look()
 
+    def saw(self, size: int) -> None:
+        """A client got an answer of so many bytes."""
+        self._answer_bytes = max(size, (self._answer_bytes or 0) * 63 // 64)
+
+    def held(self, size: int) -> int:
+        """Bytes that a copy of a request of so many will hold: both answers too, as long as they have been of late.
+
+        By what came before, not by its own answer: copies are chosen before that is known.
+        """
+        return size + 2 * (self._answer_bytes or 0)
+
     def wants_copy(self, size: int) -> bool:
-        """Whether a request of so many bytes, which the baseline will be asked, is one to copy."""
+        """Whether a request that the baseline will be asked, and whose copy will hold so many bytes, is one to copy."""
         course = self.course
         if course is None or not course.copies or random.random() >= course.copies:  # noqa: S311  no secret
             return False
-        if self.copies >= MOST_COPIES or self.copied_bytes + size > MOST_COPIED_BYTES:
+        most = 1 if self._answer_bytes is None else MOST_COPIES
+        # One alone may hold more, or a model with long answers would never be compared.
+        if self.copies >= most or (self.copies and self.copied_bytes + size > MOST_COPIED_BYTES):
             self.dropped += 1
             return False
         return True

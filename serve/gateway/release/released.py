@@ -123,6 +123,8 @@ class Released:
         try:
             sticky = sticky_value(release, who, came)
             answered = await release.ask(sticky, ask, movable=movable, reserve=place.take)
+            if isinstance(answered.answer, Response):
+                release.saw(len(answered.answer.body))
             if answered.paired and answered.by == release.baseline:
                 self._copy(release, who.id, place, headers, body, answered, timeout_s)
                 copied = True
@@ -238,7 +240,8 @@ class Released:
                 async with self._comparing:  # one at a time: clients' own long JSON is read there, too
                     found = await self._apart(compare)
             elif total > LARGE_BYTES:  # raw: numpy leaves Python's lock to others
-                found = await asyncio.to_thread(compare)
+                async with self._comparing:  # one at a time, for what it takes besides the answers
+                    found = await asyncio.to_thread(compare)
             else:
                 found = compare()
         except (ValueError, GatewayError) as err:
@@ -261,17 +264,21 @@ class _Place:
     ) -> None:
         self._release = release
         self._places = places
+        self._memory = memory
         self._share = Share(memory)
-        self._size = size
+        self._size = self._held = size
         self._watched = watched
         self._taken = self._asking = False
 
     def take(self) -> bool:
         """Decide whether the request is copied."""
         release = self._release
-        if self._watched or not release.wants_copy(self._size):
+        self._held = release.held(self._size)
+        if self._watched or not release.wants_copy(self._held):
             return False
         try:
+            if self._memory.used + self._held > self._memory.bound // 2:  # the rest is for clients
+                raise MemoryFullError(self._memory.bound // 2)
             self._share.take(self._size)
         except MemoryFullError:
             release.dropped += 1
@@ -281,7 +288,7 @@ class _Place:
             release.dropped += 1
             return False
         release.copies += 1
-        release.copied_bytes += self._size
+        release.copied_bytes += self._held
         self._taken = self._asking = True
         return True
 
@@ -298,7 +305,7 @@ class _Place:
             self._taken = False
             self._share.close()
             self._release.copies -= 1
-            self._release.copied_bytes -= self._size
+            self._release.copied_bytes -= self._held
 
 
 def grade_status(status: int, told: bytes, *, chosen: bool = False) -> Grade:

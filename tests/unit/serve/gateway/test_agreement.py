@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -151,6 +152,22 @@ def test_without_a_batch_a_request_is_one_item() -> None:
 def test_differences_are_of_all_numbers() -> None:
     found = compare(answer(("FP32", [[1.0, 2.0]])), answer(("FP32", [[1.0, 2.5]])), batched=True, tolerance=None)
     assert (found.difference, found.largest) == (0.25, 0.5)
+
+
+@pytest.mark.parametrize(("rule", "datatype"), [("tolerance=0.5", "UINT8"), ("equal", "UINT8"), ("argmax", "FP16")])
+def test_long_answers_are_compared_in_little_more_memory_than_they_have(rule: str, datatype: str) -> None:
+    one = np.zeros((1, 4_000_000), DATATYPES[datatype])
+    other = one.copy()
+    other[0, -1] = 4
+    mine, theirs = (InferResponse("m", "1", (Tensor("y0", datatype, each),)) for each in (one, other))
+    tracemalloc.start()
+    try:
+        found = compare(mine, theirs, batched=True, tolerance=None, agrees=[Agree.parse(f"y0:{rule}")])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (found.disagreed, found.largest, found.difference) == (1, 4.0, 1e-6)
+    assert peak < 6 * one.size, "numbers as float64, all at once, take 8 bytes each, three times"
 
 
 TOP = ("BYTES", [[b"cat", b"dog", b"cow"], [b"ox", b"hen", b"pig"]])

@@ -22,11 +22,12 @@ import pytest
 from compress.errors import ServerError
 from serve.gateway.health.incidents import Incidents
 from serve.gateway.oip.contracts import Contracts
-from serve.gateway.release.release import MOST_COPIES
+from serve.gateway.release.release import MOST_COPIES, Release
 from serve.gateway.release.releases import LOOK_S
 from serve.gateway.settings import Settings
 from serve.http.client import Address, Pool, Response
 from serve.rollout.agree import Agree
+from serve.rollout.course import Course
 from serve.rollout.plan import Plan, Target
 from serve.rollout.store import Row, Store
 from tests.serve_http import Received, answer, gateway, in_loop, scripted_server
@@ -481,6 +482,32 @@ async def test_copies_leave_the_places_to_clients(tmp_path: Path) -> None:
         metrics = (await w.pool.request(b"GET", b"/metrics")).body.decode()
         dropped = next(line for line in metrics.splitlines() if line.startswith("gateway_rollout_copies_dropped_total"))
         assert float(dropped.split()[-1]) > 10
+
+
+def test_copies_hold_no_more_than_their_part_with_the_answers_that_are_to_be_compared() -> None:
+    plan = Plan(steps=(), shadow=100.0)
+    release = Release(1, "m", Target("m", "1"), Target("m", "2"), plan, Course(plan, time.monotonic()))
+
+    def taken() -> int:
+        """How many copies there may be at once of requests of 100 bytes."""
+        release.copies = release.copied_bytes = 0
+        while release.copies < 100 and release.wants_copy(held := release.held(100)):
+            release.copies += 1
+            release.copied_bytes += held
+        return release.copies
+
+    assert taken() == 1, "nobody knows yet how long the answers are"
+    release.saw(1000)
+    assert taken() == MOST_COPIES
+    release.saw(10 * 2**20)
+    assert taken() == 3
+    release.saw(100)
+    assert taken() == 3, "some are short, and the next may be long"
+    release.saw(500 * 2**20)
+    assert taken() == 1, "one is always compared"
+    for _ in range(2000):
+        release.saw(1000)
+    assert taken() == MOST_COPIES
 
 
 @in_loop
