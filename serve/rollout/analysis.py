@@ -172,7 +172,7 @@ class Analysis:
 
     def proven(self) -> bool:
         """Whether it is proven for each required question that the candidate is not."""
-        return all(self.measures[name].fine.log_wealth >= self._proof for name in self.required)
+        return all(self._proof_of(name) >= self._proof for name in self.required)
 
     def told(self, questions: Iterable[Question]) -> str:
         """What was seen, in words; sorts what was measured, so it is for decisions, not for each answer."""
@@ -228,7 +228,7 @@ class Analysis:
                 "candidate": candidate,
                 "baseline": baseline,
                 "bound": self._bound(name),
-                "proof": round(max(0.0, measure.fine.log_wealth) / self._proof, 3),
+                "proof": round(max(0.0, self._proof_of(name)) / self._proof, 3),
                 "alarm": round(max(0.0, measure.worse.log_wealth) / self._alarm, 3) if name in self.judged else 0.0,
                 "required": name in self.required,
                 "judged": name in self.judged,
@@ -268,6 +268,16 @@ class Analysis:
         items, disagreed, difference, largest = snapshot.get("compared", (0, 0, 0.0, 0.0))
         self.items, self.disagreed = int(items), int(disagreed)
         self.difference, self.largest = _finite(difference), _finite(largest)
+
+    def _proof_of(self, name: Question) -> float:
+        """The wealth of who bets that the candidate is no worse.
+
+        Complaints alone say nothing: all that is reported of either is wrong then, and a candidate of which clients
+        complain ten times as often looks like the baseline.
+        """
+        if name == "feedback" and any(count == wrong for count, wrong in self._reported):
+            return 0.0
+        return self.measures[name].fine.log_wealth
 
     def _known(self, name: Question) -> bool:
         """Whether anything was seen of it."""

@@ -113,6 +113,23 @@ def test_who_waits_no_longer_than_answers_take_says_nothing() -> None:
     assert course.analysis.measures["latency"].count == before
 
 
+@pytest.mark.parametrize(("right", "state"), [((), "running"), (("candidate",), "running"),
+                                                (("candidate", "baseline"), "promoted")])  # fmt: skip
+def test_complaints_alone_prove_nothing_of_a_candidate(right: tuple[str, ...], state: str) -> None:
+    """Who never says that an answer was right says of either that all were wrong."""
+    course = Course(Plan(steps=(50.0,), shadow=0.0, step_s=0.0, require_feedback=True), 0.0)
+    for who in right:
+        course.analysis.reported(who, wrong=False)  # type: ignore[arg-type]
+    for number in range(1500):
+        course.analysis.candidate(GOOD)
+        course.analysis.baseline(GOOD)
+        course.analysis.reported("candidate", wrong=True)
+        course.analysis.reported("baseline", wrong=True)
+        course.look(float(number))
+    assert course.state == state
+    assert (course.analysis.evidence()["feedback"]["proof"] == 0) is (state == "running")
+
+
 def test_how_long_a_copy_takes_is_neither_judged_nor_shown() -> None:
     course = Course(Plan(steps=(50.0,), shadow=50.0, step_s=1e6), 0.0)
     course.promote(0.0, "")
