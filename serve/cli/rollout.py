@@ -92,16 +92,20 @@ def status(
         Print a list of what is known.
     """
     store = _store(state)
-    rows = [row for row in store.current() if model in (None, row.model)]
+    unread: dict[str, ServerError] = {}
+    rows = [row for row in store.current(unread) if model in (None, row.model)]
     if wait and model is not None and rows:
         sys.exit(_followed(store, rows[0]))
+    broken = next((err for of, err in unread.items() if model in (None, of)), None)
     if json_:
         print(json.dumps([row.to_dict() for row in rows], indent=2))
-        return
-    if not rows:
+    elif not rows and broken is None:
         out.print("no rollout decides what is served")
-    for row in rows:
-        _show(row)
+    else:
+        for row in rows:
+            _show(row)
+    if broken is not None:
+        raise broken
 
 
 @rollout.command

@@ -117,10 +117,25 @@ class Analysis:
         else:
             self._take(1, outcome)
 
+    def left(self, who: Literal["candidate", "baseline"], seconds: float) -> None:
+        """A client waited for so long, and then for no answer any more.
+
+        That says something where hardly any answer of the baseline takes so long: an answer would have come later
+        still. Were it left out, a model that hangs at some requests would be judged by the others.
+        """
+        if "slowest" not in self.measures:
+            return
+        if math.isinf(self._tail) and len(self._seconds[1]) >= LOOK_AGAIN:  # one that hangs at all has no pairs yet
+            self._tail = self._slower * _quantile(self._seconds[1], TAIL)
+        if seconds > self._tail:
+            which: Literal[0, 1] = 0 if who == "candidate" else 1
+            self._seconds[which].append(seconds)
+            self._time(which, seconds)
+
     def copied(self, candidate: Outcome, baseline: Outcome) -> None:
         """Both have answered the same request, which was chosen before either answer was known."""
-        for who, outcome in enumerate((candidate, baseline)):
-            self._count(who, outcome)
+        self._count(0, Outcome(candidate.failed, None))  # how long a copy takes is not judged
+        self._count(1, baseline)
         self.measures["errors"].add(float(candidate.failed) - float(baseline.failed))
 
     def compared(self, items: int, disagreed: int, difference: float, largest: float) -> None:
@@ -157,7 +172,7 @@ class Analysis:
 
     def proven(self) -> bool:
         """Whether it is proven for each required question that the candidate is not."""
-        return all(self.measures[name].fine.log_wealth >= self._proof for name in self.required)
+        return all(self._proof_of(name) >= self._proof for name in self.required)
 
     def told(self, questions: Iterable[Question]) -> str:
         """What was seen, in words; sorts what was measured, so it is for decisions, not for each answer."""
@@ -178,7 +193,7 @@ class Analysis:
         if outcome.seconds is not None and "latency" in self.measures:
             self._time(who, outcome.seconds)
 
-    def _count(self, who: int, outcome: Outcome) -> None:
+    def _count(self, who: Literal[0, 1], outcome: Outcome) -> None:
         self._counts[who][0] += 1
         self._counts[who][1] += outcome.failed
         if outcome.seconds is not None:
@@ -213,7 +228,7 @@ class Analysis:
                 "candidate": candidate,
                 "baseline": baseline,
                 "bound": self._bound(name),
-                "proof": round(max(0.0, measure.fine.log_wealth) / self._proof, 3),
+                "proof": round(max(0.0, self._proof_of(name)) / self._proof, 3),
                 "alarm": round(max(0.0, measure.worse.log_wealth) / self._alarm, 3) if name in self.judged else 0.0,
                 "required": name in self.required,
                 "judged": name in self.judged,
@@ -237,16 +252,32 @@ class Analysis:
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Go on from a snapshot: the wealth stays, the stakes begin small again."""
+        """Go on from a snapshot: the wealth stays, the stakes begin small again.
+
+        Raises:
+            ArithmeticError, AttributeError, LookupError, TypeError, ValueError: it is none, and partly taken.
+        """
         for name, (worse, fine, count) in snapshot.get("wealth", {}).items():
             if (measure := self.measures.get(name)) is not None:
-                measure.worse.resume(worse, count)
-                measure.fine.resume(fine, count)
-        self._counts = [list(each) for each in snapshot.get("counts", self._counts)]
-        self._reported = [list(each) for each in snapshot.get("reported", self._reported)]
+                measure.worse.resume(_finite(worse), int(count))
+                measure.fine.resume(_finite(fine), int(count))
+        self._counts = _both(snapshot.get("counts", self._counts))
+        self._reported = _both(snapshot.get("reported", self._reported))
         for kept, seconds in zip(self._seconds, snapshot.get("seconds", ()), strict=False):
-            kept.extend(seconds)
-        self.items, self.disagreed, self.difference, self.largest = snapshot.get("compared", (0, 0, 0.0, 0.0))
+            kept.extend(map(_finite, seconds))
+        items, disagreed, difference, largest = snapshot.get("compared", (0, 0, 0.0, 0.0))
+        self.items, self.disagreed = int(items), int(disagreed)
+        self.difference, self.largest = _finite(difference), _finite(largest)
+
+    def _proof_of(self, name: Question) -> float:
+        """The wealth of who bets that the candidate is no worse.
+
+        Complaints alone say nothing: all that is reported of either is wrong then, and a candidate of which clients
+        complain ten times as often looks like the baseline.
+        """
+        if name == "feedback" and any(count == wrong for count, wrong in self._reported):
+            return 0.0
+        return self.measures[name].fine.log_wealth
 
     def _known(self, name: Question) -> bool:
         """Whether anything was seen of it."""
@@ -290,6 +321,18 @@ def _pair(unpaired: tuple[deque[bool], deque[bool]], measure: Measure) -> None:
         measure.add(_mean(candidate) - _mean(baseline))
         candidate.clear()
         baseline.clear()
+
+
+def _finite(value: Any) -> float:
+    if not math.isfinite(number := float(value)):
+        raise ValueError(f"{number} is no number of a rollout")
+    return number
+
+
+def _both(counts: Any) -> list[list[int]]:
+    """Of the candidate, and of the baseline: all, and the bad ones."""
+    (all_of_candidate, bad_of_candidate), (all_of_baseline, bad_of_baseline) = counts
+    return [[int(all_of_candidate), int(bad_of_candidate)], [int(all_of_baseline), int(bad_of_baseline)]]
 
 
 def _later(mine: float, theirs: float) -> float:

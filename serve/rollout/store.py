@@ -25,6 +25,8 @@ State = Literal["waiting", "running", "promoted", "aborted"]
 Wish = Literal["step", "promote", "abort"]
 ACTIVE = ("waiting", "running")
 STATES = (*ACTIVE, "promoted", "aborted")
+# What is raised where a value is not what it should be.
+BROKEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 SILENT_S = 10.0
 LOCKED_S = 5.0
 SCHEMA_VERSION = 1
@@ -59,7 +61,8 @@ class Row:
         seconds: that the present step had lasted.
         cleared: whether its outcome no longer decides what is served.
         evidence: of the present step, for show.
-        snapshot: of the present step, to go on from.
+        snapshot: of the present step, to go on from; both empty where they can't be read: the step begins anew.
+        unread: why the plan can't be read, which is the default one then; "" where it can.
     """
 
     id: int
@@ -78,10 +81,16 @@ class Row:
     cleared: bool
     snapshot: Mapping[str, Any]
     evidence: Mapping[str, Any]
+    unread: str = ""
 
     @property
     def active(self) -> bool:
         return self.state in ACTIVE
+
+    @property
+    def rollout(self) -> tuple[int, float]:
+        """Which one it is, whatever file it is in: another file counts from 1 again."""
+        return self.id, self.created
 
     @property
     def weight(self) -> float:
@@ -120,9 +129,10 @@ class Row:
         """
         try:
             return cls._read(values)
-        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as err:
+        except (ServerError, *BROKEN) as err:
+            why = err.why if isinstance(err, ServerError) else str(err)
             raise ServerError(
-                f"can't read rollout {values[0]} in the state file", why=f"a value is not one of a rollout: {err}",
+                f"can't read rollout {values[0]} in the state file", why=f"a value is not one of a rollout: {why}",
                 mend="name another file, or put back one that was kept",
             ) from err  # fmt: skip
 
@@ -135,11 +145,30 @@ class Row:
         numbers = (id_, int), (step, int), (seconds, int | float), (created, int | float), (updated, int | float)
         if state not in STATES or any(not isinstance(value, kind) for value, kind in numbers) or step < 0:
             raise ValueError("its state, its step or a time can't be")
+        asked, unread = _plan(plan)
         return cls(
             id_, model, None if baseline is None else Target.parse(baseline, model), Target.parse(candidate, model),
-            Plan.from_dict(json.loads(plan)), state, step, seconds, why, wish, owner, created, updated, bool(cleared),
-            json.loads(snapshot), json.loads(evidence),
+            asked, state, step, seconds, why, wish, owner, created, updated, bool(cleared),
+            _learnt(snapshot), _learnt(evidence), unread,
         )  # fmt: skip
+
+
+def _plan(text: str) -> tuple[Plan, str]:
+    """The plan, and why it can't be read: who answers must be known all the same."""
+    try:
+        return Plan.from_dict(json.loads(text)), ""
+    except ServerError as err:
+        return Plan(), err.why
+    except BROKEN as err:
+        return Plan(), str(err)
+
+
+def _learnt(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except BROKEN:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True)
@@ -236,11 +265,17 @@ class Store:
             self._happened(file, row.id, "cleared", f"{model} is again whatever Triton serves under that name")
         return row
 
-    def current(self) -> list[Row]:
-        """The last rollout of each model, by name; those that were cleared left out."""
-        return [row for row in self.all(latest=True) if not row.cleared]
+    def current(self, unread: dict[str, ServerError] | None = None) -> list[Row]:
+        """The last rollout of each model, by name; those that were cleared left out.
 
-    def all(self, model: str | None = None, *, latest: bool = False) -> list[Row]:
+        Args:
+            unread: gets, by model, why one can't be read; None raises it.
+        """
+        return [row for row in self.all(latest=True, unread=unread) if not row.cleared]
+
+    def all(
+        self, model: str | None = None, *, latest: bool = False, unread: dict[str, ServerError] | None = None
+    ) -> list[Row]:
         """Every rollout, or those of a model, the newest first; with `latest` the last one of each model, by name."""
         if not self.path.exists():
             return []
@@ -252,7 +287,15 @@ class Store:
                 f"SELECT {COLUMNS} FROM rollouts WHERE {which} ORDER BY {order}",  # noqa: S608
                 () if latest else (model, model),
             ).fetchall()
-        return [Row.read(row) for row in rows]
+        found = []
+        for row in rows:
+            try:
+                found.append(Row.read(row))
+            except ServerError as err:
+                if unread is None:
+                    raise
+                unread[str(row[1])] = err
+        return found
 
     def events(self, id_: int) -> list[Happened]:
         """What happened to a rollout, in order."""

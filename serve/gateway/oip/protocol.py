@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,23 +92,36 @@ def parse_request(body: bytes, header_length: int | None = None) -> tuple[Tensor
 
 
 def parse_response(body: bytes, header_length: int | None = None) -> InferResponse:
-    """A model's answer, from either form.
+    """A model's answer, from either form, and from what Triton writes that is no JSON: NaN, Infinity, raw bytes.
 
     Raises:
         ProtocolError: not an infer response.
     """
-    header, tail = _split(body, header_length)
+    try:
+        header, tail = _split(body, header_length)
+    except ProtocolError:
+        header, tail = _split(body, header_length, _as_triton_writes)
     outputs = _tensors(header, "outputs", tail)
     return InferResponse(str(header.get("model_name", "")), str(header.get("model_version", "")), outputs)
 
 
-def _split(body: bytes, header_length: int | None) -> tuple[dict[str, Any], memoryview]:
+def _as_triton_writes(text: memoryview) -> Any:
+    """JSON, but for NaN and infinities, and bytes of texts that are no UTF-8: these come as lone surrogates."""
+    try:
+        return json.loads(str(text, "utf-8", "surrogateescape"))
+    except RecursionError as err:
+        raise ValueError("it is nested too deep") from err
+
+
+def _split(
+    body: bytes, header_length: int | None, loads: Callable[[memoryview], Any] = orjson.loads
+) -> tuple[dict[str, Any], memoryview]:
     size = len(body) if header_length is None else header_length
     if not 0 <= size <= len(body):
         raise ProtocolError(f"the header is said to be {size} bytes long, the body has {len(body)}")
     try:
-        header = orjson.loads(memoryview(body)[:size])
-    except orjson.JSONDecodeError as err:
+        header = loads(memoryview(body)[:size])
+    except ValueError as err:  # orjson's, and json's
         raise ProtocolError(f"the header is not JSON: {err}") from err
     if not isinstance(header, dict):
         raise ProtocolError("the header is not a JSON object")
@@ -172,7 +186,7 @@ def _from_json(name: str, datatype: str, shape: list[int], item: Mapping[str, An
 
 def _texts(name: str, data: Any) -> list[bytes]:
     if isinstance(data, str):
-        return [data.encode()]
+        return [data.encode(errors="surrogateescape")]
     if not isinstance(data, list):
         raise ProtocolError(f"tensor {name!r}: BYTES are given as strings in JSON")
     return [element for part in data for element in _texts(name, part)]

@@ -10,7 +10,7 @@ import numpy as np
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.oip.protocol import InferResponse
 from serve.gateway.oip.tensors import DATATYPES, Tensor
-from serve.gateway.release.differ import differing
+from serve.gateway.release.differ import differing, in_blocks
 from serve.rollout.agree import Agree, Kind
 
 __all__ = ["Agreement", "agreement", "misfit", "unlike"]
@@ -79,12 +79,13 @@ def agreement(
         agree = rules.get(name) or _usual(name, a, tolerance, classes=classes)
         others |= differing(a, b, items, agree, batched=batched, classes=classes)
         if a.data.dtype.kind != "O" and a.shape == b.shape and a.data.size:
-            with np.errstate(invalid="ignore"):
-                difference = np.abs(a.data.astype(np.float64) - b.data.astype(np.float64))
-            difference = difference[np.isfinite(difference)]
-            total += float(difference.sum())
-            count += difference.size
-            largest = max(largest, float(difference.max(initial=0.0)))
+            for x, y in in_blocks(a.data, b.data):
+                with np.errstate(invalid="ignore"):
+                    difference = np.abs(x - y)
+                difference = difference[np.isfinite(difference)]
+                total += float(difference.sum())
+                count += difference.size
+                largest = max(largest, float(difference.max(initial=0.0)))
     return Agreement(items, int(others.sum()), total / count if count else 0.0, largest)
 
 

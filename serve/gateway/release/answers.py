@@ -32,7 +32,7 @@ class Given:
         key: the id of the client's key, "" without keys.
         model: that the client asked for.
         served_by: who answered, as the header Served-By says.
-        release: the id of its rollout.
+        release: its rollout, as `Release.rollout` says.
         variant: whose answer it counts as; None where it says nothing of either: the second one asked, or another.
         body, header_length: the answer, where it is short; None where it is not.
         texts, batched: as of the release.
@@ -43,7 +43,7 @@ class Given:
     key: str
     model: str
     served_by: str
-    release: int
+    release: tuple[int, float]
     variant: Variant | None
     body: bytes | None = None
     header_length: int | None = None
@@ -63,7 +63,7 @@ def given(
     """
     length = answer.header(BINARY_HEADER)
     return Given(
-        who.id, release.model, str(answered.by), release.id, release.variant(answered) if movable else None,
+        who.id, release.model, str(answered.by), release.rollout, release.variant(answered) if movable else None,
         None if answer.header(b"content-encoding") else answer.body,
         int(length) if length is not None and length.isdigit() else None, release.texts, release.batched,
     )  # fmt: skip
@@ -108,7 +108,7 @@ class Answers:
         while self._kept and (
             len(self._kept) >= self._most or self._share.size + size > self._memory.bound // OF_MEMORY
         ):
-            self._forget(next(iter(self._kept)))
+            self._forget(self._crowding())
         try:
             self._share.take(size)
         except MemoryFullError:
@@ -130,6 +130,11 @@ class Answers:
         before = _size(given)
         given.body = None
         self._share.resize(self._share.size - before + _size(given))
+
+    def _crowding(self) -> str:
+        """The oldest of the key that has most: many keys, too, drive out none of one that asks now and then."""
+        most = max(self._of_key, key=lambda key: len(self._of_key[key]))
+        return next(iter(self._of_key[most]))
 
     def _expire(self) -> None:
         oldest = self._clock() - self._seconds

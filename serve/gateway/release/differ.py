@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,10 @@ import numpy as np
 from serve.gateway.oip.tensors import Tensor
 from serve.rollout.agree import Agree
 
-__all__ = ["differing"]
+__all__ = ["differing", "in_blocks"]
 
 Array = np.ndarray[Any, Any]
+BLOCK = 64 * 1024
 
 
 def differing(a: Tensor, b: Tensor, items: int, agree: Agree, *, batched: bool, classes: bool) -> Array:
@@ -56,11 +58,15 @@ def _unequal(x: Array, y: Array) -> Array:
 
 def _far(x: Array, y: Array, atol: float, rtol: float) -> Array:
     """NaN is near NaN only, an infinity near itself only."""
-    x, y = x.astype(np.float64), y.astype(np.float64)
-    finite = np.isfinite(x) & np.isfinite(y)
-    with np.errstate(invalid="ignore", over="ignore"):
-        near = finite & (np.abs(x - y) <= atol + rtol * np.abs(y))
-    return np.asarray(~near & _unequal(x, y))
+    found = np.empty(x.size, dtype=bool)
+    at = 0
+    for a, b in in_blocks(x, y):
+        finite = np.isfinite(a) & np.isfinite(b)
+        with np.errstate(invalid="ignore", over="ignore"):
+            near = finite & (np.abs(a - b) <= atol + rtol * np.abs(b))
+        found[at : at + a.size] = ~near & _unequal(a, b)
+        at += a.size
+    return found.reshape(x.shape)
 
 
 def _other_place(x: Array, y: Array, items: int) -> Array:
@@ -69,8 +75,23 @@ def _other_place(x: Array, y: Array, items: int) -> Array:
     wrong = _any(strange, items)
     # The axis of the batch is no row of scores.
     if x.ndim > (1 if items > 1 else 0) and x.shape[-1] > 1:
-        wrong = wrong | _any(np.argmax(x, axis=-1) != np.argmax(y, axis=-1), items)
+        wrong = wrong | _any(_largest(x) != _largest(y), items)
     return wrong
+
+
+def _largest(x: Array) -> Array:
+    """Where the largest number along the last axis stands; NaN is none, though np.argmax would take it."""
+    if x.dtype.kind == "f" and (none := np.isnan(x)).any():
+        x = np.where(none, x.dtype.type(-np.inf), x)
+    return np.asarray(np.argmax(x, axis=-1))
+
+
+def in_blocks(x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
+    """Numbers of the same places, flat, as float64: of a long answer they would be eight times as long at once."""
+    x, y = x.reshape(-1), y.reshape(-1)
+    for at in range(0, x.size, BLOCK):
+        block = slice(at, at + BLOCK)
+        yield x[block].astype(np.float64), y[block].astype(np.float64)
 
 
 def _first(x: Array, items: int) -> Array:

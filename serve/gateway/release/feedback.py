@@ -118,7 +118,7 @@ class Feedback(Collector):
         if name in self._counts or len(self._counts) < MOST_SERIES:
             self._counts[name] += 1
         release = self._releases.get(given.model)
-        if release is not None and release.id == given.release and given.variant is not None:
+        if release is not None and release.rollout == given.release and given.variant is not None:
             release.reported(given.variant, wrong=not correct)
         return told | {"counted": True, "correct": correct}
 
@@ -171,7 +171,8 @@ def _labels(output: Tensor, classes: bool | None) -> set[str]:
     if values.size and values.dtype.kind in "iu":
         return {str(int(values.flat[0]))}
     if values.dtype.kind == "f" and values.ndim and values.size == values.shape[-1] > 1:
-        return {str(int(np.argmax(values)))}
+        # NaN is no largest, though np.argmax takes it: an answer of nothing else has no label, and was not correct.
+        return set() if np.isnan(values).all() else {str(int(np.nanargmax(values)))}
     raise _untold(f"the output {output.name} is {output.datatype}{list(output.shape)}, and no label")
 
 

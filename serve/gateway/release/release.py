@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Generic, Literal, TypeVar
@@ -39,7 +41,7 @@ class Grade(Enum):
     LATE = "late"
     """There is no time left to ask another."""
     CUT = "cut"
-    """The client's own deadline came first: it says nothing of the model."""
+    """The client's own deadline came first, or it left: that says how long it waited, and nothing else of the model."""
 
 
 BLAMED = (Grade.CLIENT, Grade.FAILED, Grade.GONE)  # the other model is asked who is to blame
@@ -82,8 +84,10 @@ class Release:
         plan: what was asked for.
         course: where it is; None where another gateway follows the rollout, or it has ended.
         weight: the candidate's share where there is no course, 0 to 1.
+        created: when the rollout was asked for.
 
     Attributes:
+        rollout: which one it is: another state file counts from 1 again, so the id alone does not say.
         asked: number of requests by variant and grade.
         events: what happened and has not been written down yet.
         copies: that are under way; copied_bytes: what they hold.
@@ -103,8 +107,10 @@ class Release:
         plan: Plan,
         course: Course | None = None,
         weight: float = 0.0,
+        created: float = 0.0,
     ) -> None:
         self.id = id_
+        self.rollout = id_, created
         self.model = model
         self.baseline = baseline
         self.candidate = candidate
@@ -120,6 +126,7 @@ class Release:
         self.copied_bytes = 0
         self.dropped = 0
         self._weight = weight
+        self._answer_bytes: int | None = None
         self._salt = f"{id_}:{model}:".encode()
 
     @property
@@ -168,7 +175,8 @@ class Release:
         if weight and (weight >= 1 or (movable and self.place(sticky) < weight)):
             return await self._ask_candidate(ask, movable=movable)
         paired = movable and reserve is not None and reserve()
-        answered = replace(await self._ask_kept(ask, self.baseline), paired=paired)
+        with self._left("baseline"):
+            answered = replace(await self._ask_kept(ask, self.baseline), paired=paired)
         blamed = answered.grade in BLAMED and movable and not paired and self.plan.fallback and 0 < self.weight < 1
         if not blamed:
             self._note("baseline", answered)
@@ -183,7 +191,8 @@ class Release:
             first = await self._ask_kept(ask, self.candidate)
             self._note("candidate", first)
             return first
-        first = await _timed(ask, self.candidate)
+        with self._left("candidate"):
+            first = await _timed(ask, self.candidate)
         if not (self.plan.fallback and movable and first.grade in BLAMED):
             self._note("candidate", first)
             return first
@@ -192,6 +201,22 @@ class Release:
         self.fallbacks += 1
         self._note_first("candidate", first, second)
         return replace(second, first=False)
+
+    @contextmanager
+    def _left(self, variant: Variant) -> Iterator[None]:
+        """Note how long a client waited that left, where the answer is the first one."""
+        started = time.monotonic()
+        try:
+            yield
+        except asyncio.CancelledError:
+            self._note_left(variant, time.monotonic() - started)
+            raise
+
+    def _note_left(self, variant: Variant, seconds: float) -> None:
+        self.asked[variant, Grade.CUT] += 1
+        if self.course is not None and self.running and self.course.weight:
+            self.course.analysis.left(variant, seconds)
+            self.look()
 
     def _note_first(self, variant: Variant, first: Answered[T], second: Answered[T]) -> None:
         """Take the first of two answers as evidence."""
@@ -218,9 +243,12 @@ class Release:
         """
         if grade is not None:
             answered = replace(answered, grade=grade)
+        if answered.grade is Grade.CUT:
+            self._note_left(variant, answered.seconds)
+            return
         self.asked[variant, answered.grade] += 1
         course = self.course
-        says_nothing = answered.grade is Grade.CUT or (answered.grade is Grade.CLIENT and not told)
+        says_nothing = answered.grade is Grade.CLIENT and not told
         if course is None or course.state != "running" or says_nothing or not course.weight:
             return
         if variant == "baseline":
@@ -267,12 +295,25 @@ class Release:
             self.course.analysis.reported(variant, wrong=wrong)
             self.look()
 
+    def saw(self, size: int) -> None:
+        """A client got an answer of so many bytes."""
+        self._answer_bytes = max(size, (self._answer_bytes or 0) * 63 // 64)
+
+    def held(self, size: int) -> int:
+        """Bytes that a copy of a request of so many will hold: both answers too, as long as they have been of late.
+
+        By what came before, not by its own answer: copies are chosen before that is known.
+        """
+        return size + 2 * (self._answer_bytes or 0)
+
     def wants_copy(self, size: int) -> bool:
-        """Whether a request of so many bytes, which the baseline will be asked, is one to copy."""
+        """Whether a request that the baseline will be asked, and whose copy will hold so many bytes, is one to copy."""
         course = self.course
         if course is None or not course.copies or random.random() >= course.copies:  # noqa: S311  no secret
             return False
-        if self.copies >= MOST_COPIES or self.copied_bytes + size > MOST_COPIED_BYTES:
+        most = 1 if self._answer_bytes is None else MOST_COPIES
+        # One alone may hold more, or a model with long answers would never be compared.
+        if self.copies >= most or (self.copies and self.copied_bytes + size > MOST_COPIED_BYTES):
             self.dropped += 1
             return False
         return True

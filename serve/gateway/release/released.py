@@ -16,6 +16,7 @@ from serve.gateway.access.memory import Memory, MemoryFullError, Share
 from serve.gateway.errors import GatewayError, UpstreamDownError, UpstreamTimeoutError
 from serve.gateway.oip.encoding import unpacked
 from serve.gateway.oip.protocol import BINARY_HEADER, InferResponse, parse_response
+from serve.gateway.oip.tensors import ProtocolError
 from serve.gateway.release.agreement import Agreement, agreement
 from serve.gateway.release.answers import ANSWER_ID, Answers, given
 from serve.gateway.release.release import Answered, Grade, Release
@@ -34,6 +35,7 @@ LARGE_BYTES = 64 * 1024
 MOST_UNPACKED = 256 * 1024 * 1024  # and less where little memory is given
 MOST_COMPARED = 64 * 1024 * 1024  # of two answers that are read in another process: to hand over more takes long
 ELEMENT_BYTES = 64  # of a number of an answer's JSON, while it is compared
+OTHERS = Agreement(items=1, disagreed=1, difference=0.0, largest=0.0)
 
 Headers = Sequence[tuple[bytes, bytes]]
 logger = logging.getLogger(__name__)
@@ -86,7 +88,7 @@ class Released:
         sequence: bytes | None = None,
     ) -> Response:
         """An answer by one of the two models under release, whose header Served-By says which, and Answer-Id how to
-        speak of it; else by Triton's choice.
+        speak of it, where the key may; else by Triton's choice.
 
         Args:
             release: None where there is none.
@@ -121,6 +123,8 @@ class Released:
         try:
             sticky = sticky_value(release, who, came)
             answered = await release.ask(sticky, ask, movable=movable, reserve=place.take)
+            if isinstance(answered.answer, Response):
+                release.saw(len(answered.answer.body))
             if answered.paired and answered.by == release.baseline:
                 self._copy(release, who.id, place, headers, body, answered, timeout_s)
                 copied = True
@@ -133,7 +137,8 @@ class Released:
         if isinstance(answer, GatewayError):
             raise answer
         answer.headers.append((SERVED_BY, str(answered.by).encode()))
-        if answer.status == 200 and self._answers is not None:
+        may_speak = self._gate.keys.open or who.feedback
+        if answer.status == 200 and self._answers is not None and may_speak:
             id_ = self._answers.add(given(release, who, answered, answer, movable=movable))
             if id_ is not None:
                 answer.headers.append((ANSWER_ID, id_.encode()))
@@ -212,6 +217,8 @@ class Released:
             place.leave()
 
     async def _compare(self, release: Release, copy: Response, answer: Response) -> None:
+        if release.texts is None:  # nor is it known what of an answer is the batch: it would be taken apart wrongly
+            return
         both = mine, theirs = _told(copy), _told(answer)
         plan = release.plan
         compare = partial(
@@ -222,13 +229,19 @@ class Released:
         try:
             slow = total > LARGE_BYTES and any(agree.kind == "overlap" for agree in plan.agree)  # sets are Python's
             if slow or any(packed for _, packed, _ in both) or sum(long) > LARGE_BYTES:
+                if total > MOST_COMPARED and _others_by_length(
+                    plan.agree, [len(body) for body, packed, _ in both if not packed]
+                ):
+                    release.compared(OTHERS)
+                    return
                 if total > MOST_COMPARED:
                     what = "to be compared as sets" if slow else "of JSON, or packed"
                     raise ValueError(f"they are {total} bytes {what}, and at most {MOST_COMPARED} are read")
                 async with self._comparing:  # one at a time: clients' own long JSON is read there, too
                     found = await self._apart(compare)
             elif total > LARGE_BYTES:  # raw: numpy leaves Python's lock to others
-                found = await asyncio.to_thread(compare)
+                async with self._comparing:  # one at a time, for what it takes besides the answers
+                    found = await asyncio.to_thread(compare)
             else:
                 found = compare()
         except (ValueError, GatewayError) as err:
@@ -251,17 +264,21 @@ class _Place:
     ) -> None:
         self._release = release
         self._places = places
+        self._memory = memory
         self._share = Share(memory)
-        self._size = size
+        self._size = self._held = size
         self._watched = watched
         self._taken = self._asking = False
 
     def take(self) -> bool:
         """Decide whether the request is copied."""
         release = self._release
-        if self._watched or not release.wants_copy(self._size):
+        self._held = release.held(self._size)
+        if self._watched or not release.wants_copy(self._held):
             return False
         try:
+            if self._memory.used + self._held > self._memory.bound // 2:  # the rest is for clients
+                raise MemoryFullError(self._memory.bound // 2)
             self._share.take(self._size)
         except MemoryFullError:
             release.dropped += 1
@@ -271,7 +288,7 @@ class _Place:
             release.dropped += 1
             return False
         release.copies += 1
-        release.copied_bytes += self._size
+        release.copied_bytes += self._held
         self._taken = self._asking = True
         return True
 
@@ -288,7 +305,7 @@ class _Place:
             self._taken = False
             self._share.close()
             self._release.copies -= 1
-            self._release.copied_bytes -= self._size
+            self._release.copied_bytes -= self._held
 
 
 def grade_status(status: int, told: bytes, *, chosen: bool = False) -> Grade:
@@ -327,15 +344,29 @@ def compared(
 ) -> Agreement | None:
     """Compare two answers; what they are, as `agreement` takes it.
 
+    Two of which one can't be read, or is too long and more than twice the other, are others: were they left out, a
+    model that now and then says what nobody can read would be judged by the rest.
+
     Args:
         copy, answer: the candidate's and the baseline's.
         most_bytes: that either may become.
 
     Raises:
-        ValueError: one can't be read.
+        ValueError: neither can be read, or they are too long.
         GatewayError: one can't be unpacked, or would become more.
     """
-    candidate, baseline = (_read(*each, most_bytes) for each in (copy, answer))
+    bodies = [unpacked(body, packed, most_bytes) if packed else body for body, packed, _ in (copy, answer)]
+    lengths = [None if length is None else int(length) for _, _, length in (copy, answer)]
+    become = [ELEMENT_BYTES * body.count(b",", 0, length) for body, length in zip(bodies, lengths, strict=True)]
+    if max(become) > most_bytes:
+        if _others_by_length(agrees, become):
+            return OTHERS
+        raise ValueError(f"{max(map(len, bodies))} bytes would take {max(become)} to read")
+    candidate, baseline = (_read(body, length) for body, length in zip(bodies, lengths, strict=True))
+    if isinstance(candidate, ProtocolError) and isinstance(baseline, ProtocolError):
+        raise candidate
+    if isinstance(candidate, ProtocolError) or isinstance(baseline, ProtocolError):
+        return OTHERS
     return agreement(candidate, baseline, batched=batched, tolerance=tolerance, texts=texts, agrees=agrees)
 
 
@@ -343,10 +374,14 @@ def _told(answer: Response) -> Told:
     return answer.body, answer.header(b"content-encoding"), answer.header(BINARY_HEADER)
 
 
-def _read(body: bytes, encoding: bytes | None, header_length: bytes | None, most_bytes: int) -> InferResponse:
-    if encoding:
-        body = unpacked(body, encoding, most_bytes)
-    length = int(header_length) if header_length is not None else None
-    if (become := ELEMENT_BYTES * body.count(b",", 0, length)) > most_bytes:
-        raise ValueError(f"{len(body)} bytes would take {become} to read")
-    return parse_response(body, length)
+def _read(body: bytes, length: int | None) -> InferResponse | ProtocolError:
+    try:
+        return parse_response(body, length)
+    except ProtocolError as err:
+        return err
+
+
+def _others_by_length(agrees: Sequence[Agree], sizes: Sequence[int]) -> bool:
+    """Whether two answers are others by their length: more than twice the other's; rules for a part leave it open."""
+    whole = all(agree.kind in ("equal", "argmax", "close") for agree in agrees)
+    return whole and len(sizes) == 2 and max(sizes) > 2 * min(sizes)

@@ -30,6 +30,7 @@ LOOK_S = 0.5
 SAVE_S = 2.0
 PATIENCE_S = 2.0
 NOTHING = "no other version is there to go back to, or the model can't be asked"
+UNKNOWN = "a model under release is answered by whatever Triton serves under its name, until its rollout can be read"
 LOST = "the baseline {} is no longer served: pack with --serve-latest 2, so that Triton keeps both versions"
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class Releases:
         self._saved: dict[int, float] = {}
         self._broken = False
         self._started = False
+        self._looked = False
         upstream.answers_for_name = self._answers_for_name
 
     def _answers_for_name(self, model: str, version: str) -> bool:
@@ -72,7 +74,7 @@ class Releases:
         for row in self._rows.values():
             told = row.to_dict()
             release = self._by_model.get(row.model)
-            if release is not None and release.id == row.id:
+            if release is not None and release.rollout == row.rollout:
                 told |= {"baseline": str(release.baseline), "weight": round(100 * release.weight, 3)}
                 if release.course is not None:
                     told |= {
@@ -94,10 +96,11 @@ class Releases:
         """Bring releases and state file into step, once."""
         try:
             await self._look()
-            self._broken = False
+            self._broken, self._looked = False, True
         except ServerError as err:
             if not self._broken:
-                logger.error("rollouts go on as they are: %s (%s)", err.what, err.why)
+                as_they_are = "rollouts go on as they are" if self._looked else UNKNOWN
+                logger.error("%s: %s (%s)", as_they_are, err.what, err.why)
             self._broken = True
         except Exception:  # whatever it is, the next look must come: an operator's abort waits for it
             if not self._broken:
@@ -115,23 +118,25 @@ class Releases:
         if not self._started:
             await asyncio.to_thread(self._store.take_over, self._owner)
             self._started = True
-        rows = await asyncio.to_thread(self._store.current)
-        failure: Exception | None = None
+        unread: dict[str, ServerError] = {}  # the others still have their turn, and who answers for these stays
+        rows = await asyncio.to_thread(self._store.current, unread)
+        failure: Exception | None = next(iter(unread.values()), None)
         for row in rows:
             try:
                 await self._follow(row)
             except Exception as err:  # the others still have their turn
                 failure = err
         self._rows = {row.model: row for row in rows}
-        for model in self._by_model.keys() - self._rows.keys():
+        for model in self._by_model.keys() - self._rows.keys() - unread.keys():
             del self._by_model[model]
         if failure is not None:
             raise failure
 
     async def _follow(self, row: Row) -> None:
         release = self._by_model.get(row.model)
-        if release is None or release.id != row.id:
+        if release is not None and release.rollout != row.rollout:
             release = None
+            self._saved.pop(row.id, None)
         if not row.active:
             self._settle(row, release)
             return
@@ -139,6 +144,9 @@ class Releases:
             self._trail(row, release)
             return
         if release is None or (release.course is None and row.state == "running"):
+            if row.unread:
+                await self._unread(row)
+                return
             release = await self._resumed(row)
         if release is None:
             if row.why != NOTHING or row.wish is not None:
@@ -147,6 +155,9 @@ class Releases:
         if release.course is None:
             await self._begin(row, release)
             return
+        if release.running and release.texts is None:  # where Triton was not there yet as a gateway went on
+            with suppress(GatewayError):
+                release.knows(await self._metadata(release.baseline))
         if release.running and await self._is_lost(release):
             release.events.append(release.course.end("aborted", LOST.format(release.baseline)))
         if row.wish is not None and release.running:
@@ -157,6 +168,17 @@ class Releases:
         release.look()
         if release.events or row.wish or time.monotonic() - self._saved.get(row.id, 0.0) > SAVE_S:
             await self._save(row, release, release.events[-1].why if release.events else row.why)
+
+    async def _unread(self, row: Row) -> None:
+        """Nobody knows what was asked for: the baseline goes on answering, where that can be told."""
+        why = f"what was asked for can't be read: {row.unread}"
+        baseline = row.baseline or await self._served(row)
+        release = None if baseline is None else _release(row, baseline)
+        if release is not None:
+            release.course = Course(row.plan, time.monotonic())
+            release.events.append(release.course.end("aborted", why))
+            self._by_model[row.model] = release
+        await self._save(row, release, why)
 
     def _settle(self, row: Row, release: Release | None) -> None:
         """It has ended: everything goes to one of the two."""
@@ -178,9 +200,13 @@ class Releases:
         release = _release(row, baseline)
         if row.state == "running":
             release.course = Course(row.plan, time.monotonic(), row.step)
-            release.course.restore(row.seconds, row.snapshot)
-            with suppress(GatewayError):
-                release.knows(await self._metadata(baseline))
+            try:
+                release.course.restore(row.seconds, row.snapshot)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as err:
+                logger.error(
+                    "the evidence of the rollout of %s can't be read, and its step begins anew: %s", row.model, err
+                )
+                release.course = Course(row.plan, time.monotonic(), row.step)
         self._by_model[row.model] = release
         return release
 
@@ -306,7 +332,7 @@ class Releases:
 
 
 def _release(row: Row, baseline: Target, before: Release | None = None) -> Release:
-    release = Release(row.id, row.model, baseline, row.candidate, row.plan, weight=row.weight)
+    release = Release(row.id, row.model, baseline, row.candidate, row.plan, weight=row.weight, created=row.created)
     if before is not None:  # what is known of the models stays known
         release.batched, release.texts = before.batched, before.texts
     return release

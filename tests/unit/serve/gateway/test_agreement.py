@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from serve.gateway.oip.metadata import ModelMetadata, TensorMetadata
 from serve.gateway.oip.protocol import InferResponse
 from serve.gateway.oip.tensors import DATATYPES, Tensor
 from serve.gateway.release.agreement import Agreement, agreement, misfit, unlike
+from serve.gateway.release.released import Told, compared
 from serve.rollout.agree import Agree
 
 NAN, INF = float("nan"), float("inf")
@@ -30,6 +32,49 @@ def compare(candidate: InferResponse, baseline: InferResponse, **how: Any) -> Ag
     return found
 
 
+def told(scores: str, label: bytes = b"cat", header: str = '"model_name":"m",') -> Told:
+    """An answer in JSON, as Triton writes it: NaN, infinities and bytes that are no UTF-8 stand there as they are."""
+    outputs = f'[{{"name":"y","datatype":"FP32","shape":[1,2],"data":[{scores}]}},'.encode()
+    outputs += b'{"name":"label","datatype":"BYTES","shape":[1,1],"data":["' + label + b'"]}]'
+    return b"{" + header.encode() + b'"outputs":' + outputs + b"}", None, None
+
+
+GOOD = told("0.1,0.9")
+
+
+@pytest.mark.parametrize(
+    ("candidate", "baseline", "disagreed"),
+    [
+        (told("NaN,NaN"), GOOD, 1),
+        (told("0.1,Infinity"), GOOD, 1),
+        (told("-Infinity,0.9"), GOOD, 1),
+        (told("0.1,0.9", b"\xff\xfe"), GOOD, 1),
+        (told("NaN,0.9"), told("NaN,0.8"), 0),
+        (told("0.1,0.9", b"\xff\xfe"), told("0.1,0.9", b"\xff\xfe"), 0),
+        (told("0.1,0.9", b"\xff\xfe"), told("0.1,0.9", b"\xff\xfd"), 1),
+        ((b"{", None, None), GOOD, 1),
+        (GOOD, (b"{", None, None), 1),
+        (told("0.1"), GOOD, 1),
+        (told("0.1,0.9", b"," * 5000), GOOD, 1),
+    ],
+)
+def test_an_answer_that_is_no_json_is_another_answer(candidate: Told, baseline: Told, disagreed: int) -> None:
+    found = compared(candidate, baseline, 64 * 1000, True, None, {"label"})
+    assert found is not None
+    assert (found.items, found.disagreed) == (1, disagreed)
+
+
+@pytest.mark.parametrize("both", [(b"{", None, None), (b"[" * 100_000, None, None), told("0.1,0.9", b"," * 5000)])
+def test_two_answers_that_nobody_can_read_say_nothing(both: Told) -> None:
+    with pytest.raises(ValueError, match=r"JSON|to read"):
+        compared(both, both, 64 * 1000, True, None, {"label"})
+
+
+def test_the_length_of_what_a_rule_leaves_out_is_not_judged() -> None:
+    with pytest.raises(ValueError, match="to read"):
+        compared(told("0.1,0.9", b"," * 5000), GOOD, 64 * 1000, True, None, {"label"}, [Agree.parse("label:ignore")])
+
+
 SCORES = ("FP32", [[0.1, 0.9], [0.8, 0.2]])
 
 
@@ -43,6 +88,8 @@ SCORES = ("FP32", [[0.1, 0.9], [0.8, 0.2]])
         ([("FP32", [[0.1, 0.9], [0.8, 0.21]])], [SCORES], 0.1, 0, 2),
         ([("FP32", [[NAN, 0.9], [0.8, 0.2]])], [SCORES], None, 1, 2),
         ([("FP32", [[NAN, 0.9]])], [("FP32", [[NAN, 0.9]])], 0.0, 0, 1),
+        ([("FP32", [[NAN, 0.9, 0.1]])], [("FP32", [[NAN, 0.1, 0.9]])], None, 1, 1),
+        ([("FP32", [[NAN, -INF, 0.1]])], [("FP32", [[NAN, -INF, 0.9]])], None, 0, 1),
         ([("FP32", [[INF, 0.9]])], [("FP32", [[INF, 0.9]])], 0.0, 0, 1),
         ([("FP32", [[0.3], [0.4]])], [("FP32", [[0.5], [0.9]])], None, 0, 2),
         ([("FP32", [[0.3], [0.4]])], [("FP32", [[0.3], [0.9]])], 0.1, 1, 2),
@@ -105,6 +152,22 @@ def test_without_a_batch_a_request_is_one_item() -> None:
 def test_differences_are_of_all_numbers() -> None:
     found = compare(answer(("FP32", [[1.0, 2.0]])), answer(("FP32", [[1.0, 2.5]])), batched=True, tolerance=None)
     assert (found.difference, found.largest) == (0.25, 0.5)
+
+
+@pytest.mark.parametrize(("rule", "datatype"), [("tolerance=0.5", "UINT8"), ("equal", "UINT8"), ("argmax", "FP16")])
+def test_long_answers_are_compared_in_little_more_memory_than_they_have(rule: str, datatype: str) -> None:
+    one = np.zeros((1, 4_000_000), DATATYPES[datatype])
+    other = one.copy()
+    other[0, -1] = 4
+    mine, theirs = (InferResponse("m", "1", (Tensor("y0", datatype, each),)) for each in (one, other))
+    tracemalloc.start()
+    try:
+        found = compare(mine, theirs, batched=True, tolerance=None, agrees=[Agree.parse(f"y0:{rule}")])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (found.disagreed, found.largest, found.difference) == (1, 4.0, 1e-6)
+    assert peak < 6 * one.size, "numbers as float64, all at once, take 8 bytes each, three times"
 
 
 TOP = ("BYTES", [[b"cat", b"dog", b"cow"], [b"ox", b"hen", b"pig"]])

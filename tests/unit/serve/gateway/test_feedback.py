@@ -60,7 +60,7 @@ def test_what_is_not_just_that_is_refused(body: str) -> None:
 
 
 def given(key: str = "", body: bytes | None = None, **more: Any) -> Given:
-    return Given(key, "m", "m/2", 1, "candidate", body, **more)
+    return Given(key, "m", "m/2", (1, 0.0), "candidate", body, **more)
 
 
 def kept(answers: Answers, key: str = "", body: bytes | None = None) -> str:
@@ -83,6 +83,16 @@ def test_the_last_answers_are_kept_and_a_key_drives_out_its_own() -> None:
     assert len(answers) == 8
     assert memory.used == 8 * ENTRY_BYTES
     assert len(set(loud + quiet)) == 102
+
+
+def test_not_even_many_keys_drive_out_the_answers_of_one_that_asks_now_and_then() -> None:
+    answers = Answers(100, 60.0)
+    quiet = [kept(answers, "quiet") for _ in range(3)]
+    for number in range(2000):
+        kept(answers, f"loud {number % 20}")
+    assert all(answers.find(id_, "quiet") for id_ in quiet)
+    assert len(answers) == 100
+    assert len(answers._of_key) == 21
 
 
 def test_answers_are_forgotten_in_time_and_what_they_held_is_given_back() -> None:
@@ -121,6 +131,8 @@ def body_of(*outputs: tuple[str, str, Any], binary: bool) -> tuple[bytes, int | 
         tensors.append(Tensor(name, datatype, data))
     message = build_request(tensors, binary=binary)
     swapped = message.body.replace(b'"inputs"', b'"outputs"')
+    if not binary:
+        swapped = swapped.replace(b"null", b"NaN")  # as Triton writes it
     length = message.header_length
     return swapped, None if length is None else length + len(swapped) - len(message.body)
 
@@ -130,6 +142,7 @@ class NoReleases:
         return None
 
 
+NAN = float("nan")
 LABEL = ("label", "BYTES", [[b"cat", b"dog"]])
 SCORES = ("scores", "FP32", [[0.1, 0.2, 0.7]])
 
@@ -144,6 +157,9 @@ SCORES = ("scores", "FP32", [[0.1, 0.2, 0.7]])
         ([LABEL, SCORES], {"label": 2, "output": "scores"}, True),
         ([LABEL, SCORES], {"label": "1", "output": "scores"}, False),
         ([SCORES], {"label": 2}, True),
+        ([("scores", "FP32", [[NAN, 0.2, 0.7]])], {"label": 2}, True),
+        ([("scores", "FP32", [[NAN, 0.2, 0.7]])], {"label": 0}, False),
+        ([("scores", "FP32", [[NAN, NAN, NAN]])], {"label": 0}, False),
         ([("id", "INT64", [[7]])], {"label": 7}, True),
         ([("id", "INT64", [[7]])], {"label": "8"}, False),
         ([("y", "BYTES", [[b"0.7:2:cat", b"0.2:1:dog"]])], {"label": "cat"}, True),
@@ -333,6 +349,20 @@ async def test_answers_of_a_release_that_has_ended_are_still_counted(tmp_path: P
 
 
 @in_loop
+async def test_what_is_said_of_a_rollout_in_another_state_file_is_no_evidence(tmp_path: Path) -> None:
+    async with world(tmp_path, FakeTriton()) as w:
+        plan = Plan(steps=(50.0,), shadow=0.0, step_s=3600.0)
+        w.store.start("m", Target("m", "2"), plan)
+        await w.until(lambda row: row.state == "running")
+        _, id_ = await Client(w).asked()
+        w.store.path.unlink()
+        w.store.start("m", Target("other"), plan)
+        await w.until(lambda row: row.state == "running" and row.baseline is not None)
+        assert json.loads((await Client(w).says({"id": id_, "correct": False})).body)["counted"]
+        assert "feedback" not in (await w.shown())["evidence"]
+
+
+@in_loop
 async def test_a_key_speaks_of_its_own_answers_where_it_has_the_right(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     critic, other, plain = (add_key(keys, name, feedback=name != "plain")[0] for name in ("critic", "other", "plain"))
@@ -340,6 +370,10 @@ async def test_a_key_speaks_of_its_own_answers_where_it_has_the_right(tmp_path: 
         w.store.start("m", Target("m", "2"), Plan(steps=(50.0,), shadow=0.0, step_s=3600.0))
         await w.until(lambda row: row.state == "running")
         _, id_ = await Client(w, critic).asked()
+        assert id_
+        served_by, none = await Client(w, plain).asked()
+        assert served_by
+        assert not none, "who may not speak of answers takes no place of those that others may speak of"
         word = {"id": id_, "correct": True}
         assert (await Client(w).says(word)).status == 401
         assert (await Client(w, plain).says(word)).status == 403

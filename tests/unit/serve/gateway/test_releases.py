@@ -22,11 +22,12 @@ import pytest
 from compress.errors import ServerError
 from serve.gateway.health.incidents import Incidents
 from serve.gateway.oip.contracts import Contracts
-from serve.gateway.release.release import MOST_COPIES
+from serve.gateway.release.release import MOST_COPIES, Release
 from serve.gateway.release.releases import LOOK_S
 from serve.gateway.settings import Settings
 from serve.http.client import Address, Pool, Response
 from serve.rollout.agree import Agree
+from serve.rollout.course import Course
 from serve.rollout.plan import Plan, Target
 from serve.rollout.store import Row, Store
 from tests.serve_http import Received, answer, gateway, in_loop, scripted_server
@@ -47,6 +48,7 @@ class FakeTriton:
         refuses: who answers 400.
         missing: who is not loaded.
         packs: whether answers come with gzip.
+        whole: whether an answer is one item, without a batch.
         dies: who closes the connection.
     """
 
@@ -59,6 +61,7 @@ class FakeTriton:
     config: dict[str, Any] = field(default_factory=lambda: {"max_batch_size": 8})
     slow: dict[str, float] = field(default_factory=dict)
     packs: bool = False
+    whole: bool = False
     expires: set[str] = field(default_factory=set)
     asked: Counter[str] = field(default_factory=Counter)
 
@@ -101,7 +104,12 @@ class FakeTriton:
         if who in self.refuses or b"rubbish" in body:
             return "400 Bad Request", {"error": "rubbish"}
         scores = self.scores.get(who, [0.1, 0.9])
-        y = {"name": "y", "datatype": "FP32", "shape": [1, len(scores)], "data": scores}
+        y = {
+            "name": "y",
+            "datatype": "FP32",
+            "shape": [len(scores)] if self.whole else [1, len(scores)],
+            "data": scores,
+        }
         return "200 OK", {"model_name": who, "model_version": "1", "outputs": [y]}
 
 
@@ -125,12 +133,12 @@ class World:
         return Counter((each.header(b"served-by") or b"").decode() for each in answers)
 
     async def until(self, holds: Callable[[Row], bool], *, asking: bool = False, within_s: float = 15.0) -> Row:
-        """Wait for something of the rollout, with requests meanwhile if wanted."""
+        """Wait for something of the rollout (of each, where there are several), with requests meanwhile if wanted."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
-            (row,) = self.store.current()
-            if holds(row):
-                return row
+            rows = self.store.current()
+            if all(map(holds, rows)):
+                return rows[0]
             if asking:
                 await asyncio.gather(*(self.ask() for _ in range(20)))
             else:
@@ -217,6 +225,21 @@ async def test_without_fallback_clients_see_the_candidate_s_failures(tmp_path: P
 
 
 @in_loop
+async def test_a_rollout_in_another_state_file_is_another_one(tmp_path: Path) -> None:
+    """Ids begin with 1 in each file: what is asked for there must not go to the candidate of here."""
+    async with world(tmp_path, FakeTriton()) as w:
+        w.store.start("m", Target("m", "2"), Plan(steps=(50.0,), shadow=0.0, step_s=3600.0))
+        await w.until(lambda row: row.state == "running")
+        w.store.path.unlink()
+        w.store.start("m", Target("other"), Plan(steps=(50.0,), shadow=0.0, step_s=3600.0))
+        await w.until(lambda row: row.state == "running")
+        assert set(await w.served(20)) == {"m", "other"}
+        w.store.wish("m", "promote")
+        await w.until(lambda row: row.state == "promoted")
+        assert set(await w.served(5)) == {"other"}
+
+
+@in_loop
 async def test_a_client_s_own_mistakes_are_held_against_nobody(tmp_path: Path) -> None:
     async with world(tmp_path, FakeTriton()) as w:
         w.store.start("m", Target("m", "2"), FAST)
@@ -241,6 +264,29 @@ async def test_a_client_s_own_deadline_is_evidence_against_nobody(tmp_path: Path
         cut = [line for line in page.splitlines() if 'outcome="cut"' in line and 'variant="candidate"' in line]
         assert float(cut[0].split()[-1]) > 20
         assert 'outcome="late"' not in page
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["a deadline of their own", "a closed connection"])
+@in_loop
+async def test_a_candidate_that_hangs_is_taken_back_though_clients_give_up_first(tmp_path: Path, leaves: bool) -> None:
+    async with world(tmp_path, FakeTriton(slow={"m/2": 60.0})) as w:
+        w.store.start("m", Target("m", "2"), Plan(steps=(50.0,), shadow=0.0, step_s=3600.0))
+        await w.until(lambda row: row.state == "running")
+
+        async def ask() -> None:
+            try:
+                async with asyncio.timeout(0.5 if leaves else None):
+                    await (w.ask() if leaves else w.ask(x_request_timeout_ms="500"))
+            except TimeoutError:
+                pass
+
+        for _ in range(30):
+            if (await w.shown())["state"] != "running":
+                break
+            await asyncio.gather(*(ask() for _ in range(20)))
+        row = await w.until(ended)
+        assert row.state == "aborted"
+        assert "the baseline's" in row.why
 
 
 @in_loop
@@ -438,6 +484,32 @@ async def test_copies_leave_the_places_to_clients(tmp_path: Path) -> None:
         assert float(dropped.split()[-1]) > 10
 
 
+def test_copies_hold_no_more_than_their_part_with_the_answers_that_are_to_be_compared() -> None:
+    plan = Plan(steps=(), shadow=100.0)
+    release = Release(1, "m", Target("m", "1"), Target("m", "2"), plan, Course(plan, time.monotonic()))
+
+    def taken() -> int:
+        """How many copies there may be at once of requests of 100 bytes."""
+        release.copies = release.copied_bytes = 0
+        while release.copies < 100 and release.wants_copy(held := release.held(100)):
+            release.copies += 1
+            release.copied_bytes += held
+        return release.copies
+
+    assert taken() == 1, "nobody knows yet how long the answers are"
+    release.saw(1000)
+    assert taken() == MOST_COPIES
+    release.saw(10 * 2**20)
+    assert taken() == 3
+    release.saw(100)
+    assert taken() == 3, "some are short, and the next may be long"
+    release.saw(500 * 2**20)
+    assert taken() == 1, "one is always compared"
+    for _ in range(2000):
+        release.saw(1000)
+    assert taken() == MOST_COPIES
+
+
 @in_loop
 async def test_a_client_stays_with_who_answered_it(tmp_path: Path) -> None:
     async with world(tmp_path, FakeTriton()) as w:
@@ -544,6 +616,21 @@ async def test_a_restart_changes_nobody_s_answer(tmp_path: Path) -> None:
 
 
 @in_loop
+async def test_answers_are_compared_rightly_after_a_restart_before_triton_is_there(tmp_path: Path) -> None:
+    config = {"max_batch_size": 0}
+    triton = FakeTriton(config=config, whole=True)
+    async with world(tmp_path, triton) as w:
+        w.store.start("m", Target("m", "2"), Plan(steps=(), shadow=100.0, step_s=3600.0))
+        await w.until(lambda row: row.state == "running")
+    triton.missing = {"m", "m/1", "m/2"}
+    async with world(tmp_path, triton) as w:
+        triton.missing.clear()
+        triton.scores["m/2"] = [0.9, 0.1]
+        row = await w.until(ended, asking=True)
+        assert (row.state, row.why.partition(" of ")[0]) == ("aborted", "it disagrees with the baseline on 100%")
+
+
+@in_loop
 async def test_of_two_gateways_one_judges_and_both_route_alike(tmp_path: Path) -> None:
     triton = FakeTriton()
     async with world(tmp_path, triton) as first, world(tmp_path, triton) as second:
@@ -573,31 +660,82 @@ async def test_a_state_file_that_breaks_changes_nothing(tmp_path: Path) -> None:
         assert w.triton.asked["m/2"] < 65, "it is rolled back all the same"
 
 
+def damage(path: Path, column: str, value: Any, model: str = "m") -> Any:
+    """Write a value into a rollout's row; what stood there."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as file:
+        (good,) = file.execute(f"SELECT {column} FROM rollouts WHERE model = ?", (model,)).fetchone()  # noqa: S608
+        file.execute(f"UPDATE rollouts SET {column} = ? WHERE model = ?", (value, model))  # noqa: S608
+    return good
+
+
+LONG = Plan(steps=(50.0,), shadow=0.0, step_s=3600.0)
+
+
 @pytest.mark.parametrize(
     ("column", "value"),
-    [
-        ("plan", "[]"), ("plan", '{"steps": 5}'), ("plan", '{"shadow": null}'), ("plan", "[" * 100_000), ("step", -99),
-        ("step", "x"), ("state", "running!"), ("candidate", "../x"), ("created", "long ago"), ("snapshot", "[]"),
-        ("snapshot", '{"wealth": {"errors": [1]}}'),
-    ],
-)  # fmt: skip
+    [("step", -99), ("step", "x"), ("state", "running!"), ("candidate", "../x"), ("created", "long ago")],
+)
 @in_loop
 async def test_a_damaged_rollout_stops_neither_the_gateway_nor_a_later_abort(
     tmp_path: Path, column: str, value: Any
 ) -> None:
     async with world(tmp_path, FakeTriton()) as w:
-        w.store.start("m", Target("m", "2"), Plan(steps=(50.0,), shadow=0.0, step_s=3600.0))
+        w.store.start("m", Target("m", "2"), LONG)
         await w.until(lambda row: row.state == "running")
-    damaged = f"UPDATE rollouts SET {column} = ?"  # noqa: S608  a word of the table above
-    with closing(sqlite3.connect(w.store.path, isolation_level=None)) as file:
-        (good,) = file.execute(f"SELECT {column} FROM rollouts").fetchone()  # noqa: S608
-        file.execute(damaged, (value,))
-        async with world(tmp_path, FakeTriton()) as w:
-            assert (await w.ask()).status == 200
-            await asyncio.sleep(2 * LOOK_S)
-            file.execute(damaged, (good,))
-            w.store.wish("m", "abort")
-            assert (await w.until(ended)).state == "aborted"
+        good = damage(w.store.path, column, value)
+        await asyncio.sleep(2 * LOOK_S)
+        assert set(await w.served(20)) == {"m/1", "m/2"}, "as it was"
+    async with world(tmp_path, FakeTriton()) as w:
+        assert (await w.ask()).status == 200
+        await asyncio.sleep(2 * LOOK_S)
+        damage(w.store.path, column, good)
+        w.store.wish("m", "abort")
+        assert (await w.until(ended)).state == "aborted"
+
+
+@in_loop
+async def test_a_damaged_rollout_changes_nothing_for_other_models(tmp_path: Path) -> None:
+    async with world(tmp_path, FakeTriton()) as w:
+        for model in ("a", "m"):
+            w.store.start(model, Target("m", "2"), LONG, Target("m", "1"))
+        await w.until(lambda row: row.state == "running")
+    damage(w.store.path, "state", "running!", "a")
+    async with world(tmp_path, FakeTriton()) as w:
+        assert set(await w.served(20)) == {"m/1", "m/2"}, "it is followed though the one before it can't be read"
+
+
+@pytest.mark.parametrize("value", ["[]", '{"steps": 5}', '{"shadow": null}', '{"error_rate": 7}', "[" * 100_000])
+@in_loop
+async def test_where_nobody_knows_what_was_asked_for_the_baseline_answers(tmp_path: Path, value: str) -> None:
+    async with world(tmp_path, FakeTriton()) as w:
+        w.store.start("m", Target("m", "2"), LONG)
+        await w.until(lambda row: row.state == "running")
+        damage(w.store.path, "plan", value)
+        await asyncio.sleep(2 * LOOK_S)
+        assert set(await w.served(20)) == {"m/1", "m/2"}, "a gateway that knows goes on"
+    async with world(tmp_path, FakeTriton()) as w:
+        assert await w.served(20) == {"m/1": 20}
+        row = await w.until(ended)
+        assert (row.state, row.why.partition(":")[0]) == ("aborted", "what was asked for can't be read")
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["[]", "{", '{"wealth": {"errors": [1]}}', '{"wealth": {"errors": [NaN, 0.0, 3]}}', '{"counts": [["a", 1], [1, 1]]}',
+     '{"wealth": []}', '{"reported": 5}', '{"seconds": [["a"], []]}', '{"compared": [1]}', '{"compared": [1, 1, "x", 1]}'],
+)  # fmt: skip
+@in_loop
+async def test_where_what_was_learnt_can_not_be_read_the_step_begins_anew(tmp_path: Path, value: str) -> None:
+    async with world(tmp_path, FakeTriton()) as w:
+        w.store.start("m", Target("m", "2"), LONG)
+        await w.until(lambda row: row.state == "running")
+        await w.served(40)
+    damage(w.store.path, "snapshot", value)
+    async with world(tmp_path, FakeTriton()) as w:
+        assert set(await w.served(20)) == {"m/1", "m/2"}
+        assert 0 < (await w.shown())["evidence"]["errors"]["count"] <= 20
+        w.store.wish("m", "abort")
+        assert (await w.until(ended)).state == "aborted"
 
 
 @in_loop

@@ -72,6 +72,74 @@ def test_slow_ones_among_fast_ones_are_seen_too() -> None:
     assert course.state == "aborted"
 
 
+def leaving(course: Course, shares: tuple[float, float], seconds: float, pairs: int = 5000) -> None:
+    """Pairs of answers of some 10 ms, of which a share of the candidate's, and of the baseline's, is waited for in vain."""
+    draw = random.Random(0)
+    usual = noisy(0.01, 1)
+    for number in range(pairs):
+        for who, share in zip(("baseline", "candidate"), reversed(shares), strict=True):
+            if draw.random() < share:
+                course.analysis.left(who, seconds)  # type: ignore[arg-type]
+            else:
+                getattr(course.analysis, who)(usual())
+        course.look(float(number))
+
+
+@pytest.mark.parametrize("share", [0.2, 1.0])
+def test_a_candidate_for_which_clients_wait_in_vain_is_taken_back(share: float) -> None:
+    course = Course(PLAN, 0.0)
+    leaving(course, (share, 0.0), seconds=0.4)
+    assert course.state == "aborted"
+    question = course.analysis.worse()
+    assert question in ("latency", "slowest")
+    assert "400 ms" in course.analysis.told(["slowest"])
+
+
+def test_clients_who_leave_alike_say_nothing_of_the_one() -> None:
+    course = Course(PLAN, 0.0)
+    leaving(course, (0.2, 0.2), seconds=0.4)
+    assert course.state == "promoted"
+
+
+def test_who_waits_no_longer_than_answers_take_says_nothing() -> None:
+    course = Course(Plan(steps=(10.0,), shadow=0.0, step_s=1e6), 0.0)
+    leaving(course, (0.5, 0.0), seconds=0.012)
+    assert course.state == "running"
+    assert max(course.analysis._seconds[0]) != 0.012
+    before = course.analysis.measures["latency"].count
+    for _ in range(100):
+        course.analysis.left("candidate", 0.001)
+        course.analysis.left("baseline", 0.001)
+    assert course.analysis.measures["latency"].count == before
+
+
+@pytest.mark.parametrize(("right", "state"), [((), "running"), (("candidate",), "running"),
+                                                (("candidate", "baseline"), "promoted")])  # fmt: skip
+def test_complaints_alone_prove_nothing_of_a_candidate(right: tuple[str, ...], state: str) -> None:
+    """Who never says that an answer was right says of either that all were wrong."""
+    course = Course(Plan(steps=(50.0,), shadow=0.0, step_s=0.0, require_feedback=True), 0.0)
+    for who in right:
+        course.analysis.reported(who, wrong=False)  # type: ignore[arg-type]
+    for number in range(1500):
+        course.analysis.candidate(GOOD)
+        course.analysis.baseline(GOOD)
+        course.analysis.reported("candidate", wrong=True)
+        course.analysis.reported("baseline", wrong=True)
+        course.look(float(number))
+    assert course.state == state
+    assert (course.analysis.evidence()["feedback"]["proof"] == 0) is (state == "running")
+
+
+def test_how_long_a_copy_takes_is_neither_judged_nor_shown() -> None:
+    course = Course(Plan(steps=(50.0,), shadow=50.0, step_s=1e6), 0.0)
+    course.promote(0.0, "")
+    for _ in range(20):
+        course.analysis.candidate(GOOD)
+        course.analysis.baseline(GOOD, paired=True)
+        course.analysis.copied(Outcome(False, 5.0), GOOD)
+    assert course.analysis.told(["slowest"]) == "its 95th percentile is 10 ms, the baseline's 10 ms"
+
+
 def test_what_hits_both_is_held_against_neither() -> None:
     draw = random.Random(0)
     course = Course(Plan(steps=(50.0,), shadow=0.0, step_s=0.0), 0.0)

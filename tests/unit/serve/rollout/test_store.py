@@ -53,6 +53,20 @@ def test_a_model_has_one_rollout_at_a_time(store: Store) -> None:
         store.start("m", Target("m", "3"), Plan())
 
 
+def test_a_row_that_can_not_be_read_is_told_of_and_hides_no_other(store: Store) -> None:
+    for model in ("a", "b"):
+        store.start(model, NEXT, Plan())
+    with sqlite3.connect(store.path) as file:
+        file.execute("UPDATE rollouts SET candidate = '../x' WHERE model = 'a'")
+    unread: dict[str, ServerError] = {}
+    assert [row.model for row in store.current(unread)] == ["b"]
+    assert (unread["a"].what, unread["a"].why) == (
+        "can't read rollout 1 in the state file", "a value is not one of a rollout: it names no model",
+    )  # fmt: skip
+    with pytest.raises(ServerError, match="can't read rollout 1"):
+        store.current()
+
+
 @pytest.mark.parametrize(("candidate", "baseline"), [(Target("m"), None), (NEXT, NEXT)])
 def test_a_rollout_that_changes_nothing_is_refused(store: Store, candidate: Target, baseline: Target | None) -> None:
     with pytest.raises(ServerError, match="change nothing"):
