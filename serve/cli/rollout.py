@@ -261,7 +261,7 @@ def _show(row: Row) -> None:
     table = Table("question", "observed", "candidate", "baseline", "allowed", "it is fine", "it is worse")
     for name, seen in row.evidence.items():
         table.add_row(
-            name,
+            name if seen.get("over_s") is None else f"slowest: over {1000 * seen['over_s']:.3g} ms",
             str(seen["count"]),
             _value(name, seen["candidate"]),
             _value(name, seen["baseline"]),
@@ -283,11 +283,11 @@ def _share(weight: float) -> str:
 def _value(name: str, value: Any) -> str:
     if value is None:
         return ""
-    return f"{1000 * value:.3g} ms" if name in ("latency", "slowest") else f"{value:.3%}"
+    return f"{1000 * value:.3g} ms" if name == "latency" else f"{value:.3%}"
 
 
 def _allowed(name: str, bound: float) -> str:
-    if name in ("errors", "feedback"):
+    if name in ("errors", "slowest", "feedback"):
         return f"+{bound:.3g}"
     return f"{bound:.0%} {'' if name == 'disagreement' else 'more'}"
 

@@ -200,11 +200,11 @@ function showRollouts(rollouts) {
 
 function seen(name, value) {
   if (value === null) return "";
-  return name === "latency" || name === "slowest" ? `${short(1000 * value)} ms` : percent(100 * value);
+  return name === "latency" ? `${short(1000 * value)} ms` : percent(100 * value);
 }
 
 const ASKED = {
-  errors: "does it fail more often?", latency: "is it slower?", slowest: "are its slowest slower?",
+  errors: "does it fail more often?", latency: "is it slower?", slowest: "are more of its answers slow?",
   feedback: "is it reported wrong more often?", disagreement: "does it answer otherwise?",
 };
 
