@@ -189,7 +189,7 @@ function showRollouts(rollouts) {
       return element("li", now ? { class: kind, "aria-current": "step" } : { class: kind }, name);
     }));
     const told = element("p", { class: "hint" }, `${rollout.state}: ${percent(rollout.weight)} of the requests are `
-      + `answered by ${rollout.candidate}${rollout.why ? ` · ${rollout.why}` : ""}`);
+      + `answered by ${rollout.candidate}${rollout.why ? ` · ${rollout.state === "running" ? "to this step: " : ""}${rollout.why}` : ""}`);
     const parts = [title, steps, told];
     if (rollout.agreement) parts.push(element("p", { class: "hint" }, rollout.agreement));
     if (Object.keys(rollout.evidence).length) parts.push(evidence(rollout.evidence));
