@@ -129,8 +129,16 @@ async def find_target(options: LoadOptions) -> Target:
         raise ServerError(
             f"can't make a request for the model {options.model!r}",
             why=str(err),
-            mend="pack the model with an example input that fits it, or send --data",
+            mend=_fitting_mend(options, err),
         ) from err
+
+
+def _fitting_mend(options: LoadOptions, err: ProtocolError) -> str:
+    if options.form == "json" and "binary form" in str(err):
+        return "leave --form json out: tensors are sent raw then"
+    if options.data is not None:
+        return "give --data that fits the model's inputs"
+    return "pack the model with an example input that fits it, or send --data"
 
 
 async def _of_model(endpoint: Endpoint, options: LoadOptions) -> Target:

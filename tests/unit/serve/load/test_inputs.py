@@ -246,6 +246,14 @@ def test_labels_are_counted(given: Answer, labels: tuple[str, ...], right: int) 
     assert (verdict.wrong, verdict.right, verdict.labelled) == ("", right, len(labels))
 
 
+def test_images_that_json_can_not_carry_are_told_with_what_to_leave_out(tmp_path: Path) -> None:
+    (tmp_path / "seven.png").write_bytes(b"\x89PNG\xff")
+    with pytest.raises(ServerError) as caught:
+        target_of(BYTES, form="json", data=tmp_path)
+    assert "not UTF-8 text" in caught.value.why
+    assert caught.value.mend == "leave --form json out: tensors are sent raw then"
+
+
 def test_an_answer_without_the_output_that_is_judged_is_wrong_in_its_own_way() -> None:
     judge = Judge(Check("binary", labels=(("1",),), output="other"))
     assert judge.verdict(0, response([[0.1, 0.9]])).wrong == "no such output"
