@@ -164,7 +164,7 @@ def test_what_can_not_be_sent(metadata: bytes, changes: dict[str, Any], says: st
 
 def test_data_that_does_not_fit_the_model(tmp_path: Path, data: Path) -> None:
     np.savez(tmp_path / "wide.npz", x=np.zeros((5, 7)))
-    np.savez(tmp_path / "other.npz", z=np.zeros((5, 4)))
+    np.savez(tmp_path / "other.npz", z=np.zeros((5, 4)), w=np.zeros((5, 4)))
     np.savez(tmp_path / "ragged.npz", x=np.zeros((5, 4)), label=np.zeros(4))
     for name, says in (("wide", r"x\[1, 7\]"), ("other", "the file has z"), ("ragged", "same number of rows")):
         with pytest.raises(ServerError, match=says):
