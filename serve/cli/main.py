@@ -274,13 +274,15 @@ def check(repository: Path, *, public_key: Path | None = None, into: Path | None
 
 
 @app.command
-def infer(file: Path, *, model: str, url: str = "http://127.0.0.1:8080", timeout: float = 30.0) -> None:
-    """Send a file to a model and print the answer as JSON.
+def infer(file: Path, *others: Path, model: str, url: str = "http://127.0.0.1:8080", timeout: float = 30.0) -> None:
+    """Send a file to a model and print the answer as JSON; of several files a line each, as they are answered.
 
     Parameters
     ----------
     file
         An image or any other file for a model that takes bytes; a .json file holds values by input name.
+    others
+        Further files, asked one after the other.
     model
         Which model to ask.
     url
@@ -290,8 +292,12 @@ def infer(file: Path, *, model: str, url: str = "http://127.0.0.1:8080", timeout
     """
     from serve.http.ask import infer_file
 
-    answer = infer_file(url, model, file, timeout_s=timeout, key=os.environ.get("SERVE_API_KEY", ""))
-    print(json.dumps(answer, indent=2, ensure_ascii=False))
+    for each in (file, *others):
+        answer = infer_file(url, model, each, timeout_s=timeout, key=os.environ.get("SERVE_API_KEY", ""))
+        if others:
+            print(json.dumps({"file": str(each), **answer}, ensure_ascii=False), flush=True)
+        else:
+            print(json.dumps(answer, indent=2, ensure_ascii=False))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

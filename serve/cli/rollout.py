@@ -30,6 +30,10 @@ Flat = Parameter(name="*")
 DEFAULT = Path("rollouts.db")
 LOOK_S = 0.25
 TAKEN_UP_S = 3.0
+FEEDBACK_NEEDS = (
+    "each step waits for feedback on some 300 answers of each model where none is wrong, 3,000 where 5% are "
+    "(by the default bounds); `serve rollout status` shows how far the proof is"
+)
 
 
 @rollout.command
@@ -65,6 +69,8 @@ def start(
     row = store.start(model, Target.parse(candidate, model), plan or Plan(), old)
     out.print(f"rollout {row.id} of {model} to {row.candidate} is asked for", markup=False)
     _taken_up(store, row)
+    if row.plan.require_feedback:
+        out.print(FEEDBACK_NEEDS, markup=False)
     if wait:
         sys.exit(_followed(store, row))
     out.print(f"see how it goes: serve rollout status {model}{_flag(state)}", markup=False)
@@ -251,13 +257,17 @@ def _line(row: Row) -> str:
 
 
 def _show(row: Row) -> None:
-    out.print(f"[bold]{escape(row.model)}[/]  {_path(row)} · {row.state}{f': {escape(row.why)}' if row.why else ''}")
+    running = row.state == "running"  # what is written down then is of the step before, and no figure of this one
+    why = f": {escape(row.why)}" if row.why and not running else ""
+    out.print(f"[bold]{escape(row.model)}[/]  {_path(row)} · {row.state}{why}")
     marks = [
-        f"[reverse]{_share(weight)}[/]" if row.state == "running" and index == row.step else _share(weight)
+        f"[reverse]{_share(weight)}[/]" if running and index == row.step else _share(weight)
         for index, weight in enumerate(row.plan.weights)
     ]
     took = "promoted" if row.state != "promoted" else "[reverse]promoted[/]"
     out.print(f"  steps {' → '.join([*marks, took])}; {row.weight:.0%} of the requests now go to the candidate")
+    if running and row.why:
+        out.print(f"  came to this step because {row.why}", markup=False)
     if told := row.plan.agreement:
         out.print(f"  {told}", markup=False)
     if not row.evidence:
@@ -265,7 +275,7 @@ def _show(row: Row) -> None:
     table = Table("question", "observed", "candidate", "baseline", "allowed", "it is fine", "it is worse")
     for name, seen in row.evidence.items():
         table.add_row(
-            name,
+            name if seen.get("over_s") is None else f"slowest: over {1000 * seen['over_s']:.3g} ms",
             str(seen["count"]),
             _value(name, seen["candidate"]),
             _value(name, seen["baseline"]),
@@ -287,11 +297,11 @@ def _share(weight: float) -> str:
 def _value(name: str, value: Any) -> str:
     if value is None:
         return ""
-    return f"{1000 * value:.3g} ms" if name in ("latency", "slowest") else f"{value:.3%}"
+    return f"{1000 * value:.3g} ms" if name == "latency" else f"{value:.3%}"
 
 
 def _allowed(name: str, bound: float) -> str:
-    if name in ("errors", "feedback"):
+    if name in ("errors", "slowest", "feedback"):
         return f"+{bound:.3g}"
     return f"{bound:.0%} {'' if name == 'disagreement' else 'more'}"
 

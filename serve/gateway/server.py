@@ -303,8 +303,9 @@ def _clients(settings: Settings) -> tuple[int, int]:
     clients = min(asked, room - grpc)
     if clients < asked or (grpc < asked and settings.grpc_port):
         logger.warning(
-            "at most %d connections%s at a time, not max_clients %d: the process may have %d files open (ulimit -n)",
-            clients, f", and {grpc} over gRPC" if settings.grpc_port else "", asked, files,
+            "at most %d connections%s at a time, not max_clients %d: the process may have %d files open; raise that "
+            "(ulimit -n, LimitNOFILE of systemd, --ulimit nofile of docker), or set max_clients to %d",
+            clients, f", and {grpc} over gRPC" if settings.grpc_port else "", asked, files, clients,
         )  # fmt: skip
     return clients, max(1, min(grpc, settings.memory_bytes // 4 // GRPC_CONNECTION_BYTES))
 

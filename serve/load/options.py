@@ -100,7 +100,7 @@ class LoadOptions:
     """How far a number may be from the one expected."""
 
     label_output: str = ""
-    """Which output names the label, where --data has labels; the first by default."""
+    """Which output names the label, where --data has labels; the model's first by default."""
 
     max_lateness_ms: float | None = None
     """Open loop: p99 of the generator's own lateness from which the run counts as invalid; by default a fifth of the

@@ -95,6 +95,7 @@ class Analysis:
         self._unjudged: tuple[deque[bool], deque[bool]] = (deque(maxlen=PAIRED), deque(maxlen=PAIRED))
         self._reported = [[0, 0], [0, 0]]  # the same: answers that clients spoke of, and of these the wrong ones
         self._tail = math.inf
+        self._late = [0.0, 0.0, 0.0]  # times that the share of slow answers was looked at, and the sums of both shares
         self._until_look = LOOK_AGAIN
         self.items = 0
         self.disagreed = 0
@@ -208,7 +209,9 @@ class Analysis:
         self.measures["latency"].add(_mean(slower))
         if math.isfinite(self._tail):
             late = [[taken > self._tail for taken in each] for each in (candidate, baseline)]
-            self.measures["slowest"].add(_mean(late[0]) - _mean(late[1]))
+            shares = _mean(late[0]), _mean(late[1])
+            self.measures["slowest"].add(shares[0] - shares[1])
+            self._late = [sum(pair) for pair in zip(self._late, (1.0, *shares), strict=True)]
         self._until_look -= 1
         if self._until_look <= 0:  # the bound between slow and usual, from answers before those it is used on
             self._until_look = LOOK_AGAIN
@@ -217,7 +220,11 @@ class Analysis:
         baseline.clear()
 
     def evidence(self) -> dict[str, dict[str, Any]]:
-        """By question: what was seen, the bound, and how far each gambler is from deciding (1.0)."""
+        """By question: what was seen, the bound, and how far each gambler is from deciding (1.0).
+
+        Of the slowest answers it is the candidate's share of those that take longer than "over_s" (seconds), and the
+        baseline's of those that would if the candidate's longer time that is allowed were added to them.
+        """
         found: dict[str, dict[str, Any]] = {}
         for name, measure in self.measures.items():
             if name == "feedback" and name not in self.required and not self._known(name):
@@ -233,6 +240,8 @@ class Analysis:
                 "required": name in self.required,
                 "judged": name in self.judged,
             }
+        if "slowest" in found:
+            found["slowest"]["over_s"] = None if math.isinf(self._tail) else self._tail
         if self.items:
             found["disagreement"]["difference"] = self.difference / self.items
             found["disagreement"]["largest"] = self.largest
@@ -249,6 +258,8 @@ class Analysis:
             "seconds": [list(each) for each in self._seconds],
             "compared": [self.items, self.disagreed, self.difference, self.largest],
             "reported": self._reported,
+            "tail": None if math.isinf(self._tail) else self._tail,
+            "late": self._late,
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
@@ -268,6 +279,10 @@ class Analysis:
         items, disagreed, difference, largest = snapshot.get("compared", (0, 0, 0.0, 0.0))
         self.items, self.disagreed = int(items), int(disagreed)
         self.difference, self.largest = _finite(difference), _finite(largest)
+        self._tail = math.inf if (tail := snapshot.get("tail")) is None else _finite(tail)
+        late = [_finite(each) for each in snapshot.get("late", self._late)]
+        if len(late) == len(self._late):
+            self._late = late
 
     def _proof_of(self, name: Question) -> float:
         """The wealth of who bets that the candidate is no worse.
@@ -287,7 +302,7 @@ class Analysis:
         return {
             "errors": self._plan.max_error_increase,
             "latency": self._plan.max_latency_increase,
-            "slowest": self._plan.max_latency_increase,
+            "slowest": TAIL_MARGIN,
             "feedback": self._plan.max_wrong_increase,
             "disagreement": self._plan.max_disagreement,
         }[name]
@@ -299,7 +314,12 @@ class Analysis:
             return tuple(bad / count if count else None for count, bad in counts)  # type: ignore[return-value]
         if name == "disagreement":
             return (self.disagreed / self.items if self.items else None), None
-        q = 0.5 if name == "latency" else TAIL
+        if name == "slowest":
+            times, *sums = self._late
+            return tuple(each / times if times else None for each in sums)  # type: ignore[return-value]
+        return self._quantiles(0.5)
+
+    def _quantiles(self, q: float) -> tuple[float | None, float | None]:
         return tuple(_quantile(each, q) if each else None for each in self._seconds)  # type: ignore[return-value]
 
     def _told(self, name: Question) -> str:
@@ -310,8 +330,14 @@ class Analysis:
             return f"{_percent(candidate)} of its answers are reported wrong, {_percent(baseline)} of the baseline's"
         if name == "disagreement":
             return f"it disagrees with the baseline on {_percent(candidate)} of {self.items} items"
-        which = "median" if name == "latency" else "95th percentile"
-        return f"its {which} is {_ms(candidate)}, the baseline's {_ms(baseline)}"
+        if name == "slowest":
+            over = None if math.isinf(self._tail) else self._tail
+            mine, theirs = map(_ms, self._quantiles(TAIL))
+            return (
+                f"{_percent(candidate)} of its answers take longer than {_ms(over)}, {_percent(baseline)} of the "
+                f"baseline's longer than {_ms(over and over / self._slower)} (95th percentiles {mine} and {theirs})"
+            )
+        return f"its median is {_ms(candidate)}, the baseline's {_ms(baseline)}"
 
 
 def _pair(unpaired: tuple[deque[bool], deque[bool]], measure: Measure) -> None:

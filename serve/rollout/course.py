@@ -12,6 +12,7 @@ from serve.rollout.plan import Plan
 __all__ = ["Course", "Event", "State"]
 
 State = Literal["running", "promoted", "aborted"]
+MEANT = "; if other answers are meant, --expect-change records them unjudged, and --agree says which are the same"
 Kind = Literal["step", "promoted", "aborted", "refused"]
 
 
@@ -69,7 +70,7 @@ class Course:
             return None
         analysis = self.analysis
         if (question := analysis.worse()) is not None:
-            return self.end("aborted", analysis.told([question]))
+            return self.end("aborted", analysis.told([question]) + MEANT * (question == "disagreement"))
         if self.seconds(now) >= self.plan.step_s and analysis.proven():
             return self.promote(now, analysis.passed())
         if self.plan.give_up_s and self.seconds(now) > self.plan.give_up_s:

@@ -81,7 +81,8 @@ class Plan:
     """How many more of the candidate's requests may fail than of the baseline's, as a share of all."""
 
     max_latency_increase: float = 0.25
-    """How much longer the candidate may take than the baseline, as a share; its typical answer and its slowest ones."""
+    """How much longer the candidate may take than the baseline, as a share: its typical answer. At most
+    5 points more of its answers than of the baseline's may be slower by so much than nearly all of the baseline's."""
 
     max_disagreement: float = 0.02
     """Share of items for which the candidate's answer may be another."""

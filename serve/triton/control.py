@@ -146,6 +146,12 @@ def _refused(path: str, status: int, text: str) -> ServerError:
         found = json.loads(text)
     except ValueError:
         found = {}
+    if isinstance(found, dict) and "mend" in found:  # no Triton writes that
+        return ServerError(
+            f"can't control Triton through a gateway: it refuses {path}",
+            why=": ".join(str(found[key]) for key in ("error", "why") if found.get(key)),
+            mend="give --url of Triton itself, not of the gateway",
+        )
     reason = found.get("error", "") if isinstance(found, dict) else ""
     reason = reason.partition("\n\nAt:\n")[0].strip().rstrip(";") or f"it answers {status}"
     closed = "explicit" in reason or "restricted" in reason

@@ -7,7 +7,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from serve.load.options import LoadOptions
 from serve.load.run import run_load
 from serve.pack.write import pack
 from serve.triton.launch import Ports, TritonServer
+from serve.verify.run import verify
 from tests.serve_http import gateway_thread
 from tests.serve_models import HOOKS, hook_file, tiny_artifact
 
@@ -32,6 +33,9 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     artifact = tiny_artifact(folder / "artifact")
     pack(artifact, repository=folder / "repository", name="tiny")
     pack(artifact, repository=folder / "repository", name="hooked", hooks=hook_file(folder))
+    turned = HOOKS.replace("    label: str\n    score: float", "    score: float\n    label: str")
+    turned = turned.replace('Answer("abc"[best], float(logits[best]))', 'Answer(float(logits[best]), "abc"[best])')
+    pack(artifact, repository=folder / "repository", name="turned", hooks=hook_file(folder / "turned", turned))
     without_example = hook_file(folder / "particular", HOOKS[: HOOKS.index("def example")])
     pack(artifact, repository=folder / "repository", name="particular", hooks=without_example)
     with TritonServer(folder / "repository", ports=Ports(0, 0, 0)) as server:
@@ -167,3 +171,48 @@ def test_a_dataset_gives_the_models_own_accuracy_and_values(
     batched = run_load(options.with_(batch=("5",)))
     assert batched.inferences == pytest.approx(5 * batched.throughput)
     assert batched.accuracy == 0.9
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten texts with the label that the hooks give, but for the last; and the body that /predict takes."""
+    folder = tmp_path_factory.mktemp("texts")
+    texts = [",".join("9" if at == number % 3 else "0" for at in range(4)) for number in range(10)]
+    labels = ["abc"[number % 3] for number in range(9)] + ["b"]
+    np.savez(folder / "data.npz", text=np.array(texts), label=np.array(labels))
+    (folder / "body.json").write_text('{"text": ${text}}')
+    return folder
+
+
+def labelled(form: str, model: str, texts: Path, request: pytest.FixtureRequest) -> LoadOptions:
+    url: str = request.getfixturevalue({"grpc": "grpc", "plain": "gateway"}.get(form, "triton"))
+    common: dict[str, Any] = {"data": texts / "data.npz", "concurrency": 2, "max_requests": 40, "warmup": 0}
+    if form == "plain":
+        return LoadOptions("", f"{url}/predict/{model}", body=texts / "body.json", **common)
+    return LoadOptions(model, url, form="json" if form == "json" else "binary", **common)
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("form", ["binary", "json", "grpc", "plain"])
+def test_the_output_that_is_judged_is_the_one_that_verify_judges(
+    form: str, processes: int, gateway: str, texts: Path, request: pytest.FixtureRequest
+) -> None:
+    """It is the model's first, in whatever order Triton writes them into an answer."""
+    found = {}
+    for model, wanted in (("hooked", 0.9), ("turned", 0.0)):
+        assert verify(gateway, model, texts / "data.npz").accuracy == wanted
+        asked = labelled(form, model, texts, request).with_(processes=processes)
+        found[model] = [run_load(asked.with_(label_output=name)).accuracy for name in ("", "label", "score")]
+    assert found == {"hooked": [0.9, 0.9, 0.0], "turned": [0.0, 0.9, 0.0]}
+
+
+@pytest.mark.parametrize("form", ["binary", "json", "grpc", "plain"])
+def test_an_output_that_the_model_does_not_have_is_told_before_anything_is_sent(
+    form: str, triton: str, texts: Path, request: pytest.FixtureRequest
+) -> None:
+    before = successes(triton, "hooked")
+    with pytest.raises(ServerError, match="there is no output 'nosuch'") as caught:
+        run_load(labelled(form, "hooked", texts, request).with_(label_output="nosuch"))
+    assert caught.value.why == "the model gives label, score"
+    assert "--label-output" in caught.value.mend
+    assert successes(triton, "hooked") == before

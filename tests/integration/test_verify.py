@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 from compress.artifact import Artifact, Measured, StageReport
 from compress.errors import ArtifactError, RepositoryError, ServerError
 from serve.cli.main import main
+from serve.load.options import LoadOptions
+from serve.load.run import run_load
 from serve.pack.write import PackOptions, pack
 from serve.triton.launch import Ports, TritonServer
 from serve.verify.run import samples_of, verify
@@ -146,3 +149,28 @@ def test_a_table_names_files_and_labels(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("file,label\nmissing.bin,cat\n")
     with pytest.raises(RepositoryError, match=r"missing\.bin"):
         list(samples_of(tmp_path))
+
+
+def test_the_one_array_of_a_model_with_one_input_may_have_any_name(site: tuple[Path, str], tmp_path: Path) -> None:
+    """Hooks name the input as they like; the evaluation data names it as the network does."""
+    folder, url = site
+    for model, name in (("plain", "row"), ("hooked", "words")):
+        with np.load(folder / f"{model}.npz") as data:
+            old, label = data.files
+            np.savez(tmp_path / "named.npz", **{name: data[old], label: data[label]})
+        assert verify(url, model, tmp_path / "named.npz").right == 54
+        loaded = run_load(LoadOptions(model, url, data=tmp_path / "named.npz", max_requests=COUNT, warmup=0))
+        assert (loaded.errors, loaded.accuracy) == ({}, 0.9)
+
+
+def test_several_files_are_asked_one_after_the_other(
+    site: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, url = site
+    files = [str(path) for path in sorted((folder / "files").glob("*/*.txt"))[:3]]
+    with pytest.raises(SystemExit) as ended:
+        main(["infer", *files, "--model", "hooked", "--url", url])
+    assert not ended.value.code
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [answer["file"] for answer in answers] == files
+    assert all(answer["outputs"].keys() == {"label", "score"} for answer in answers)

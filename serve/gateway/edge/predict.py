@@ -105,7 +105,7 @@ def predict_router(
         **JSON values** by input name. An input's value is one item, or a batch of items as a list with one level
         more; all inputs must be the same. The answer to one item has no batch dimension, and what a model declares as
         one element is bare. BYTES are strings, or `{"base64": "..."}`. `GET /v2/models/{model}/example` shows a
-        model's inputs.
+        model's inputs, as tensors in a list: here they are given by name.
         """
         identity: Identity = request.state.identity
         gate.incidents.outages.check(model)

@@ -139,8 +139,9 @@ def protocol_router(upstream: Upstream, draining: Callable[[], bool]) -> APIRout
     async def example(model: str) -> Response:
         """The body of a POST to `/v2/models/{model}/infer`, from the model's own example or made of zeros.
 
-        An input with `base64` in place of `data` holds the raw bytes of one BYTES element (an image, say): it goes
-        out in the protocol's binary form, or to `/predict/{model}` as a file.
+        One with `base64` in place of `data`, the raw bytes of one BYTES element (an image, say), is no such body as it
+        stands: these bytes are sent in the protocol's binary form, or to `/predict/{model}` as a file or as JSON,
+        `{"image": {"base64": "..."}}` by the input's name.
         """
         return await example_of(model, None)
 

@@ -49,7 +49,9 @@ class UnfitError(BadRequestError):
 
     def __init__(self, why: str) -> None:
         super().__init__(
-            "the request does not fit the model", why=why, mend="see GET .../example, and the model's metadata"
+            "the request does not fit the model",
+            why=why,
+            mend="see the model's metadata, and GET .../example (where it has base64, the bytes are sent raw)",
         )
 
 

@@ -53,7 +53,8 @@ def from_values(metadata: ModelMetadata, values: Mapping[str, Any]) -> tuple[tup
         raise BadInputError(
             "the inputs are not the model's",
             why=f"the model takes {', '.join(map(str, metadata.inputs))}; {', '.join(wrong)}",
-            mend="give each input once, by its name",
+            mend=f"give each input once, by its name: {_form(metadata.inputs)}"
+            + (f"; tensors in a list go to /v2/models/{metadata.name}/infer" if "inputs" in values else ""),
         )
     tensors: list[Tensor] = []
     items: set[bool] = set()
@@ -122,7 +123,7 @@ def _check_depth(spec: TensorMetadata, value: Any) -> None:
         raise BadRequestError(
             f"the value of {spec.name!r} is nested too deep",
             why=f"the model takes {spec}, and lists of {len(spec.shape)} levels for it",
-            mend="see its /v2/models/.../example",
+            mend=f"give it as {_form([spec])}",
         )
 
 
@@ -176,8 +177,17 @@ def _misfit(spec: TensorMetadata, why: str) -> BadInputError:
     return BadInputError(
         f"the value of {spec.name!r} does not fit",
         why=why,
-        mend=f"the model takes {spec}, -1 being any size; its /v2/models/.../example is a request that works",
+        mend=f"the model takes {spec}, -1 being any size, here as {_form([spec])}",
     )
+
+
+def _form(inputs: Sequence[TensorMetadata]) -> str:
+    """JSON as /predict takes it; what stands in the model's example is written for another address."""
+    values = [
+        f'"{spec.name}": ' + ('{"base64": "..."} or "a text"' if spec.datatype == "BYTES" else "values")
+        for spec in inputs
+    ]
+    return f"{{{', '.join(values)}}}"
 
 
 def _kind(dtype: np.dtype[Any]) -> str:

@@ -187,7 +187,8 @@ def _input(request: Request, item: Any, start: int, contract: Contract, *, share
         return _raw(request, item, count, start, parameters["binary_data_size"])
     data = item.get("data")
     if type(data) is not list:
-        raise UnfitError(f"the input {name!r} has no data")
+        told = "; base64, as examples have it, is for /predict, and here such bytes are raw" * (datatype == "BYTES")
+        raise UnfitError(f"the input {name!r} has no data{told}")
     if datatype in _NO_JSON:
         raise UnfitError(f"{datatype} has no form in JSON: send it raw")
     if (have := _count(data, datatype, len(shape))) != count:

@@ -12,7 +12,7 @@ import orjson
 from serve.gateway.oip.protocol import InferResponse, parse_response
 from serve.gateway.oip.tensors import ProtocolError
 
-__all__ = ["Answer", "Check", "Judge", "Verdict", "word_of"]
+__all__ = ["Answer", "Check", "Judge", "Verdict", "outputs_of_plain", "word_of"]
 
 Form = Literal["binary", "json", "grpc", "plain"]
 
@@ -45,7 +45,7 @@ class Check:
         values: for each request, the expected values by output, as nested lists; empty for none.
         tolerance: how far a number may be from the one that is expected.
         labels: for each request, the label of each of its rows; empty for none.
-        output: which output names the label; "" for the first.
+        output: which output names the label; "" for the answer's first, where nobody knows the model's.
     """
 
     form: Form
@@ -101,6 +101,8 @@ class Judge:
             return Verdict("wrong values")
         if not check.labels:
             return Verdict()
+        if check.output and check.output not in outputs:
+            return Verdict("no such output")
         labels = check.labels[number]
         found = _labels(outputs, check.output, len(labels))
         return Verdict("", sum(a == b for a, b in zip(labels, found, strict=False)), len(labels))
@@ -120,6 +122,11 @@ def _outputs(form: Form, answer: Answer) -> dict[str, Any]:
     if not isinstance(found, dict):
         found = {"": found}
     return {name: _array(value) for name, value in found.items()}
+
+
+def outputs_of_plain(body: bytes) -> list[str]:
+    """The names of the outputs of an answer of no known form; none where it names none."""
+    return [name for name in _outputs("plain", Answer(body)) if name]
 
 
 def _array(value: Any) -> Any:
@@ -158,14 +165,16 @@ def _alike(expected: Mapping[str, Any], found: Mapping[str, Any], tolerance: flo
 
 
 def _labels(outputs: Mapping[str, Any], output: str, rows: int) -> list[str]:
-    """The label of each row: the value itself, or the place of the largest."""
+    """The label of each row: the value itself, the first of its texts, or the place of the largest number."""
     value = outputs.get(output) if output else next(iter(outputs.values()), None)
     if value is None:
         return []
     if value.size == rows:
         return [word_of(item) for item in value.ravel()]
-    if rows == 0 or value.size % rows or value.dtype.kind not in "biuf":
+    if rows == 0 or value.size == 0 or value.size % rows:
         return []
+    if value.dtype.kind not in "biuf":  # labels come best first
+        return [word_of(item) for item in value.reshape(rows, -1)[:, 0]]
     return [str(place) for place in np.asarray(value).reshape(rows, -1).argmax(axis=1).tolist()]
 
 

@@ -20,7 +20,7 @@ from serve.gateway.oip.protocol import build_request, parse_request
 from serve.gateway.oip.tensors import ProtocolError, Tensor
 from serve.gateway.upstream.upstream import model_path
 from serve.http.client import Address, ExchangeError, Pool, Response, encode_head
-from serve.load.ask.check import Check, Form
+from serve.load.ask.check import Check, Form, outputs_of_plain
 from serve.load.ask.inputs import Item, bodies, items_of_data
 from serve.load.ask.synthetic import synthetic
 from serve.load.options import LoadOptions
@@ -129,8 +129,16 @@ async def find_target(options: LoadOptions) -> Target:
         raise ServerError(
             f"can't make a request for the model {options.model!r}",
             why=str(err),
-            mend="pack the model with an example input that fits it, or send --data",
+            mend=_fitting_mend(options, err),
         ) from err
+
+
+def _fitting_mend(options: LoadOptions, err: ProtocolError) -> str:
+    if options.form == "json" and "binary form" in str(err):
+        return "leave --form json out: tensors are sent raw then"
+    if options.data is not None:
+        return "give --data that fits the model's inputs"
+    return "pack the model with an example input that fits it, or send --data"
 
 
 async def _of_model(endpoint: Endpoint, options: LoadOptions) -> Target:
@@ -149,6 +157,7 @@ async def _of_model(endpoint: Endpoint, options: LoadOptions) -> Target:
             metadata, example = await _ask(pool, path, options)
         finally:
             await pool.close()
+    label = _judged(options, [each.name for each in metadata.outputs])
     items = items_of_data(metadata, options) if options.data is not None else synthetic(metadata, example, options)
     requests: list[Request] = []
     for item in items:
@@ -170,7 +179,7 @@ async def _of_model(endpoint: Endpoint, options: LoadOptions) -> Target:
         endpoint,
         tuple(requests),
         _weights(items),
-        _check(items, form, options),
+        _check(items, form, options, label),
         tuple((name.decode(), value.decode()) for name, value in options.headers),
         tuple(options.headers),
         metadata.versions,
@@ -232,12 +241,44 @@ async def _plain(endpoint: Endpoint, options: LoadOptions) -> Target:
         ) from err
     pool = Pool(endpoint.address, max_connections=1, timeout_s=options.timeout)
     try:
-        await pool.exchange(requests[0].wire)
+        outputs = await _outputs_behind(pool, endpoint.path, options)
+        label = _judged(options, outputs)
+        answer = await pool.exchange(requests[0].wire)
     except ExchangeError as err:
         raise _unreachable(options, err) from err
     finally:
         await pool.close()
-    return Target(endpoint, requests, (), _check(items, "plain", options), (), tuple(options.headers))
+    if not outputs and answer.status == 200:
+        label = _judged(options, outputs_of_plain(answer.body))
+    return Target(endpoint, requests, (), _check(items, "plain", options, label), (), tuple(options.headers))
+
+
+async def _outputs_behind(pool: Pool, path: str, options: LoadOptions) -> list[str]:
+    """The outputs of the model that a gateway's /predict/MODEL asks; none where it is another address."""
+    _, predict, name = urlsplit(path).path.rpartition("/predict/")
+    if not predict or not name or "/" in name:
+        return []
+    answer = await pool.request(b"GET", f"/v2/models/{name}".encode(), options.headers)
+    try:
+        return [each.name for each in ModelMetadata.parse(answer.body, None).outputs] if answer.status == 200 else []
+    except ProtocolError:  # of another kind of server
+        return []
+
+
+def _judged(options: LoadOptions, outputs: Sequence[str]) -> str:
+    """The output that names the label: the model's first, as `serve verify` has it; "" where nothing is known.
+
+    Raises:
+        ServerError: there is none of the name that was asked for.
+    """
+    wanted = options.label_output
+    if wanted and outputs and wanted not in outputs:
+        raise ServerError(
+            f"there is no output {wanted!r}",
+            why=f"the model gives {', '.join(outputs)}",
+            mend="name one of them with --label-output, or leave it out for the first",
+        )
+    return wanted or next(iter(outputs), "")
 
 
 def _media(options: LoadOptions, body: bytes) -> bytes:
@@ -253,7 +294,7 @@ def _weights(items: Sequence[Item]) -> tuple[float, ...]:
     return tuple(item.weight for item in items) if any(item.weight for item in items) else ()
 
 
-def _check(items: Sequence[Item], form: Form, options: LoadOptions) -> Check | None:
+def _check(items: Sequence[Item], form: Form, options: LoadOptions, label: str) -> Check | None:
     expect = options.expect
     contains = expect.removeprefix("contains:") if expect.startswith("contains:") else ""
     if expect and not contains and expect != "same" and not expect.endswith(".npz"):
@@ -268,7 +309,7 @@ def _check(items: Sequence[Item], form: Form, options: LoadOptions) -> Check | N
         )
     if not (expect or labels):
         return None
-    return Check(form, contains, expect == "same", values, options.tolerance, labels, options.label_output)
+    return Check(form, contains, expect == "same", values, options.tolerance, labels, label)
 
 
 async def _ask(pool: Pool, path: str, options: LoadOptions) -> tuple[ModelMetadata, tuple[Tensor, ...]]:

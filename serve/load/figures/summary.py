@@ -119,9 +119,11 @@ def _invalid(
     if job.arrivals is not None and lateness.count:
         bound_ms = lateness_bound_ms(options, latency)
         late_ms = lateness.at("p99")
+        which = "p99" if late_ms is not None else "up to"  # too few samples for a p99
         late_ms = lateness.max_ms if late_ms is None else late_ms
         if late_ms is not None and late_ms > bound_ms:
-            return [f"the generator itself was late: p99 {late_ms:.3g} ms where {bound_ms:.3g} ms are allowed; {more}"]
+            told = f"{which} {late_ms:.3g} ms where {bound_ms:.3g} ms are allowed"
+            return [f"the generator itself was late: {told}; {more}"]
     if job.arrivals is None and cpu_share > BUSY * processes:
         return [f"the generator was busy all the time, so that it may be what was measured; {more}"]
     return []

@@ -121,8 +121,12 @@ def _facts(report: LoadReport, run: LoadResult) -> Iterable[tuple[str, str]]:
     if between := interval(run, 99):
         yield "p99, 95% interval", f"{between[0]:.2f} to {between[1]:.2f} ms"
     if run.rate is not None:
-        late = run.lateness.at("p99")
-        yield "sent late, p99", "too few samples" if late is None else f"{late:.3f} ms"
+        late, most = run.lateness.at("p99"), run.lateness.max_ms
+        if late is not None:
+            yield "sent late, p99", f"{late:.3f} ms"
+        else:
+            few = "too few samples for p99"
+            yield "sent late, at most", few if most is None else f"{most:.3f} ms ({few})"
         if run.waiting_ms > 0.01:
             yield "waited for a connection", f"{run.waiting_ms:.2f} ms on average"
     yield "bytes in, out, of answers", f"{run.bytes_in:,}, {run.bytes_out:,}"

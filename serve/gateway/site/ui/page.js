@@ -189,7 +189,7 @@ function showRollouts(rollouts) {
       return element("li", now ? { class: kind, "aria-current": "step" } : { class: kind }, name);
     }));
     const told = element("p", { class: "hint" }, `${rollout.state}: ${percent(rollout.weight)} of the requests are `
-      + `answered by ${rollout.candidate}${rollout.why ? ` · ${rollout.why}` : ""}`);
+      + `answered by ${rollout.candidate}${rollout.why ? ` · ${rollout.state === "running" ? "to this step: " : ""}${rollout.why}` : ""}`);
     const parts = [title, steps, told];
     if (rollout.agreement) parts.push(element("p", { class: "hint" }, rollout.agreement));
     if (Object.keys(rollout.evidence).length) parts.push(evidence(rollout.evidence));
@@ -200,11 +200,11 @@ function showRollouts(rollouts) {
 
 function seen(name, value) {
   if (value === null) return "";
-  return name === "latency" || name === "slowest" ? `${short(1000 * value)} ms` : percent(100 * value);
+  return name === "latency" ? `${short(1000 * value)} ms` : percent(100 * value);
 }
 
 const ASKED = {
-  errors: "does it fail more often?", latency: "is it slower?", slowest: "are its slowest slower?",
+  errors: "does it fail more often?", latency: "is it slower?", slowest: "are more of its answers slow?",
   feedback: "is it reported wrong more often?", disagreement: "does it answer otherwise?",
 };
 

@@ -7,6 +7,8 @@ import contextlib
 import logging
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -188,3 +190,18 @@ async def test_bodies_of_requests_that_wait_on_a_connection_are_counted() -> Non
             writer.transport.abort()
             go.set()
             await held_bytes(address, lambda held: held < alone)
+
+
+def test_who_gets_fewer_connections_than_asked_for_is_told_what_to_do() -> None:
+    """In a process of its own, as a limit on open files is the whole process's."""
+    script = """
+import resource
+from serve.gateway.server import _clients
+from serve.gateway.settings import Settings
+resource.setrlimit(resource.RLIMIT_NOFILE, (1000, 1000))
+print(_clients(Settings(upstream=("http://127.0.0.1:1",), max_clients=20000))[0])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "at most" in done.stderr
+    assert "the process may have 1000 files open; raise that (ulimit -n, " in done.stderr
+    assert f"or set max_clients to {int(done.stdout)}" in done.stderr

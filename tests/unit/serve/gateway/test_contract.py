@@ -109,6 +109,11 @@ WITHOUT = {key: value for key, value in GOOD.items() if key != "data"}
         ({"inputs": [GOOD | {"data": [None, 2, 3, 4]}]}, None, "not of its datatype"),
         ({"inputs": [GOOD | {"data": {"0": 1}}]}, None, "no data"),
         ({"inputs": [WITHOUT]}, None, "no data"),
+        (
+            {"inputs": [GOOD, TEXT | {"data": None, "base64": "AA=="}]},
+            None,
+            "no data; base64, as examples have it, is for",
+        ),
         ({"inputs": [WITHOUT | {"parameters": {"binary_data_size": 16}}]}, None, "it is in the JSON"),
         ({"inputs": [GOOD | {"parameters": {"binary_data_size": 16}}]}, 16, "it is in the JSON"),
         ({"inputs": [RAW]}, 31, "32 bytes, and 31 follow"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,6 +58,21 @@ def test_one_item_or_a_batch(spec: TensorMetadata, value: Any, item: bool, want:
     (tensor,), is_item = from_values(model(spec), {spec.name: value})
     assert (tensor.datatype, tensor.data.dtype, is_item) == (spec.datatype, DATATYPES[spec.datatype], item)
     assert tensor.data.tolist() == want
+
+
+def test_the_form_that_the_manual_and_the_errors_show_for_an_image_is_read() -> None:
+    """The example is a list of tensors, as /infer takes it: whoever posts it here is told the form that works."""
+    image = TensorMetadata("image", "BYTES", (-1, 1))
+    (shown,) = re.findall(r'`(\{"image": \{"base64": "[^.]*?"\}\})`', Path("docs/gateway.md").read_text())
+    (tensor,), _ = from_values(model(image), json.loads(shown))
+    assert tensor.data.tolist() == [[b"\x89PNG\r\n\x1a\n"]]
+    example = {"inputs": [{"name": "image", "datatype": "BYTES", "shape": [1, 1], "base64": "iVBORw0KGgo="}]}
+    for wrong in (example, {"image": 7}):
+        with pytest.raises(BadInputError) as caught:
+            from_values(model(image), wrong)
+        assert '{"image": {"base64": "..."}' in caught.value.mend
+        assert "a request that works" not in caught.value.mend
+        assert ("/v2/models/m/infer" in caught.value.mend) == (wrong is example)
 
 
 def test_a_model_without_a_batch_takes_its_whole_shape() -> None:

@@ -18,7 +18,7 @@ from serve.load.ask.check import Answer, Check, Judge
 from serve.load.ask.target import Endpoint, Target, find_target
 from serve.load.options import LoadOptions
 from serve.load.run import run_load
-from tests.load_servers import METADATA, at_once, options, served
+from tests.load_servers import METADATA, at_once, inferences, options, served
 from tests.serve_http import Received, answer
 
 pytestmark = pytest.mark.clock
@@ -164,7 +164,7 @@ def test_what_can_not_be_sent(metadata: bytes, changes: dict[str, Any], says: st
 
 def test_data_that_does_not_fit_the_model(tmp_path: Path, data: Path) -> None:
     np.savez(tmp_path / "wide.npz", x=np.zeros((5, 7)))
-    np.savez(tmp_path / "other.npz", z=np.zeros((5, 4)))
+    np.savez(tmp_path / "other.npz", z=np.zeros((5, 4)), w=np.zeros((5, 4)))
     np.savez(tmp_path / "ragged.npz", x=np.zeros((5, 4)), label=np.zeros(4))
     for name, says in (("wide", r"x\[1, 7\]"), ("other", "the file has z"), ("ragged", "same number of rows")):
         with pytest.raises(ServerError, match=says):
@@ -238,11 +238,40 @@ def test_all_answers_to_one_request_can_be_asked_to_be_the_same() -> None:
         (response([[0.1, 0.9], [0.8, 0.2]]), ("1", "0"), 2),
         (response([[0.1, 0.9], [0.8, 0.2]]), ("0", "0"), 1),
         (response([[b"cat"], [b"dog"]], "BYTES"), ("cat", "cow"), 1),
+        (response([[b"cat", b"cow"], [b"dog", b"cow"]], "BYTES"), ("cat", "cow"), 1),  # the best comes first
     ],
 )
 def test_labels_are_counted(given: Answer, labels: tuple[str, ...], right: int) -> None:
     verdict = Judge(Check("binary", labels=(labels,))).verdict(0, given)
     assert (verdict.wrong, verdict.right, verdict.labelled) == ("", right, len(labels))
+
+
+def test_images_that_json_can_not_carry_are_told_with_what_to_leave_out(tmp_path: Path) -> None:
+    (tmp_path / "seven.png").write_bytes(b"\x89PNG\xff")
+    with pytest.raises(ServerError) as caught:
+        target_of(BYTES, form="json", data=tmp_path)
+    assert "not UTF-8 text" in caught.value.why
+    assert caught.value.mend == "leave --form json out: tensors are sent raw then"
+
+
+def test_an_answer_without_the_output_that_is_judged_is_wrong_in_its_own_way() -> None:
+    judge = Judge(Check("binary", labels=(("1",),), output="other"))
+    assert judge.verdict(0, response([[0.1, 0.9]])).wrong == "no such output"
+
+
+def test_an_output_that_no_answer_of_an_address_has_is_told_before_the_load(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "body.json").write_text('{"x": ${x}}')
+
+    async def infer(_: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(b'{"outputs": {"y": [0.1, 0.9]}}'))
+
+    with served(infer) as server:
+        asked = options(server, model="", url=f"{server.url}/ask", data=data, body=tmp_path / "body.json")
+        with pytest.raises(ServerError, match="there is no output 'nosuch'") as caught:
+            run_load(asked.with_(label_output="nosuch"))
+        assert inferences(server) == 1  # the one that finds out whether somebody answers
+        assert run_load(asked.with_(label_output="y", max_requests=10)).accuracy == 0.4
+    assert caught.value.why == "the model gives y"
 
 
 def test_accuracy_under_load_and_wrong_answers_are_reported(data: Path, tmp_path: Path) -> None:

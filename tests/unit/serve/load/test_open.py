@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import re
 import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from compress.errors import ServerError
+from serve.load.report.report import LoadReport
+from serve.load.report.terminal import print_report
 from serve.load.run import run_load
 from tests.load_servers import at_once, inferences, options, served
 from tests.serve_http import Received, answer
@@ -76,7 +81,12 @@ def test_a_generator_that_is_late_says_that_the_run_is_invalid() -> None:
         good = run_load(options(server, rate="100", warmup=0, max_lateness_ms=1e6))
         bad = run_load(options(server, rate="100", warmup=0, max_lateness_ms=1e-6))
     assert good.invalid == ()
-    assert "the generator itself was late" in bad.invalid[0]
+    assert "the generator itself was late: up to " in bad.invalid[0], "there are too few samples for a p99"
+    for run in (good, bad):
+        written = io.StringIO()
+        print_report(LoadReport((run,), "serve load"), Console(width=120, file=written))
+        (line,) = [line for line in written.getvalue().splitlines() if "sent late" in line]
+        assert re.search(r"sent late, at most\W+[0-9.]+ ms \(too few samples for p99\)", line)
 
 
 def test_timeouts_refusals_and_failures_are_counted_by_kind() -> None:

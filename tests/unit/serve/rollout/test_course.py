@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 
 import pytest
@@ -138,6 +139,24 @@ def test_how_long_a_copy_takes_is_neither_judged_nor_shown() -> None:
         course.analysis.baseline(GOOD, paired=True)
         course.analysis.copied(Outcome(False, 5.0), GOOD)
     assert course.analysis.told(["slowest"]) == "its 95th percentile is 10 ms, the baseline's 10 ms"
+
+
+def test_of_the_slowest_the_share_is_shown_that_is_judged() -> None:
+    """6% take long, less than 5 points more than the baseline's 5%, though the 95th percentile is three times as long."""
+    usual, base = noisy(0.01, 1), noisy(0.01, 2)
+    analysis = Course(PLAN, 0.0).analysis
+    for number in range(5000):
+        analysis.baseline(base())
+        analysis.candidate(Outcome(False, 0.05) if number % 50 < 3 else usual())
+    seen = analysis.evidence()["slowest"]
+    assert seen["candidate"] == pytest.approx(0.07, abs=0.01)
+    assert seen["baseline"] == pytest.approx(0.05, abs=0.01)
+    assert seen["candidate"] - seen["baseline"] < seen["bound"] == 0.05
+    assert seen["proof"] >= 1
+    assert seen["over_s"] == pytest.approx(1.25 * 0.0164, rel=0.15)
+    told = analysis.told(["slowest"])
+    assert re.search(r"of its answers take longer than \S+ ms, \S+ of the baseline's longer than \S+ ms", told)
+    assert "(95th percentiles 50 ms and 1" in told
 
 
 def test_what_hits_both_is_held_against_neither() -> None:

@@ -1,0 +1,97 @@
+"""What `serve rollout` tells of a rollout: figures of now as such, and what to do next."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from serve.cli import rollout as command
+from serve.cli.main import main
+from serve.rollout.analysis import Analysis, Outcome
+from serve.rollout.course import Course
+from serve.rollout.plan import Plan, Target
+from serve.rollout.store import State, Store
+
+BEFORE = "it disagrees with the baseline on 12% of 618 items"
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["rollout", *arguments])
+    assert not ended.value.code
+    return capsys.readouterr().out
+
+
+def kept(state: Path, of: State, analysis: Analysis) -> None:
+    store = Store(state)
+    row = store.start("m", Target("m", "2"), Plan(shadow=0.0), Target("m", "1"))
+    store.claim(row, "me")
+    store.save(
+        row.id, "me", state=of, step=1, seconds=3.0, why=BEFORE, baseline=Target("m", "1"),
+        snapshot={}, evidence=analysis.evidence(), events=[("step", BEFORE)],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("of", "first"), [("running", "· running\n"), ("aborted", f"· aborted: {BEFORE}\n")])
+def test_what_the_step_before_showed_is_not_told_of_this_one(
+    of: State, first: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept(tmp_path / "s.db", of, Analysis(Plan(), 0.1))
+    found = told(capsys, "status", "--state", str(tmp_path / "s.db"))
+    assert first in found
+    assert (f"came to this step because {BEFORE}" in found) == (of == "running")
+
+
+def test_the_table_shows_the_share_of_slow_answers_that_is_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    analysis = Analysis(Plan(), 0.1)
+    for number in range(400):
+        analysis.baseline(Outcome(False, 0.01))
+        analysis.candidate(Outcome(False, 0.05 if number % 25 == 0 else 0.01))
+    kept(tmp_path / "s.db", "running", analysis)
+    found = told(capsys, "status", "--state", str(tmp_path / "s.db"))
+    row = next(line for line in found.splitlines() if "slowest" in line)
+    assert [cell.strip() for cell in row.split("│")[1:6]] == [
+        "slowest: over 12.5 ms",
+        "375",
+        "4.000%",
+        "0.000%",
+        "+0.05",
+    ]
+
+
+def test_a_rollback_for_other_answers_says_what_to_do_where_they_are_meant() -> None:
+    course = Course(Plan(), 0.0)
+    for number in range(500):
+        course.analysis.compared(1, 1, 0.0, 0.0)
+        if (event := course.look(float(number))) is not None:
+            break
+    assert event is not None
+    assert "it disagrees" in event.why
+    assert "--expect-change" in event.why
+    assert "--agree" in event.why
+
+
+def test_who_requires_feedback_is_told_how_much_it_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "TAKEN_UP_S", 0.0)  # no gateway is there to take it up
+    common = ["start", "m", "--candidate", "2", "--baseline", "m/1", "--state"]
+    assert "waits for" not in told(capsys, *common, str(tmp_path / "a.db"))
+    found = told(capsys, *common, str(tmp_path / "b.db"), "--require-feedback")
+    assert "waits for feedback on some 300 answers of each model" in found
+
+
+@pytest.mark.parametrize(("every", "some"), [(math.inf, 300), (20, 3000)])
+def test_so_much_feedback_is_a_proof(every: float, some: int) -> None:
+    plan = Plan(require_feedback=True)
+    analysis = Analysis(plan, 0.1)
+    count = 0
+    while analysis.evidence().get("feedback", {"proof": 0.0})["proof"] < 1:
+        count += 1
+        analysis.reported("candidate", wrong=count % every == 1)
+        analysis.reported("baseline", wrong=count % every == 10)
+    assert 0.6 * some < count < 1.4 * some
