@@ -51,6 +51,17 @@ def one_number(folder: Path) -> Path:
     return artifact_of(folder, [node], ["x:float32[batch,size]"], ["price:float32[batch,1]"], weights)
 
 
+def outputs(folder: Path, sizes: dict[str, int], row: list[float] | None = None) -> Path:
+    """x:float32[batch,4], its sum put onto 0, 1, 2, … (or a row), in outputs of these names and sizes."""
+    nodes = [helper.make_node("ReduceSum", ["x", "axes"], ["sum of x"], keepdims=1)]
+    weights: dict[str, np.ndarray[Any, Any]] = {"axes": np.array([1], np.int64)}
+    for name, size in sizes.items():
+        weights[f"row of {name}"] = np.array(row or range(size), np.float32)
+        nodes.append(helper.make_node("Add", ["sum of x", f"row of {name}"], [name]))
+    specs = [f"{name}:float32[batch,{size}]" for name, size in sizes.items()]
+    return artifact_of(folder, nodes, ["x:float32[batch,4]"], specs, weights)
+
+
 def one_text(folder: Path) -> Path:
     """words:string[batch] to same:string[batch]."""
     node = helper.make_node("Identity", ["words"], ["same"])
@@ -76,6 +87,8 @@ KINDS: list[tuple[str, Any, tuple[Any, ...], list[str]]] = [
     ("image-classification", mean_of_images, ("8,10,3", "float16"), ["label", "probability"]),
     ("tabular", tiny_artifact, (), ["label", "probability"]),
     ("tabular", one_number, (), ["value"]),
+    ("tabular", outputs, ({"emb": 5, "scores": 3},), ["label", "probability"]),
+    ("tabular", outputs, ({"a.b": 3, "a_b": 2},), ["label", "probability"]),
     ("tabular", lookup_artifact, (), ["label", "probability"]),
     ("text", one_text, (), []),
     ("text", ids, (("input_ids",), "6"), ["label", "probability"]),

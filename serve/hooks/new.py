@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import keyword
-import re
 from pathlib import Path
 
 from compress.artifact import Artifact, TensorSpec
@@ -13,6 +12,7 @@ from compress.vetting.texts import read_bytes
 from serve.config.named import LARGEST_DATA
 from serve.hooks import starting
 from serve.hooks.starting import Part
+from serve.hooks.types import outputs_of
 
 __all__ = ["TASKS", "new_hooks"]
 
@@ -119,8 +119,8 @@ def _one(source: Artifact, path: Path) -> TensorSpec:
 
 def _back(source: Artifact) -> Part | None:
     """What stands behind the first output that a hook can name, if it is a number or class scores; none otherwise."""
-    for spec in source.signature.outputs:
-        name = re.sub(r"\W", "_", spec.name)
+    for spec, tensor in zip(source.signature.outputs, outputs_of(source.signature), strict=True):
+        name = tensor.name
         shape = spec.shape[1:] if source.signature.batched else spec.shape
         if not _is_name(name) or spec.dtype not in FLOATS or any(word in name.lower() for word in NO_SCORES):
             continue
