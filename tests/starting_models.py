@@ -62,6 +62,24 @@ def outputs(folder: Path, sizes: dict[str, int], row: list[float] | None = None)
     return artifact_of(folder, nodes, ["x:float32[batch,4]"], specs, weights)
 
 
+def ending(folder: Path, operators: tuple[str, ...], output: str = "y") -> Path:
+    """x:float32[batch,4] to three numbers, 0, 0 and 2 of a row of zeros, through these operators in turn."""
+    weights: dict[str, np.ndarray[Any, Any]] = {
+        "weight": np.ones((4, 3), np.float32),
+        "bias": np.array([0, 0, 2], np.float32),
+    }
+    extra: dict[str, dict[str, Any]] = {"Cast": {"to": onnx.TensorProto.FLOAT}, "Softmax": {"axis": -1}}
+    nodes = [helper.make_node("MatMul", ["x", "weight"], ["n0"]), helper.make_node("Add", ["n0", "bias"], ["n1"])]
+    for number, name in enumerate(operators, 1):
+        made = output if number == len(operators) else f"n{number + 1}"
+        inputs = [f"n{number}"] if name != "Div" else [f"n{number}", "total"]
+        if name == "Div":
+            nodes.append(helper.make_node("ReduceSum", [f"n{number}", "axes"], ["total"], keepdims=1))
+            weights["axes"] = np.array([1], np.int64)
+        nodes.append(helper.make_node(name, inputs, [made], **extra.get(name, {})))
+    return artifact_of(folder, nodes, ["x:float32[batch,4]"], [f"{output}:float32[batch,3]"], weights)
+
+
 def one_text(folder: Path) -> Path:
     """words:string[batch] to same:string[batch]."""
     node = helper.make_node("Identity", ["words"], ["same"])
@@ -89,6 +107,7 @@ KINDS: list[tuple[str, Any, tuple[Any, ...], list[str]]] = [
     ("tabular", one_number, (), ["value"]),
     ("tabular", outputs, ({"emb": 5, "scores": 3},), ["label", "probability"]),
     ("tabular", outputs, ({"a.b": 3, "a_b": 2},), ["label", "probability"]),
+    ("tabular", ending, (("Softmax",),), ["label", "probability"]),
     ("tabular", lookup_artifact, (), ["label", "probability"]),
     ("text", one_text, (), []),
     ("text", ids, (("input_ids",), "6"), ["label", "probability"]),

@@ -11,6 +11,7 @@ from compress.vetting.replace import replace_file
 from compress.vetting.texts import read_bytes
 from serve.config.named import LARGEST_DATA
 from serve.hooks import starting
+from serve.hooks.last_node import gives_probabilities
 from serve.hooks.starting import Part
 from serve.hooks.types import outputs_of
 
@@ -20,7 +21,8 @@ TASKS = ("image-classification", "text", "tabular")
 SIDE = 224  # pixels, where the network takes any
 LENGTH = 128  # tokens, where the network takes any
 IDS = ("input_ids", "attention_mask", "token_type_ids")
-NO_SCORES = ("embed", "pool", "hidden", "feature", "token")  # in the name of an output that is no class scores
+SCORES = ("logit", "score", "prob", "class", "label")  # in the name of an output that is taken before the others
+NO_SCORES = ("emb", "pool", "hidden", "feature", "token")  # in the name of an output that is no class scores
 FLOATS = ("float16", "float32", "float64")
 MOST_CLASSES = 100_000
 
@@ -118,8 +120,9 @@ def _one(source: Artifact, path: Path) -> TensorSpec:
 
 
 def _back(source: Artifact) -> Part | None:
-    """What stands behind the first output that a hook can name, if it is a number or class scores; none otherwise."""
-    for spec, tensor in zip(source.signature.outputs, outputs_of(source.signature), strict=True):
+    """What stands behind the output that is class scores or a number, the likeliest by its name; none otherwise."""
+    pairs = zip(source.signature.outputs, outputs_of(source.signature), strict=True)
+    for spec, tensor in sorted(pairs, key=lambda pair: not any(word in pair[0].name.lower() for word in SCORES)):
         name = tensor.name
         shape = spec.shape[1:] if source.signature.batched else spec.shape
         if not _is_name(name) or spec.dtype not in FLOATS or any(word in name.lower() for word in NO_SCORES):
@@ -127,7 +130,10 @@ def _back(source: Artifact) -> Part | None:
         if shape in ((), (1,)):
             return starting.number(output=name, shape=tuple(map(int, shape)))
         if len(shape) == 1 and isinstance(shape[0], int) and 1 < shape[0] <= MOST_CLASSES:
-            return starting.labels(output=name, classes=shape[0])
+            known = "prob" in name.lower() or (
+                source.format == "onnx" and gives_probabilities(source.model_path, spec.name)
+            )
+            return starting.labels(output=name, classes=shape[0], probabilities=known)
     return None
 
 

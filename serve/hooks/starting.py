@@ -267,8 +267,15 @@ def test_no_text_is_the_clients_fault(text: str) -> None:
     )  # fmt: skip
 
 
-def labels(*, output: str, classes: int) -> Part:
-    """Class scores in, the best label and its probability out."""
+def labels(*, output: str, classes: int, probabilities: bool) -> Part:
+    """Class scores in, or probabilities already, the best label and its probability out."""
+    says = "Scores before a softmax -> the likeliest label; of a network that ends in one, take them as they are."
+    body = f"""\
+    likely = np.exp({output} - {output}.max())
+    return Answer(LABELS[int(likely.argmax())], float(likely.max() / likely.sum()))"""
+    if probabilities:
+        says = "The probability of each class, which the network gives itself -> the likeliest label."
+        body = f"    return Answer(LABELS[int({output}.argmax())], float({output}.max()))"
     code = f'''
 # The network's classes, in its order.
 LABELS = [str(number) for number in range({classes})]
@@ -282,14 +289,13 @@ class Answer(NamedTuple):
 
 
 def postprocess({output}: np.ndarray[Any, Any]) -> Answer:
-    """Scores before a softmax -> the likeliest label; of a network that ends in one, take them as they are."""
-    likely = np.exp({output} - {output}.max())
-    return Answer(LABELS[int(likely.argmax())], float(likely.max() / likely.sum()))
+    """{says}"""
+{body}
 '''
     test = f"""
 def test_the_highest_score_is_the_answer() -> None:
     scores = np.zeros({classes}, np.float32)
-    scores[1] = 9
+    scores[1] = {0.75 if probabilities else 9}
     answer = hooks.postprocess(scores)
     assert answer.label == hooks.LABELS[1]
     assert 0 < answer.probability <= 1

@@ -21,7 +21,7 @@ from serve.hooks.check import check_hooks
 from serve.hooks.load import load_hooks
 from serve.hooks.new import new_hooks
 from tests.serve_models import sum_artifact, text_artifact, tiny_artifact
-from tests.starting_models import KINDS, ids, mean_of_images, one_text, tokenizer_file
+from tests.starting_models import KINDS, ending, ids, mean_of_images, one_text, outputs, tokenizer_file
 
 
 @pytest.mark.parametrize(("task", "make", "arguments", "outputs"), KINDS)
@@ -131,6 +131,43 @@ def test_the_command_says_what_it_wrote_and_how_to_try_it(tmp_path: Path, capsys
     with pytest.raises(SystemExit):
         main(line[line.index("hooks check") :].split())
     assert "gives label = '0'" in capsys.readouterr().out
+
+
+def answer_of(folder: Path, artifact: Path, given: str | None = None) -> tuple[str, float]:
+    """What the hooks that are written say of a row of zeros."""
+    source = Artifact.load(artifact)
+    new_hooks("tabular", source, folder / "hooks.py")
+    made = check_hooks(folder / "hooks.py", source, None)[-1].made
+    return made["label"][0].decode(), float(made["probability"][0])
+
+
+@pytest.mark.parametrize("sizes", [{"emb": 5, "scores": 3}, {"x.y": 3, "x_y": 5}, {"features_out": 5, "Logits": 3}])
+def test_of_several_outputs_the_class_scores_are_taken(sizes: dict[str, int], tmp_path: Path) -> None:
+    """Outputs count up from 0, so the best class is the last of the one that was taken."""
+    assert answer_of(tmp_path, outputs(tmp_path / "artifact", sizes))[0] == "2"
+
+
+SOFTMAX = float(np.exp(2) / (np.exp(2) + 2))  # of 0, 0 and 2
+
+
+@pytest.mark.parametrize(
+    ("operators", "output", "probability"),
+    [
+        (("Identity",), "y", SOFTMAX),
+        (("Softmax",), "y", SOFTMAX),
+        (("LogSoftmax",), "y", SOFTMAX),
+        (("Softmax", "Cast", "Identity"), "y", SOFTMAX),
+        (("Exp", "Div"), "y", SOFTMAX),
+        (("Sigmoid",), "y", float(1 / (1 + np.exp(-2)))),
+        (("Softmax", "Sqrt"), "probabilities", float(np.sqrt(SOFTMAX))),
+    ],
+)
+def test_probabilities_are_taken_as_they_are(
+    operators: tuple[str, ...], output: str, probability: float, tmp_path: Path
+) -> None:
+    label, told = answer_of(tmp_path, ending(tmp_path / "artifact", operators, output))
+    assert label == "2"
+    assert told == pytest.approx(probability)
 
 
 def test_a_sample_by_hand_is_tried_too(tmp_path: Path) -> None:
