@@ -171,7 +171,7 @@ def _whole(source: Source, where: str, tensors: Sequence[HookTensor]) -> bool:
 def _postprocess(source: Source, module: types.ModuleType, hook: Any, outputs: tuple[HookTensor, ...]) -> Stage:
     by_name = {output.name: output for output in outputs}
     names = _argument_names(source, "postprocess", hook)
-    arguments = []
+    arguments: list[HookTensor] = []
     for name in names:
         short = name if name in by_name else name.removesuffix("_")
         if short not in by_name or short in {item.name for item in arguments}:

@@ -20,7 +20,7 @@ from serve.hooks.bad_input import try_bad_input
 from serve.hooks.check import check_hooks
 from serve.hooks.load import load_hooks
 from serve.hooks.new import new_hooks
-from tests.serve_models import sum_artifact, text_artifact, tiny_artifact
+from tests.serve_models import artifact_of, sum_artifact, text_artifact, tiny_artifact
 from tests.starting_models import KINDS, ending, ids, mean_of_images, one_text, outputs, tokenizer_file
 
 
@@ -170,9 +170,45 @@ def test_probabilities_are_taken_as_they_are(
     assert told == pytest.approx(probability)
 
 
+HIDING = ["np", "float", "int", "Answer", "LABELS", "likely", "__debug__", "features", "class", "x_", "label", "value"]
+
+
+@pytest.mark.parametrize("name", HIDING)
+@pytest.mark.parametrize("size", [1, 3])
+def test_no_name_of_an_output_hides_what_the_hooks_use(name: str, size: int, tmp_path: Path) -> None:
+    source = Artifact.load(outputs(tmp_path / "artifact", {name: size}))
+    new_hooks("tabular", source, tmp_path / "hooks.py")
+    made = check_hooks(tmp_path / "hooks.py", source, None)[-1].made
+    if name != "features":  # which is none of class scores
+        assert set(made) == ({"value"} if size == 1 else {"label", "probability"})
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [("row", "row"), ("np", "features"), ("a.b", "features"), ("class", "features"), ("label", "features")],
+)
+def test_a_row_is_named_as_the_network_names_it(name: str, argument: str, tmp_path: Path) -> None:
+    node = helper.make_node("Identity", [name], ["y"])
+    made = artifact_of(tmp_path / "artifact", [node], [f"{name}:float32[batch,4]"], ["y:float32[batch,4]"])
+    source = Artifact.load(made)
+    new_hooks("tabular", source, tmp_path / "hooks.py")
+    preprocess = load_hooks(tmp_path / "hooks.py", source.signature).preprocess
+    assert preprocess is not None
+    assert [item.name for item in preprocess.arguments] == [argument]
+
+
+@pytest.mark.parametrize("output", ["image_embedding", "image"])
+def test_what_is_served_has_one_name_for_one_thing(output: str, tmp_path: Path) -> None:
+    node = helper.make_node("Identity", ["x"], [output])
+    spec = "float32[batch,3,8,8]"
+    source = Artifact.load(artifact_of(tmp_path / "artifact", [node], [f"x:{spec}"], [f"{output}:{spec}"]))
+    new_hooks("image-classification", source, tmp_path / "hooks.py")
+    assert check_hooks(tmp_path / "hooks.py", source, None)[-1].made[output].shape == (3, 8, 8)
+
+
 def test_a_sample_by_hand_is_tried_too(tmp_path: Path) -> None:
     source = Artifact.load(tiny_artifact(tmp_path / "artifact"))
     new_hooks("tabular", source, tmp_path / "hooks.py")
-    (tmp_path / "x.json").write_text(json.dumps({"features": [1, 2, 3, 4]}))
+    (tmp_path / "x.json").write_text(json.dumps({"x": [1, 2, 3, 4]}))
     steps = check_hooks(tmp_path / "hooks.py", source, tmp_path / "x.json")
     assert steps[1].made["logits"].tolist() == [5, 6, 7]
