@@ -86,9 +86,9 @@ def one_text(folder: Path) -> Path:
     return artifact_of(folder, [node], ["words:string[batch]"], ["same:string[batch]"])
 
 
-def tokenizer_file(folder: Path) -> Path:
-    """A tokenizer.json of three words."""
-    made = Tokenizer(WordLevel({"[UNK]": 0, "the": 1, "fox": 2}, unk_token="[UNK]"))
+def tokenizer_file(folder: Path, pad: str = "[PAD]") -> Path:
+    """A tokenizer.json of three words and a token for padding."""
+    made = Tokenizer(WordLevel({"[UNK]": 0, "the": 1, "fox": 2, pad: 3}, unk_token="[UNK]"))
     made.pre_tokenizer = Whitespace()
     made.save(str(folder / "words.json"))
     return folder / "words.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import json
 import keyword
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -29,6 +30,7 @@ SCORES = ("logit", "score", "prob", "class", "label")  # in the name of an outpu
 NO_SCORES = ("emb", "pool", "hidden", "feature", "token")  # in the name of an output that is no class scores
 FLOATS = ("float16", "float32", "float64")
 MOST_CLASSES = 100_000
+MOST_PIXELS = 64_000_000
 FRONTS = {"image-classification": "image", "text": "text", "tabular": "features"}
 Named = Callable[..., Part]  # with the name of the served model's input, or of the network's output
 PLACE = "a_name_for_what_the_hook_takes"
@@ -88,6 +90,8 @@ def _image(source: Artifact, path: Path, _: Path | None) -> Named:
     last = channels[0] == 2
     sides = shape[:2] if last else shape[1:]
     height, width = (SIDE if isinstance(side, str) else side for side in sides)
+    if height * width > MOST_PIXELS:
+        raise _error(path, f"its input is {spec}: more than {MOST_PIXELS:,} pixels", "export it for smaller images")
     depth = shape[channels[0]]
     return partial(starting.images, channels=int(depth), height=height, width=width, dtype=spec.dtype, last=last)
 
@@ -174,9 +178,17 @@ def _is_name(text: str) -> bool:
 
 def _read(path: Path, tokenizer: Path) -> bytes:
     try:
-        return read_bytes(tokenizer, LARGEST_DATA, named=True)
+        content = read_bytes(tokenizer, LARGEST_DATA)
     except (OSError, ValueError) as err:
         raise _error(path, f"{tokenizer} can't be read: {err}", "name a tokenizer.json that is there") from err
+    try:
+        held = json.loads(content)
+    except (ValueError, RecursionError):
+        held = None
+    if not isinstance(held, dict) or "model" not in held:
+        mend = "name the tokenizer.json of the `tokenizers` library that stands beside the model"
+        raise _error(path, f"{tokenizer} is no such tokenizer's JSON", mend)
+    return content
 
 
 def _error(path: Path, why: str, mend: str) -> HookError:

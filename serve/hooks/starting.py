@@ -100,17 +100,30 @@ STD = np.array({[1.0] * channels}, np.float32)
     pixel = "uint8" if dtype == "uint8" else "float32"
     code = f'''
 WIDTH, HEIGHT = {width}, {height}
+MOST_PIXELS = 64_000_000  # of an image: a small file may hold a picture that takes up all memory
 {constants}
 
 def preprocess({name}: bytes) -> np.ndarray[Any, Any]:
     """A PNG or JPEG file -> {dtype}[{shape}]."""
     try:
         with Image.open(io.BytesIO({name}), formats=("PNG", "JPEG")) as picture:
-            fitted = picture.convert("{mode}").resize((WIDTH, HEIGHT), Image.Resampling.BILINEAR)
-    except (OSError, SyntaxError, Image.DecompressionBombError) as err:
+            fitted = decoded(picture).convert("{mode}").resize((WIDTH, HEIGHT), Image.Resampling.BILINEAR)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as err:
+        raise ValueError(f"the image has more than {{MOST_PIXELS:,}} pixels") from err
+    except (OSError, SyntaxError) as err:
         raise ValueError("the image is neither a PNG nor a JPEG file, or it is damaged") from err
     pixels = np.asarray(fitted, np.{pixel}).reshape(HEIGHT, WIDTH, {channels}){scale}
     return {result}
+
+
+def decoded(picture: Image.Image) -> Image.Image:
+    """Turned as the camera was held, and of 8 bits."""
+    if picture.width * picture.height > MOST_PIXELS:
+        raise ValueError(f"the image has more than {{MOST_PIXELS:,}} pixels")
+    turned = ImageOps.exif_transpose(picture)
+    if turned.mode.startswith("I"):  # 16 bits, of which convert() would make white of all but the darkest
+        turned = Image.fromarray((np.asarray(turned) >> 8).astype(np.uint8))
+    return turned
 
 
 def example() -> dict[str, bytes]:
@@ -130,8 +143,14 @@ def test_an_image_becomes_what_the_network_takes() -> None:
 def test_what_is_no_image_is_the_clients_fault(image: bytes) -> None:
     with pytest.raises(ValueError, match="neither a PNG nor a JPEG"):
         hooks.preprocess(image)
+
+
+def test_an_image_of_too_many_pixels_is_the_clients_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "MOST_PIXELS", 0)
+    with pytest.raises(ValueError, match="more than 0 pixels"):
+        hooks.preprocess(**hooks.example())
 """
-    imports = ("import io", "from typing import Any", "import numpy as np", "from PIL import Image")
+    imports = ("import io", "from typing import Any", "import numpy as np", "from PIL import Image, ImageOps")
     return Part(
         "An image file in", code, test, imports, ("import numpy as np", "import pytest"), ("numpy", "pillow>=11")
     )
@@ -231,8 +250,12 @@ def token_ids(*, name: str, names: tuple[str, ...], dtype: str, length: int, tok
 # One length for every text: what has one shape is put together in a batch. Short texts cost as much as long ones.
 LENGTH = {length}
 TOKENIZER = Tokenizer.from_file(str(Path(__file__).with_name("{tokenizer}")))
-TOKENIZER.enable_truncation(LENGTH)
-TOKENIZER.enable_padding(length=LENGTH)
+TOKENIZER.enable_truncation(**{{**(TOKENIZER.truncation or {{}}), "max_length": LENGTH, "stride": 0}})
+# As its own file pads, where that says how; else with the token that is usual for it.
+PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
+PAD = next((word for word in PADS if TOKENIZER.token_to_id(word) is not None), PADS[0])
+PADDING = TOKENIZER.padding or {{"pad_token": PAD, "pad_id": TOKENIZER.token_to_id(PAD) or 0}}
+TOKENIZER.enable_padding(**{{**PADDING, "length": LENGTH, "pad_to_multiple_of": None}})
 
 
 def preprocess({name}: str) -> {gives}:

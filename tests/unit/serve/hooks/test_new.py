@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
+from PIL import Image
+from tokenizers import Tokenizer
 
 from compress.artifact import Artifact
 from compress.errors import HookError
@@ -19,6 +24,7 @@ from serve.cli.main import main
 from serve.hooks.bad_input import try_bad_input
 from serve.hooks.check import check_hooks
 from serve.hooks.load import load_hooks
+from serve.hooks.module import import_module, read_source
 from serve.hooks.new import new_hooks
 from tests.serve_models import artifact_of, sum_artifact, text_artifact, tiny_artifact
 from tests.starting_models import KINDS, ending, ids, mean_of_images, one_text, outputs, tokenizer_file
@@ -204,6 +210,89 @@ def test_what_is_served_has_one_name_for_one_thing(output: str, tmp_path: Path) 
     source = Artifact.load(artifact_of(tmp_path / "artifact", [node], [f"x:{spec}"], [f"{output}:{spec}"]))
     new_hooks("image-classification", source, tmp_path / "hooks.py")
     assert check_hooks(tmp_path / "hooks.py", source, None)[-1].made[output].shape == (3, 8, 8)
+
+
+def written(folder: Path, task: str, artifact: Path, tokenizer: Path | None = None) -> Any:
+    """The module that is written."""
+    source = Artifact.load(artifact)
+    new_hooks(task, source, folder / "made" / "hooks.py", tokenizer)
+    return import_module(read_source(folder / "made" / "hooks.py"))
+
+
+@pytest.mark.parametrize(
+    ("padding", "pad", "ids_of"),
+    [
+        ({"direction": "left", "pad_id": 3, "pad_token": "[PAD]"}, "[PAD]", [3, 3, 3, 3, 1, 2]),
+        ({"direction": "left", "pad_id": 3, "pad_token": "x", "pad_to_multiple_of": 8}, "x", [3, 3, 3, 3, 1, 2]),
+        (None, "[PAD]", [1, 2, 3, 3, 3, 3]),
+        (None, "<pad>", [1, 2, 3, 3, 3, 3]),
+        (None, "no token for it", [1, 2, 0, 0, 0, 0]),
+    ],
+)
+def test_tokens_are_padded_as_the_tokenizer_says(
+    padding: dict[str, Any] | None, pad: str, ids_of: list[int], tmp_path: Path
+) -> None:
+    words = tokenizer_file(tmp_path, pad)
+    if padding is not None:
+        made = Tokenizer.from_file(str(words))
+        made.enable_padding(**padding)
+        made.enable_truncation(9, stride=7)
+        made.save(str(words))
+    hooks = written(tmp_path, "text", ids(tmp_path / "ids", ("input_ids",), "6"), words)
+    assert hooks.preprocess("the fox").tolist() == ids_of
+
+
+@pytest.mark.parametrize("content", ["root:x:0:0\n", "[1]", "{}", "[" * 100_000, "\xff"])
+def test_what_is_no_tokenizer_is_refused_and_nothing_is_written(content: str, tmp_path: Path) -> None:
+    (tmp_path / "words.json").write_text(content, "latin-1")
+    with pytest.raises(HookError, match="no such tokenizer"):
+        written(tmp_path, "text", ids(tmp_path / "ids", ("input_ids",), "6"), tmp_path / "words.json")
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_pipe_for_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "words.json")
+    with pytest.raises(HookError, match="it is no file"):
+        written(tmp_path, "text", ids(tmp_path / "ids", ("input_ids",), "6"), tmp_path / "words.json")
+
+
+def png(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def test_images_of_16_bits_keep_their_grey(tmp_path: Path) -> None:
+    hooks = written(tmp_path, "image-classification", mean_of_images(tmp_path / "artifact", "3,8,10"))
+    grey = Image.fromarray(np.full((8, 10), 0x8000, np.uint16))
+    assert hooks.preprocess(png(grey)).mean() == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_images_are_turned_as_the_camera_was_held(kind: str, tmp_path: Path) -> None:
+    hooks = written(tmp_path, "image-classification", mean_of_images(tmp_path / "artifact", "3,8,10"))
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    picture = Image.new("RGB", (10, 8))
+    picture.paste("white", (0, 0, 10, 4))
+    made = hooks.preprocess(png(picture, kind, exif=exif))
+    assert made[:, :3].max() < 0.1
+    assert made[:, -3:].min() > 0.9
+
+
+@pytest.mark.parametrize("side", [9_000, 13_300, 60_000])
+def test_an_image_of_too_many_pixels_is_not_decoded(side: int, tmp_path: Path) -> None:
+    hooks = written(tmp_path, "image-classification", mean_of_images(tmp_path / "artifact", "3,8,10"))
+    whole = png(Image.new("RGB", (1, 1)))
+    size = b"IHDR" + side.to_bytes(4, "big") * 2 + whole[24:29]
+    bomb = whole[:12] + size + zlib.crc32(size).to_bytes(4, "big") + whole[33:]
+    with pytest.raises(ValueError, match="more than 64,000,000 pixels"):
+        hooks.preprocess(bomb)
+
+
+def test_a_network_for_images_that_no_memory_holds_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HookError, match="more than 64,000,000 pixels"):
+        written(tmp_path, "image-classification", mean_of_images(tmp_path / "artifact", "3,60000,60000"))
 
 
 def test_a_sample_by_hand_is_tried_too(tmp_path: Path) -> None:
