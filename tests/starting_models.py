@@ -51,15 +51,44 @@ def one_number(folder: Path) -> Path:
     return artifact_of(folder, [node], ["x:float32[batch,size]"], ["price:float32[batch,1]"], weights)
 
 
+def outputs(folder: Path, sizes: dict[str, int], row: list[float] | None = None) -> Path:
+    """x:float32[batch,4], its sum put onto 0, 1, 2, … (or a row), in outputs of these names and sizes."""
+    nodes = [helper.make_node("ReduceSum", ["x", "axes"], ["sum of x"], keepdims=1)]
+    weights: dict[str, np.ndarray[Any, Any]] = {"axes": np.array([1], np.int64)}
+    for name, size in sizes.items():
+        weights[f"row of {name}"] = np.array(row or range(size), np.float32)
+        nodes.append(helper.make_node("Add", ["sum of x", f"row of {name}"], [name]))
+    specs = [f"{name}:float32[batch,{size}]" for name, size in sizes.items()]
+    return artifact_of(folder, nodes, ["x:float32[batch,4]"], specs, weights)
+
+
+def ending(folder: Path, operators: tuple[str, ...], output: str = "y") -> Path:
+    """x:float32[batch,4] to three numbers, 0, 0 and 2 of a row of zeros, through these operators in turn."""
+    weights: dict[str, np.ndarray[Any, Any]] = {
+        "weight": np.ones((4, 3), np.float32),
+        "bias": np.array([0, 0, 2], np.float32),
+    }
+    extra: dict[str, dict[str, Any]] = {"Cast": {"to": onnx.TensorProto.FLOAT}, "Softmax": {"axis": -1}}
+    nodes = [helper.make_node("MatMul", ["x", "weight"], ["n0"]), helper.make_node("Add", ["n0", "bias"], ["n1"])]
+    for number, name in enumerate(operators, 1):
+        made = output if number == len(operators) else f"n{number + 1}"
+        inputs = [f"n{number}"] if name != "Div" else [f"n{number}", "total"]
+        if name == "Div":
+            nodes.append(helper.make_node("ReduceSum", [f"n{number}", "axes"], ["total"], keepdims=1))
+            weights["axes"] = np.array([1], np.int64)
+        nodes.append(helper.make_node(name, inputs, [made], **extra.get(name, {})))
+    return artifact_of(folder, nodes, ["x:float32[batch,4]"], [f"{output}:float32[batch,3]"], weights)
+
+
 def one_text(folder: Path) -> Path:
     """words:string[batch] to same:string[batch]."""
     node = helper.make_node("Identity", ["words"], ["same"])
     return artifact_of(folder, [node], ["words:string[batch]"], ["same:string[batch]"])
 
 
-def tokenizer_file(folder: Path) -> Path:
-    """A tokenizer.json of three words."""
-    made = Tokenizer(WordLevel({"[UNK]": 0, "the": 1, "fox": 2}, unk_token="[UNK]"))
+def tokenizer_file(folder: Path, pad: str = "[PAD]") -> Path:
+    """A tokenizer.json of three words and a token for padding."""
+    made = Tokenizer(WordLevel({"[UNK]": 0, "the": 1, "fox": 2, pad: 3}, unk_token="[UNK]"))
     made.pre_tokenizer = Whitespace()
     made.save(str(folder / "words.json"))
     return folder / "words.json"
@@ -76,6 +105,9 @@ KINDS: list[tuple[str, Any, tuple[Any, ...], list[str]]] = [
     ("image-classification", mean_of_images, ("8,10,3", "float16"), ["label", "probability"]),
     ("tabular", tiny_artifact, (), ["label", "probability"]),
     ("tabular", one_number, (), ["value"]),
+    ("tabular", outputs, ({"emb": 5, "scores": 3},), ["label", "probability"]),
+    ("tabular", outputs, ({"a.b": 3, "a_b": 2},), ["label", "probability"]),
+    ("tabular", ending, (("Softmax",),), ["label", "probability"]),
     ("tabular", lookup_artifact, (), ["label", "probability"]),
     ("text", one_text, (), []),
     ("text", ids, (("input_ids",), "6"), ["label", "probability"]),

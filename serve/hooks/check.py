@@ -126,7 +126,7 @@ def _item(given: Path, front: tuple[HookTensor, ...]) -> dict[str, Array]:
     """One item of the served model's inputs, from a file."""
     mend = f"give a file for {front[0].name!r}" if len(front) == 1 else "give a .json file with a value for each input"
     try:
-        content = read_bytes(given, LARGEST_DATA, named=True)
+        content = read_bytes(given, LARGEST_DATA, named=given.is_relative_to("/dev"))  # a pipe of the shell's is read
         if given.suffix == ".json":
             values = named(json.loads(content), [tensor.name for tensor in front], "mapping")
         else:

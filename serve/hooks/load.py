@@ -15,7 +15,9 @@
 
 Either function may be left out. `preprocess` gives the network's input, or a dict by name when there are several.
 `postprocess` gives a NamedTuple, or one bare value, which is served as "result". No array has a batch dimension. An
-output of the network that is no Python name has an underscore for each character that is none.
+output of the network that is no Python name has an underscore for each character that is none; where that makes two
+the same, they are told apart by their places, as a_b_0 and a_b_1. Any may have one underscore more behind its name, as
+`np_` for an output named np. An output that postprocess does not take is not served.
 
 A ValueError in preprocess tells the client that its input is bad (HTTP 400); anything else that a hook raises is the
 server's fault (500). Either fails that request alone.
@@ -34,15 +36,15 @@ import traceback
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from compress.artifact import Signature
-from compress.errors import SignatureError
+from compress.errors import HookError, SignatureError
 from serve.hooks.module import Guarded, Source, import_module, read_source
 from serve.hooks.packed.values import Array, Hook, named, to_array
-from serve.hooks.types import HookTensor, of_annotation, of_spec
+from serve.hooks.types import HookTensor, of_annotation, of_spec, outputs_of
 
 __all__ = ["Hooks", "Stage", "load_hooks"]
 
@@ -107,7 +109,7 @@ def load_hooks(path: Path, signature: Signature) -> Hooks:
     module = import_module(source)
     batched = signature.batched
     inputs = tuple(of_spec(spec.name, spec, batched=batched) for spec in signature.inputs)
-    outputs = tuple(of_spec(re.sub(r"\W", "_", spec.name), spec, batched=batched) for spec in signature.outputs)
+    outputs = outputs_of(signature)
     before, after = getattr(module, "preprocess", None), getattr(module, "postprocess", None)
     if before is None and after is None:
         raise source.error(
@@ -169,14 +171,12 @@ def _whole(source: Source, where: str, tensors: Sequence[HookTensor]) -> bool:
 def _postprocess(source: Source, module: types.ModuleType, hook: Any, outputs: tuple[HookTensor, ...]) -> Stage:
     by_name = {output.name: output for output in outputs}
     names = _argument_names(source, "postprocess", hook)
+    arguments: list[HookTensor] = []
     for name in names:
-        if name not in by_name:
-            raise source.error(
-                "postprocess",
-                f"its argument {name!r} is no output of the network",
-                f"name its arguments after what the network gives: {', '.join(by_name)}",
-                argument=name,
-            )
+        short = name if name in by_name else name.removesuffix("_")
+        if short not in by_name or short in {item.name for item in arguments}:
+            raise _no_output(source, name, outputs)
+        arguments.append(replace(by_name[short], name=name))
     if not names:
         raise source.error("postprocess", "it takes no argument", f"let it take one of {', '.join(by_name)}")
     annotation = _hints(source, "postprocess", hook).get("return")
@@ -204,7 +204,17 @@ def _postprocess(source: Source, module: types.ModuleType, hook: Any, outputs: t
         if whole:
             raise source.error(where, "a list of batches is given", "give a list of answers, or one answer of lists")
         whole = True
-    return Stage(tuple(by_name[name] for name in names), results, "tuple" if named_tuple else "value", whole)
+    return Stage(tuple(arguments), results, "tuple" if named_tuple else "value", whole)
+
+
+def _no_output(source: Source, name: str, outputs: Sequence[HookTensor]) -> HookError:
+    alike = [item for item in outputs if re.sub(r"\W", "_", item.tensor) == name]
+    why = f"its argument {name!r} is no output of the network"
+    mend = f"name its arguments after what the network gives: {', '.join(item.name for item in outputs)}"
+    if len(alike) > 1:
+        why = f"its argument {name!r} could be {' or '.join(repr(item.tensor) for item in alike)} of the network"
+        mend = f"write {', or '.join(f'{item.name} for {item.tensor!r}' for item in alike)}"
+    return source.error("postprocess", why, mend, argument=name)
 
 
 def _is_named_tuple(annotation: Any) -> bool:

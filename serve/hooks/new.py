@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
+import json
 import keyword
-import re
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from compress.artifact import Artifact, TensorSpec
@@ -12,7 +16,9 @@ from compress.vetting.replace import replace_file
 from compress.vetting.texts import read_bytes
 from serve.config.named import LARGEST_DATA
 from serve.hooks import starting
+from serve.hooks.last_node import gives_probabilities
 from serve.hooks.starting import Part
+from serve.hooks.types import outputs_of
 
 __all__ = ["TASKS", "new_hooks"]
 
@@ -20,9 +26,14 @@ TASKS = ("image-classification", "text", "tabular")
 SIDE = 224  # pixels, where the network takes any
 LENGTH = 128  # tokens, where the network takes any
 IDS = ("input_ids", "attention_mask", "token_type_ids")
-NO_SCORES = ("embed", "pool", "hidden", "feature", "token")  # in the name of an output that is no class scores
+SCORES = ("logit", "score", "prob", "class", "label")  # in the name of an output that is taken before the others
+NO_SCORES = ("emb", "pool", "hidden", "feature", "token")  # in the name of an output that is no class scores
 FLOATS = ("float16", "float32", "float64")
 MOST_CLASSES = 100_000
+MOST_PIXELS = 64_000_000
+FRONTS = {"image-classification": "image", "text": "text", "tabular": "features"}
+Named = Callable[..., Part]  # with the name of the served model's input, or of the network's output
+PLACE = "a_name_for_what_the_hook_takes"
 
 
 def new_hooks(task: str, source: Artifact, path: Path, tokenizer: Path | None = None) -> list[Path]:
@@ -43,8 +54,10 @@ def new_hooks(task: str, source: Artifact, path: Path, tokenizer: Path | None = 
     """
     if path.suffix != ".py" or not _is_name(path.stem):
         raise _error(path, "that is no name of a Python module", "name it like hooks.py")
-    front = {"image-classification": _image, "text": _text, "tabular": _tabular}[task](source, path, tokenizer)
     back = _back(source)
+    taken = set(back.results) if back else {tensor.name for tensor in outputs_of(source.signature)}
+    make = {"image-classification": _image, "text": _text, "tabular": _tabular}[task](source, path, tokenizer)
+    front = _named(make, [FRONTS[task] if task != "tabular" else source.signature.inputs[0].name, FRONTS[task]], taken)
     content: dict[Path, bytes | str] = {
         path: starting.module(front, back),
         path.with_name(f"test_{path.name}"): starting.test_module(path.stem, front, back),
@@ -67,7 +80,7 @@ def new_hooks(task: str, source: Artifact, path: Path, tokenizer: Path | None = 
     return list(content)
 
 
-def _image(source: Artifact, path: Path, _: Path | None) -> Part:
+def _image(source: Artifact, path: Path, _: Path | None) -> Named:
     spec = _one(source, path)
     shape = spec.shape[1:] if source.signature.batched else spec.shape
     channels = [axis for axis in (0, 2) if len(shape) == 3 and shape[axis] in (1, 3, 4)]
@@ -77,15 +90,17 @@ def _image(source: Artifact, path: Path, _: Path | None) -> Part:
     last = channels[0] == 2
     sides = shape[:2] if last else shape[1:]
     height, width = (SIDE if isinstance(side, str) else side for side in sides)
+    if height * width > MOST_PIXELS:
+        raise _error(path, f"its input is {spec}: more than {MOST_PIXELS:,} pixels", "export it for smaller images")
     depth = shape[channels[0]]
-    return starting.images(channels=int(depth), height=height, width=width, dtype=spec.dtype, last=last)
+    return partial(starting.images, channels=int(depth), height=height, width=width, dtype=spec.dtype, last=last)
 
 
-def _text(source: Artifact, path: Path, tokenizer: Path | None) -> Part:
+def _text(source: Artifact, path: Path, tokenizer: Path | None) -> Named:
     specs = source.signature.inputs
     shapes = [spec.shape[1:] if source.signature.batched else spec.shape for spec in specs]
     if len(specs) == 1 and specs[0].dtype == "string" and all(side == 1 or isinstance(side, str) for side in shapes[0]):
-        return starting.texts(shape=(1,) * len(shapes[0]))
+        return partial(starting.texts, shape=(1,) * len(shapes[0]))
     names = tuple(spec.name for spec in specs)
     lengths = {shape[0] for shape in shapes if len(shape) == 1}
     dtypes = {spec.dtype for spec in specs}
@@ -98,15 +113,15 @@ def _text(source: Artifact, path: Path, tokenizer: Path | None) -> Part:
         raise _error(path, "the network takes token ids", mend)
     (length,) = lengths
     longest = LENGTH if isinstance(length, str) else length
-    return starting.token_ids(names=names, dtype=dtypes.pop(), length=longest, tokenizer="tokenizer.json")
+    return partial(starting.token_ids, names=names, dtype=dtypes.pop(), length=longest, tokenizer="tokenizer.json")
 
 
-def _tabular(source: Artifact, path: Path, _: Path | None) -> Part:
+def _tabular(source: Artifact, path: Path, _: Path | None) -> Named:
     spec = _one(source, path)
     shape = spec.shape[1:] if source.signature.batched else spec.shape
     if len(shape) != 1 or spec.dtype in ("string", "bool"):
         raise _error(path, f"its input is {spec}, not a row of numbers for each sample", "name another --task")
-    return starting.rows(length="length" if isinstance(shape[0], str) else shape[0], dtype=spec.dtype)
+    return partial(starting.rows, length="length" if isinstance(shape[0], str) else shape[0], dtype=spec.dtype)
 
 
 def _one(source: Artifact, path: Path) -> TensorSpec:
@@ -117,17 +132,43 @@ def _one(source: Artifact, path: Path) -> TensorSpec:
     return specs[0]
 
 
+def _named(make: Named, names: Iterable[str], taken: set[str]) -> Part:
+    """The half that stands before the network; its argument has the first name that nothing else has."""
+    uses = _uses(make(name=PLACE).code)
+    *_, last = names
+    free = (name for name in (*names, f"{last}_in", f"{last}_of_the_sample") if name not in uses | taken)
+    return make(name=next(name for name in free if _is_name(name)))
+
+
+def _uses(code: str) -> set[str]:
+    """Names that mean something in the module already: an argument of that name would hide it."""
+    nodes = list(ast.walk(ast.parse(code)))
+    found = {node.id for node in nodes if isinstance(node, ast.Name)} | set(dir(builtins)) | {"self"}
+    return found - {PLACE}
+
+
 def _back(source: Artifact) -> Part | None:
-    """What stands behind the first output that a hook can name, if it is a number or class scores; none otherwise."""
-    for spec in source.signature.outputs:
-        name = re.sub(r"\W", "_", spec.name)
+    """What stands behind the output that is class scores or a number, the likeliest by its name; none otherwise."""
+    tensors = outputs_of(source.signature)
+    names = {tensor.name for tensor in tensors}
+    pairs = zip(source.signature.outputs, tensors, strict=True)
+    for spec, tensor in sorted(pairs, key=lambda pair: not any(word in pair[0].name.lower() for word in SCORES)):
+        name = tensor.name
         shape = spec.shape[1:] if source.signature.batched else spec.shape
         if not _is_name(name) or spec.dtype not in FLOATS or any(word in name.lower() for word in NO_SCORES):
             continue
         if shape in ((), (1,)):
-            return starting.number(output=name, shape=tuple(map(int, shape)))
-        if len(shape) == 1 and isinstance(shape[0], int) and 1 < shape[0] <= MOST_CLASSES:
-            return starting.labels(output=name, classes=shape[0])
+            make: Named = partial(starting.number, shape=tuple(map(int, shape)))
+        elif len(shape) == 1 and isinstance(shape[0], int) and 1 < shape[0] <= MOST_CLASSES:
+            known = "prob" in name.lower() or (
+                source.format == "onnx" and gives_probabilities(source.model_path, spec.name)
+            )
+            make = partial(starting.labels, classes=shape[0], probabilities=known)
+        else:
+            continue
+        own = f"{name}_" if name in _uses(make(output=PLACE).code) else name
+        if own == name or own not in names:
+            return make(output=own)
     return None
 
 
@@ -137,9 +178,17 @@ def _is_name(text: str) -> bool:
 
 def _read(path: Path, tokenizer: Path) -> bytes:
     try:
-        return read_bytes(tokenizer, LARGEST_DATA, named=True)
+        content = read_bytes(tokenizer, LARGEST_DATA)
     except (OSError, ValueError) as err:
         raise _error(path, f"{tokenizer} can't be read: {err}", "name a tokenizer.json that is there") from err
+    try:
+        held = json.loads(content)
+    except (ValueError, RecursionError):
+        held = None
+    if not isinstance(held, dict) or "model" not in held:
+        mend = "name the tokenizer.json of the `tokenizers` library that stands beside the model"
+        raise _error(path, f"{tokenizer} is no such tokenizer's JSON", mend)
+    return content
 
 
 def _error(path: Path, why: str, mend: str) -> HookError:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import keyword
+import re
 import typing
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
 
-from compress.artifact import TensorSpec
+from compress.artifact import Signature, TensorSpec
 from compress.errors import SignatureError
 from serve.config.model_config import TRITON_TYPE_OF, DataType
 
-__all__ = ["HookTensor", "of_annotation", "of_spec"]
+__all__ = ["HookTensor", "of_annotation", "of_spec", "outputs_of"]
 
 SCALARS: dict[Any, DataType] = {
     bytes: "TYPE_STRING", str: "TYPE_STRING", int: "TYPE_INT64", float: "TYPE_FP32", bool: "TYPE_BOOL",
@@ -91,6 +94,26 @@ def of_spec(name: str, spec: TensorSpec, *, batched: bool) -> HookTensor:
     return HookTensor(
         name, TRITON_TYPE_OF[spec.dtype], _dims(spec.shape[1:] if batched else spec.shape), "array", spec.name
     )
+
+
+def outputs_of(signature: Signature) -> tuple[HookTensor, ...]:
+    """The network's outputs under the names that postprocess knows them by, each its own.
+
+    What is no Python name has an underscore for each character that is none, and one behind a keyword. Where two come
+    to one name, neither has it: they are numbered by their places among the outputs, as in a_b_0 and a_b_1.
+    """
+    plain = [re.sub(r"\W", "_", spec.name) for spec in signature.outputs]
+    plain = [f"{name}_" if keyword.iskeyword(name) else name for name in plain]
+    count = Counter(plain)
+    taken = {name for name in plain if count[name] == 1}
+    found = []
+    for number, (name, spec) in enumerate(zip(plain, signature.outputs, strict=True)):
+        own = name if count[name] == 1 else f"{name}_{number}"
+        while count[name] > 1 and own in taken:
+            own += "_"
+        taken.add(own)
+        found.append(of_spec(own, spec, batched=signature.batched))
+    return tuple(found)
 
 
 def _dims(shape: tuple[int | str, ...]) -> tuple[int, ...]:

@@ -129,9 +129,10 @@ def _ensemble(
     into = {
         tensor.name: tensor.name if front is network else f"network-input:{tensor.name}" for tensor in network.input
     }
-    out = {
-        tensor.name: tensor.name if back is network else f"network-output:{tensor.name}" for tensor in network.output
-    }
+    out = {tensor.name: tensor.name for tensor in network.output}
+    if back is not network and hooks.postprocess is not None:
+        # Only what it takes: Triton refuses an ensemble with a tensor that goes nowhere.
+        out = {item.tensor: f"network-output:{item.tensor}" for item in hooks.postprocess.arguments}
     steps = []
     if front is not network:
         steps.append(EnsembleStep(front.name, input_map=_same(front.input), output_map=into))

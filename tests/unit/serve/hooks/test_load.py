@@ -105,6 +105,26 @@ def test_an_output_that_is_no_python_name_gets_underscores(tmp_path: Path) -> No
     assert hooks.postprocess.arguments[0].tensor == "fc/Add.0"
 
 
+def test_two_outputs_that_come_to_one_name_are_told_apart(tmp_path: Path) -> None:
+    outputs = tuple(TensorSpec(name, "float32", ("batch", 3)) for name in ("a.b", "c", "a_b"))
+    signature = Signature(TINY.inputs, outputs)
+    hooks = load(tmp_path, "def postprocess(a_b_0, a_b_2, c) -> int: ...", signature)
+    assert hooks.postprocess is not None
+    assert [item.tensor for item in hooks.postprocess.arguments] == ["a.b", "a_b", "c"]
+    error = refusal(tmp_path, "def postprocess(a_b) -> int: ...", signature)
+    assert "'a_b' could be 'a.b' or 'a_b'" in error.why
+    assert error.mend == "write a_b_0 for 'a.b', or a_b_2 for 'a_b'"
+
+
+@pytest.mark.parametrize(("output", "argument"), [("np", "np_"), ("class", "class_"), ("a", "a")])
+def test_an_argument_may_have_an_underscore_behind_the_name(tmp_path: Path, output: str, argument: str) -> None:
+    signature = Signature(TINY.inputs, (TensorSpec(output, "float32", ("batch", 3)),))
+    hooks = load(tmp_path, f"def postprocess({argument}) -> int: ...", signature)
+    assert hooks.postprocess is not None
+    assert [(item.name, item.tensor) for item in hooks.postprocess.arguments] == [(argument, output)]
+    assert "no output" in refusal(tmp_path, f"def postprocess({argument}__) -> int: ...", signature).why
+
+
 def test_the_module_leaves_nothing_behind_that_clashes(tmp_path: Path) -> None:
     path = hook_file(tmp_path, HOOKS)
     before = dict(sys.modules)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
+from PIL import Image
+from tokenizers import Tokenizer
 
 from compress.artifact import Artifact
 from compress.errors import HookError
@@ -19,9 +24,10 @@ from serve.cli.main import main
 from serve.hooks.bad_input import try_bad_input
 from serve.hooks.check import check_hooks
 from serve.hooks.load import load_hooks
+from serve.hooks.module import import_module, read_source
 from serve.hooks.new import new_hooks
-from tests.serve_models import sum_artifact, text_artifact, tiny_artifact
-from tests.starting_models import KINDS, ids, mean_of_images, one_text, tokenizer_file
+from tests.serve_models import artifact_of, sum_artifact, text_artifact, tiny_artifact
+from tests.starting_models import KINDS, ending, ids, mean_of_images, one_text, outputs, tokenizer_file
 
 
 @pytest.mark.parametrize(("task", "make", "arguments", "outputs"), KINDS)
@@ -133,9 +139,165 @@ def test_the_command_says_what_it_wrote_and_how_to_try_it(tmp_path: Path, capsys
     assert "gives label = '0'" in capsys.readouterr().out
 
 
+def answer_of(folder: Path, artifact: Path, given: str | None = None) -> tuple[str, float]:
+    """What the hooks that are written say of a row of zeros."""
+    source = Artifact.load(artifact)
+    new_hooks("tabular", source, folder / "hooks.py")
+    made = check_hooks(folder / "hooks.py", source, None)[-1].made
+    return made["label"][0].decode(), float(made["probability"][0])
+
+
+@pytest.mark.parametrize("sizes", [{"emb": 5, "scores": 3}, {"x.y": 3, "x_y": 5}, {"features_out": 5, "Logits": 3}])
+def test_of_several_outputs_the_class_scores_are_taken(sizes: dict[str, int], tmp_path: Path) -> None:
+    """Outputs count up from 0, so the best class is the last of the one that was taken."""
+    assert answer_of(tmp_path, outputs(tmp_path / "artifact", sizes))[0] == "2"
+
+
+SOFTMAX = float(np.exp(2) / (np.exp(2) + 2))  # of 0, 0 and 2
+
+
+@pytest.mark.parametrize(
+    ("operators", "output", "probability"),
+    [
+        (("Identity",), "y", SOFTMAX),
+        (("Softmax",), "y", SOFTMAX),
+        (("LogSoftmax",), "y", SOFTMAX),
+        (("Softmax", "Cast", "Identity"), "y", SOFTMAX),
+        (("Exp", "Div"), "y", SOFTMAX),
+        (("Sigmoid",), "y", float(1 / (1 + np.exp(-2)))),
+        (("Softmax", "Sqrt"), "probabilities", float(np.sqrt(SOFTMAX))),
+    ],
+)
+def test_probabilities_are_taken_as_they_are(
+    operators: tuple[str, ...], output: str, probability: float, tmp_path: Path
+) -> None:
+    label, told = answer_of(tmp_path, ending(tmp_path / "artifact", operators, output))
+    assert label == "2"
+    assert told == pytest.approx(probability)
+
+
+HIDING = ["np", "float", "int", "Answer", "LABELS", "likely", "__debug__", "features", "class", "x_", "label", "value"]
+
+
+@pytest.mark.parametrize("name", HIDING)
+@pytest.mark.parametrize("size", [1, 3])
+def test_no_name_of_an_output_hides_what_the_hooks_use(name: str, size: int, tmp_path: Path) -> None:
+    source = Artifact.load(outputs(tmp_path / "artifact", {name: size}))
+    new_hooks("tabular", source, tmp_path / "hooks.py")
+    made = check_hooks(tmp_path / "hooks.py", source, None)[-1].made
+    if name != "features":  # which is none of class scores
+        assert set(made) == ({"value"} if size == 1 else {"label", "probability"})
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [("row", "row"), ("np", "features"), ("a.b", "features"), ("class", "features"), ("label", "features")],
+)
+def test_a_row_is_named_as_the_network_names_it(name: str, argument: str, tmp_path: Path) -> None:
+    node = helper.make_node("Identity", [name], ["y"])
+    made = artifact_of(tmp_path / "artifact", [node], [f"{name}:float32[batch,4]"], ["y:float32[batch,4]"])
+    source = Artifact.load(made)
+    new_hooks("tabular", source, tmp_path / "hooks.py")
+    preprocess = load_hooks(tmp_path / "hooks.py", source.signature).preprocess
+    assert preprocess is not None
+    assert [item.name for item in preprocess.arguments] == [argument]
+
+
+@pytest.mark.parametrize("output", ["image_embedding", "image"])
+def test_what_is_served_has_one_name_for_one_thing(output: str, tmp_path: Path) -> None:
+    node = helper.make_node("Identity", ["x"], [output])
+    spec = "float32[batch,3,8,8]"
+    source = Artifact.load(artifact_of(tmp_path / "artifact", [node], [f"x:{spec}"], [f"{output}:{spec}"]))
+    new_hooks("image-classification", source, tmp_path / "hooks.py")
+    assert check_hooks(tmp_path / "hooks.py", source, None)[-1].made[output].shape == (3, 8, 8)
+
+
+def written(folder: Path, task: str, artifact: Path, tokenizer: Path | None = None) -> Any:
+    """The module that is written."""
+    source = Artifact.load(artifact)
+    new_hooks(task, source, folder / "made" / "hooks.py", tokenizer)
+    return import_module(read_source(folder / "made" / "hooks.py"))
+
+
+@pytest.mark.parametrize(
+    ("padding", "pad", "ids_of"),
+    [
+        ({"direction": "left", "pad_id": 3, "pad_token": "[PAD]"}, "[PAD]", [3, 3, 3, 3, 1, 2]),
+        ({"direction": "left", "pad_id": 3, "pad_token": "x", "pad_to_multiple_of": 8}, "x", [3, 3, 3, 3, 1, 2]),
+        (None, "[PAD]", [1, 2, 3, 3, 3, 3]),
+        (None, "<pad>", [1, 2, 3, 3, 3, 3]),
+        (None, "no token for it", [1, 2, 0, 0, 0, 0]),
+    ],
+)
+def test_tokens_are_padded_as_the_tokenizer_says(
+    padding: dict[str, Any] | None, pad: str, ids_of: list[int], tmp_path: Path
+) -> None:
+    words = tokenizer_file(tmp_path, pad)
+    if padding is not None:
+        made = Tokenizer.from_file(str(words))
+        made.enable_padding(**padding)
+        made.enable_truncation(9, stride=7)
+        made.save(str(words))
+    hooks = written(tmp_path, "text", ids(tmp_path / "ids", ("input_ids",), "6"), words)
+    assert hooks.preprocess("the fox").tolist() == ids_of
+
+
+@pytest.mark.parametrize("content", ["root:x:0:0\n", "[1]", "{}", "[" * 100_000, "\xff"])
+def test_what_is_no_tokenizer_is_refused_and_nothing_is_written(content: str, tmp_path: Path) -> None:
+    (tmp_path / "words.json").write_text(content, "latin-1")
+    with pytest.raises(HookError, match="no such tokenizer"):
+        written(tmp_path, "text", ids(tmp_path / "ids", ("input_ids",), "6"), tmp_path / "words.json")
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_pipe_for_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "words.json")
+    with pytest.raises(HookError, match="it is no file"):
+        written(tmp_path, "text", ids(tmp_path / "ids", ("input_ids",), "6"), tmp_path / "words.json")
+
+
+def png(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def test_images_of_16_bits_keep_their_grey(tmp_path: Path) -> None:
+    hooks = written(tmp_path, "image-classification", mean_of_images(tmp_path / "artifact", "3,8,10"))
+    grey = Image.fromarray(np.full((8, 10), 0x8000, np.uint16))
+    assert hooks.preprocess(png(grey)).mean() == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_images_are_turned_as_the_camera_was_held(kind: str, tmp_path: Path) -> None:
+    hooks = written(tmp_path, "image-classification", mean_of_images(tmp_path / "artifact", "3,8,10"))
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    picture = Image.new("RGB", (10, 8))
+    picture.paste("white", (0, 0, 10, 4))
+    made = hooks.preprocess(png(picture, kind, exif=exif))
+    assert made[:, :3].max() < 0.1
+    assert made[:, -3:].min() > 0.9
+
+
+@pytest.mark.parametrize("side", [9_000, 13_300, 60_000])
+def test_an_image_of_too_many_pixels_is_not_decoded(side: int, tmp_path: Path) -> None:
+    hooks = written(tmp_path, "image-classification", mean_of_images(tmp_path / "artifact", "3,8,10"))
+    whole = png(Image.new("RGB", (1, 1)))
+    size = b"IHDR" + side.to_bytes(4, "big") * 2 + whole[24:29]
+    bomb = whole[:12] + size + zlib.crc32(size).to_bytes(4, "big") + whole[33:]
+    with pytest.raises(ValueError, match="more than 64,000,000 pixels"):
+        hooks.preprocess(bomb)
+
+
+def test_a_network_for_images_that_no_memory_holds_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HookError, match="more than 64,000,000 pixels"):
+        written(tmp_path, "image-classification", mean_of_images(tmp_path / "artifact", "3,60000,60000"))
+
+
 def test_a_sample_by_hand_is_tried_too(tmp_path: Path) -> None:
     source = Artifact.load(tiny_artifact(tmp_path / "artifact"))
     new_hooks("tabular", source, tmp_path / "hooks.py")
-    (tmp_path / "x.json").write_text(json.dumps({"features": [1, 2, 3, 4]}))
+    (tmp_path / "x.json").write_text(json.dumps({"x": [1, 2, 3, 4]}))
     steps = check_hooks(tmp_path / "hooks.py", source, tmp_path / "x.json")
     assert steps[1].made["logits"].tolist() == [5, 6, 7]
