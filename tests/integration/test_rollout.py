@@ -58,7 +58,8 @@ INFER = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4]
 
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    """ "tiny" and "hooked" with two versions; "worse" that confuses two classes, "near" whose scores are a bit larger;
+    """ "tiny" and "hooked" with two versions; "worse" that confuses two classes, "near" whose scores are a bit larger,
+    "blank" whose scores are NaN;
     "trained" whose versions 1, 2 and 3 are these; `RANKED`."""
     folder = tmp_path_factory.mktemp("rollout")
     repository = folder / "repository"
@@ -69,6 +70,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
         pack(artifact, repository=repository, name="hooked", hooks=hook_file(folder), options=both)
     pack(changed(artifact, folder / "worse.onnx", WEIGHT[:, [0, 2, 1]]), repository=repository, name="worse")
     pack(changed(artifact, folder / "near.onnx", WEIGHT * np.float32(1.001)), repository=repository, name="near")
+    pack(changed(artifact, folder / "blank.onnx", WEIGHT * np.float32("nan")), repository=repository, name="blank")
     three = PackOptions(serve_latest=3)
     for path in (artifact, folder / "worse.onnx", folder / "near.onnx"):
         pack(path, repository=repository, name="trained", options=three)
@@ -187,9 +189,12 @@ def test_a_version_is_proven_on_live_traffic_and_takes_over(url: str, state: Pat
     assert rollout(state, "clear", "tiny").returncode == 0
 
 
-def test_a_model_that_answers_otherwise_is_taken_back_before_it_answers_anybody(url: str, state: Path) -> None:
+@pytest.mark.parametrize("candidate", ["worse", "blank"])
+def test_a_model_that_answers_otherwise_is_taken_back_before_it_answers_anybody(
+    url: str, state: Path, candidate: str
+) -> None:
     with traffic(url) as seen:
-        done = rollout(state, "start", "tiny", "--candidate", "worse", "--wait", *QUICK)
+        done = rollout(state, "start", "tiny", "--candidate", candidate, "--wait", *QUICK)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "it disagrees with the baseline on 100%" in done.stdout
     assert set(seen) == {200}
