@@ -331,11 +331,12 @@ class Analysis:
         if name == "disagreement":
             return f"it disagrees with the baseline on {_percent(candidate)} of {self.items} items"
         if name == "slowest":
-            over = None if math.isinf(self._tail) else self._tail
             mine, theirs = map(_ms, self._quantiles(TAIL))
+            if math.isinf(self._tail):  # nothing was judged yet
+                return f"its 95th percentile is {mine}, the baseline's {theirs}"
             return (
-                f"{_percent(candidate)} of its answers take longer than {_ms(over)}, {_percent(baseline)} of the "
-                f"baseline's longer than {_ms(over and over / self._slower)} (95th percentiles {mine} and {theirs})"
+                f"{_percent(candidate)} of its answers take longer than {_ms(self._tail)}, {_percent(baseline)} of the "
+                f"baseline's longer than {_ms(self._tail / self._slower)} (95th percentiles {mine} and {theirs})"
             )
         return f"its median is {_ms(candidate)}, the baseline's {_ms(baseline)}"
 
