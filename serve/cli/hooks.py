@@ -40,8 +40,13 @@ def new(
     from serve.hooks.new import new_hooks
     from serve.pack.source import load_source
 
-    for file in new_hooks(task, load_source(artifact), out_, tokenizer):
+    written = new_hooks(task, load_source(artifact), out_, tokenizer)
+    for file in written:
         out.print(f"wrote {file}", markup=False)
+    text = written[0].read_text(encoding="utf-8")
+    left = [name for name in ("MEAN", "STD", "LABELS") if f"\n{name} = " in text]
+    if left:
+        out.print(f"fill in:    {', '.join(left)}, as the network was trained with", markup=False)
     out.print(f"try them:  serve hooks check {out_} --artifact {artifact}", markup=False)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from compress.artifact import Artifact
-from compress.errors import HookError, first_line
-from serve.hooks.check import sample_of
+from compress.errors import HookError, MissingExtraError, RepositoryError, first_line
+from serve.hooks.check import nans, run_network, sample_of
 from serve.hooks.load import load_hooks
 from serve.hooks.module import import_module, read_source
 from serve.hooks.packed.values import NUMPY_TYPES, Array, Hook
@@ -32,7 +32,7 @@ class Tried:
         argument: which input of the served model was bad.
         given: what it was given, in words.
         status: what a client gets: 400 where preprocess refuses it, 500 where it fails, None where it takes it.
-        message: what the client is told; "" where it is taken.
+        message: what the client is told; where it is taken, what the network makes of it if that is NaN, else "".
     """
 
     argument: str
@@ -64,21 +64,30 @@ def try_bad_input(hooks: Path, source: Artifact, given: Path | None) -> list[Tri
     text = read_source(hooks)
     hook = Hook("preprocess", import_module(text).preprocess, stage.spec(), str(text.path))
     return [
-        _tried(hook, tensor.name, what, {**item, tensor.name: value})
+        _tried(hook, source, tensor.name, what, {**item, tensor.name: value})
         for tensor in stage.arguments
         for what, value in _bad(tensor, item[tensor.name])
     ]
 
 
-def _tried(hook: Hook, argument: str, given: str, item: Mapping[str, Array]) -> Tried:
+def _tried(hook: Hook, source: Artifact, argument: str, given: str, item: Mapping[str, Array]) -> Tried:
     try:
-        hook.sample(item)
+        made = hook.sample(item)
     except HookError:
         raise
     except (Exception, SystemExit) as err:  # the user's code: anything may come out of it
         message = first_line(RuntimeError(hook.message(err)))
         return Tried(argument, given, 400 if hook.at_fault(err) else 500, message)
-    return Tried(argument, given, None, "")
+    return Tried(argument, given, None, _answer(source, made) if item[argument].dtype.kind == "f" else "")
+
+
+def _answer(source: Artifact, made: Mapping[str, Array]) -> str:
+    """What a client should not be answered: numbers go through a network where they are too large for it, too."""
+    try:
+        wrong = nans(run_network(source, made, batched=source.signature.batched))
+    except (RepositoryError, MissingExtraError):
+        return ""
+    return f"the network answers NaN ({', '.join(wrong)}): bound the numbers in preprocess" if wrong else ""
 
 
 def _bad(tensor: HookTensor, good: Array) -> Iterator[tuple[str, Array]]:

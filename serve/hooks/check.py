@@ -24,7 +24,7 @@ from serve.hooks.module import Guarded, Source, import_module, read_source
 from serve.hooks.packed.values import Array, Hook, named, to_array
 from serve.hooks.types import HookTensor, of_spec
 
-__all__ = ["Step", "check_hooks", "sample_of", "shown"]
+__all__ = ["Step", "check_hooks", "nans", "run_network", "sample_of", "shown"]
 
 SHOWN = 6  # elements of an array
 LONGEST = 60  # characters of a text
@@ -90,7 +90,13 @@ def check_hooks(hooks: Path, source: Artifact, given: Path | None) -> list[Step]
     if checked.preprocess is not None:
         steps.append(_hook(module_source, module, "preprocess", checked.preprocess, item))
         item = dict(steps[-1].made)
-    steps.append(_network(source, item, batched=batched))
+    steps.append(run_network(source, item, batched=batched))
+    if nans(steps[-1]):
+        raise RepositoryError(
+            f"can't use what {source.model_path} answers",
+            why=f"to a good sample, {', '.join(nans(steps[-1]))} is NaN",
+            mend="see whether preprocess gives what the network was trained with, and whether it answers at all",
+        )
     if checked.postprocess is not None:
         by_tensor = {tensor.name: tensor.tensor or tensor.name for tensor in checked.postprocess.arguments}
         outputs = {name: steps[-1].made[tensor] for name, tensor in by_tensor.items()}
@@ -124,7 +130,9 @@ def sample_of(checked: Hooks, source: Artifact, given: Path | None) -> dict[str,
 
 def _item(given: Path, front: tuple[HookTensor, ...]) -> dict[str, Array]:
     """One item of the served model's inputs, from a file."""
-    mend = f"give a file for {front[0].name!r}" if len(front) == 1 else "give a .json file with a value for each input"
+    mend = f"give a file for {front[0].name!r}"
+    if len(front) > 1 or given.suffix == ".json":
+        mend = f"give a .json file of {{{', '.join(f'{json.dumps(tensor.name)}: …' for tensor in front)}}}"
     try:
         content = read_bytes(given, LARGEST_DATA, named=given.is_relative_to("/dev"))  # a pipe of the shell's is read
         if given.suffix == ".json":
@@ -147,13 +155,19 @@ def _hook(source: Source, module: types.ModuleType, name: str, stage: Stage, ite
     return Step(name, made, seconds)
 
 
-def _network(source: Artifact, item: Mapping[str, Array], *, batched: bool) -> Step:
+def run_network(source: Artifact, item: Mapping[str, Array], *, batched: bool) -> Step:
+    """Run the network on one item, in a process of its own.
+
+    Raises:
+        RepositoryError: it refuses the item.
+        MissingExtraError: there is no onnxruntime to run it with.
+    """
     names = [spec.name for spec in source.signature.outputs]
     arrays = {}
     for number, spec in enumerate(source.signature.inputs):
         array = np.asarray(item[spec.name])
         if spec.dtype == "string":
-            array = np.array([text.decode("utf-8") for text in array.ravel()]).reshape(array.shape)
+            array = _texts(source, spec.name, array)
         arrays[str(number)] = array[None] if batched else array
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder) / "given.npz", Path(folder) / "made.npz"
@@ -174,6 +188,19 @@ def _network(source: Artifact, item: Mapping[str, Array], *, batched: bool) -> S
             outputs = {name: found[str(number)] for number, name in enumerate(names)}
             seconds = float(found["took"])
     return Step("network", {name: array[0] if batched else array for name, array in outputs.items()}, seconds)
+
+
+def _texts(source: Artifact, name: str, array: Array) -> Array:
+    try:
+        return np.array([text.decode("utf-8") for text in array.ravel()], np.str_).reshape(array.shape)
+    except UnicodeDecodeError as err:
+        why = f"{name}: preprocess gave {shown(np.array([err.object], object))}, and its strings are UTF-8"
+        raise RepositoryError(f"can't run {source.model_path}", why=why, mend="let preprocess give text") from err
+
+
+def nans(step: Step) -> list[str]:
+    """The tensors that a step gave with a number in it that is none."""
+    return [name for name, value in step.made.items() if value.dtype.kind == "f" and np.isnan(value).any()]
 
 
 def shown(value: Any) -> str:

@@ -6,6 +6,8 @@ import ast
 import builtins
 import json
 import keyword
+import math
+import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -30,7 +32,9 @@ SCORES = ("logit", "score", "prob", "class", "label")  # in the name of an outpu
 NO_SCORES = ("emb", "pool", "hidden", "feature", "token")  # in the name of an output that is no class scores
 FLOATS = ("float16", "float32", "float64")
 MOST_CLASSES = 100_000
-MOST_PIXELS = 64_000_000
+MOST_NUMBERS = 100_000_000  # of a sample
+# What the hooks, their test and what runs it import: a file of that name beside them would stand in for it.
+IMPORTED = {"PIL", "conftest", "iniconfig", "numpy", "packaging", "pluggy", "pytest", "tokenizers"}
 FRONTS = {"image-classification": "image", "text": "text", "tabular": "features"}
 Named = Callable[..., Part]  # with the name of the served model's input, or of the network's output
 PLACE = "a_name_for_what_the_hook_takes"
@@ -54,6 +58,14 @@ def new_hooks(task: str, source: Artifact, path: Path, tokenizer: Path | None = 
     """
     if path.suffix != ".py" or not _is_name(path.stem):
         raise _error(path, "that is no name of a Python module", "name it like hooks.py")
+    if path.stem in IMPORTED | sys.stdlib_module_names:
+        raise _error(path, f"a module {path.stem!r} is imported, which it would stand in for", "name it like hooks.py")
+    for spec in source.signature.inputs:
+        if math.prod(side for side in spec.shape if isinstance(side, int)) > MOST_NUMBERS:
+            raise _error(
+                path, f"its input is {spec}: more than {MOST_NUMBERS:,} numbers a sample", "export a smaller one"
+            )
+    _refuse_fixed(task, source, path)
     back = _back(source)
     taken = set(back.results) if back else {tensor.name for tensor in outputs_of(source.signature)}
     make = {"image-classification": _image, "text": _text, "tabular": _tabular}[task](source, path, tokenizer)
@@ -68,16 +80,27 @@ def new_hooks(task: str, source: Artifact, path: Path, tokenizer: Path | None = 
             raise _error(path, "the network takes no token ids, and a tokenizer was given", "leave --tokenizer away")
         if not (beside.exists() and tokenizer.exists() and beside.samefile(tokenizer)):
             content[beside] = _read(path, tokenizer)
-    for file in content:
-        if file.exists() or file.is_symlink():
-            raise _error(path, f"{file} is there already", "name another file by --out, or move that one away")
     try:
+        for file in content:
+            if file.exists() or file.is_symlink():
+                raise _error(path, f"{file} is there already", "name another file by --out, or move that one away")
         path.parent.mkdir(parents=True, exist_ok=True)
         for file, text in content.items():
             replace_file(file, text)
     except OSError as err:
         raise _error(path, f"it can't be written: {err.strerror or err}", "name a place that you may write to") from err
     return list(content)
+
+
+def _refuse_fixed(task: str, source: Artifact, path: Path) -> None:
+    """Of a network that takes one size of batch only, hooks would be given the batch as a part of the sample."""
+    own = {"image-classification": (3,), "text": (0, 1), "tabular": (1,)}[task]
+    for spec in source.signature.inputs:
+        batch = len(spec.shape) - 1
+        if not source.signature.batched and batch in own and len(spec.shape) not in own:
+            ends = ", ".join(map(str, source.signature.outputs))
+            why = f"its batch is not of any size: it takes {spec} and gives {ends}"
+            raise _error(path, why, "export it with a free first dimension of all inputs and outputs")
 
 
 def _image(source: Artifact, path: Path, _: Path | None) -> Named:
@@ -90,8 +113,6 @@ def _image(source: Artifact, path: Path, _: Path | None) -> Named:
     last = channels[0] == 2
     sides = shape[:2] if last else shape[1:]
     height, width = (SIDE if isinstance(side, str) else side for side in sides)
-    if height * width > MOST_PIXELS:
-        raise _error(path, f"its input is {spec}: more than {MOST_PIXELS:,} pixels", "export it for smaller images")
     depth = shape[channels[0]]
     return partial(starting.images, channels=int(depth), height=height, width=width, dtype=spec.dtype, last=last)
 

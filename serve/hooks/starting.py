@@ -120,7 +120,10 @@ def decoded(picture: Image.Image) -> Image.Image:
     """Turned as the camera was held, and of 8 bits."""
     if picture.width * picture.height > MOST_PIXELS:
         raise ValueError(f"the image has more than {{MOST_PIXELS:,}} pixels")
-    turned = ImageOps.exif_transpose(picture)
+    try:
+        turned = ImageOps.exif_transpose(picture)
+    except Exception:  # Pillow raises all kinds where the EXIF is damaged; the picture itself need not be
+        turned = picture
     if turned.mode.startswith("I"):  # 16 bits, of which convert() would make white of all but the darkest
         turned = Image.fromarray((np.asarray(turned) >> 8).astype(np.uint8))
     return turned
@@ -166,9 +169,10 @@ def rows(*, name: str, length: int | str, dtype: str) -> Part:
     check = f"    return {name}\n"
     if real:
         check = f"""\
-    if not np.isfinite({name}).all():
-        raise ValueError("{name} has a NaN or an infinity in it")
-    return (({name} - MEAN) / STD).astype({name}.dtype)
+    standardised = (({name} - MEAN) / STD).astype({name}.dtype)
+    if not np.isfinite(standardised).all():
+        raise ValueError("{name} has a NaN or an infinity in it, or a number that is too large")
+    return standardised
 """
     constants = "# What the network was trained with: a number for all, or an array with one for each.\n"
     constants = f"{constants}MEAN = 0.0\nSTD = 1.0\n" if real else ""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
 from compress.artifact import Artifact
 from compress.errors import HookError, RepositoryError
 from serve.cli.main import main
 from serve.hooks.bad_input import try_bad_input
 from serve.hooks.check import check_hooks, shown
-from tests.serve_models import HOOKS, hook_file, text_artifact, tiny_artifact
+from tests.serve_models import HOOKS, artifact_of, hook_file, text_artifact, tiny_artifact
 
 UPPER = """
 from typing import Annotated
@@ -78,6 +80,48 @@ def test_a_file_that_does_not_fit_is_refused(
     with pytest.raises(RepositoryError, match="can't try") as caught:
         check_hooks(hook_file(tmp_path), source, tmp_path / file)
     assert why in caught.value.why
+
+
+def test_a_bad_json_is_told_what_to_hold(source: Artifact, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("[", encoding="utf-8")
+    with pytest.raises(RepositoryError) as caught:
+        check_hooks(hook_file(tmp_path), source, tmp_path / "x.json")
+    assert caught.value.mend == 'give a .json file of {"text": …}'
+
+
+def test_a_pipe_that_nobody_writes_to_is_refused(source: Artifact, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.json")
+    with pytest.raises(RepositoryError, match="can't try") as caught:
+        check_hooks(hook_file(tmp_path), source, tmp_path / "x.json")
+    assert "it is no file" in caught.value.why
+
+
+def test_bytes_that_are_no_text_are_not_given_to_a_network_of_texts(tmp_path: Path) -> None:
+    source = Artifact.load(text_artifact(tmp_path / "artifact"))
+    hooks = (
+        UPPER.replace("first.upper()", 'b"\\xff"') + "\n\ndef example():\n    return {'first': 'a', 'second': 'b'}\n"
+    )
+    with pytest.raises(RepositoryError, match="can't run") as caught:
+        check_hooks(hook_file(tmp_path, hooks), source, None)
+    assert "strings are UTF-8" in caught.value.why
+
+
+def test_a_network_that_answers_nan_is_told(tmp_path: Path) -> None:
+    """Logarithms of negative numbers: of a good sample it ends the check, of a bad one it is told."""
+    node = helper.make_node("Log", ["x"], ["y"])
+    source = Artifact.load(artifact_of(tmp_path / "a", [node], ["x:float32[batch,1]"], ["y:float32[batch,1]"]))
+    text = (
+        "import numpy as np\ndef preprocess(value: float):\n    return np.array([value], np.float32)\n"
+        "def example(): return {'value': 1.0}\n"
+    )
+    hooks = hook_file(tmp_path, text)
+    tried = {one.given: one.message for one in try_bad_input(hooks, source, None)}
+    assert "the network answers NaN (y)" in tried["the lowest number"]
+    assert tried["infinity"] == ""
+    (tmp_path / "x.json").write_text('{"value": -1.0}', encoding="utf-8")
+    with pytest.raises(RepositoryError, match="can't use what") as caught:
+        check_hooks(hooks, source, tmp_path / "x.json")
+    assert "y is NaN" in caught.value.why
 
 
 def test_several_texts_of_one_item_are_told_how_they_are_annotated(source: Artifact, tmp_path: Path) -> None:

@@ -133,6 +133,7 @@ def test_the_command_says_what_it_wrote_and_how_to_try_it(tmp_path: Path, capsys
     assert ended.value.code in (0, None)
     told = capsys.readouterr().out
     assert f"wrote {hooks}" in told
+    assert "fill in:    MEAN, STD, LABELS," in told
     line = next(line for line in told.splitlines() if "serve hooks check" in line)
     with pytest.raises(SystemExit):
         main(line[line.index("hooks check") :].split())
@@ -280,6 +281,15 @@ def test_images_are_turned_as_the_camera_was_held(kind: str, tmp_path: Path) -> 
     assert made[:, -3:].min() > 0.9
 
 
+def test_damaged_exif_does_not_take_the_picture_along(tmp_path: Path) -> None:
+    hooks = written(tmp_path, "image-classification", mean_of_images(tmp_path / "artifact", "3,8,10"))
+    exif = Image.Exif()
+    exif[0x010F] = "camera"
+    bad = exif.tobytes().replace(b"\x01\x0f\x00\x02", b"\x01\x00\x00\x02")  # a text as the width
+    made = hooks.preprocess(png(Image.new("RGB", (10, 8), "white"), "JPEG", exif=bad))
+    assert made.min() > 0.9
+
+
 @pytest.mark.parametrize("side", [9_000, 13_300, 60_000])
 def test_an_image_of_too_many_pixels_is_not_decoded(side: int, tmp_path: Path) -> None:
     hooks = written(tmp_path, "image-classification", mean_of_images(tmp_path / "artifact", "3,8,10"))
@@ -290,9 +300,50 @@ def test_an_image_of_too_many_pixels_is_not_decoded(side: int, tmp_path: Path) -
         hooks.preprocess(bomb)
 
 
-def test_a_network_for_images_that_no_memory_holds_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(HookError, match="more than 64,000,000 pixels"):
-        written(tmp_path, "image-classification", mean_of_images(tmp_path / "artifact", "3,60000,60000"))
+def test_a_row_too_large_to_be_standardised_is_refused(tmp_path: Path) -> None:
+    hooks = written(tmp_path, "tabular", tiny_artifact(tmp_path / "artifact"))
+    hooks.STD = 0.1
+    with np.errstate(over="ignore"), pytest.raises(ValueError, match="too large"):
+        hooks.preprocess(np.array([3e38] * 4, np.float32))
+
+
+@pytest.mark.parametrize("task", ["image-classification", "tabular"])
+def test_a_network_whose_samples_no_memory_holds_is_refused(task: str, tmp_path: Path) -> None:
+    spec = "float32[batch,3,60000,60000]" if task != "tabular" else "float32[batch,99999999999]"
+    node = helper.make_node("Identity", ["x"], ["y"])
+    with pytest.raises(HookError, match="more than 100,000,000 numbers a sample"):
+        written(tmp_path, task, artifact_of(tmp_path / "artifact", [node], [f"x:{spec}"], [f"y:{spec}"]))
+
+
+@pytest.mark.parametrize(
+    ("task", "spec"),
+    [
+        ("image-classification", "float32[1,3,8,8]"),
+        ("tabular", "float32[1,4]"),
+        ("text", "int64[1,6]"),
+        ("text", "string[2,1]"),
+    ],
+)
+def test_a_fixed_batch_is_told(task: str, spec: str, tmp_path: Path) -> None:
+    node = helper.make_node("Identity", ["input_ids"], ["y"])
+    artifact = artifact_of(tmp_path / "artifact", [node], [f"input_ids:{spec}"], [f"y:{spec}"])
+    with pytest.raises(HookError, match="its batch is not of any size") as caught:
+        written(tmp_path, task, artifact)
+    assert "first dimension" in caught.value.mend
+
+
+@pytest.mark.parametrize("name", ["numpy.py", "typing.py", "pytest.py", "PIL.py", "tokenizers.py", "json.py"])
+def test_hooks_that_would_stand_in_for_a_module_are_refused(name: str, tmp_path: Path) -> None:
+    source = Artifact.load(tiny_artifact(tmp_path / "artifact"))
+    with pytest.raises(HookError, match=f"a module {name.removesuffix('.py')!r} is imported"):
+        new_hooks("tabular", source, tmp_path / "made" / name)
+
+
+def test_a_name_too_long_for_the_disk_is_refused(tmp_path: Path) -> None:
+    source = Artifact.load(tiny_artifact(tmp_path / "artifact"))
+    with pytest.raises(HookError, match="can't be written: File name too long"):
+        new_hooks("tabular", source, tmp_path / f"{'h' * 250}.py")
+    assert [file.name for file in tmp_path.iterdir()] == ["artifact"]
 
 
 def test_a_sample_by_hand_is_tried_too(tmp_path: Path) -> None:
