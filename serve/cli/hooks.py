@@ -37,13 +37,14 @@ def new(
     tokenizer
         The tokenizer.json of a network that takes token ids; it is copied beside the hooks.
     """
+    from compress.vetting.texts import read_text
     from serve.hooks.new import new_hooks
     from serve.pack.source import load_source
 
     written = new_hooks(task, load_source(artifact), out_, tokenizer)
     for file in written:
         out.print(f"wrote {file}", markup=False)
-    text = written[0].read_text(encoding="utf-8")
+    text = read_text(written[0])
     left = [name for name in ("MEAN", "STD", "LABELS") if f"\n{name} = " in text]
     if left:
         out.print(f"fill in:    {', '.join(left)}, as the network was trained with", markup=False)
