@@ -29,6 +29,7 @@ from simulated_time import simulated
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.keys import Key
+from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.release.release import Release
 from serve.gateway.release.released import Released
 from serve.gateway.release.releases import LOOK_S
@@ -169,6 +170,7 @@ async def follow(traffic: Traffic, plan: Plan) -> tuple[str, float]:
     released = Released(gate, cast(Any, Tritons(traffic)))
     course = Course(plan, time.monotonic())
     release = Release(traffic.seed, "m", Target("baseline"), Target("candidate"), plan, course)
+    release.knows(ModelMetadata("m", ("1",), (), (), batched=True))
     client = Identity(Key(id="c", name="c", digest="0" * 64), None)
     asked: set[asyncio.Task[Response]] = set()
 
