@@ -71,7 +71,11 @@ PACK = "from serve.pack.file import read_tables\nread_tables(folder.parent / 'pa
 SETTINGS = "from serve.gateway.settings_file import read_settings\nread_settings(folder.parent / 'gateway.toml', {})"
 REPORT = "from serve.load.report.report import read_report\nread_report(folder.parent / 'report.json')"
 TRACE = "from serve.load.send.arrivals import read_trace\nread_trace(folder.parent / 'trace')"
-ITEM = "from serve.hooks.check import _item\n_item(folder.parent / 'item', (None, None))"
+ITEM = """
+from serve.hooks.check import _item
+from serve.hooks.types import HookTensor
+_item(folder.parent / 'item', (HookTensor('x', 'TYPE_STRING', (1,), 'bytes'),) * 2)
+"""
 SEND = "from serve.http.ask import infer_file\ninfer_file('http://127.0.0.1:9', 'tiny', folder.parent / 'image.png')"
 
 FOUND = [  # what a folder holds: a pipe in its place would never end, and a device neither
