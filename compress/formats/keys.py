@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from compress.console.wording import AssumedWarning, counted
 from compress.errors import CheckpointError
 
-__all__ = ["State", "best_of", "fitted", "is_copy", "misfit", "words_of"]
+__all__ = ["State", "best_of", "by_other_names", "fitted", "misfit", "words_of"]
 
 # Words of what a trainer averages into or learns from: never what is meant where there is another.
 COPIES = {"ema", "avg", "swa", "swag", "polyak", "shadow", "momentum", "teacher", "target"}
@@ -112,6 +112,13 @@ def best_of(sets: Mapping[str, State], wanted: State | None = None) -> tuple[str
 
     name = max(sets, key=rank)
     return name, sets[name]
+
+
+def by_other_names(sets: Mapping[str, State], wanted: State) -> State | None:
+    """The set that is probably meant, where its names are not the module's: hooks of the module may know them."""
+    _, state = best_of(sets, wanted)
+    alike = all(_kind(tensor) == _kind(wanted[key]) for key, tensor in state.items() if key in wanted)
+    return state if alike and state.keys() != wanted.keys() else None
 
 
 def misfit(sets: Mapping[str, State], wanted: State, path: Path, factory: str) -> CheckpointError:

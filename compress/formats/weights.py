@@ -11,7 +11,7 @@ from torch import nn
 
 from compress.console.wording import counted
 from compress.errors import CheckpointError
-from compress.formats.keys import State, best_of, fitted, misfit, words_of
+from compress.formats.keys import State, best_of, by_other_names, fitted, misfit, words_of
 from compress.formats.native.layers import LayerError, layer_of, record_of
 from compress.formats.pickles.names import Instance
 from compress.options.user_code import user_code
@@ -78,10 +78,10 @@ def module_of(content: Any, path: Path, factory: str | None) -> nn.Module:
     own = module.state_dict()
     wanted = {key: value for key, value in own.items() if isinstance(value, torch.Tensor)}
     fit = fitted(sets, wanted, path, factory)
-    state = fit if fit is not None else _by_other_names(sets, wanted)
+    state = fit if fit is not None else by_other_names(sets, wanted)
+    if state is None:
+        raise misfit(sets, wanted, path, factory)
     try:
-        if state is None:
-            raise misfit(sets, wanted, path, factory)
         module.load_state_dict(state, strict=len(own) == len(wanted))  # what is no tensor stays as the factory made it
     except RuntimeError as err:
         if fit is None:
@@ -92,15 +92,6 @@ def module_of(content: Any, path: Path, factory: str | None) -> nn.Module:
             f"the weights of {path} don't fit {factory}", why=why, mend="name the factory that made them"
         ) from err
     return module
-
-
-def _by_other_names(sets: Mapping[str, State], wanted: State) -> State | None:
-    """The set that is probably meant, where its names are not the module's: hooks of the module may know them."""
-    _, state = best_of(sets, wanted)
-    alike = all(
-        tensor.is_floating_point() == wanted[key].is_floating_point() for key, tensor in state.items() if key in wanted
-    )
-    return state if alike and state.keys() != wanted.keys() else None
 
 
 def _held(content: Any) -> str:

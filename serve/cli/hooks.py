@@ -70,15 +70,18 @@ def check(
         example().
     """
     from serve.hooks.bad_input import try_bad_input
-    from serve.hooks.check import check_hooks, shown
+    from serve.hooks.check import check_hooks, sample_of, shown
+    from serve.hooks.load import load_hooks
     from serve.pack.source import load_source
 
     source = load_source(artifact)
-    for step in check_hooks(hooks, source, input_):
+    loaded = load_hooks(hooks, source.signature)
+    item = sample_of(loaded, source, input_)
+    for step in check_hooks(loaded, source, item):
         out.print(f"{step.name:<12} {1000 * step.seconds:8.3f} ms", markup=False)
         for name, value in step.made.items():
             out.print(f"  gives {name} = {shown(value)}", markup=False)
-    tried = try_bad_input(hooks, source, input_)
+    tried = try_bad_input(loaded, source, item)
     if tried:
         out.print("bad input", markup=False)
     for one in tried:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from compress.artifact import Artifact
-from compress.errors import HookError, MissingExtraError, RepositoryError, first_line
-from serve.hooks.check import nans, run_network, sample_of
-from serve.hooks.load import load_hooks
-from serve.hooks.module import import_module, read_source
+from compress.errors import MissingExtraError, RepositoryError, first_line
+from serve.hooks.check import nans, run_network
+from serve.hooks.load import Hooks
 from serve.hooks.packed.values import NUMPY_TYPES, Array, Hook
 from serve.hooks.types import HookTensor
 
@@ -41,31 +39,23 @@ class Tried:
     message: str
 
 
-def try_bad_input(hooks: Path, source: Artifact, given: Path | None) -> list[Tried]:
+def try_bad_input(hooks: Hooks, source: Artifact, item: Mapping[str, Array]) -> list[Tried]:
     """Give preprocess one bad value after the other, the other inputs being as in a good sample.
 
     Args:
-        hooks: the Python file.
-        source: what it is for.
-        given: a file with a good sample, as in `check_hooks`; None takes the hooks' own example().
+        hooks: that were checked against the network.
+        source: what they are for.
+        item: a good sample, see `sample_of`.
 
     Returns:
         What came of each; [] without a preprocess.
-
-    Raises:
-        HookError: the hooks don't fit.
-        RepositoryError: there is no good sample.
     """
-    checked = load_hooks(hooks, source.signature)
-    stage = checked.preprocess
-    if stage is None:
+    if hooks.preprocess is None:
         return []
-    item = sample_of(checked, source, given)
-    text = read_source(hooks)
-    hook = Hook("preprocess", import_module(text).preprocess, stage.spec(), str(text.path))
+    hook = hooks.hook("preprocess")
     return [
         _tried(hook, source, tensor.name, what, {**item, tensor.name: value})
-        for tensor in stage.arguments
+        for tensor in hooks.preprocess.arguments
         for what, value in _bad(tensor, item[tensor.name])
     ]
 
@@ -73,8 +63,6 @@ def try_bad_input(hooks: Path, source: Artifact, given: Path | None) -> list[Tri
 def _tried(hook: Hook, source: Artifact, argument: str, given: str, item: Mapping[str, Array]) -> Tried:
     try:
         made = hook.sample(item)
-    except HookError:
-        raise
     except (Exception, SystemExit) as err:  # the user's code: anything may come out of it
         message = first_line(RuntimeError(hook.message(err)))
         return Tried(argument, given, 400 if hook.at_fault(err) else 500, message)
@@ -84,7 +72,7 @@ def _tried(hook: Hook, source: Artifact, argument: str, given: str, item: Mappin
 def _answer(source: Artifact, made: Mapping[str, Array]) -> str:
     """What a client should not be answered: numbers go through a network where they are too large for it, too."""
     try:
-        wrong = nans(run_network(source, made, batched=source.signature.batched))
+        wrong = nans(run_network(source, made))
     except (RepositoryError, MissingExtraError):
         return ""
     return f"the network answers NaN ({', '.join(wrong)}): bound the numbers in preprocess" if wrong else ""

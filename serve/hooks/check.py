@@ -7,11 +7,10 @@ import subprocess
 import sys
 import tempfile
 import time
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,9 +18,9 @@ from compress.artifact import Artifact
 from compress.errors import MissingExtraError, RepositoryError
 from compress.vetting.texts import read_bytes
 from serve.config.named import LARGEST_DATA
-from serve.hooks.load import Hooks, Stage, load_hooks
-from serve.hooks.module import Guarded, Source, import_module, read_source
-from serve.hooks.packed.values import Array, Hook, named, to_array
+from serve.hooks.load import Hooks
+from serve.hooks.module import Guarded
+from serve.hooks.packed.values import Array, named, to_array
 from serve.hooks.types import HookTensor, of_spec
 
 __all__ = ["Step", "check_hooks", "nans", "run_network", "sample_of", "shown"]
@@ -64,64 +63,59 @@ class Step:
     seconds: float
 
 
-def check_hooks(hooks: Path, source: Artifact, given: Path | None) -> list[Step]:
-    """Check a hook module against a network, then take one request all the way through.
+def check_hooks(hooks: Hooks, source: Artifact, item: Mapping[str, Array]) -> list[Step]:
+    """Take one request all the way through.
 
     Args:
-        hooks: the Python file.
-        source: what it is for.
-        given: a file for a model that takes one input of bytes, or a .json file of values by input name; None takes
-            what the hooks' own example() gives.
+        hooks: that were checked against the network.
+        source: what they are for.
+        item: a good sample, see `sample_of`.
 
     Returns:
         A step for each hook that there is, and the network's.
 
     Raises:
-        HookError: the hooks don't fit, or fail; the message names the line.
-        RepositoryError: the file does not fit the model, or the network refuses what preprocess gave.
+        HookError: the hooks fail; the message names the line.
+        RepositoryError: the network refuses what preprocess gave, or answers NaN.
         MissingExtraError: there is no onnxruntime to run the network with.
     """
-    checked = load_hooks(hooks, source.signature)
-    module_source = read_source(hooks)
-    module = import_module(module_source)
-    batched = source.signature.batched
-    item = sample_of(checked, source, given)
     steps = []
-    if checked.preprocess is not None:
-        steps.append(_hook(module_source, module, "preprocess", checked.preprocess, item))
-        item = dict(steps[-1].made)
-    steps.append(run_network(source, item, batched=batched))
+    if hooks.preprocess is not None:
+        steps.append(_hook(hooks, "preprocess", item))
+        item = steps[-1].made
+    steps.append(run_network(source, item))
     if nans(steps[-1]):
         raise RepositoryError(
             f"can't use what {source.model_path} answers",
             why=f"to a good sample, {', '.join(nans(steps[-1]))} is NaN",
             mend="see whether preprocess gives what the network was trained with, and whether it answers at all",
         )
-    if checked.postprocess is not None:
-        by_tensor = {tensor.name: tensor.tensor or tensor.name for tensor in checked.postprocess.arguments}
+    if hooks.postprocess is not None:
+        by_tensor = {tensor.name: tensor.tensor or tensor.name for tensor in hooks.postprocess.arguments}
         outputs = {name: steps[-1].made[tensor] for name, tensor in by_tensor.items()}
-        steps.append(_hook(module_source, module, "postprocess", checked.postprocess, outputs))
+        steps.append(_hook(hooks, "postprocess", outputs))
     return steps
 
 
-def sample_of(checked: Hooks, source: Artifact, given: Path | None) -> dict[str, Array]:
+def sample_of(hooks: Hooks, source: Artifact, given: Path | None) -> dict[str, Array]:
     """One item of the served model's inputs, strings as bytes, without a batch dimension.
 
     Args:
-        checked: the hooks.
+        hooks: that were checked against the network.
         source: what they are for.
-        given: as in `check_hooks`.
+        given: a file for a model that takes one input of bytes, or a .json file of values by input name; None takes
+            what the hooks' own example() gives.
 
     Raises:
         RepositoryError: there is none, or the file does not fit the model.
     """
     batched = source.signature.batched
     inputs = tuple(of_spec(spec.name, spec, batched=batched) for spec in source.signature.inputs)
-    front = checked.preprocess.arguments if checked.preprocess else inputs
-    item = dict(checked.example or {}) if given is None else _item(given, front)
+    front = hooks.preprocess.arguments if hooks.preprocess else inputs
+    item = dict(hooks.example or {}) if given is None else _item(given, front)
     if not item:
         raise RepositoryError(
-            f"can't try {checked.path}",
+            f"can't try {hooks.source.path}",
             why="there is nothing to try it with",
             mend="add --input FILE, or an example() to it",
         )
@@ -146,22 +140,23 @@ def _item(given: Path, front: tuple[HookTensor, ...]) -> dict[str, Array]:
         raise RepositoryError(f"can't try {given}", why=str(err), mend=mend) from err
 
 
-def _hook(source: Source, module: types.ModuleType, name: str, stage: Stage, item: Mapping[str, Array]) -> Step:
-    hook = Hook(name, getattr(module, name), stage.spec(), str(source.path))
-    with Guarded(source, name, "it failed"):
+def _hook(hooks: Hooks, name: Literal["preprocess", "postprocess"], item: Mapping[str, Array]) -> Step:
+    hook = hooks.hook(name)
+    with Guarded(hooks.source, name, "it failed"):
         start = time.perf_counter()
         made = hook.sample(item)
         seconds = time.perf_counter() - start
     return Step(name, made, seconds)
 
 
-def run_network(source: Artifact, item: Mapping[str, Array], *, batched: bool) -> Step:
+def run_network(source: Artifact, item: Mapping[str, Array]) -> Step:
     """Run the network on one item, in a process of its own.
 
     Raises:
         RepositoryError: it refuses the item.
         MissingExtraError: there is no onnxruntime to run it with.
     """
+    batched = source.signature.batched
     names = [spec.name for spec in source.signature.outputs]
     arrays = {}
     for number, spec in enumerate(source.signature.inputs):

@@ -6,6 +6,8 @@ import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
+from compress.vetting.wire import fields
+
 __all__ = ["gives_probabilities"]
 
 MAKES = {"Softmax", "Sigmoid", "HardSigmoid", "Hardmax"}
@@ -14,6 +16,9 @@ PASSES = {
 }  # fmt: skip
 """Operators that leave the numbers as they are."""
 SUMS = {"ReduceSum", "ReduceL1"}
+GRAPH = 7  # of ModelProto
+NODE = 1  # of GraphProto
+INPUT, OUTPUT, OPERATOR = 1, 2, 4  # of NodeProto
 Nodes = dict[str, tuple[str, list[str]]]
 
 
@@ -34,7 +39,7 @@ def gives_probabilities(path: Path, output: str) -> bool:
             memoryview(held) as data,
         ):
             nodes = _nodes(data)
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError):
         return False
     seen: set[str] = set()
     while output in nodes and output not in seen:
@@ -54,10 +59,11 @@ def gives_probabilities(path: Path, output: str) -> bool:
 def _nodes(data: memoryview) -> Nodes:
     """Of the graph: by what each makes, its operator and what it takes."""
     found: Nodes = {}
-    for start, end in _parts(data, 0, len(data), 7):
-        for at, until in _parts(data, start, end, 1):
+    for graph, end in _parts(data, 0, len(data), GRAPH):
+        for node, until in _parts(data, graph, end, NODE):
             inputs, outputs, kinds = (
-                [str(data[slice(*part)], "utf-8") for part in _parts(data, at, until, number)] for number in (1, 2, 4)
+                [str(data[slice(*part)], "utf-8") for part in _parts(data, node, until, number)]
+                for number in (INPUT, OUTPUT, OPERATOR)
             )
             found |= dict.fromkeys(outputs, (kinds[0] if kinds else "", inputs))
     return found
@@ -65,25 +71,6 @@ def _nodes(data: memoryview) -> Nodes:
 
 def _parts(data: memoryview, at: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
     """Where the values of a message's field lie, of those that have a length."""
-    while at < end:
-        key, at = _varint(data, at)
-        kind = key & 7
-        if kind == 2:
-            length, at = _varint(data, at)
-            if key >> 3 == wanted:
-                yield at, at + length
-            at += length
-        elif kind == 0:
-            _, at = _varint(data, at)
-        else:
-            at += {1: 8, 5: 4}.get(kind, end)
-
-
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return value, at
+    return (
+        (inside, stop) for number, _, inside, stop in fields(data, at, end) if number == wanted and inside is not None
+    )

@@ -38,7 +38,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from compress.artifact import Signature
 from compress.errors import HookError, SignatureError
@@ -81,19 +81,24 @@ class Hooks:
     """A hook module that was checked against a network.
 
     Attributes:
-        path: the user's file.
-        requirements: its REQUIREMENTS.
-        files: its FILES, relative to it.
+        source: the user's file, with its REQUIREMENTS and FILES.
+        module: the same, imported.
         preprocess, postprocess: the functions that it has.
         example: one item of each input of the served model, without the batch dimension, strings as bytes.
     """
 
-    path: Path
-    requirements: tuple[str, ...]
-    files: tuple[str, ...]
+    source: Source
+    module: types.ModuleType
     preprocess: Stage | None
     postprocess: Stage | None
     example: Mapping[str, Array] | None
+
+    def hook(self, name: Literal["preprocess", "postprocess"]) -> Hook:
+        """One of its functions, as Triton calls it; the module has it."""
+        stage = self.preprocess if name == "preprocess" else self.postprocess
+        if stage is None:
+            raise KeyError(name)
+        return Hook(name, getattr(self.module, name), stage.spec(), str(self.source.path))
 
 
 def load_hooks(path: Path, signature: Signature) -> Hooks:
@@ -132,9 +137,10 @@ def load_hooks(path: Path, signature: Signature) -> Hooks:
             raise source.error(
                 name, "it takes a batch, and the network has none", "annotate it for one item, without list and batch"
             )
+    hooks = Hooks(source, module, preprocess, postprocess, example)
     if example is not None and preprocess is not None:
-        _try_out(source, module, preprocess, example)
-    return Hooks(path, source.requirements, source.files, preprocess, postprocess, example)
+        _try_out(hooks, example)
+    return hooks
 
 
 def _preprocess(source: Source, hook: Any, inputs: tuple[HookTensor, ...]) -> Stage:
@@ -248,9 +254,9 @@ def _example(source: Source, module: types.ModuleType, front: tuple[HookTensor, 
         return {item.name: to_array(values[item.name], item.kind, item.data_type, item.dims) for item in front}
 
 
-def _try_out(source: Source, module: types.ModuleType, stage: Stage, example: Mapping[str, Array]) -> None:
+def _try_out(hooks: Hooks, example: Mapping[str, Array]) -> None:
     """Run preprocess on the example, as Triton will, and check what it gives."""
-    hook = Hook("preprocess", module.preprocess, stage.spec(), str(source.path))
+    source, hook = hooks.source, hooks.hook("preprocess")
     with Guarded(source, "preprocess", "on what example() gives, it failed"):
         try:
             hook.sample(example)

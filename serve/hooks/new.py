@@ -17,10 +17,10 @@ from compress.errors import HookError
 from compress.vetting.replace import replace_file
 from compress.vetting.texts import read_bytes
 from serve.config.named import LARGEST_DATA
-from serve.hooks import starting
+from serve.hooks import halves, starting
 from serve.hooks.last_node import gives_probabilities
 from serve.hooks.starting import Part
-from serve.hooks.types import outputs_of
+from serve.hooks.types import item_shape, outputs_of
 
 __all__ = ["TASKS", "new_hooks"]
 
@@ -105,7 +105,7 @@ def _refuse_fixed(task: str, source: Artifact, path: Path) -> None:
 
 def _image(source: Artifact, path: Path, _: Path | None) -> Named:
     spec = _one(source, path)
-    shape = spec.shape[1:] if source.signature.batched else spec.shape
+    shape = item_shape(spec, batched=source.signature.batched)
     channels = [axis for axis in (0, 2) if len(shape) == 3 and shape[axis] in (1, 3, 4)]
     if spec.dtype not in ("float32", "float16", "uint8") or not channels:
         why = f"its input is {spec}, not float32 or uint8 of [channels, height, width] or [height, width, channels]"
@@ -114,14 +114,14 @@ def _image(source: Artifact, path: Path, _: Path | None) -> Named:
     sides = shape[:2] if last else shape[1:]
     height, width = (SIDE if isinstance(side, str) else side for side in sides)
     depth = shape[channels[0]]
-    return partial(starting.images, channels=int(depth), height=height, width=width, dtype=spec.dtype, last=last)
+    return partial(halves.images, channels=int(depth), height=height, width=width, dtype=spec.dtype, last=last)
 
 
 def _text(source: Artifact, path: Path, tokenizer: Path | None) -> Named:
     specs = source.signature.inputs
-    shapes = [spec.shape[1:] if source.signature.batched else spec.shape for spec in specs]
+    shapes = [item_shape(spec, batched=source.signature.batched) for spec in specs]
     if len(specs) == 1 and specs[0].dtype == "string" and all(side == 1 or isinstance(side, str) for side in shapes[0]):
-        return partial(starting.texts, shape=(1,) * len(shapes[0]))
+        return partial(halves.texts, shape=(1,) * len(shapes[0]))
     names = tuple(spec.name for spec in specs)
     lengths = {shape[0] for shape in shapes if len(shape) == 1}
     dtypes = {spec.dtype for spec in specs}
@@ -134,15 +134,15 @@ def _text(source: Artifact, path: Path, tokenizer: Path | None) -> Named:
         raise _error(path, "the network takes token ids", mend)
     (length,) = lengths
     longest = LENGTH if isinstance(length, str) else length
-    return partial(starting.token_ids, names=names, dtype=dtypes.pop(), length=longest, tokenizer="tokenizer.json")
+    return partial(halves.token_ids, names=names, dtype=dtypes.pop(), length=longest, tokenizer="tokenizer.json")
 
 
 def _tabular(source: Artifact, path: Path, _: Path | None) -> Named:
     spec = _one(source, path)
-    shape = spec.shape[1:] if source.signature.batched else spec.shape
+    shape = item_shape(spec, batched=source.signature.batched)
     if len(shape) != 1 or spec.dtype in ("string", "bool"):
         raise _error(path, f"its input is {spec}, not a row of numbers for each sample", "name another --task")
-    return partial(starting.rows, length="length" if isinstance(shape[0], str) else shape[0], dtype=spec.dtype)
+    return partial(halves.rows, length="length" if isinstance(shape[0], str) else shape[0], dtype=spec.dtype)
 
 
 def _one(source: Artifact, path: Path) -> TensorSpec:
@@ -175,16 +175,16 @@ def _back(source: Artifact) -> Part | None:
     pairs = zip(source.signature.outputs, tensors, strict=True)
     for spec, tensor in sorted(pairs, key=lambda pair: not any(word in pair[0].name.lower() for word in SCORES)):
         name = tensor.name
-        shape = spec.shape[1:] if source.signature.batched else spec.shape
+        shape = item_shape(spec, batched=source.signature.batched)
         if not _is_name(name) or spec.dtype not in FLOATS or any(word in name.lower() for word in NO_SCORES):
             continue
         if shape in ((), (1,)):
-            make: Named = partial(starting.number, shape=tuple(map(int, shape)))
+            make: Named = partial(halves.number, shape=tuple(map(int, shape)))
         elif len(shape) == 1 and isinstance(shape[0], int) and 1 < shape[0] <= MOST_CLASSES:
             known = "prob" in name.lower() or (
                 source.format == "onnx" and gives_probabilities(source.model_path, spec.name)
             )
-            make = partial(starting.labels, classes=shape[0], probabilities=known)
+            make = partial(halves.labels, classes=shape[0], probabilities=known)
         else:
             continue
         own = f"{name}_" if name in _uses(make(output=PLACE).code) else name

@@ -15,7 +15,7 @@ from compress.artifact import Signature, TensorSpec
 from compress.errors import SignatureError
 from serve.config.model_config import TRITON_TYPE_OF, DataType
 
-__all__ = ["HookTensor", "of_annotation", "of_spec", "outputs_of"]
+__all__ = ["HookTensor", "item_shape", "of_annotation", "of_spec", "outputs_of"]
 
 SCALARS: dict[Any, DataType] = {
     bytes: "TYPE_STRING", str: "TYPE_STRING", int: "TYPE_INT64", float: "TYPE_FP32", bool: "TYPE_BOOL",
@@ -89,11 +89,14 @@ def of_annotation(name: str, annotation: Any) -> HookTensor:
     )
 
 
+def item_shape(spec: TensorSpec, *, batched: bool) -> tuple[int | str, ...]:
+    """The shape of one item of a network's tensor: without the batch when there is one."""
+    return spec.shape[1:] if batched else spec.shape
+
+
 def of_spec(name: str, spec: TensorSpec, *, batched: bool) -> HookTensor:
     """A tensor of the network, as a hook sees it: one item, without the batch when there is one."""
-    return HookTensor(
-        name, TRITON_TYPE_OF[spec.dtype], _dims(spec.shape[1:] if batched else spec.shape), "array", spec.name
-    )
+    return HookTensor(name, TRITON_TYPE_OF[spec.dtype], _dims(item_shape(spec, batched=batched)), "array", spec.name)
 
 
 def outputs_of(signature: Signature) -> tuple[HookTensor, ...]:

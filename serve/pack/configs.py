@@ -75,7 +75,7 @@ def configs_for(
 def _hook(name: str, stage: str, what: Stage, hooks: Hooks, network: ModelConfig, options: PackOptions) -> ModelConfig:
     parameters = {
         "stages": json.dumps({stage: what.spec() | {"tensors": {}}}),
-        "requirements": json.dumps(hooks.requirements),
+        "requirements": json.dumps(hooks.source.requirements),
     }
     inputs = tuple(input_of(tensor) for tensor in what.arguments)
     outputs = tuple(output_of(tensor) for tensor in what.results)
@@ -115,7 +115,7 @@ def _pipeline(name: str, hooks: Hooks, network: ModelConfig, options: PackOption
         "stages": json.dumps(stages),
         "network": network.name,
         "network_outputs": json.dumps(needed),
-        "requirements": json.dumps(hooks.requirements),
+        "requirements": json.dumps(hooks.source.requirements),
     }
     parameters |= _marks(name) | _example(hooks, inputs, network)
     plain = tuple(replace(output, label_filename="") for output in outputs)

@@ -146,8 +146,8 @@ def write_model(folder: Path, version: int, wanted: Wanted, source: Artifact, ho
     else:
         shutil.copyfile(HOOKS / "model.py", inside / "model.py")
         shutil.copyfile(HOOKS / "values.py", inside / "hook_values.py")
-        shutil.copyfile(hooks.path, inside / "hooks.py")
-        for name in hooks.files:
-            shutil.copyfile(hooks.path.parent / name, inside / name)
+        shutil.copyfile(hooks.source.path, inside / "hooks.py")
+        for name in hooks.source.files:
+            shutil.copyfile(hooks.source.path.parent / name, inside / name)
     if wanted.role != "ensemble":
         write_provenance(inside, source if wanted.role == "network" else None)

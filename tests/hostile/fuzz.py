@@ -32,6 +32,7 @@ from compress.runtime.backends.onnxrt import OnnxBackend
 from compress.tensorrt.lint import lint_tensorrt
 from compress.vetting.calls.functions import functions, methods
 from tests.hostile.exported_programs import _plain as program_entries
+from tests.hostile.mutations import places_in
 from tests.hostile.onnx_files import model as onnx_model
 from tests.hostile.pickles import calling, expression, node
 
@@ -211,7 +212,7 @@ def _tree(whole: Any, random: Random, canary: Path, changes: int) -> Any:
     """Plain data, in some places other data."""
     whole = copy.deepcopy(whole)
     for _ in range(changes):
-        places = [place for place in _places(whole, ()) if place]
+        places = [place for place in places_in(whole) if place]
         holder = whole
         *path, last = random.choice(places)
         for step in path:
@@ -228,17 +229,9 @@ def _tree(whole: Any, random: Random, canary: Path, changes: int) -> Any:
                 holder[last] = copy.deepcopy(other)
             case _:
                 holder[last] = _value(random, canary)
-        if not [place for place in _places(whole, ()) if place]:
+        if not [place for place in places_in(whole) if place]:
             break
     return whole
-
-
-def _places(value: Any, path: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    found = [path]
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in items:
-        found += _places(item, (*path, key))
-    return found
 
 
 def _onnx(random: Random, canary: Path) -> bytes:

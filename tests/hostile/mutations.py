@@ -50,7 +50,7 @@ def tree_changed(whole: Any, random: Random, outside: Path, changes: int | None 
     """Plain data, in some places other data: values of another kind or size, keys that are gone, new or twice."""
     whole = copy.deepcopy(whole)
     for _ in range(changes or random.choice((1, 1, 1, 2, 3))):
-        places = [place for place in _places(whole, (), 0) if place]
+        places = [place for place in places_in(whole, deepest=12) if place]
         if not places:
             return _value(random, outside)
         holder = whole
@@ -90,12 +90,18 @@ def _near(value: Any, random: Random) -> Any:
     return value
 
 
-def _places(value: Any, path: tuple[Any, ...], depth: int) -> list[tuple[Any, ...]]:
+def places_in(value: Any, path: tuple[Any, ...] = (), deepest: int | None = None) -> list[tuple[Any, ...]]:
+    """Paths to all that is in plain data, itself first.
+
+    Args:
+        path: to the data.
+        deepest: how long a path may be; None for any.
+    """
     found = [path]
-    if depth < 12:
+    if deepest is None or len(path) < deepest:
         items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         for key, item in items:
-            found += _places(item, (*path, key), depth + 1)
+            found += places_in(item, (*path, key), deepest)
     return found
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -105,26 +105,19 @@ def url(triton: TritonServer, state: Path) -> Iterator[str]:
 
 
 @contextmanager
-def critics(url: str, model: str) -> Iterator[Counter[tuple[str, bool]]]:
-    """Two clients that ask all the time and tell the true class; who answered, and whether that was it."""
-    seen: Counter[tuple[str, bool]] = Counter()
+def asking(ask: Callable[[], None]) -> Iterator[None]:
+    """Two clients that do this again and again."""
     stop = threading.Event()
-    truth = int(np.argmax(np.array(X) @ WEIGHT))
 
-    def ask() -> None:
+    def go_on() -> None:
         while not stop.is_set():
-            with urllib.request.urlopen(f"{url}/v2/models/{model}/infer", INFER) as answer:
-                id_ = answer.headers["answer-id"]
-            if id_ is not None:  # else the rollout has not begun
-                status, told = fetch(f"{url}/feedback", json.dumps({"id": id_, "label": truth}).encode())
-                assert (status, told["counted"]) == (200, True)
-                seen[told["served_by"], told["correct"]] += 1
+            ask()
 
-    clients = [threading.Thread(target=ask) for _ in range(2)]
+    clients = [threading.Thread(target=go_on) for _ in range(2)]
     for client in clients:
         client.start()
     try:
-        yield seen
+        yield
     finally:
         stop.set()
         for client in clients:
@@ -132,24 +125,33 @@ def critics(url: str, model: str) -> Iterator[Counter[tuple[str, bool]]]:
 
 
 @contextmanager
+def critics(url: str, model: str) -> Iterator[Counter[tuple[str, bool]]]:
+    """Two clients that ask all the time and tell the true class; who answered, and whether that was it."""
+    seen: Counter[tuple[str, bool]] = Counter()
+    truth = int(np.argmax(np.array(X) @ WEIGHT))
+
+    def ask() -> None:
+        with urllib.request.urlopen(f"{url}/v2/models/{model}/infer", INFER) as answer:
+            id_ = answer.headers["answer-id"]
+        if id_ is not None:  # else the rollout has not begun
+            status, told = fetch(f"{url}/feedback", json.dumps({"id": id_, "label": truth}).encode())
+            assert (status, told["counted"]) == (200, True)
+            seen[told["served_by"], told["correct"]] += 1
+
+    with asking(ask):
+        yield seen
+
+
+@contextmanager
 def traffic(url: str, body: bytes = INFER, path: str = "/v2/models/tiny/infer") -> Iterator[Counter[int]]:
     """Two clients that ask all the time; statuses of their answers."""
     seen: Counter[int] = Counter()
-    stop = threading.Event()
 
     def ask() -> None:
-        while not stop.is_set():
-            seen[fetch(url + path, body)[0]] += 1
+        seen[fetch(url + path, body)[0]] += 1
 
-    clients = [threading.Thread(target=ask) for _ in range(2)]
-    for client in clients:
-        client.start()
-    try:
+    with asking(ask):
         yield seen
-    finally:
-        stop.set()
-        for client in clients:
-            client.join()
 
 
 def rollout(state: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -10,6 +10,8 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx.external_data_helper import set_external_data
 
+from compress.vetting.wire import BYTES, WireError, fields
+
 __all__ = ["GRAPH", "INITIALIZER", "LARGE", "RAW", "header", "outline", "set_apart"]
 
 # A tensor that is written in more bytes than this has more than 1,024 elements: nobody looks at its values.
@@ -19,8 +21,6 @@ GRAPH, INITIALIZER = 7, 5  # of ModelProto, of GraphProto
 VALUES = {4, 5, 6, 7, 9, 10, 11}  # of TensorProto: float_data, …, raw_data, …, uint64_data
 RAW = 9
 ALIGNED = 64  # bytes: as ONNX Runtime's own allocator has it
-FIXED = {1: 8, 5: 4}  # bytes of a field, by its wire type
-VARINT, BYTES = 0, 2
 
 
 def outline(path: Path) -> onnx.ModelProto:
@@ -101,35 +101,11 @@ def _graph(data: mmap.mmap, begin: int, end: int) -> Iterator[bytes]:
 
 
 def _fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int | None, int]]:
-    """Number of each field, where it starts, where its bytes start (None for numbers), and where it ends."""
-    while at < end:
-        start = at
-        tag, at = _varint(data, at, end)
-        kind, inside = tag & 7, None
-        if kind == BYTES:
-            length, inside = _varint(data, at, end)
-            at = inside + length
-        elif kind == VARINT:
-            _, at = _varint(data, at, end)
-        elif kind in FIXED:
-            at += FIXED[kind]
-        else:
-            raise DecodeError("the file is no ONNX model")
-        if at > end:
-            raise DecodeError("the file ends too early")
-        yield tag >> 3, start, inside, at
-
-
-def _varint(data: mmap.mmap, at: int, end: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < end and shift < 64:
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
-    raise DecodeError("the file ends too early")
+    """As `fields`, with the error that a parser of the same file would have."""
+    try:
+        yield from fields(data, at, end)
+    except WireError as err:
+        raise DecodeError(str(err)) from err
 
 
 def _message(number: int, content: bytes) -> Iterator[bytes]:

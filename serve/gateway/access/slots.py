@@ -108,10 +108,9 @@ class _Shared:
     def prune(self, now: float) -> None:
         """Without those that Triton has ended by now."""
         idle_s = self.batcher.idle_s
-        gone = [each.id for each in self.sequences.values() if not each.flying and now - each.heard > idle_s]
-        for sequence in gone:
-            if not self.sequences[sequence].waits:
-                del self.sequences[sequence]
+        for each in [*self.sequences.values()]:
+            if not each.waits and not each.flying and now - each.heard > idle_s:
+                del self.sequences[each.id]
 
     def to_end(self, waiting: _Sequence, now: float) -> list[_Sequence]:
         """Those that are to make room for one that waits; [] where slots are free, or its key has its share."""
@@ -132,15 +131,13 @@ class _Shared:
 class Turn:
     """One request of a sequence; `leave` it in any case."""
 
-    __slots__ = ("_id", "_last", "_sent", "_sequence", "_shared", "_slots", "_start", "_target", "_who")
+    __slots__ = ("_asked", "_sent", "_sequence", "_shared", "_slots", "_whose")
 
     def __init__(
         self, slots: Slots, shared: _Shared, sequence: _Sequence | None, whose: tuple[str, Target], asked: Asked
     ) -> None:
         self._slots, self._shared, self._sequence = slots, shared, sequence
-        self._who, self._target = whose
-        self._id, self._start, self._last = asked.sent, asked.start, asked.end
-        self._sent = False
+        self._whose, self._asked, self._sent = whose, asked, False
         if sequence is not None:
             sequence.flying += 1
 
@@ -156,25 +153,26 @@ class Turn:
         """
         now, found = self._slots.clock(), self._sequence
         holds = status is not None and (status == 200 or status >= 500)  # a model that fails keeps the slot
-        sequences = self._shared.sequences
+        sequences, asked = self._shared.sequences, self._asked
         if found is None:  # begun elsewhere, or before this gateway
-            if holds and not self._last and self._id not in sequences:
-                sequences[self._id] = _Sequence(self._who, self._id, self._target, now, now, waits=False)
+            if holds and not asked.end and asked.sent not in sequences:
+                who, target = self._whose
+                sequences[asked.sent] = _Sequence(who, asked.sent, target, now, now, waits=False)
             return
         found.flying -= 1
         if status is not None:
             found.heard = now
-        if found.ending or sequences.get(self._id) is not found:
+        if found.ending or sequences.get(found.id) is not found:
             return
         if holds:
             found.waits = False
-            if self._last:
-                del sequences[self._id]
+            if asked.end:
+                del sequences[found.id]
         elif found.waits and not found.flying:
-            if status is None and self._start and self._sent:  # it may get a slot yet, which nobody would use
+            if status is None and asked.start and self._sent:  # it may get a slot yet, which nobody would use
                 self._slots.end(self._shared, found)
             else:
-                del sequences[self._id]
+                del sequences[found.id]
 
 
 class Slots:

@@ -14,8 +14,8 @@ from onnx import helper
 from compress.artifact import Artifact
 from compress.errors import HookError, RepositoryError
 from serve.cli.main import main
-from serve.hooks.bad_input import try_bad_input
-from serve.hooks.check import check_hooks, shown
+from serve.hooks.check import shown
+from tests.hook_checks import steps_of, tried_of
 from tests.serve_models import HOOKS, artifact_of, hook_file, text_artifact, tiny_artifact
 
 UPPER = """
@@ -35,7 +35,7 @@ def source(tmp_path: Path) -> Artifact:
 
 
 def test_the_hooks_own_example_goes_all_the_way(source: Artifact, tmp_path: Path) -> None:
-    steps = check_hooks(hook_file(tmp_path), source, None)
+    steps = steps_of(hook_file(tmp_path), source, None)
     assert [step.name for step in steps] == ["preprocess", "network", "postprocess"]
     assert steps[0].made["x"].tolist() == [0, 2, 1, 0]
     assert steps[1].made["logits"].tolist() == [0, 2, 1]
@@ -46,13 +46,13 @@ def test_the_hooks_own_example_goes_all_the_way(source: Artifact, tmp_path: Path
 def test_a_file_goes_all_the_way(source: Artifact, tmp_path: Path) -> None:
     hooks = hook_file(tmp_path, HOOKS.replace("text: str", "text: bytes").replace("text.split", "text.decode().split"))
     (tmp_path / "x.txt").write_text("9,0,0,0", encoding="utf-8")
-    assert check_hooks(hooks, source, tmp_path / "x.txt")[-1].made["label"].tolist() == [b"a"]
+    assert steps_of(hooks, source, tmp_path / "x.txt")[-1].made["label"].tolist() == [b"a"]
 
 
 def test_values_by_name_go_all_the_way(tmp_path: Path) -> None:
     source = Artifact.load(text_artifact(tmp_path / "artifact"))
     (tmp_path / "x.json").write_text(json.dumps({"first": "ä", "second": "b"}), encoding="utf-8")
-    steps = check_hooks(hook_file(tmp_path, UPPER), source, tmp_path / "x.json")
+    steps = steps_of(hook_file(tmp_path, UPPER), source, tmp_path / "x.json")
     assert [step.name for step in steps] == ["preprocess", "network"]
     assert steps[1].made["same"].tolist() == ["Ä", "B"]
 
@@ -64,7 +64,7 @@ def test_values_by_name_go_all_the_way(tmp_path: Path) -> None:
 def test_a_hook_that_fails_is_told_with_its_line(source: Artifact, tmp_path: Path, text: str, why: str) -> None:
     (tmp_path / "x.json").write_text(json.dumps({"text": text}), encoding="utf-8")
     with pytest.raises(HookError, match=r"my_hooks\.py:") as caught:
-        check_hooks(hook_file(tmp_path), source, tmp_path / "x.json")
+        steps_of(hook_file(tmp_path), source, tmp_path / "x.json")
     assert why in caught.value.why
 
 
@@ -78,21 +78,21 @@ def test_a_file_that_does_not_fit_is_refused(
     if content is not None:
         (tmp_path / file).write_text(content, encoding="utf-8")
     with pytest.raises(RepositoryError, match="can't try") as caught:
-        check_hooks(hook_file(tmp_path), source, tmp_path / file)
+        steps_of(hook_file(tmp_path), source, tmp_path / file)
     assert why in caught.value.why
 
 
 def test_a_bad_json_is_told_what_to_hold(source: Artifact, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("[", encoding="utf-8")
     with pytest.raises(RepositoryError) as caught:
-        check_hooks(hook_file(tmp_path), source, tmp_path / "x.json")
+        steps_of(hook_file(tmp_path), source, tmp_path / "x.json")
     assert caught.value.mend == 'give a .json file of {"text": …}'
 
 
 def test_a_pipe_that_nobody_writes_to_is_refused(source: Artifact, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.json")
     with pytest.raises(RepositoryError, match="can't try") as caught:
-        check_hooks(hook_file(tmp_path), source, tmp_path / "x.json")
+        steps_of(hook_file(tmp_path), source, tmp_path / "x.json")
     assert "it is no file" in caught.value.why
 
 
@@ -102,7 +102,7 @@ def test_bytes_that_are_no_text_are_not_given_to_a_network_of_texts(tmp_path: Pa
         UPPER.replace("first.upper()", 'b"\\xff"') + "\n\ndef example():\n    return {'first': 'a', 'second': 'b'}\n"
     )
     with pytest.raises(RepositoryError, match="can't run") as caught:
-        check_hooks(hook_file(tmp_path, hooks), source, None)
+        steps_of(hook_file(tmp_path, hooks), source, None)
     assert "strings are UTF-8" in caught.value.why
 
 
@@ -115,12 +115,12 @@ def test_a_network_that_answers_nan_is_told(tmp_path: Path) -> None:
         "def example(): return {'value': 1.0}\n"
     )
     hooks = hook_file(tmp_path, text)
-    tried = {one.given: one.message for one in try_bad_input(hooks, source, None)}
+    tried = {one.given: one.message for one in tried_of(hooks, source, None)}
     assert "the network answers NaN (y)" in tried["the lowest number"]
     assert tried["infinity"] == ""
     (tmp_path / "x.json").write_text('{"value": -1.0}', encoding="utf-8")
     with pytest.raises(RepositoryError, match="can't use what") as caught:
-        check_hooks(hooks, source, tmp_path / "x.json")
+        steps_of(hooks, source, tmp_path / "x.json")
     assert "y is NaN" in caught.value.why
 
 
@@ -129,19 +129,19 @@ def test_several_texts_of_one_item_are_told_how_they_are_annotated(source: Artif
     text = HOOKS.replace("label: str\n    score: float", "labels: list[str]")
     asked = text.replace('Answer("abc"[best], float(logits[best]))', 'Answer(["a", "b", "c"])')
     with pytest.raises(HookError) as caught:
-        check_hooks(hook_file(tmp_path, asked), source, None)
+        steps_of(hook_file(tmp_path, asked), source, None)
     assert "labels: gave 3 for a batch of 1" in caught.value.why
     assert "Annotated[np.ndarray, 'string[3]']" in caught.value.mend
     spelled = asked.replace("labels: list[str]", "labels: Annotated[np.ndarray, 'string[3]']")
     given = spelled.replace("import NamedTuple", "import Annotated, NamedTuple")
-    steps = check_hooks(hook_file(tmp_path / "mended", given), source, None)
+    steps = steps_of(hook_file(tmp_path / "mended", given), source, None)
     assert steps[-1].made["labels"].tolist() == [b"a", b"b", b"c"]
 
 
 def test_without_a_file_and_an_example_there_is_nothing_to_try(source: Artifact, tmp_path: Path) -> None:
     hooks = hook_file(tmp_path, HOOKS[: HOOKS.index("def example")])
     with pytest.raises(RepositoryError, match="can't try"):
-        check_hooks(hooks, source, None)
+        steps_of(hooks, source, None)
 
 
 def test_the_command_shows_each_step(source: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,7 +172,7 @@ def example() -> dict[str, str]:
 
 
 def test_bad_input_is_refused_fails_or_is_taken(source: Artifact, tmp_path: Path) -> None:
-    tried = try_bad_input(hook_file(tmp_path, STATUSES), source, None)
+    tried = tried_of(hook_file(tmp_path, STATUSES), source, None)
     assert {one.given: one.status for one in tried} == {
         "nothing": 400, "one NUL": None, "a word": 500, "10,000 letters": 500, "bytes that are no UTF-8": 400,
     }  # fmt: skip
@@ -211,7 +211,7 @@ def test_each_kind_of_argument_has_bad_input_of_its_own(
         f"    return np.zeros((1, 4) if {annotation.startswith('list')} else 4, np.float32)\n"
         f"def example(): return dict(item={example})\n"
     )
-    assert [one.given for one in try_bad_input(hook_file(tmp_path, text), source, None)] == given
+    assert [one.given for one in tried_of(hook_file(tmp_path, text), source, None)] == given
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_a_whole_module_is_read(tmp_path: Path) -> None:
         ("label", "TYPE_STRING", (1,)),
         ("score", "TYPE_FP32", (1,)),
     ]
-    assert hooks.requirements == ("numpy",)
+    assert hooks.source.requirements == ("numpy",)
     assert hooks.example is not None
     assert hooks.example["text"].tolist() == [b"0,2,1,0"]
 

@@ -21,11 +21,10 @@ from tokenizers import Tokenizer
 from compress.artifact import Artifact
 from compress.errors import HookError
 from serve.cli.main import main
-from serve.hooks.bad_input import try_bad_input
-from serve.hooks.check import check_hooks
 from serve.hooks.load import load_hooks
 from serve.hooks.module import import_module, read_source
 from serve.hooks.new import new_hooks
+from tests.hook_checks import steps_of, tried_of
 from tests.serve_models import artifact_of, sum_artifact, text_artifact, tiny_artifact
 from tests.starting_models import KINDS, ending, ids, mean_of_images, one_text, outputs, tokenizer_file
 
@@ -41,9 +40,9 @@ def test_what_is_written_fits_the_network_and_passes_its_own_test_and_the_linter
     assert [file.name for file in written] == ["my_hooks.py", "test_my_hooks.py", *(["tokenizer.json"] * ids_of)]
     postprocess = load_hooks(hooks, source.signature).postprocess
     assert [result.name for result in (postprocess.results if postprocess else ())] == outputs
-    steps = check_hooks(hooks, source, None)
+    steps = steps_of(hooks, source, None)
     assert [step.name for step in steps] == ["preprocess", "network", *(["postprocess"] if outputs else [])]
-    assert [tried for tried in try_bad_input(hooks, source, None) if tried.status == 500] == []
+    assert [tried for tried in tried_of(hooks, source, None) if tried.status == 500] == []
     for command in (
         ["pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "."],
         ["ruff", "check", "--isolated", "--select", "E,F,I,UP,B,N,PT,ANN", "--ignore", "ANN401", "--line-length=120"],
@@ -144,7 +143,7 @@ def answer_of(folder: Path, artifact: Path, given: str | None = None) -> tuple[s
     """What the hooks that are written say of a row of zeros."""
     source = Artifact.load(artifact)
     new_hooks("tabular", source, folder / "hooks.py")
-    made = check_hooks(folder / "hooks.py", source, None)[-1].made
+    made = steps_of(folder / "hooks.py", source, None)[-1].made
     return made["label"][0].decode(), float(made["probability"][0])
 
 
@@ -185,7 +184,7 @@ HIDING = ["np", "float", "int", "Answer", "LABELS", "likely", "__debug__", "feat
 def test_no_name_of_an_output_hides_what_the_hooks_use(name: str, size: int, tmp_path: Path) -> None:
     source = Artifact.load(outputs(tmp_path / "artifact", {name: size}))
     new_hooks("tabular", source, tmp_path / "hooks.py")
-    made = check_hooks(tmp_path / "hooks.py", source, None)[-1].made
+    made = steps_of(tmp_path / "hooks.py", source, None)[-1].made
     if name != "features":  # which is none of class scores
         assert set(made) == ({"value"} if size == 1 else {"label", "probability"})
 
@@ -210,7 +209,7 @@ def test_what_is_served_has_one_name_for_one_thing(output: str, tmp_path: Path) 
     spec = "float32[batch,3,8,8]"
     source = Artifact.load(artifact_of(tmp_path / "artifact", [node], [f"x:{spec}"], [f"{output}:{spec}"]))
     new_hooks("image-classification", source, tmp_path / "hooks.py")
-    assert check_hooks(tmp_path / "hooks.py", source, None)[-1].made[output].shape == (3, 8, 8)
+    assert steps_of(tmp_path / "hooks.py", source, None)[-1].made[output].shape == (3, 8, 8)
 
 
 def written(folder: Path, task: str, artifact: Path, tokenizer: Path | None = None) -> Any:
@@ -350,5 +349,5 @@ def test_a_sample_by_hand_is_tried_too(tmp_path: Path) -> None:
     source = Artifact.load(tiny_artifact(tmp_path / "artifact"))
     new_hooks("tabular", source, tmp_path / "hooks.py")
     (tmp_path / "x.json").write_text(json.dumps({"x": [1, 2, 3, 4]}))
-    steps = check_hooks(tmp_path / "hooks.py", source, tmp_path / "x.json")
+    steps = steps_of(tmp_path / "hooks.py", source, tmp_path / "x.json")
     assert steps[1].made["logits"].tolist() == [5, 6, 7]
