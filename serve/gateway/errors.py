@@ -244,13 +244,19 @@ class UpstreamTimeoutError(GatewayError):
     status = 504
 
 
+def bare(err: GatewayError) -> GatewayError:
+    """An error for whoever keeps it, without where it came from: its frames, and its cause's, hold bodies."""
+    err.__cause__ = err.__context__ = None
+    return err.with_traceback(None)
+
+
 class Refusal(Response):
     """The answer that a GatewayError makes."""
 
     def __init__(self, error: GatewayError) -> None:
         super().__init__(error.body, error.status, media_type="application/json")
         self.raw_headers += error.headers
-        error.with_traceback(None)  # this may take seconds, and its frames hold bodies
+        bare(error)  # this may take seconds
         self._discard_bytes, self._discard_s = 0, DISCARD_S
         if error.closes:
             self.headers["connection"] = "close"

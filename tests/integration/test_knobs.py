@@ -283,7 +283,7 @@ def test_the_same_holds_over_grpc(server: TritonServer) -> None:
     with ThreadPoolExecutor(3) as pool:
         refused = [told for told in pool.map(ask, [1000] * 3) if told is not None]
     assert len(refused) == 2
-    assert all(was_hurried(told.encode(), chosen=True) for told in refused)
+    assert all(was_hurried(told.encode(), lambda: True) for told in refused)
 
 
 def test_the_first_priority_is_served_first(server: TritonServer) -> None:

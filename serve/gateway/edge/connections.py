@@ -334,21 +334,21 @@ def connection_class(
 
         def _count_queued(self) -> None:
             """What waits is held for as long as the client makes the first ones last, with nobody who counts it."""
-            if self._queued is None:
-                self._queued = Share(memory)
-            try:
-                self._queued.take(max(0, self._queued_bytes() - self._queued.size))
-            except MemoryFullError:
-                self.transport.abort()
+            self._queued = self._grown(self._queued, self._queued_bytes())
 
         def _count_head(self, size: int) -> None:
             """A head over what is counted for each connection is held until the next one begins."""
-            if self._heading is None:
-                self._heading = Share(memory)
+            self._heading = self._grown(self._heading, size)
+
+        def _grown(self, share: Share | None, size: int) -> Share:
+            """At least this much held; where there is no memory for it, the connection ends."""
+            if share is None:
+                share = Share(memory)
             try:
-                self._heading.take(max(0, size - self._heading.size))
+                share.take(max(0, size - share.size))
             except MemoryFullError:
                 self.transport.abort()
+            return share
 
         def _queued_bytes(self) -> int:
             return sum(_held_by(cycle) for cycle, _ in self.pipeline)

@@ -19,7 +19,7 @@ from serve.gateway.access.identity import Identity
 from serve.gateway.edge.asked import Asked
 from serve.gateway.edge.asking import CLIENT_LEFT
 from serve.gateway.edge.infer_head import JSON, answer_lines, returned_lines
-from serve.gateway.errors import GatewayError, UpstreamTimeoutError
+from serve.gateway.errors import GatewayError, UpstreamTimeoutError, bare
 from serve.gateway.health.suspects import Flight
 from serve.gateway.observe.telemetry import INFER_ROUTE, Observed, Telemetry
 from serve.gateway.oip.contracts import JSON_AT_HAND, Contracts
@@ -258,7 +258,7 @@ class _Call(Observed):
             self.sent = len(body)
         except Exception as err:
             # Its frames hold the answer, and this one holds it.
-            refusal = direct.refusal(err).with_traceback(None)
+            refusal = bare(direct.refusal(err))
             if isinstance(refusal, UpstreamTimeoutError):
                 self._flight.left = True
                 seconds = took

@@ -113,14 +113,13 @@ class GrpcChannels:
                 lost = _lost(err)
                 if lost:
                     balancer.lost(attempt.node, flight)
-                again = err.code() is grpc.StatusCode.UNAVAILABLE or _leaving(err) or (attempt.trial and _failed(err))
                 again = (
-                    again
-                    and not _hurried(err, body)
+                    (err.code() is grpc.StatusCode.UNAVAILABLE or _leaving(err) or (attempt.trial and _failed(err)))
                     and sequence is None
                     and len(tried) < min(len(balancer.nodes), MOST_SENT)
+                    and not (lost and flight is not None and flight.turn)
+                    and not _hurried(err, body)
                 )
-                again = again and not (lost and flight is not None and flight.turn)
                 if not again or time.monotonic() >= deadline or not scope.budget.spend():
                     raise
             balancer.retried()
@@ -158,10 +157,11 @@ class GrpcChannels:
             on_left: is given what ends the stream after its client has left.
             flights: its messages, the first of which is in flight; they are told of their server.
         """
-        followed = flights is not None and self._balancer.deaths is not None
-        first = flights.first if followed and flights is not None else None
+        if self._balancer.deaths is None:
+            flights = None
+        first = None if flights is None else flights.first
         attempt = self._balancer.begin(self._balancer.scope(scope_name), (), sequence, trial=False, flight=first)
-        if followed and flights is not None:
+        if flights is not None:
             flights.take_to(attempt.node.name)
         server = Verdict.NOTHING
         call = self.channel(attempt.node).stream_stream(f"{SERVICE}ModelStreamInfer")(_to_their_end(requests))
@@ -223,9 +223,12 @@ def _leaving(err: grpc.aio.AioRpcError) -> bool:
 
 def _hurried(err: grpc.aio.AioRpcError, body: bytes) -> bool:
     """Whether its client gave the request too little time in the model's queue."""
-    if err.code() is not grpc.StatusCode.UNAVAILABLE or b"timeout" not in body:
+    if err.code() is not grpc.StatusCode.UNAVAILABLE:
         return False
-    return was_hurried((err.details() or "").encode(), chosen=chosen_wait(messages.ModelInferRequest.FromString(body)))
+    return was_hurried(
+        (err.details() or "").encode(),
+        lambda: b"timeout" in body and chosen_wait(messages.ModelInferRequest.FromString(body)),
+    )
 
 
 def chosen_wait(request: Any) -> bool:

@@ -185,7 +185,7 @@ class Inference:
                 if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                     return Grade.LATE if tells(patience, self._settings.timeout_s) else Grade.CUT, err
                 told = (err.details() or "").encode()
-                return grade_status(STATUSES.get(err.code(), 500), told, chosen=chosen_wait(request)), err
+                return grade_status(STATUSES.get(err.code(), 500), told, lambda: chosen_wait(request)), err
 
         came = [(name.encode(), str(value).encode()) for name, value in context.invocation_metadata() or ()]
         movable = "sequence_id" not in request.parameters

@@ -224,16 +224,16 @@ class Incoming:
         Raises:
             RateLimitedError: it has no slot any more, or too many of its key wait for one.
         """
-        target = self._target(request) if released else Target(request.model_name, request.model_version or None)
+        target = self._target(request) if released else asked_of(request)
         return self._gate.slots.asked((await self._contracts.of(target)).batcher, target, sequence, identity.id)
 
     def _target(self, request: Any) -> Target:
         release = self._releases.get(request.model_name) if not request.model_version else None
-        return release.kept if release is not None else Target(request.model_name, request.model_version or None)
+        return release.kept if release is not None else asked_of(request)
 
     async def kind(self, request: Any) -> object:
         """Of which kind an infer request's model is: requests for one kind may share a stream."""
-        target = Target(request.model_name, request.model_version or None)
+        target = asked_of(request)
         decoupled = await self._contracts.decoupled(target)
         return target if decoupled is None else decoupled
 
@@ -246,6 +246,11 @@ def parsed(kind: Callable[[], Any], body: bytes) -> Any:
     except Exception as err:  # protobuf's DecodeError, whose class depends on its implementation
         raise BadRequestError("the message can't be read", why=str(err)) from err
     return message
+
+
+def asked_of(request: Any) -> Target:
+    """What an infer request asks for, by its own words."""
+    return Target(request.model_name, request.model_version or None)
 
 
 def about(request: Any) -> tuple[bytes, bytes | None]:

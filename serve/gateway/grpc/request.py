@@ -8,7 +8,7 @@ from typing import Any
 from tritonclient.grpc import service_pb2 as messages
 
 from serve.gateway.oip.contract import ITEM_BYTES, Contract, UnfitError, check_framing, check_parameters, check_range
-from serve.gateway.oip.sequence import FLAGS, SEQUENCE_ID, Named, named
+from serve.gateway.oip.sequence import SEQUENCE_ID, Named, named
 
 __all__ = ["check_message", "in_reply", "rename", "restore"]
 
@@ -82,9 +82,7 @@ def rename(message: Any, digest: str) -> Named | None:
     """
     if SEQUENCE_ID not in message.parameters:
         return None
-    parameters = _values(message.parameters)
-    start, end = (bool(parameters.get(flag)) for flag in FLAGS)
-    sequence = named(parameters[SEQUENCE_ID], digest, start=start, end=end)
+    sequence = named(_values(message.parameters), digest)
     if sequence is not None and sequence.renamed:
         _write(message.parameters, sequence.sent)
     return sequence

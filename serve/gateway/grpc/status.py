@@ -14,7 +14,7 @@ from serve.gateway.access.memory import MemoryFullError
 from serve.gateway.errors import BadRequestError, GatewayError
 from serve.gateway.health.outages import DEAD_STUB
 
-__all__ = ["DEAD", "STATUSES", "Context", "EndedCallError", "bare", "keys_of", "refuse", "streaming", "unary"]
+__all__ = ["DEAD", "STATUSES", "Context", "EndedCallError", "keys_of", "refuse", "streaming", "unary"]
 
 CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -64,12 +64,6 @@ def refuse(err: GatewayError) -> NoReturn:
     if isinstance(err, MemoryFullError):
         code = grpc.StatusCode.RESOURCE_EXHAUSTED
     raise EndedCallError(code, "; ".join(part for part in parts if part), metadata)
-
-
-def bare(err: GatewayError) -> GatewayError:
-    """An error without where it came from, for whoever keeps it: the frames hold the call's messages."""
-    err.__cause__ = err.__context__ = None
-    return err.with_traceback(None)
 
 
 def unary(answer: Callable[[Context], Awaitable[bytes]]) -> Any:

@@ -14,10 +14,10 @@ import grpc
 
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.slots import Turn
-from serve.gateway.errors import BadRequestError, GatewayError, UnauthorizedError
+from serve.gateway.errors import BadRequestError, GatewayError, UnauthorizedError, bare
 from serve.gateway.grpc.channels import GrpcChannels
 from serve.gateway.grpc.message import Incoming, SlowMessageError, about
-from serve.gateway.grpc.status import Context, EndedCallError, bare, keys_of, refuse
+from serve.gateway.grpc.status import Context, EndedCallError, keys_of, refuse
 from serve.gateway.grpc.unanswered import FINAL_ASKED, Unanswered
 from serve.gateway.health.suspects import StreamFlight
 from serve.gateway.settings import Settings
@@ -123,11 +123,12 @@ class Streams:
                     )
                     async with aclosing(answers):
                         async for came in answers:
-                            answer, last = unanswered.read(came)
+                            answer, last, failed_at_triton = unanswered.read(came)
                             if last:
                                 flights.answered()
                                 if turns and (turn := turns.popleft()) is not None:
-                                    turn.leave(200)
+                                    # An error has no status here: it may be that the sequence was refused.
+                                    turn.leave(400 if failed_at_triton else 200)
                             if answer is not None:
                                 writing = self._incoming.writing(context, len(answer))
                                 try:

@@ -17,6 +17,7 @@ __all__ = ["FINAL_ASKED", "Unanswered"]
 MOST = 256
 OF_SEQUENCE = SEQUENCE_ID.encode(), b"sequence "  # in parameters, and in errors
 ASKED, FINAL = "triton_enable_empty_final_response", "triton_final_response"
+ERROR = b"\x0a"  # begins what has a first field, ModelStreamInferResponse.error_message
 
 # Two messages of protobuf, one after the other, are one message with the fields of both: this makes Triton say which
 # answer is a request's last. A model whose answers are decoupled from its requests may give a request none at all.
@@ -65,11 +66,13 @@ class Unanswered:
             if len(self._sequences) > MOST:  # no more than this are with Triton
                 self._sequences.popitem(last=False)
 
-    def read(self, answer: bytes) -> tuple[bytes | None, bool]:
-        """An answer of Triton's as its client is to have it, None for nothing; and whether it is a request's last."""
+    def read(self, answer: bytes) -> tuple[bytes | None, bool, bool]:
+        """An answer of Triton's as its client is to have it, None for nothing; whether it is a request's last, and
+        whether it is an error.
+        """
         restored = bool(self._sequences) and any(word in answer for word in OF_SEQUENCE)
         if FINAL.encode() not in answer and not restored:
-            return answer, True
+            return answer, True, answer.startswith(ERROR)
         response = messages.ModelStreamInferResponse.FromString(answer)
         inner = response.infer_response
         if restored:
@@ -77,15 +80,16 @@ class Unanswered:
                 response.error_message = self._told(response.error_message)
             restore(inner, self._sequences)
             answer = response.SerializeToString()
-        if response.error_message or FINAL not in inner.parameters:
-            return answer, True
+        failed = bool(response.error_message)
+        if failed or FINAL not in inner.parameters:
+            return answer, True, failed
         final: bool = inner.parameters[FINAL].bool_param
         if self._asked:
-            return answer, final
+            return answer, final, False
         if final and not inner.outputs:
-            return None, True
+            return None, True, False
         del inner.parameters[FINAL]
-        return response.SerializeToString(), final
+        return response.SerializeToString(), final, False
 
     def _told(self, text: str) -> str:
         """An error of Triton's with the client's ids."""

@@ -23,7 +23,7 @@ from serve.gateway.oip.contract import (
     check_parameters,
     check_range,
 )
-from serve.gateway.oip.sequence import FLAGS, SEQUENCE_ID, Named, named
+from serve.gateway.oip.sequence import SEQUENCE_ID, Named, named
 
 __all__ = ["Request", "check_json_bytes", "loaded", "raw_head", "read_request"]
 
@@ -106,8 +106,7 @@ def read_request(
     parameters = _parameters(header, shared_memory=shared_memory)
     contract.check_sequence(parameters.get(SEQUENCE_ID))
     request = Request(header, binary=tail_bytes is not None)
-    start, end = (bool(parameters.get(flag)) for flag in FLAGS)
-    if (sequence := named(parameters.get(SEQUENCE_ID), digest, start=start, end=end)) is not None:
+    if (sequence := named(parameters, digest)) is not None:
         request.sequence = sequence
         header["parameters"][SEQUENCE_ID] = sequence.sent
     taken = 0

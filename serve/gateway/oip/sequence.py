@@ -7,8 +7,10 @@ have.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from typing import Any
 
 from serve.gateway.oip.protocol import BINARY_HEADER
 from serve.http.client import Response
@@ -49,20 +51,21 @@ class Named:
         return text.replace(str(self.sent), str(self.asked)) if self.renamed else text
 
 
-def named(sequence: object, digest: str, *, start: bool = False, end: bool = False) -> Named | None:
-    """A sequence by its client's id and its client's key; None where the id says that there is none (0, "").
+def named(parameters: Mapping[str, Any], digest: str) -> Named | None:
+    """A request's sequence by its client's id and its client's key; None where there is none, as the ids 0 and "" say.
 
     Numbers stay numbers (63 bits of a hash) and texts texts (128 bits): a model says which of them it takes. The hash
     (BLAKE2b) is keyed with what is stored of the client's key, so that each gateway gives the same, and nobody finds an
     id that becomes what another key's does.
 
     Args:
-        sequence: a number or a text.
+        parameters: of the request.
         digest: SHA-256 of the key, in hexadecimal; "" where there are no keys, and so nobody to tell from another.
-        start, end: whether the request is its first, or its last.
     """
+    sequence = parameters.get(SEQUENCE_ID)
     if not isinstance(sequence, int | str) or not sequence:
         return None
+    start, end = (bool(parameters.get(flag)) for flag in FLAGS)
     if not digest:
         return Named(sequence, sequence, start, end)
     kind = b"n" if isinstance(sequence, int) else b"t"

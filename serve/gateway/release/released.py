@@ -168,7 +168,7 @@ class Released:
             return Grade.LATE, err
         except GatewayError as err:
             return Grade.FAILED, err
-        return grade_status(answer.status, answer.body, chosen=HURRY in body), answer
+        return grade_status(answer.status, answer.body, lambda: HURRY in body), answer
 
     def _copy(
         self,
@@ -308,17 +308,17 @@ class _Place:
             self._release.copied_bytes -= self._held
 
 
-def grade_status(status: int, told: bytes, *, chosen: bool = False) -> Grade:
+def grade_status(status: int, told: bytes, chosen: Callable[[], bool]) -> Grade:
     """What Triton's status and words say of a model: errors below 500 are the client's, but for a model not there.
 
     Args:
-        chosen: whether the request says itself how long it may wait in the model's queue.
+        chosen: tells whether the request says itself how long it may wait in the model's queue.
     """
     if status == 200:
         return Grade.GOOD
     if status in (404, 503) and b"unknown model" in told:
         return Grade.GONE
-    if status == 503 and was_hurried(told, chosen=chosen):
+    if status == 503 and was_hurried(told, chosen):
         return Grade.CUT
     return Grade.CLIENT if 400 <= status < 500 and status not in (404, 408, 429) else Grade.FAILED
 

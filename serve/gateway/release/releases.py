@@ -223,7 +223,7 @@ class Releases:
 
     async def _begin(self, row: Row, release: Release) -> None:
         """The first step, once the candidate is ready and can take the baseline's requests."""
-        if refused := await self._misfit(release):
+        if release.texts is None and (refused := await self._misfit(release)):
             release.events.append(Event("refused", refused))
             await self._save(row, release, refused)
             return
@@ -247,9 +247,11 @@ class Releases:
         if not release.plan.agree:
             return ""
         try:
-            return misfit(release.plan.agree, await self._metadata(release.baseline))
+            known = await self._metadata(release.baseline)
         except GatewayError:  # asked again before it begins
             return ""
+        release.knows(known)
+        return misfit(release.plan.agree, known)
 
     async def _is_lost(self, release: Release) -> bool:
         """Whether the baseline is gone: an answer has said so, which may be a model's own words, and a Triton does."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from serve.gateway.upstream.outliers import Verdict
 from serve.http.body import GrowingBody
@@ -31,7 +32,7 @@ def verdict_of(answer: Response, body: bytes | GrowingBody = b"") -> Verdict:
     Args:
         body: of the request, as it went to Triton.
     """
-    if answer.status == 503 and was_hurried(answer.body, chosen=HURRY in body):
+    if answer.status == 503 and was_hurried(answer.body, lambda: HURRY in body):
         return Verdict.NOTHING
     if is_leaving(answer) or answer.status in (502, 503, 504):
         return Verdict.GATEWAY_FAILURE
@@ -43,16 +44,17 @@ def is_leaving(answer: Response) -> bool:
     return answer.status in (400, 404, 503) and _says(STOPPING, answer.body)
 
 
-def was_hurried(told: bytes, *, chosen: bool) -> bool:
+def was_hurried(told: bytes, chosen: Callable[[], bool]) -> bool:
     """Whether a request left the model's queue because its client gave it too little time there.
 
     Such an end says nothing of the server, as a client's own deadline does not.
 
     Args:
         told: Triton's words, or the JSON with them, of an answer of 503.
-        chosen: whether the request says for how long it may wait; else the model's configuration says so.
+        chosen: tells whether the request says for how long it may wait; else the model's configuration says so. It is
+            asked only where the words are those: it looks through the request.
     """
-    return chosen and _says(EXPIRED, told)
+    return _says(EXPIRED, told) and chosen()
 
 
 def _says(sentence: re.Pattern[bytes], told: bytes) -> bool:

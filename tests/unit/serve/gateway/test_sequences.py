@@ -16,7 +16,7 @@ import pytest
 from serve.gateway.access.keys import add_key
 from serve.gateway.grpc.channels import SERVICE, GrpcChannels
 from serve.gateway.oip.protocol import BINARY_HEADER
-from serve.gateway.oip.sequence import Named, in_answer, named
+from serve.gateway.oip.sequence import SEQUENCE_ID, Named, in_answer, named
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.balancer import Balancer
 from serve.gateway.upstream.node import Node
@@ -34,25 +34,26 @@ ALICE, BOB = "a" * 64, "b" * 64
 
 def test_an_id_becomes_its_keys_own_of_the_same_kind() -> None:
     ids = [1, 7, 2**63 - 1, "1", "7", "x" * 128, "ü"]
-    found = [named(each, key) for key in (ALICE, BOB) for each in ids]
+    found = [named({SEQUENCE_ID: each}, key) for key in (ALICE, BOB) for each in ids]
     assert len({each.sent for each in found if each is not None}) == 2 * len(ids)
     for asked, each in zip(2 * ids, found, strict=True):
         assert each is not None
         assert each.asked == asked
         assert type(each.sent) is type(asked)
         assert len(each.sent) == 32 if isinstance(each.sent, str) else 0 < each.sent < 2**63
-    assert named(7, ALICE) == named(7, ALICE)
+    assert named({SEQUENCE_ID: 7}, ALICE) == named({SEQUENCE_ID: 7}, ALICE)
 
 
 def test_without_keys_an_id_stays_and_without_an_id_there_is_no_sequence() -> None:
-    assert named(7, "") == Named(7, 7)
+    assert named({SEQUENCE_ID: 7}, "") == Named(7, 7)
+    assert named({}, ALICE) is None
     for none in (None, 0, ""):
-        assert named(none, ALICE) is None
+        assert named({SEQUENCE_ID: none}, ALICE) is None
 
 
 @pytest.mark.parametrize("asked", [7, 2**63 - 1, "7", 'ü"\\'])
 def test_an_answer_says_the_clients_id_and_nothing_else_changes(asked: int | str) -> None:
-    sequence = named(asked, ALICE)
+    sequence = named({SEQUENCE_ID: asked}, ALICE)
     assert sequence is not None
     told = {"parameters": {"sequence_id": sequence.sent}, "outputs": [{"data": [f'"sequence_id":{sequence.sent}']}]}
     head, tail = orjson.dumps(told), orjson.dumps({"sequence_id": sequence.sent})
