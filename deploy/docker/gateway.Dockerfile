@@ -4,13 +4,16 @@
 ARG PYTHON=python:3.11-slim-bookworm
 
 FROM ${PYTHON} AS build
+ENV PYTHONDONTWRITEBYTECODE=1 PYTHONHASHSEED=0
 WORKDIR /src
 RUN python -m venv /opt/serve
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY compress ./compress
 COPY serve ./serve
-RUN /opt/serve/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt ".[serve,otel,sign]" \
-    && /opt/serve/bin/pip uninstall --yes pip
+RUN /opt/serve/bin/pip install --no-cache-dir --no-compile --disable-pip-version-check -c constraints.txt ".[serve,otel,sign]" \
+    && /opt/serve/bin/pip uninstall --quiet --yes pip \
+    && find /opt/serve -name __pycache__ -prune -exec rm -r {} + \
+    && python -m compileall -q --invalidation-mode unchecked-hash /opt/serve/lib
 
 FROM ${PYTHON}
 ARG VERSION=0.1.0
