@@ -14,7 +14,7 @@ COPY compress ./compress
 COPY serve ./serve
 RUN /opt/compress/bin/pip install --no-cache-dir --no-compile --disable-pip-version-check -c constraints.txt \
       ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} ".[compress,finetune]" \
-    && /opt/compress/bin/pip uninstall --quiet --yes pip \
+    && /opt/compress/bin/pip uninstall --quiet --yes pip setuptools \
     && find /opt/compress -name __pycache__ -prune -exec rm -r {} + \
     && python -m compileall -q --invalidation-mode unchecked-hash /opt/compress/lib
 

@@ -19,7 +19,7 @@ RUN touch hooks.txt \
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 RUN site=$(echo /opt/serve/lib/python3.*/site-packages) wheel=$(echo /opt/wheel/compress-serve/triton-*) \
     && server=$wheel/packages/pytriton/tritonserver version=$(basename "${site%/site-packages}") \
-    && /opt/serve/bin/pip uninstall --quiet --yes numpy pip \
+    && /opt/serve/bin/pip uninstall --quiet --yes numpy pip setuptools \
     && cp -r "$wheel"/numpy/. "$wheel"/packages/nvidia_pytriton-*.dist-info "$site" \
     && mkdir -p /opt/tritonserver/lib \
     && cp -r "$server"/{bin,backends,caches} /opt/tritonserver \
@@ -38,12 +38,13 @@ RUN useradd --uid 1000 --user-group --no-create-home --shell /usr/sbin/nologin t
     && mkdir /models
 COPY --from=build /opt/tritonserver /opt/tritonserver
 COPY --from=build /opt/serve /opt/serve
+COPY --chmod=755 deploy/docker/http-ok /usr/local/bin/
 ENV PATH=/opt/serve/bin:/opt/tritonserver/bin:${PATH} LD_LIBRARY_PATH=/opt/tritonserver/lib HOME=/tmp \
     OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 USER 1000:1000
 EXPOSE 8000 8001 8002
 HEALTHCHECK --interval=10s --timeout=5s --start-period=120s \
-    CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/v2/health/ready', timeout=4)"]
+    CMD ["http-ok", "http://127.0.0.1:8000/v2/health/ready"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["tritonserver"]
 CMD ["--model-repository=/models", "--disable-auto-complete-config", "--model-control-mode=none"]
