@@ -30,7 +30,7 @@ from serve.repository.folders import check_hidden, files_of
 
 __all__ = ["Stack"]
 
-NOTICE_S = 5.0  # as preStop in a cluster: for the gateway to ask no more
+NOTICE_S = 5.0  # for the gateway to look up the new one
 GRACE_S = 45
 READY_S = 120.0
 Object = dict[str, Any]
@@ -126,7 +126,7 @@ class Stack:
         return pod
 
     def take_away(self, pod: str) -> None:
-        """Stop a Triton: first the gateway is let know that it leaves, as by a preStop hook."""
+        """Stop a Triton, which answers what it has, and remove what it alone had."""
         self.engine.run("pod", "stop", "--time", str(GRACE_S), pod)
         self._forget(pod)
 
