@@ -128,8 +128,8 @@ class Stack:
         """End a Triton that another one stands in for, and remove what it alone had.
 
         At once: Podman knows no preStop, and a Triton that is told to end while it is asked takes requests that it
-        never answers, until its time is up. Of one that has gone, the gateway asks another for what was in flight. Sequences
-        that it held are lost.
+        never answers, until its time is up. Of one that has gone, the gateway asks another for what was in flight.
+        Sequences that it held are lost.
         """
         self.engine.run("kill", "--signal", "KILL", f"{pod}-triton")
         self._forget(pod)
