@@ -13,7 +13,7 @@ from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.errors import GatewayError
 from serve.gateway.grpc.channels import UNREACHED, GrpcChannels, chosen_wait
-from serve.gateway.grpc.message import Incoming, about
+from serve.gateway.grpc.message import Incoming, about, asked_of
 from serve.gateway.grpc.request import in_reply
 from serve.gateway.grpc.status import DEAD, STATUSES, Context, EndedCallError, keys_of, refuse
 from serve.gateway.health.outages import ModelDownError
@@ -21,7 +21,7 @@ from serve.gateway.health.suspects import ABOARD, Flight
 from serve.gateway.observe.telemetry import GRPC_ROUTE, Observed, Telemetry
 from serve.gateway.oip.sequence import Named
 from serve.gateway.release.release import Grade, Release
-from serve.gateway.release.released import grade_status, sticky_value
+from serve.gateway.release.released import grade_status, is_gone, sticky_value
 from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.deadline import tells
@@ -103,7 +103,10 @@ class Inference:
         seconds: float | None = None
         answered = entered = given_up = False
         sent = True
-        turn = None if sequence is None else await self._incoming.turn(identity, request, sequence)
+        asked, turn, stays, batcher = asked_of(request), None, None, None
+        if sequence is not None:
+            stays, batcher = await self._incoming.who(request, sequence)
+            turn = self._gate.slots.asked(batcher, stays, sequence, identity.id)
         status: int | None = None
         release: Release | None = None
         started = time.monotonic()
@@ -126,13 +129,18 @@ class Inference:
             if turn is not None:
                 turn.sends()
             if release is None:
+                if stays is not None and stays != asked:
+                    request.model_name, request.model_version = stays.model, stays.version or ""
+                    body = request.SerializeToString()
                 answer = await self._calls.infer(body, *about(request), deadline)
             else:
-                answer = await self._released(release, identity, request, context, patience, deadline)
+                answer = await self._released(release, identity, request, context, patience, deadline, stays)
             seconds = time.monotonic() - started
             answered = True
             status = 200
             self._gate.known(model)
+            if sequence is not None and stays is not None:
+                self._releases.begun.answered(asked, stays, sequence, batcher, status, gone=False)
             return answer if sequence is None else in_reply(sequence, answer)
         except grpc.aio.AioRpcError as err:
             answered = err.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -141,6 +149,9 @@ class Inference:
             if (dead := DEAD.fullmatch((err.details() or "").encode())) is not None:
                 answered = False
                 self._gate.incidents.outages.seen(dead[1].decode(), started, request.model_name)
+            if sequence is not None and stays is not None and status is not None:
+                gone = is_gone(status, (err.details() or "").encode())
+                self._releases.begun.answered(asked, stays, sequence, batcher, status, gone=gone)
             if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 flight.left = True
                 given_up = not tells(patience, self._settings.timeout_s)
@@ -170,6 +181,7 @@ class Inference:
         context: Context,
         patience: float,
         deadline: float,
+        stays: Target | None,
     ) -> bytes:
         """Ask one of the two models under release."""
 
@@ -189,7 +201,7 @@ class Inference:
 
         came = [(name.encode(), str(value).encode()) for name, value in context.invocation_metadata() or ()]
         movable = "sequence_id" not in request.parameters
-        answered = await release.ask(sticky_value(release, identity, came), ask, movable=movable)
+        answered = await release.ask(sticky_value(release, identity, came), ask, movable=movable, stays=stays)
         if isinstance(answered.answer, grpc.aio.AioRpcError):
             raise answered.answer
         answer: bytes = answered.answer

@@ -82,7 +82,7 @@ class Streams:
                     unanswered.of(sequence)
                     turn = None
                     if sequence is not None:
-                        turn = await self._incoming.turn(identity, request, sequence, released=False)
+                        turn = await self._incoming.turn_of_stream(identity, request, sequence)
                     turns.append(turn)
                     await flights.sent(identity.id, request.model_name, self._settings.timeout_s)
                 except GatewayError as err:

@@ -156,7 +156,13 @@ class Release:
         return int.from_bytes(hashlib.blake2b(self._salt + sticky, digest_size=8).digest()) / 2**64
 
     async def ask(
-        self, sticky: bytes | None, ask: Ask[T], *, movable: bool, reserve: Callable[[], bool] | None = None
+        self,
+        sticky: bytes | None,
+        ask: Ask[T],
+        *,
+        movable: bool,
+        reserve: Callable[[], bool] | None = None,
+        stays: Target | None = None,
     ) -> Answered[T]:
         """Have a request answered by one of the two.
 
@@ -170,7 +176,11 @@ class Release:
             movable: whether any model may be asked, and a second one after the first; sequences stay with the baseline.
             reserve: decides for a request to the baseline, before it is asked, whether a copy follows, and takes the
                 place for it; None where none can. Chosen later, pairs would be those of well-answered requests only.
+            stays: who has the request's sequence; None for none. Where that is nobody who answers for the name now, its
+                answer says nothing of the two.
         """
+        if stays is not None and stays != self.kept:
+            return await _timed(ask, stays)
         weight = self.weight
         if weight and (weight >= 1 or (movable and self.place(sticky) < weight)):
             return await self._ask_candidate(ask, movable=movable)

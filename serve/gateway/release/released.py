@@ -28,7 +28,7 @@ from serve.http.client import Response
 from serve.rollout.agree import Agree
 from serve.rollout.plan import Target
 
-__all__ = ["SERVED_BY", "Released", "grade_status", "sticky_value"]
+__all__ = ["SERVED_BY", "Released", "grade_status", "is_gone", "sticky_value"]
 
 SERVED_BY = b"served-by"
 LARGE_BYTES = 64 * 1024
@@ -86,6 +86,7 @@ class Released:
         body: bytes | GrowingBody,
         timeout_s: float,
         sequence: bytes | None = None,
+        stays: Target | None = None,
     ) -> Response:
         """An answer by one of the two models under release, whose header Served-By says which, and Answer-Id how to
         speak of it, where the key may; else by Triton's choice.
@@ -97,6 +98,7 @@ class Released:
             headers: those that go on to Triton.
             timeout_s: for all tries together.
             sequence: what says which server has the request's sequence; None for none.
+            stays: who has it, where that is nobody who answers for the name now.
 
         Raises:
             GatewayError: there was no answer.
@@ -122,7 +124,7 @@ class Released:
         copied = False
         try:
             sticky = sticky_value(release, who, came)
-            answered = await release.ask(sticky, ask, movable=movable, reserve=place.take)
+            answered = await release.ask(sticky, ask, movable=movable, reserve=place.take, stays=stays)
             if isinstance(answered.answer, Response):
                 release.saw(len(answered.answer.body))
             if answered.paired and answered.by == release.baseline:
@@ -316,11 +318,16 @@ def grade_status(status: int, told: bytes, chosen: Callable[[], bool]) -> Grade:
     """
     if status == 200:
         return Grade.GOOD
-    if status in (404, 503) and b"unknown model" in told:
+    if is_gone(status, told):
         return Grade.GONE
     if status == 503 and was_hurried(told, chosen):
         return Grade.CUT
     return Grade.CLIENT if 400 <= status < 500 and status not in (404, 408, 429) else Grade.FAILED
+
+
+def is_gone(status: int, told: bytes) -> bool:
+    """Whether Triton says that it does not serve what was asked for."""
+    return status in (404, 503) and b"unknown model" in told
 
 
 def sticky_value(release: Release, who: Identity, came: Headers) -> bytes | None:

@@ -17,6 +17,7 @@ from compress.errors import ServerError
 from serve.gateway.errors import GatewayError, UpstreamTimeoutError
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.release.agreement import misfit, unlike
+from serve.gateway.release.begun import Begun
 from serve.gateway.release.release import Release
 from serve.gateway.upstream.upstream import Upstream, model_path
 from serve.http.client import ExchangeError
@@ -42,10 +43,14 @@ class Releases:
     Args:
         path: of the state file, which need not exist.
         upstream: where the models are.
+
+    Attributes:
+        begun: which version has which sequence.
     """
 
     def __init__(self, path: Path, upstream: Upstream) -> None:
         self._store = Store(path)
+        self.begun = Begun()
         self._upstream = upstream
         self._owner = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._by_model: dict[str, Release] = {}

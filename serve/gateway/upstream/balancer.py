@@ -258,7 +258,7 @@ class Balancer:
                 sent += err.kind not in ("refused", "busy")
                 self._look_after(attempt.node, err, flight)
                 if err.kind == "refused" and sequence is not None:
-                    self._sequences.forget(scope.name + sequence)
+                    self._sequences.forget(_place(scope, sequence))
                 again = may and sent < MOST_SENT and err.kind not in ("timeout", "stalled", "too_large")
                 again = again and not (flight is not None and flight.turn and err.kind != "refused")
                 if again and err.unanswered:
@@ -380,7 +380,8 @@ class Balancer:
         if flight is not None and self.deaths is not None:
             able, due = self.deaths.choose(flight, able, due, tried)
         if sequence is not None:
-            node = self._sequences.host(scope.name + sequence, self.nodes, lambda node: str(node.address), able)
+            place = _place(scope, sequence)
+            node = self._sequences.host(place, self.nodes, lambda node: str(node.address), able)
         elif due is not None and trial:
             node = due
         else:
@@ -462,6 +463,11 @@ class Balancer:
             self._servers.joined(node, time.monotonic())
         if node.silent and any(other.ready and other is not node for other in self.nodes):
             node.pool.abort()  # what waits for it is better asked of another
+
+
+def _place(scope: Scope, sequence: bytes) -> bytes:
+    """What says which server has a sequence, whether or not a request names the version that Triton chooses."""
+    return scope.name.partition(b"/versions/")[0] + b"/" + sequence
 
 
 def _hash_of(scope: Scope, body: bytes | GrowingBody) -> bytes:
