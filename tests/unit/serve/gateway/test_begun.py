@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -100,10 +101,10 @@ def test_a_version_that_is_named_and_a_model_without_sequences_are_asked_as_they
 def test_where_its_version_is_gone_it_ends_with_an_error_that_says_so(how: str) -> None:
     begun, told, promoted = Begun(), Told(), release(promoted=True)
     asks(begun, told, release(promoted=False), start=True)
-    fail = partial(begun.answered, NAME, ONE, Named(7, 7), BATCHER, 404, gone=True)
+    fail: Callable[[], object] = partial(begun.answered, NAME, ONE, Named(7, 7), BATCHER, 404, gone=True)
     if how == "its metadata":
         told.gone.add(ONE)
-        fail = partial(asks, begun, told, promoted)  # type: ignore[assignment]
+        fail = partial(asks, begun, told, promoted)
     with pytest.raises(SequenceLostError, match="the sequence has ended") as lost:
         fail()
     assert lost.value.status == 400

@@ -141,8 +141,31 @@ def test_what_is_remembered_is_bounded(contracts: Contracts, told: Told) -> None
         fitted(contracts, *request(note=number))
         asyncio.run(contracts.of(Target(f"m{number}", None)))
     assert told.asked > 0
-    kept = (contracts._fits, contracts._holding, contracts._made)
-    assert all(len(each) <= module.REMEMBERED for each in kept)
+    assert len(contracts._fits) <= module.REMEMBERED
+
+
+def test_contracts_are_remembered_for_as_many_models_as_a_repository_may_have(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    monkeypatch.setattr(module, "MODELS", 600)
+    told = Told()
+    known = {f"m{number}": asyncio.run(told.metadata(f"m{number}")) for number in range(700)}
+
+    async def metadata(model: str, _version: str | None = None) -> ModelMetadata:
+        return known[model]
+
+    told.metadata = metadata  # type: ignore[method-assign]
+    contracts = Contracts(told, 0)
+
+    async def of(*numbers: int) -> list[object]:
+        return [await contracts.of(Target(f"m{number}", None)) for number in numbers]
+
+    first = asyncio.run(of(*range(600)))
+    clock.now += module.HOLDS_S
+    assert all(a is b for a, b in zip(first, asyncio.run(of(*range(600))), strict=True))
+    asyncio.run(of(*range(600, 700)))
+    assert len(contracts._made) == 600
+    assert len(contracts._holding) <= 600
 
 
 def config(batching: object = None, **more: Any) -> ModelMetadata:
