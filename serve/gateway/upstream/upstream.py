@@ -44,8 +44,8 @@ MOST_TOLD = 1024
 INDEX = "/v2/repository/index"
 CACHE_S = 5.0
 UNKNOWN_S = 0.2  # that a model is not there: who asks again and again asks Triton five times a second
-# What is known of models may take so much: of a few thousand, with configurations of some KB. Where JSON is read, it becomes
-# up to so many times as large.
+# What is known of models may take so much: of a few thousand, with configurations of some KB. Where JSON is read, it
+# becomes up to so many times as large.
 KNOWN_BYTES, BECOMES = 64 * 1024 * 1024, 8
 ENTRY_BYTES = 1024
 UNKNOWN_NAMES, JOINED = 256, 256
