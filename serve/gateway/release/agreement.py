@@ -10,7 +10,7 @@ import numpy as np
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.oip.protocol import InferResponse
 from serve.gateway.oip.tensors import DATATYPES, Tensor
-from serve.gateway.release.differ import differing, in_blocks
+from serve.gateway.release.differ import differing, has_rows, in_blocks
 from serve.rollout.agree import Agree, Kind
 
 __all__ = ["Agreement", "agreement", "misfit", "unlike"]
@@ -25,12 +25,14 @@ class Agreement:
         disagreed: items for which an output is another.
         difference: mean absolute difference of all numbers.
         largest: the largest of them.
+        judged: whether anything was held to a rule; single numbers have none by default, and need only be numbers.
     """
 
     items: int
     disagreed: int
     difference: float
     largest: float
+    judged: bool = True
 
 
 def agreement(
@@ -69,15 +71,17 @@ def agreement(
     sizes = {tensor.shape[0] for tensor in theirs.values() if batched and tensor.shape}
     items = max(sizes.pop(), 1) if len(sizes) == 1 else 1
     others = np.zeros(items, dtype=bool)
-    total, count, largest = 0.0, 0, 0.0
+    total, count, largest, judged = 0.0, 0, 0.0, False
     for name in theirs.keys() | mine.keys():
         a, b = mine.get(name), theirs.get(name)
         if a is None or b is None or a.datatype != b.datatype:
             others[:] = True
+            judged = True
             continue
         classes = a.datatype == "BYTES" and texts is not None and name not in texts
         agree = rules.get(name) or _usual(name, a, tolerance, classes=classes)
         others |= differing(a, b, items, agree, batched=batched, classes=classes)
+        judged |= agree.kind != "argmax" or classes or has_rows(a.data, items)
         if a.data.dtype.kind != "O" and a.shape == b.shape and a.data.size:
             for x, y in in_blocks(a.data, b.data):
                 with np.errstate(invalid="ignore"):
@@ -86,7 +90,8 @@ def agreement(
                 total += float(difference.sum())
                 count += difference.size
                 largest = max(largest, float(difference.max(initial=0.0)))
-    return Agreement(items, int(others.sum()), total / count if count else 0.0, largest)
+    disagreed = int(others.sum())
+    return Agreement(items, disagreed, total / count if count else 0.0, largest, judged or disagreed > 0)
 
 
 def _usual(name: str, tensor: Tensor, tolerance: float | None, *, classes: bool) -> Agree:

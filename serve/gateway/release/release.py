@@ -126,6 +126,8 @@ class Release:
         self.copied_bytes = 0
         self.dropped = 0
         self._weight = weight
+        self._speaker: str | None = None
+        self._speakers = False
         self._answer_bytes: int | None = None
         self._salt = f"{id_}:{model}:".encode()
 
@@ -291,7 +293,9 @@ class Release:
     def compared(self, found: Agreement) -> None:
         """Both answers to a copied request were good, and have been compared."""
         if self.course is not None and self.running and "disagreement" in self.course.analysis.measures:
-            self.course.analysis.compared(found.items, found.disagreed, found.difference, found.largest)
+            self.course.analysis.compared(
+                found.items, found.disagreed, found.difference, found.largest, judged=found.judged
+            )
             self.look()
 
     def variant(self, answered: Answered[T]) -> Variant | None:
@@ -299,10 +303,18 @@ class Release:
         by: dict[Target, Variant] = {self.baseline: "baseline", self.candidate: "candidate"}
         return by.get(answered.by) if answered.first else None
 
-    def reported(self, variant: Variant, *, wrong: bool) -> None:
+    def may_speak(self, key: str) -> None:
+        """An answer was given to a key that may say whether it was wrong."""
+        if self._speaker is None:
+            self._speaker = key
+        elif key != self._speaker:
+            self._speakers = True
+
+    def reported(self, variant: Variant, *, wrong: bool, key: str = "") -> None:
         """A client has said of an answer whether it was wrong."""
         if self.course is not None and self.running:
-            self.course.analysis.reported(variant, wrong=wrong)
+            self.course.analysis.speakers.several = self._speakers
+            self.course.analysis.reported(variant, wrong=wrong, key=key)
             self.look()
 
     def saw(self, size: int) -> None:

@@ -143,6 +143,7 @@ class Released:
         if answer.status == 200 and self._answers is not None and may_speak:
             id_ = self._answers.add(given(release, who, answered, answer, movable=movable))
             if id_ is not None:
+                release.may_speak(who.id)
                 answer.headers.append((ANSWER_ID, id_.encode()))
         return answer
 
