@@ -197,7 +197,8 @@ class InferEndpoint:
                 asked, stays, sequence, batcher, response.status, gone=is_gone(response.status, response.body)
             )
             response = in_answer(sequence, response)
-        self._gate.memory.check_for(identity.id, len(response.body))
+        if response.held is None:  # else it counts for the key already
+            self._gate.memory.check_for(identity.id, len(response.body))
         returned = [header for header in response.headers if header[0] in RETURNED]
         observed.sent = len(response.body)
         await _answer(scope, send, response.status, returned, identity.limits(), response.body)

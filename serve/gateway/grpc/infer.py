@@ -11,11 +11,12 @@ import grpc
 
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
+from serve.gateway.access.memory import Share
 from serve.gateway.errors import GatewayError
 from serve.gateway.grpc.channels import UNREACHED, GrpcChannels, chosen_wait
 from serve.gateway.grpc.message import Incoming, about, asked_of
 from serve.gateway.grpc.request import in_reply
-from serve.gateway.grpc.status import DEAD, STATUSES, Context, EndedCallError, keys_of, refuse
+from serve.gateway.grpc.status import DEAD, STATUSES, Context, EndedCallError, keys_of, refuse, too_large
 from serve.gateway.health.outages import ModelDownError
 from serve.gateway.health.suspects import ABOARD, Flight
 from serve.gateway.observe.telemetry import GRPC_ROUTE, Observed, Telemetry
@@ -69,8 +70,10 @@ class Inference:
             share = self._incoming.share(context, identity)
             body = await self._incoming.message(context, share)
             seen.received = len(body)
-            answer = await self._infer(identity, body, context, seen, sequences)
-            share.take(2 * len(answer))  # gRPC has a copy of its own until it is read
+            before = share.size
+            answer = await self._infer(identity, body, context, seen, sequences, share)
+            # gRPC has a copy of its own until it is read; the first may be counted already.
+            share.take(max(0, before + 2 * len(answer) - share.size))
             code, seen.sent = 200, len(answer)
             return self._incoming.answering(context, answer)
         except GatewayError as err:
@@ -80,6 +83,9 @@ class Inference:
             if (dead := DEAD.fullmatch((err.details() or "").encode())) is not None:
                 code = 503
                 refuse(ModelDownError(seen.model or "", f"its process {dead[1].decode()} has died"))
+            if (longer := too_large(err)) is not None:
+                code = longer.status
+                refuse(longer)
             code = STATUSES.get(err.code(), 500)
             details = err.details() or ""
             raise EndedCallError(err.code(), sequences[0].told(details) if sequences else details) from None
@@ -90,13 +96,20 @@ class Inference:
             self._telemetry.observe(seen, code)
 
     async def _infer(
-        self, identity: Identity, body: bytes, context: Context, seen: Observed, sequences: list[Named]
+        self,
+        identity: Identity,
+        body: bytes,
+        context: Context,
+        seen: Observed,
+        sequences: list[Named],
+        share: Share,
     ) -> bytes:
         """Ask; `sequences` gets the request's, whose name an error of Triton's may say."""
         request, body, sequence = await self._incoming.request(identity, body)
         if sequence is not None:
             sequences.append(sequence)
         seen.model = model = request.model_name
+        counted = None if await self._incoming.answers_shortly(request) else share
         patience = self._incoming.patience(context)
         deadline = time.monotonic() + patience
         places = self._gate.places(model)
@@ -132,9 +145,9 @@ class Inference:
                 if stays is not None and stays != asked:
                     request.model_name, request.model_version = stays.model, stays.version or ""
                     body = request.SerializeToString()
-                answer = await self._calls.infer(body, *about(request), deadline)
+                answer = await self._calls.infer(body, *about(request), deadline, counted)
             else:
-                answer = await self._released(release, identity, request, context, patience, deadline, stays)
+                answer = await self._released(release, identity, request, context, patience, deadline, stays, counted)
             seconds = time.monotonic() - started
             answered = True
             status = 200
@@ -182,6 +195,7 @@ class Inference:
         patience: float,
         deadline: float,
         stays: Target | None,
+        counted: Share | None,
     ) -> bytes:
         """Ask one of the two models under release."""
 
@@ -190,9 +204,9 @@ class Inference:
             body = request.SerializeToString()
             try:
                 if target.model == release.model:
-                    return Grade.GOOD, await self._calls.infer(body, *about(request), deadline)
+                    return Grade.GOOD, await self._calls.infer(body, *about(request), deadline, counted)
                 with self._gate.incidents.suspects.beside(identity.id, target.model, body):
-                    return Grade.GOOD, await self._calls.infer(body, *about(request), deadline)
+                    return Grade.GOOD, await self._calls.infer(body, *about(request), deadline, counted)
             except grpc.aio.AioRpcError as err:
                 if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                     return Grade.LATE if tells(patience, self._settings.timeout_s) else Grade.CUT, err

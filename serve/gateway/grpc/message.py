@@ -216,6 +216,10 @@ class Incoming:
             body = request.SerializeToString()
         return request, body, sequence
 
+    async def answers_shortly(self, request: Any) -> bool:
+        """Whether the model's answers can't be long."""
+        return await self._contracts.answers_shortly(self._target(request))
+
     async def who(self, request: Any, sequence: Named) -> tuple[Target, Batcher | None]:
         """Who has a request's sequence, and the batcher there; see `Begun.who`."""
         return await self._releases.begun.who(self._contracts, asked_of(request), self._release(request), sequence)

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple, Unpack
 
 import orjson
 
+from serve.gateway.access.memory import SMALL_BYTES
 from serve.gateway.access.slots import Batcher
 from serve.gateway.errors import BadRequestError, GatewayError, UnknownModelError
 from serve.gateway.oip.bare_contract import BareContract
@@ -98,6 +99,12 @@ class Contracts:
         with contextlib.suppress(GatewayError):
             return (await self._source.metadata(target.model, target.version)).decoupled
         return None
+
+    async def answers_shortly(self, target: Target) -> bool:
+        """Whether a model's answers are short, whatever is asked; False where nobody tells."""
+        with contextlib.suppress(GatewayError):
+            return (await self._source.metadata(target.model, target.version)).answer_bytes <= SMALL_BYTES
+        return False
 
     async def _told(self, target: Target) -> Contract:
         """The contract by the model's metadata."""

@@ -14,6 +14,7 @@ import orjson
 from serve.config.names import MODEL_NAME, VERSION
 from serve.gateway.access.memory import LastingShare, Memory
 from serve.gateway.errors import (
+    AnswerTooLargeError,
     GatewayError,
     SlowBodyError,
     UnknownModelError,
@@ -31,7 +32,7 @@ from serve.gateway.settings import Settings
 from serve.gateway.upstream.balancer import Balancer
 from serve.gateway.upstream.coalesce import Coalescer
 from serve.gateway.upstream.deadline import EarlyTimeoutError
-from serve.gateway.upstream.node import Node
+from serve.gateway.upstream.node import LONGEST, Node
 from serve.http.body import GrowingBody
 from serve.http.client import Address, ExchangeError, Response
 
@@ -79,6 +80,7 @@ class Upstream:
             on_eject=lambda address, model, kind: telemetry.ejections.labels(str(address), model, kind).inc(),
             discover=settings.discover,
             hold=None if memory is None else partial(LastingShare, memory),
+            max_answer_bytes=LONGEST if memory is None else memory.most_of_one,
         )
 
         def joined(count: int) -> None:
@@ -124,19 +126,19 @@ class Upstream:
         """POST an infer request; raises GatewayError (502, 503, 504).
 
         Args:
-            who: whose it is; None for one that goes alone.
+            who: the id of the key that asks, for which its answer counts; None for nobody's, which goes alone.
             sequence: what says which server has the sequence that it belongs to; None for none.
         """
         began = time.monotonic()
         try:
             coalescer = self._coalescer
             if sequence is not None:
-                answer = await self._exchange(path, headers, body, timeout_s, sequence)
+                answer = await self._exchange(path, headers, body, timeout_s, sequence, who)
             elif coalescer is not None and who is not None and isinstance(body, bytes) and coalescer.takes(headers):
                 who = b"" if self._settings.coalesce_keys else who
                 answer = await self._coalesced(coalescer, path, headers, body, timeout_s, who)
             else:
-                answer = await self._exchange(path, headers, body, timeout_s)
+                answer = await self._exchange(path, headers, body, timeout_s, who=who)
         except ExchangeError as err:
             raise failure_of(err) from err
         self.check_alive(answer, path, began)
@@ -162,8 +164,12 @@ class Upstream:
         body: bytes | GrowingBody,
         timeout_s: float,
         sequence: bytes | None = None,
+        who: bytes | None = None,
     ) -> Response:
-        return await self.balancer.exchange(b"POST", path, headers, body, timeout_s=timeout_s, sequence=sequence)
+        key = "" if who is None else who.decode()
+        return await self.balancer.exchange(
+            b"POST", path, headers, body, timeout_s=timeout_s, sequence=sequence, who=key
+        )
 
     async def _coalesced(
         self,
@@ -180,7 +186,7 @@ class Upstream:
             known = await self._learn_joining(path)
         _, most, wait_s = known
         if most < 2:
-            return await self._exchange(path, headers, body, timeout_s)
+            return await self._exchange(path, headers, body, timeout_s, who=who)
         return await coalescer.infer(path, headers, body, timeout_s, most=most, wait_s=wait_s, who=who)
 
     async def post_all(self, path: str, body: bytes) -> Response:
@@ -309,6 +315,8 @@ def failure_of(err: ExchangeError) -> GatewayError:
     if err.kind in ("refused", "busy"):
         mend = "try again in a moment; if it stays so, look whether the model server runs"
         return UpstreamDownError("the model server can't be reached", why=_public(err), mend=mend)
+    if err.kind == "too_large":
+        return AnswerTooLargeError(str(err))
     return UpstreamBrokenError("the model server's answer broke off", why=str(err))
 
 
