@@ -240,7 +240,7 @@ class AnswerTooLargeError(UpstreamBrokenError):
         super().__init__(
             "the model's answer is too large",
             why=why,
-            mend="ask for fewer items or outputs at a time, or raise memory_bytes: an answer may take half, over gRPC a quarter",
+            mend="ask for less at a time, or raise memory_bytes: an answer may take half of it, over gRPC a quarter",
         )
 
 
