@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -216,3 +217,24 @@ def test_the_last_request_of_a_sequence_is_of_zeros_and_fits_the_model() -> None
         "parameters": {"sequence_id": 'a"b', "sequence_end": True},
         "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [0.0] * 4}],
     }
+
+
+@pytest.mark.parametrize(
+    ("outputs", "most", "decoupled", "size"),
+    [
+        ([("FP32", (-1, 10))], 8, False, 8 * 10 * 4),
+        ([("FP32", (-1, 10)), ("INT64", (-1, 1))], 8, False, 8 * 48),
+        ([("FP32", (-1, -1))], 8, False, math.inf),
+        ([("BYTES", (-1, 1))], 8, False, math.inf),
+        ([("UINT8", (3, 4))], 0, False, 12),
+        ([("UINT8", (-1,))], 0, False, math.inf),
+        ([("FP32", (-1, 10))], 8, True, math.inf),
+        ([("FP32", (-1, 10))], 8, None, math.inf),
+    ],
+)
+def test_how_long_an_answer_may_be_is_known_where_nothing_leaves_it_open(
+    outputs: list[tuple[str, tuple[int, ...]]], most: int, decoupled: bool | None, size: float
+) -> None:
+    tensors = tuple(TensorMetadata(f"y{number}", *each) for number, each in enumerate(outputs))
+    metadata = ModelMetadata("m", ("1",), (), tensors, batched=most > 0, max_batch_size=most, decoupled=decoupled)
+    assert metadata.answer_bytes == size
