@@ -29,8 +29,8 @@ class Tried:
     Attributes:
         argument: which input of the served model was bad.
         given: what it was given, in words.
-        status: what a client gets: 400 where preprocess refuses it, 500 where that or the network fails, None where both
-            take it.
+        status: what a client gets: 400 where preprocess refuses it, 500 where that or the network fails, None where
+            both take it.
         message: what the client is told; where it is taken, what the network makes of it if that is NaN, else "".
     """
 

@@ -3,8 +3,8 @@
 A value is an item or a batch, told apart by its depth: for an input of shape [-1, 3, 224, 224], three levels of
 lists are one item and four are a batch. All inputs of a request must be the same. The answer to one item has no
 batch dimension. Where a model declares one element an item ([-1, 1]), it is given, and may be sent, bare; a list of
-several such elements is a batch. Bytes that are not UTF-8 text go both ways as {"base64": "..."}. In answers, what JSON has
-no number for is a text: "NaN", "Infinity", "-Infinity".
+several such elements is a batch. Bytes that are not UTF-8 text go both ways as {"base64": "..."}. In answers, what
+JSON has no number for is a text: "NaN", "Infinity", "-Infinity".
 """
 
 from __future__ import annotations
