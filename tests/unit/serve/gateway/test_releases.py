@@ -390,7 +390,7 @@ async def test_a_function_of_the_operators_decides_who_disagrees(
 @in_loop
 async def test_a_function_that_the_gateway_was_not_given_is_refused(tmp_path: Path, module: bool) -> None:
     (tmp_path / "rules.py").write_text(RULES)
-    given = {"agree_module": tmp_path / "rules.py"} if module else {}
+    given: dict[str, Any] = {"agree_module": tmp_path / "rules.py"} if module else {}
     async with world(tmp_path, FakeTriton(), **given) as w:
         w.store.start("m", Target("m", "2"), Plan(agree=(Agree.parse("y:function=other"),)))
         row = await w.until(ended)
