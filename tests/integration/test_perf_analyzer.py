@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -10,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.perf_analyzer import VERSION
 from tests.e2e.conftest import ROOT
 
 pytestmark = pytest.mark.integration
+SCRIPT = ROOT / "benchmarks/perf_analyzer.py"
+(VERSION,) = re.findall(r'^VERSION = "(.+)"$', SCRIPT.read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def test_processes_that_install_at_once_do_not_take_it_from_each_other(tmp_path: Path) -> None:
@@ -27,7 +29,7 @@ def test_processes_that_install_at_once_do_not_take_it_from_each_other(tmp_path:
         archive.writestr(f"{about}.data/data/bin/perf_analyzer", "#!/bin/sh\necho I ran\n")
     environ = os.environ | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
     environ["PYTHONPATH"] = str(ROOT)
-    command = [sys.executable, str(ROOT / "benchmarks/perf_analyzer.py")]
+    command = [sys.executable, str(SCRIPT)]
     started = [
         subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(4)
