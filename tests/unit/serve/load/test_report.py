@@ -193,7 +193,7 @@ def test_the_command_writes_what_it_is_asked_for(tmp_path: Path, capsys: pytest.
         words = ["load", server.url, "--model", "m", "--duration", "0.5", "--warmup", "0.1", "--processes", "0"]
         words += ["--max-lateness-ms", "100000"]  # a busy machine is no matter here
         assert command(*words, "--rate", "100", "--output", *files) == 0
-        assert command(*words, "--concurrency", "1,2", "--slo", "p50<0.001us") == 3
+        assert command(*words, "--rate", "50,100", "--slo", "p50<0.001us") == 3
     assert all(path.stat().st_size > 100 for path in files)
     assert "throughput" in capsys.readouterr().out
     assert command("load", "report", files[0], "--output", tmp_path / "again.html") == 0
