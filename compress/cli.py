@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from compress import __version__
-from compress.console.wording import Note
+from compress.console.wording import Assumed, Note
 from compress.errors import printable
 from compress.jobs.running import at_work, run_to_end, spread, warn, work_of
 from compress.options import (
@@ -98,7 +98,7 @@ def export(
         artifact, report = run(checkpoint, options, watcher=terminal, recipe=recipe, cache=_cache(cache))
     console.print(stage_table(report))
     for finding in report.findings:
-        if finding not in warned:
+        if finding not in warned and not isinstance(finding, Assumed):
             _tell(console, finding, warns=not isinstance(finding, Note))
     console.print(", ".join(map(str, gains_of(report.stages))), markup=False, highlight=False, soft_wrap=True)
     console.print(f"latency: {report.measuring['latency']['told']}; measuring took "
@@ -188,7 +188,8 @@ def sensitivity(checkpoint: Path, *, options: SensitivityOptions) -> None:
     console = _console()
     console.print(sensitivity_table(found, options.max_drop))
     for words in (*found.warnings, *found.notes):
-        _tell(console, words, warns=words in found.warnings)
+        if not isinstance(words, Assumed):
+            _tell(console, words, warns=words in found.warnings)
     console.print(f"wrote {options.output}: sensitivity.json, sensitivity.html", markup=False, soft_wrap=True)
 
 

@@ -130,7 +130,9 @@ def load(
             loaded = read(content, path)
             loaded = dataclasses.replace(loaded, signature=proven(loaded.module, loaded.signature.sized(given)))
         else:
-            loaded = _with_signature(module_of(content, path, model), path, inputs, given, layered=True)
+            module, assumed = module_of(content, path, model)
+            loaded = _with_signature(module, path, inputs, given, layered=True)
+            loaded = dataclasses.replace(loaded, assumed=assumed)
     _refuse_nan(loaded.module, path)
     if kind is not FileKind.EXPORTED_PROGRAM:  # whose mode was fixed when it was exported
         loaded.module.eval()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress.artifact import Artifact
-from compress.console.wording import Note
+from compress.console.wording import Note, assumed_of
 from compress.data.dataset import Dataset
 from compress.data.sizes import batches_of
 from compress.errors import BudgetError, RecipeError
@@ -183,7 +183,7 @@ def _export(checkpoint: Path, options: ExportOptions, prepared: Prepared, watche
     assert isinstance(first, OnnxModel)  # noqa: S101  both lists end in ONNX stages
     assert not isinstance(final, TorchModel)  # noqa: S101
     report, timed = report_of(checkpoint, options, model, first, outcomes, prepared.judged, watcher)
-    report = dataclasses.replace(report, findings=(*prepared.doubts, *report.findings))
+    report = dataclasses.replace(report, findings=(*assumed_of(model.assumed), *prepared.doubts, *report.findings))
     report = named(report, checkpoint, options, prepared.searched, prepared.recipe)
     missed = missed_budgets(options, report.stages, prepared.budget)
     if not missed:
@@ -346,7 +346,7 @@ def _sensitivity(checkpoint: Path, options: SensitivityOptions, watcher: Watcher
         found,
         data=data.sha256,
         model=fingerprint_of_module(model),
-        notes=tuple(each for each in told if isinstance(each, Note)),
+        notes=(*assumed_of(model.assumed), *(each for each in told if isinstance(each, Note))),
         warnings=(*(each for each in told if not isinstance(each, Note)), *found.warnings),
     )
     write_sensitivity(found, options.output, options.max_drop)

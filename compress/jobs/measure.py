@@ -94,6 +94,7 @@ class Measurement:
         turns: why measuring ended, by batch.
         shapes: of the inputs, by batch.
         data: whose samples were the inputs; None where these were random.
+        assumed: of the models' files, in words.
     """
 
     environment: Mapping[str, str | int]
@@ -103,6 +104,7 @@ class Measurement:
     turns: Mapping[int, str] = field(default_factory=dict)
     shapes: Mapping[int, Mapping[str, Sequence[int]]] = field(default_factory=dict)
     data: str | None = None
+    assumed: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -164,6 +166,7 @@ def measure_files(
         turns,
         shapes,
         options.data,
+        tuple(model.assumed for model in models.values() if isinstance(model, TorchModel) and model.assumed),
     )
 
 

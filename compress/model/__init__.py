@@ -45,12 +45,15 @@ class TorchModel:
             pruned and trained.
         ranges: of activations, (lowest, highest) by the name of the tensor in the graph that will be exported, where a
             training under 8 bits has found them.
+        assumed: of the file that it was loaded from: which weights were taken, what was taken off their names or left
+            out, in words; "" for nothing.
     """
 
     module: nn.Module
     signature: Signature
     layered: bool = True
     ranges: Ranges = field(default_factory=dict, compare=False)
+    assumed: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -102,4 +105,4 @@ def in_float32(model: TorchModel) -> TorchModel:
     names = tuple(spec.name for spec in model.signature.outputs)
     outputs = infer_signature(module, specs, names, model.signature.sizes).outputs
     signature = dataclasses.replace(model.signature, inputs=specs, outputs=outputs)
-    return TorchModel(module, signature, model.layered)
+    return dataclasses.replace(model, module=module, signature=signature)

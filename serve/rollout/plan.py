@@ -101,8 +101,8 @@ class Plan:
     agree: Annotated[tuple[Agree, ...], Parameter(converter=_agrees, accepts_keys=False, n_tokens=1)] = ()
     """When two answers are the same, by output, as label:first; may be given again. OUTPUT:first (the first label),
     :overlap=0.6 (labels in any order: the share that both have), :argmax (where the largest score stands),
-    :tolerance=0.05 and :rtol=0.01 (each number), :equal, or :ignore. Others: floating-point numbers by argmax, or by
-    --tolerance, and all else by equality."""
+    :tolerance=0.05 and :rtol=0.01 (each number), :equal, :ignore, or :function=NAME (of the gateway's --agree-module).
+    Others: floating-point numbers by argmax, or by --tolerance, and all else by equality."""
 
     expect_change: bool = False
     """The candidate is to answer otherwise, as one that was trained anew: its agreement is recorded and not judged, so

@@ -123,7 +123,7 @@ def gateway(triton: TritonServer, **settings: float | Path) -> Iterator[Gateway]
             yield Gateway(process, match[0], f"127.0.0.1:{port}")
         finally:
             process.send_signal(signal.SIGINT)
-            process.wait(60)
+            process.wait(200)
 
 
 def large() -> tuple[bytes, dict[str, str]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,13 @@ from serve.gateway.oip.tensors import DATATYPES, Tensor
 from serve.gateway.release.differ import differing, has_rows, in_blocks
 from serve.rollout.agree import Agree, Kind
 
-__all__ = ["Agreement", "agreement", "misfit", "unlike"]
+__all__ = ["Agreement", "FunctionError", "Functions", "agreement", "misfit", "unlike"]
+
+Functions = Mapping[str, Callable[..., Any]]
+
+
+class FunctionError(Exception):
+    """A function of the operator's gave no judgement."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,7 @@ def agreement(
     tolerance: float | None,
     texts: Collection[str] | None = None,
     agrees: Sequence[Agree] = (),
+    functions: Functions | None = None,
 ) -> Agreement | None:
     """Compare two answers, item by item; None where there is nothing that is to be compared.
 
@@ -60,6 +68,10 @@ def agreement(
         tolerance: absolute.
         texts: names of the models' outputs that are BYTES by themselves; None for all that come so.
         agrees: rules of single outputs.
+        functions: of rules that name one: (candidate's, baseline's) of one item -> whether they agree.
+
+    Raises:
+        FunctionError: one of them failed.
     """
     rules = {agree.output: agree for agree in agrees}
     theirs, mine = (
@@ -80,8 +92,12 @@ def agreement(
             continue
         classes = a.datatype == "BYTES" and texts is not None and name not in texts
         agree = rules.get(name) or _usual(name, a, tolerance, classes=classes)
-        others |= differing(a, b, items, agree, batched=batched, classes=classes)
-        judged |= agree.kind != "argmax" or classes or has_rows(a.data, items)
+        if agree.kind == "function":
+            others |= _by_function(a, b, items, agree.function, functions or {}, batched=batched)
+            judged = True
+        else:
+            others |= differing(a, b, items, agree, batched=batched, classes=classes)
+            judged |= agree.kind != "argmax" or classes or has_rows(a.data, items)
         if a.data.dtype.kind != "O" and a.shape == b.shape and a.data.size:
             for x, y in in_blocks(a.data, b.data):
                 with np.errstate(invalid="ignore"):
@@ -92,6 +108,25 @@ def agreement(
                 largest = max(largest, float(difference.max(initial=0.0)))
     disagreed = int(others.sum())
     return Agreement(items, disagreed, total / count if count else 0.0, largest, judged or disagreed > 0)
+
+
+def _by_function(
+    a: Tensor, b: Tensor, items: int, name: str, functions: Functions, *, batched: bool
+) -> np.ndarray[Any, Any]:
+    """For each item, whether a function says that the two are others."""
+    if batched and a.shape[:1] != b.shape[:1]:
+        return np.ones(items, dtype=bool)
+    pairs = zip(a.data, b.data, strict=True) if batched and len(a.data) == items else [(a.data, b.data)]
+    found = []
+    for mine, theirs in pairs:
+        try:
+            same = functions[name](np.array(mine, a.data.dtype), np.array(theirs, b.data.dtype))  # its own to change
+        except (Exception, SystemExit) as err:  # the operator's code: anything may come out of it
+            raise FunctionError(name) from err
+        if not isinstance(same, bool | np.bool_):
+            raise FunctionError(f"{name} gave {str(same)[:100]} ({type(same).__name__}), and True or False is wanted")
+        found.append(not same)
+    return np.array(found) if len(found) == items else np.full(items, any(found))
 
 
 def _usual(name: str, tensor: Tensor, tolerance: float | None, *, classes: bool) -> Agree:
@@ -129,13 +164,16 @@ FITS: Mapping[Kind, tuple[frozenset[str], str]] = {
 }
 
 
-def misfit(agrees: Sequence[Agree], metadata: ModelMetadata) -> str:
+def misfit(agrees: Sequence[Agree], metadata: ModelMetadata, functions: Collection[str] = ()) -> str:
     """Why the rules can't be held against a model's outputs; and, behind "; ", what to write. "" where they can."""
     outputs = {output.name: output for output in metadata.outputs}
     for agree in agrees:
         output = outputs.get(agree.output)
         if output is None:
             return f"--agree {agree}: {metadata.name} has no such output; name one of {', '.join(sorted(outputs))}"
+        if agree.kind == "function" and agree.function not in functions:
+            has = f"it has {', '.join(sorted(functions))}" if functions else "start it with --agree-module FILE"
+            return f"--agree {agree}: the gateway has no such function; {has}"
         if agree.kind in FITS and output.datatype not in FITS[agree.kind][0]:
             return f"--agree {agree}: the output is {output}, and this compares {FITS[agree.kind][1]}"
         each = output.shape[1:] if metadata.batched else output.shape

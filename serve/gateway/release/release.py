@@ -95,6 +95,7 @@ class Release:
         lost: whether the version that answers for the name was said to be served no longer.
         batched: whether the models' tensors have a batch dimension.
         texts: their outputs that are BYTES; None where that is not known.
+        unjudged_count: copies that a function of the operator's gave no judgement of.
         dropped: copies that were not made, because the candidate or the gateway had enough to do.
     """
 
@@ -125,6 +126,8 @@ class Release:
         self.copies = 0
         self.copied_bytes = 0
         self.dropped = 0
+        self.unjudged_count = 0
+        self._unjudged = ""
         self._weight = weight
         self._speaker: str | None = None
         self._speakers = False
@@ -272,7 +275,22 @@ class Release:
     def look(self) -> None:
         """Act on the evidence."""
         if self.course is not None and (event := self.course.look(time.monotonic())) is not None:
-            self.events.append(event)
+            self.events.append(replace(event, why=event.why + self.unjudged_told))
+
+    def unjudged(self, why: str) -> None:
+        """A function of the operator's gave no judgement of two answers, which counts as a disagreement."""
+        self.unjudged_count += 1
+        if self._unjudged != why and self.unjudged_count == 1:
+            logger.error("rollout of %s: --agree: %s", self.model, why)
+            self.events.append(Event("note", f"--agree gave no judgement, which counts as a disagreement: {why}"))
+        self._unjudged = why
+
+    @property
+    def unjudged_told(self) -> str:
+        """What to add to the reasons; "" where all was judged."""
+        if not self.unjudged_count:
+            return ""
+        return f"; --agree gave no judgement of {self.unjudged_count} copies, which count as others: {self._unjudged}"
 
     def copied(self, candidate: Answered[T], baseline: Answered[T]) -> None:
         """A copied request was answered by both, well or not.

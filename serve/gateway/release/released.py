@@ -17,9 +17,10 @@ from serve.gateway.errors import GatewayError, UpstreamDownError, UpstreamTimeou
 from serve.gateway.oip.encoding import unpacked
 from serve.gateway.oip.protocol import BINARY_HEADER, InferResponse, parse_response
 from serve.gateway.oip.tensors import ProtocolError
-from serve.gateway.release.agreement import Agreement, agreement
+from serve.gateway.release.agreement import Agreement, FunctionError, Functions, agreement
 from serve.gateway.release.answers import ANSWER_ID, Answers, given
 from serve.gateway.release.release import Answered, Grade, Release
+from serve.gateway.release.users_rules import UsersRules
 from serve.gateway.upstream.deadline import EarlyTimeoutError
 from serve.gateway.upstream.upstream import Upstream
 from serve.gateway.upstream.verdicts import HURRY, was_hurried
@@ -57,6 +58,7 @@ class Released:
         apart: calls a function of a module in another process, where long JSON is compared; by default in a thread.
         most_bytes: that two answers may become where they are compared.
         answers: keeps those that clients may speak of; None keeps none.
+        rules: functions of the operator's; None for none.
     """
 
     def __init__(
@@ -66,7 +68,9 @@ class Released:
         apart: Apart | None = None,
         most_bytes: int = MOST_UNPACKED,
         answers: Answers | None = None,
+        rules: UsersRules | None = None,
     ) -> None:
+        self._rules = rules
         self._answers = answers
         self._gate = gate
         self._upstream = upstream
@@ -230,6 +234,14 @@ class Released:
         long = [len(body) if length is None or packed else int(length) for body, packed, length in both]
         total = len(copy.body) + len(answer.body)
         try:
+            if self._rules is not None and any(agree.kind == "function" for agree in plan.agree):
+                if total > MOST_COMPARED:
+                    raise FunctionError(f"they are {total} bytes, and at most {MOST_COMPARED} are given to a function")
+                async with self._comparing:  # it is one process
+                    found = await asyncio.to_thread(self._rules.compare, *compare.args)
+                if found is not None:
+                    release.compared(found)
+                return
             slow = total > LARGE_BYTES and any(agree.kind == "overlap" for agree in plan.agree)  # sets are Python's
             if slow or any(packed for _, packed, _ in both) or sum(long) > LARGE_BYTES:
                 if total > MOST_COMPARED and _others_by_length(
@@ -247,6 +259,10 @@ class Released:
                     found = await asyncio.to_thread(compare)
             else:
                 found = compare()
+        except FunctionError as err:  # nobody knows: what is not said to be the same is another
+            release.unjudged(str(err))
+            release.compared(OTHERS)
+            return
         except (ValueError, GatewayError) as err:
             if release.id != self._told:  # once: a client may choose such answers
                 logger.error("answers of %s and %s can't be compared: %s", release.candidate, release.baseline, err)
@@ -349,6 +365,7 @@ def compared(
     tolerance: float | None,
     texts: Collection[str] | None,
     agrees: Sequence[Agree] = (),
+    functions: Functions | None = None,
 ) -> Agreement | None:
     """Compare two answers; what they are, as `agreement` takes it.
 
@@ -375,7 +392,9 @@ def compared(
         raise candidate
     if isinstance(candidate, ProtocolError) or isinstance(baseline, ProtocolError):
         return OTHERS
-    return agreement(candidate, baseline, batched=batched, tolerance=tolerance, texts=texts, agrees=agrees)
+    return agreement(
+        candidate, baseline, batched=batched, tolerance=tolerance, texts=texts, agrees=agrees, functions=functions
+    )
 
 
 def _told(answer: Response) -> Told:
