@@ -35,7 +35,7 @@ from compress.training.updates.kept_state import KeptState
 from compress.training.updates.precision import falls_back, precision_for
 from compress.training.updates.rollback import Rollback
 from compress.training.updates.schedule import SCHEDULES, one_cycle_momentum
-from compress.training.updates.vet_state import fits
+from compress.training.updates.vet_state import fits, is_state
 
 __all__ = ["STATE_FILE", "TRACE_FILE", "train"]
 
@@ -105,7 +105,9 @@ class _Training:
         folder = task.folder if first else None
         self.kept = KeptState(None if folder is None else folder / STATE_FILE, self.options.checkpoint_seconds)
         left = self.fabric.broadcast(self.kept.there())
-        found = self.fabric.broadcast(self.kept.load(len(task.data)))
+        found = self.fabric.broadcast(self.kept.load())
+        if found is not None and not is_state(found, len(task.data)):
+            found = None
         trace = folder / TRACE_FILE if self.options.profile and folder is not None else None
         self.profile = Profile(trace, self.device)
         self.size, self.tried = self._batch_size(found)

@@ -10,7 +10,6 @@ import torch
 
 from compress.errors import CheckpointError
 from compress.formats.pickles.read import unpickle
-from compress.training.updates.vet_state import is_state
 from compress.vetting.replace import replacing_file
 
 __all__ = ["KeptState"]
@@ -52,11 +51,10 @@ class KeptState:
         """Whether there is a file."""
         return self._path is not None and self._path.exists()
 
-    def load(self, samples: int) -> dict[str, Any] | None:
+    def load(self) -> dict[str, Any] | None:
         """The last one, or None if there is none that is whole, runs no code and is of this format.
 
-        Args:
-            samples: of the training data.
+        Whether it is one of this training `compress.training.updates.vet_state` tells.
         """
         if self._path is None or not self._path.is_file():
             return None
@@ -67,7 +65,7 @@ class KeptState:
         if type(found) is not dict or found.keys() != {"format", "state"} or found["format"] != FORMAT:
             return None
         state: dict[str, Any] = found["state"]
-        return state if is_state(state, samples) else None
+        return state if type(state) is dict else None
 
     def drop(self) -> None:
         """The training is through."""
