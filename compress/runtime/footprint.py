@@ -11,7 +11,9 @@ from pathlib import Path
 
 from compress.errors import ResourceError, StageError
 from compress.model import OnnxModel
+from compress.runtime.backends.endless import may_not_end, without_end
 from compress.runtime.backends.onnxrt import is_half
+from compress.vetting.loop_time import loop_seconds
 
 __all__ = ["Footprint", "footprint"]
 
@@ -69,7 +71,12 @@ def footprint(model: OnnxModel, threads: int) -> Footprint:
     sizes = model.signature.at(1)
     specs = [(spec.name, spec.dtype, spec.at(sizes)) for spec in model.signature.inputs]
     command = [sys.executable, "-P", "-c", _PROGRAM, str(model.path), str(threads), json.dumps(specs)]
-    done = subprocess.run([*command, str(int(is_half(model.path)))], capture_output=True, text=True, check=False)
+    command.append(str(int(is_half(model.path))))
+    seconds = loop_seconds() if may_not_end(model.path) else None
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
+    except subprocess.TimeoutExpired as err:
+        raise without_end(model.path.name, err.timeout) from err
     if done.returncode:
         if done.returncode == -signal.SIGKILL or "bad_alloc" in done.stderr or "MemoryError" in done.stderr:
             raise ResourceError(
