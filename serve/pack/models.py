@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,9 @@ def wanted_models(name: str, source: Artifact, hooks: Hooks | None, options: Pac
     if runs_on_openvino(source, options):
         backend = "openvino"
     configs = configs_for(name, source.signature, source.sha256, hooks, options, backend, platform, engine)
+    if backend == "openvino" and source.stages and source.stages[-1].measured.runtime == "OpenVINO, BF16":
+        network = configs["network"]  # what was measured: without this it would be computed in FP32
+        configs["network"] = replace(network, parameters={**network.parameters, "HINT_BF16": "YES"})
     unused = sorted(set(options.models) - set(configs))
     if unused:
         raise RepositoryError(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.artifact import Artifact
+from compress.artifact import Artifact, Measured, StageReport
 from compress.errors import RepositoryError, ServerError
 from compress.model import OnnxModel
 from compress.runtime.backends import open_model
@@ -159,6 +159,16 @@ def test_without_openvino_it_is_a_clear_error_before_triton_starts(
     assert "no OpenVINO" in caught.value.why
     assert "[openvino]" in caught.value.mend
     check_models(tmp_path / "models", container=True)
+
+
+def test_what_was_measured_in_bf16_is_served_in_bf16(tmp_path: Path) -> None:
+    artifact = Artifact.load(on_openvino(tiny_artifact(tmp_path / "tiny")))
+    for runtime, hint in (("OpenVINO", None), ("OpenVINO, BF16", "YES")):
+        row = StageReport("half_onnx", "did", Measured(runtime=runtime), 1.0)
+        dataclasses.replace(artifact, stages=(row,)).save()
+        pack(artifact.folder, repository=tmp_path / "m", name="plain")
+        config = from_pbtxt((tmp_path / "m/plain/config.pbtxt").read_text())
+        assert config.parameters.get("HINT_BF16") == hint
 
 
 def test_the_runtime_can_be_said_when_it_is_packed(tmp_path: Path) -> None:
