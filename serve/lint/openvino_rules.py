@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from serve.lint.finding import Findings, error, warning
 from serve.lint.model import Model
 
-__all__ = ["openvino_rules", "padding_rules"]
+__all__ = ["openvino_place_rules", "openvino_rules"]
 
 HINTS = ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")
 COUNTS = ("INFERENCE_NUM_THREADS", "COMPILATION_NUM_THREADS")
@@ -33,23 +35,39 @@ def openvino_rules(model: Model) -> Findings:
         yield error(model.name, what, "leave model_transaction_policy out")
 
 
-def padding_rules(model: Model, *, container: bool) -> Findings:
-    """Batches that Triton's own backend fills up, or refuses.
+def openvino_place_rules(model: Model, *, container: bool) -> Findings:
+    """What only the embedded Triton can't do, and batches that Triton's own backend fills up, or refuses.
 
     Args:
         model: any.
         container: it is for a Triton elsewhere, which has that backend.
     """
-    if model.backend != "openvino" or model.config.max_batch_size < 1:
+    if model.backend != "openvino":
+        return
+    told = {name: value.string_value for name, value in model.config.parameters.items()}
+    if not container:
+        for name in ("TARGET_DEVICE", "CPU_EXTENSION_PATH"):
+            if told.get(name, "").upper() not in ("", "CPU"):
+                what = f"the parameter {name} is {told[name]!r}, and the embedded Triton runs on the CPU alone"
+                yield error(model.name, what, "leave it out, or lint for a container with --container")
+        if told.get("HINT_BF16", "").upper() == "YES" and not _multiplies_bfloat16():
+            what = "HINT_BF16 is set, and this CPU does not multiply BF16 in hardware"
+            yield error(model.name, what, "leave it out, or lint for a container with --container")
+    if model.config.max_batch_size < 1:
         return
     most = model.config.max_batch_size
-    name = "ENABLE_BATCH_PADDING"
-    if name not in model.config.parameters or model.config.parameters[name].string_value.upper() != "YES":
+    if told.get("ENABLE_BATCH_PADDING", "").upper() != "YES":
         what = f"Triton's own OpenVINO backend answers batches of {most} alone"
-        yield warning(model.name, what, f"write the parameter {name}: YES")
+        yield warning(model.name, what, "write the parameter ENABLE_BATCH_PADDING: YES")
     elif container and most > 1:
         what = f"Triton's own OpenVINO backend fills every batch up to max_batch_size, {most}"
         yield warning(model.name, what, "write the batch that usually forms, or pack it with --runtime onnxruntime")
+
+
+def _multiplies_bfloat16() -> bool:
+    path = Path("/proc/cpuinfo")
+    flags = path.read_text(encoding="utf-8").split() if path.exists() else []
+    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(flags)
 
 
 def _is_number(text: str) -> bool:

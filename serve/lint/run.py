@@ -30,7 +30,7 @@ from serve.lint.file_rules import file_rules, onnx_files, onnx_rules, session_ru
 from serve.lint.finding import Finding, Findings, error, shown, unreadable, warning
 from serve.lint.hook_rules import hook_rules
 from serve.lint.model import Model, read
-from serve.lint.openvino_rules import openvino_rules, padding_rules
+from serve.lint.openvino_rules import openvino_place_rules, openvino_rules
 from serve.lint.packed_rules import packed_rules
 from serve.lint.plan_rules import Version, plan_rules
 from serve.lint.python_rules import python_rules
@@ -123,7 +123,7 @@ def lint(
             found += _readable(model, here(model))
         found += _readable(model, packed_rules(model)) if packed else ()
         found += provider_rules(model, container=container)
-        found += padding_rules(model, container=container)
+        found += openvino_place_rules(model, container=container)
         found += _readable(model, file_rules(model, None if container else EMBEDDED))
         found += advice.batch_advice(model, files)
         if files is not None:

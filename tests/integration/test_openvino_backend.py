@@ -24,6 +24,7 @@ from serve.lint import run as lint_run
 from serve.lint.run import lint
 from serve.pack.write import PackOptions, pack
 from serve.triton.launch import TritonServer
+from serve.tune.candidate import candidate_of, candidates, write_into
 from serve.tune.trial import load_subject
 from serve.up.preflight import check_models
 from tests.integration.test_triton import FREE, infer
@@ -178,3 +179,17 @@ def test_the_runtime_can_be_said_when_it_is_packed(tmp_path: Path) -> None:
         assert from_pbtxt((tmp_path / "m/plain/config.pbtxt").read_text()).backend == "onnxruntime"
     with pytest.raises(RepositoryError, match="runtime openvino"):
         PackOptions(runtime="openvino", device="gpu")
+
+
+def test_tuning_sets_the_streams_and_threads_of_all_instances(tmp_path: Path) -> None:
+    options = PackOptions(instances=2, threads=3)
+    pack(on_openvino(tiny_artifact(tmp_path / "tiny")), repository=tmp_path / "models", name="plain", options=options)
+    messages = load_subject(tmp_path / "models", "plain").messages()
+    present = candidate_of(messages, "plain")
+    assert (present.instances, present.threads) == (2, 3)
+    for other in candidates(present, cores=4):
+        write_into(messages, "plain", other)
+        assert candidate_of(messages, "plain") == other
+        parameters = messages["plain"].parameters
+        assert parameters["NUM_STREAMS"].string_value == str(other.instances)
+        assert parameters["INFERENCE_NUM_THREADS"].string_value == str(other.instances * other.threads)

@@ -213,12 +213,12 @@ def properties(parameters: Mapping[str, str], share: int, core: Any) -> dict[str
     found: dict[str, Any] = {
         "INFERENCE_NUM_THREADS": max(1, threads // share),
         "INFERENCE_PRECISION_HINT": "bf16" if yes(parameters, "HINT_BF16") else "f32",
-        "ENABLE_CPU_PINNING": share == 1,  # each process would pin its threads to the same cores
+        "ENABLE_CPU_PINNING": False,  # each process would pin its threads to the same cores
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
     }
-    if found["INFERENCE_PRECISION_HINT"] == "bf16" and "BF16" not in core.get_property(
-        "CPU", "OPTIMIZATION_CAPABILITIES"
-    ):
+    if parameters.get("HINT_BF16", "YES").lower() != "yes":
+        raise RuntimeError(f"the parameter HINT_BF16 is {parameters['HINT_BF16']!r}, and YES or nothing is wanted")
+    if yes(parameters, "HINT_BF16") and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         raise RuntimeError("the parameter HINT_BF16 is 'YES', and this CPU does not multiply BF16 in hardware")
     if compiling := number(parameters, "COMPILATION_NUM_THREADS"):
         found["COMPILATION_NUM_THREADS"] = compiling
