@@ -301,4 +301,5 @@ def _measured(
         samples=len(data),
         trials=tuple(left.get(trial.candidate.name, trial) for trial in trials),
         confidence=budget.confidence,
+        runtime=ranked_on(options),
     )

@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-sys.modules["openvino_telemetry"] = None  # OpenVINO's import would send an event, and write to the home folder
+# OpenVINO's import would send an event, and write to the home folder.
+sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
 try:
     import openvino
 except ImportError as err:
