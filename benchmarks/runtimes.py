@@ -33,7 +33,7 @@ from compress.data.sizes import typical_inputs
 from compress.evaluate.judge import spread
 from compress.evaluate.runtime_choice import distances
 from compress.model import OnnxModel
-from compress.runtime.backends import open_model
+from compress.runtime.backends import Backend, open_model
 from compress.runtime.latency import latency, ratio
 from compress.runtime.machine import environment
 
@@ -91,7 +91,7 @@ def row(network: str, kind: str, model: OnnxModel, calibration: Path, seconds: f
     """One file on both."""
     data = Dataset.open(str(calibration), model.signature)
     other = dataclasses.replace(model, runtime="openvino")
-    opened = {each.runtime: open_model(each, threads=1) for each in (model, other)}
+    opened: dict[str, Backend] = {each.runtime: open_model(each, threads=1) for each in (model, other)}
     batches = [inputs for inputs, _ in spread(data, COMPARED).batches(1)]
     apart = distances(opened, "onnxruntime", batches)["openvino"]
     found = latency(opened, typical_inputs(model.signature, data, 1), seconds=seconds)
