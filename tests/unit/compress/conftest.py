@@ -15,12 +15,17 @@ from compress.report import export as report
 from compress.runtime import grid
 from compress.runtime.measure import latency
 
-# As where it is not installed: with it, each run measures its result on both runtimes, and those are most of the tests.
-sys.modules.setdefault("openvino", None)  # type: ignore[arg-type]
+
+@pytest.fixture(scope="package", autouse=True)
+def no_openvino() -> Iterator[None]:
+    """As where it is not installed: with it, each run measures its result on both runtimes, and most are not about it."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(sys.modules, "openvino", None)
+        yield
 
 
 @pytest.fixture
-def openvino(monkeypatch: pytest.MonkeyPatch) -> None:
+def openvino(no_openvino: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenVINO is there, for a test that is about it."""
     pytest.importorskip("openvino_telemetry", reason="OpenVINO is an extra")
     monkeypatch.delitem(sys.modules, "openvino")
