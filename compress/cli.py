@@ -435,6 +435,8 @@ def measure(
             kinds = ", ".join(f"{count} {kind}" for kind, count in figure.cpu_nodes.items())
             told = f"{figure.model}, batch {figure.batch}: on the CPU run {kinds}"
             console.print(f"[yellow]![/] {escape(told)}", highlight=False)
+    for name, why in found.not_run.items():
+        console.print(f"[yellow]![/] {escape(f'{name} does not run: {why}')}", highlight=False)
     if json_ is not None:
         write_files({json_: json.dumps(found.to_dict(), indent=2) + "\n"})
 

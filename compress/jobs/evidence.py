@@ -14,11 +14,13 @@ from compress.console.wording import Note, counted
 from compress.data.sizes import batches_of
 from compress.evaluate.evaluation import Evaluation
 from compress.evaluate.judge import Budget
+from compress.evaluate.runtime_choice import Choice
 from compress.jobs.examine import roofline_of
 from compress.jobs.profiled import profiles_told
 from compress.jobs.prove import measure, rows_of
 from compress.jobs.recipe import find_data
 from compress.jobs.recipe_file import recipe_text
+from compress.jobs.serving_runtime import beside, chosen, served
 from compress.model import Model, OnnxModel, TorchModel
 from compress.options import CompressOptions, ExportOptions, OptimizeOptions
 from compress.options.unused import unused
@@ -45,6 +47,7 @@ def report_of(
     outcomes: Sequence[Outcome],
     judged: Evaluation | None,
     watcher: Watcher,
+    budget: Budget | None = None,
 ) -> tuple[Report, Mapping[str, Latency]]:
     """Measure the original and what each stage gave, side by side.
 
@@ -56,6 +59,7 @@ def report_of(
         outcomes: of the stages.
         judged: evaluation data and the metric, if there is data.
         watcher: is told how it goes on.
+        budget: of the drop, which the runtime that serves has to keep.
 
     Returns:
         The report, and every latency that was taken.
@@ -64,7 +68,11 @@ def report_of(
     names = unique_names([outcome.stage.name for outcome in outcomes])
     rows: dict[str, Model] = {"original": model, "original_onnx": baseline}
     rows |= {name: outcome.given.model for name, outcome in zip(names, outcomes, strict=True)}
-    found = measure(rows, judged, options.threads, watcher)
+    others, choice = beside(options, rows)
+    found = measure(rows, judged, options.threads, watcher, others)
+    if others:
+        choice = chosen(options, rows, others, found, budget, checkpoint)
+    rows, found = served(rows, others, found, choice)
     reports = rows_of(rows, dict(zip(names, outcomes, strict=True)), found, checkpoint.stat().st_size)
     grid, rooflines = _grid(options, rows, watcher), _rooflines(options, rows, watcher)
     report = Report(
@@ -76,12 +84,14 @@ def report_of(
         stages=tuple(reports),
         findings=(
             *_call_told(model.signature),
+            *_runtime_told(choice),
             *findings(reports, options.confidence),
             *profiles_told(dict(zip(names, outcomes, strict=True))),
         ),
         grid=grid,
         rooflines=rooflines,
         layer_bytes=(onnx_layer_bytes(baseline.path), onnx_layer_bytes(_last(rows).path)),
+        serving=choice,
         measuring={"seconds": time.perf_counter() - begun, "latency": found.latency.to_dict()},
     )
     return report, found.latency
@@ -94,6 +104,13 @@ def _call_told(signature: Signature) -> tuple[Note, ...]:
         return ()
     told = f"Each call takes {counted(call, 'samples')}, a size that is fixed"
     return (Note(f"{told}: latency, memory and MACs are those of such a call, not of batch 1."),)
+
+
+def _runtime_told(choice: Choice | None) -> tuple[str, ...]:
+    """What serves the file, where more than one runtime was asked; a warning where OpenVINO does not compute it."""
+    if choice is None:
+        return ()
+    return (choice.why if choice.doubtful else Note(choice.why),)
 
 
 def _last(rows: Mapping[str, Model]) -> OnnxModel:

@@ -22,6 +22,7 @@ from compress.jobs.evidence import missed_budgets, named, report_of
 from compress.jobs.output import check_output, claimed, replacing, write_artifact
 from compress.jobs.recipe import chooses, find_data, inputs_of, sources_of, stages_for, with_sizes
 from compress.jobs.search import search
+from compress.jobs.serving_runtime import refuse_missing
 from compress.model import OnnxModel, TorchModel, in_float32
 from compress.onnx_export.fold import FoldOnnx
 from compress.onnx_export.from_torch import OnnxFromTorch
@@ -94,6 +95,7 @@ def prepare(checkpoint: Path, options: ExportOptions, *, chosen: bool = False) -
         ToolkitError: input or options that can't be used.
     """
     check_ranges(options)
+    refuse_missing(options.runtime)
     check_output(options.output)
     model = with_sizes(_load(checkpoint, options), checkpoint, _data(options), options.dims)
     batches_of(model.signature, options.batches)
@@ -182,7 +184,7 @@ def _export(checkpoint: Path, options: ExportOptions, prepared: Prepared, watche
     first, final = baseline[-1].given.model, outcomes[-1].given.model
     assert isinstance(first, OnnxModel)  # noqa: S101  both lists end in ONNX stages
     assert not isinstance(final, TorchModel)  # noqa: S101
-    report, timed = report_of(checkpoint, options, model, first, outcomes, prepared.judged, watcher)
+    report, timed = report_of(checkpoint, options, model, first, outcomes, prepared.judged, watcher, prepared.budget)
     report = dataclasses.replace(report, findings=(*assumed_of(model.assumed), *prepared.doubts, *report.findings))
     report = named(report, checkpoint, options, prepared.searched, prepared.recipe)
     missed = missed_budgets(options, report.stages, prepared.budget)
@@ -235,6 +237,7 @@ def optimize(
         'onnx'
     """
     check_ranges(options)
+    refuse_missing(options.runtime)
     checkpoint, watcher = Path(checkpoint), watcher or Silent()
     with standing(), claimed(options.output, _work(options), inputs_of(options, checkpoint)), hashing_shown(watcher):
         return _optimize(checkpoint, options, watcher, tell, recipe, cache)

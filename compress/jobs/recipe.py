@@ -342,6 +342,12 @@ def _together(options: ExportOptions, judged: tuple[Dataset, Metric] | None) -> 
             f"the file would be made for --target {options.target}, with INT8 that TensorRT does not take",
             "add --target tensorrt",
         ),
+        (
+            options.runtime == "openvino" and options.target != "cpu",
+            f"can't serve a file for --target {options.target} with OpenVINO",
+            "its INT8 is made for a GPU, and OpenVINO runs it on the CPU",
+            "leave --target or --runtime out",
+        ),
         (options.threads < 1, "can't measure with no thread", f"--threads is {options.threads}", "give 1 or more"),
     )
     for broken, what, why, mend in rules:

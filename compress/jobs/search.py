@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from compress.artifact import Runtime
 from compress.console.wording import counted
 from compress.data.sizes import typical_inputs
-from compress.errors import RecipeError, ResourceError, ToolkitError
+from compress.errors import RecipeError, ResourceError, StageError, ToolkitError
 from compress.evaluate.evaluation import Evaluation, budget_of, evaluation_of
 from compress.evaluate.intervals import percent
 from compress.evaluate.judge import Judge
@@ -223,6 +224,11 @@ def _branch(setting: _Setting, group: Sequence[Candidate], watcher: Watcher) -> 
     return trials
 
 
+def ranked_on(options: OptimizeOptions) -> Runtime:
+    """What candidates are timed on. The winner alone is measured on both, where the runtime is to be chosen."""
+    return "openvino" if options.runtime == "openvino" else "onnxruntime"
+
+
 def _sharing(stage: Stage) -> Stage:
     """What can lose channels does not hang on the candidate: the next ratio finds it in the work folder."""
     if isinstance(stage, PruneChannels):
@@ -261,8 +267,12 @@ def _measured(
     opened: dict[str, Backend] = {}
     for number, (name, trial) in enumerate(left.items(), 1):
         assert trial.path is not None  # noqa: S101  set for what is measured
-        onnx = OnnxModel(trial.path, model.signature)
-        drop = judge.drop(open_model(onnx, threads=cores()))
+        onnx = OnnxModel(trial.path, model.signature, runtime=ranked_on(options))
+        try:
+            drop = judge.drop(open_model(onnx, threads=cores()))
+        except StageError as err:  # an operator that OpenVINO lacks
+            left[name] = dataclasses.replace(trial, status="failed", why=f"{err.what}: {err.why}")
+            continue
         if math.isfinite(drop.points):
             left[name] = dataclasses.replace(
                 trial, value=drop.after, drop=drop.points, drop_low=drop.low, drop_high=drop.high
@@ -291,4 +301,5 @@ def _measured(
         samples=len(data),
         trials=tuple(left.get(trial.candidate.name, trial) for trial in trials),
         confidence=budget.confidence,
+        runtime=ranked_on(options),
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from compress.artifact import Runtime
 from compress.model.infer import infer_outputs, infer_signature
 from compress.model.inputs import Arrays, call, example_inputs, sample_inputs, symbols_of
 from compress.signature import Signature
@@ -64,11 +65,13 @@ class OnnxModel:
         path: of it.
         signature: inputs and outputs.
         ranges: see `TorchModel`; what quantizes takes them in place of calibrating.
+        runtime: what runs it on the CPU.
     """
 
     path: Path
     signature: Signature
     ranges: Ranges = field(default_factory=dict, compare=False)
+    runtime: Runtime = "onnxruntime"
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from compress.console.durations import bytes_text, ms_text
 from compress.console.wording import Note, counted
 from compress.evaluate.gains import Gain, gains_of, speed
 from compress.evaluate.intervals import CONFIDENCE, percent
+from compress.evaluate.runtime_choice import SHOWN, Choice
 from compress.report.findings import telling
 from compress.report.pages import page
 from compress.report.plots import INT8, ONNX, SHARES, TORCH, plots
@@ -50,6 +51,7 @@ class Report:
         recipe: the options of the run as a recipe.
         measuring: `seconds` that all measuring took, and of the turns for latency `latency`: rounds, seconds, how wide
             the widest interval of a ratio is, and why they ended.
+        serving: on what the finished file was measured, and which of these serves it; None for one alone.
     """
 
     command: str
@@ -66,6 +68,7 @@ class Report:
     searched: str = ""
     recipe: str = ""
     measuring: Mapping[str, Any] = field(default_factory=dict)
+    serving: Choice | None = None
 
     @property
     def gains(self) -> dict[str, float]:
@@ -101,6 +104,7 @@ class Report:
             "stages": [stage.to_dict() for stage in self.stages],
             "gains": self.gains,
             "measuring": dict(self.measuring),
+            "runtimes": None if self.serving is None else self.serving.to_dict(),
             "findings": list(self.findings),
             "notes": list(self.notes),
             "grid": [cell.to_dict() for cell in self.grid],
@@ -154,6 +158,7 @@ class Report:
             change=_change(self.stages[0].measured, self.stages[-1].measured, percent(self.confidence)),
             threads=counted(int(self.environment["threads"]), "threads"),
             samples=counted(int(self.data.get("samples", 0)), "evaluation samples"),
+            runtimes=SHOWN,
             colours={"in torch": TORCH, "in ONNX Runtime": ONNX, "with INT8": INT8},
             left=[(row.stage, row.details[key]) for row in self.stages for key in LEFT if row.details.get(key)],
         )
