@@ -13,6 +13,7 @@ from torch import nn
 
 from compress.model.infer import infer_outputs, infer_signature
 from compress.model.inputs import Arrays, call, example_inputs, sample_inputs, symbols_of
+from compress.model.onnx_module import OnnxModule
 from compress.signature import Signature
 
 __all__ = [
@@ -55,7 +56,7 @@ class TorchModel:
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """An ONNX file, all of it in one file.
+    """An ONNX file; what stages give is all in one file, a user's may have weights beside it.
 
     Attributes:
         path: of it.
@@ -66,6 +67,11 @@ class OnnxModel:
     path: Path
     signature: Signature
     ranges: Ranges = field(default_factory=dict, compare=False)
+
+    @property
+    def module(self) -> nn.Module:
+        """What runs it as torch would run a module; one of its own each time, since it holds the file's weights."""
+        return OnnxModule(self.path, self.signature)
 
 
 @dataclass(frozen=True)

@@ -32,12 +32,13 @@ def findings(rows: Sequence[StageReport], confidence: float = CONFIDENCE) -> tup
     """Warnings, each in one sentence, and notes among them.
 
     Args:
-        rows: "original" and "original_onnx" first, then the stages in order.
+        rows: "original" first, "original_onnx" where that is no ONNX file itself, then the stages in order.
         confidence: of the metric's intervals.
     """
     by_name = {row.stage: row.measured for row in rows}
     found = [warning for row in rows for warning in row.warnings]
-    original, onnx = by_name["original"], by_name["original_onnx"]
+    original = by_name["original"]
+    onnx = by_name.get("original_onnx", original)
     last = rows[-1].measured
     floats = by_name.get("fold_onnx")
     int8 = by_name.get("quantize_onnx") or by_name.get("quantize_within") or by_name.get("quantize_faster")
