@@ -152,9 +152,10 @@ def _metric(last: Measured, original: Measured, report: Mapping[str, Any]) -> st
 def _latency(last: Measured, original: Measured, onnx: Measured, report: Mapping[str, Any]) -> str:
     if last.latency_p50_ms is None:
         return "not measured here"
+    first = "original in torch" if onnx.latency_p50_ms is not None else "original"
     others = [
         f"{words} {ms_text(row.latency_p50_ms)} ms"
-        for words, row in (("original in torch", original), ("in ONNX Runtime", onnx))
+        for words, row in ((first, original), ("in ONNX Runtime", onnx))
         if row.latency_p50_ms is not None
     ]
     where = _part(report, "environment")

@@ -19,7 +19,7 @@ from compress.evaluate.judge import Budget
 from compress.evaluate.search_result import Proof, SearchResult, Trial
 from compress.formats.checkpoint import signed
 from compress.jobs.evidence import missed_budgets, named, report_of
-from compress.jobs.original import Original, fingerprint_of, original
+from compress.jobs.original import Original, fingerprint_of, original, tried
 from compress.jobs.output import check_output, claimed, replacing, write_artifact
 from compress.jobs.recipe import chooses, find_data, inputs_of, sources_of, stages_for, with_sizes
 from compress.jobs.search import search
@@ -253,7 +253,7 @@ def _optimize(
     asked_for = options
     model = with_sizes(original(checkpoint, options), checkpoint, _data(options))
     said = {dim: size for dim, size in model.signature.sizes.items() if dim not in model.signature.unsaid}
-    options = dataclasses.replace(options, size=tuple(f"{dim}={size}" for dim, size in said.items()))
+    options = dataclasses.replace(tried(options, model), size=tuple(f"{dim}={size}" for dim, size in said.items()))
     work = _work(options)
     found = search(
         checkpoint, options, model, source=_source(model, fingerprint_of(model)), work=work, watcher=watcher,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from compress.errors import RecipeError
@@ -11,7 +12,7 @@ from compress.model import OnnxModel, TorchModel, in_float32
 from compress.options import ExportOptions, OptimizeOptions, SourceOptions
 from compress.signature import parse_sizes
 
-__all__ = ["Original", "fingerprint_of", "original"]
+__all__ = ["Original", "fingerprint_of", "original", "tried"]
 
 Original = TorchModel | OnnxModel
 
@@ -32,6 +33,11 @@ def original(checkpoint: Path, options: SourceOptions, *, as_it_is: bool = False
         return load_onnx(checkpoint, parse_sizes(options.size))
     model = load(checkpoint, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size)
     return model if as_it_is else in_float32(model)
+
+
+def tried(options: OptimizeOptions, model: Original) -> OptimizeOptions:
+    """What a search tries: of an ONNX file precisions alone, since no channel is cut out of it."""
+    return options if isinstance(model, TorchModel) else dataclasses.replace(options, prune=(0.0,))
 
 
 def fingerprint_of(model: Original) -> str:

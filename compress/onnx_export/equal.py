@@ -88,9 +88,8 @@ def equal(
         ) from err
     for spec in signature.outputs:
         shape = expected[spec.name].shape
-        if len(shape) != len(spec.shape) or any(
-            isinstance(want, int) and want != have for want, have in zip(spec.shape, shape, strict=True)
-        ):
+        fixed = [at for at, size in enumerate(spec.shape) if isinstance(size, int) and (at or not signature.singly)]
+        if len(shape) != len(spec.shape) or any(spec.shape[at] != shape[at] for at in fixed):
             raise StageError(
                 f"the signature does not hold at {told}",
                 why=f"it says that the model gives {spec}, for {shapes} it gives {list(shape)}",
