@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import onnx
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, TensorProto, inliner, version_converter
 from onnx.external_data_helper import load_external_data_for_model
 
 from compress.artifact import Signature
@@ -35,7 +34,6 @@ __all__ = ["OnnxFromFile", "refuse"]
 
 # Q/DQ nodes have a scale for each channel from here on.
 LEAST_OPSET = 13
-OLDEST = 7  # that ONNX Runtime runs as it was meant
 HALF_TOLERANCE = 2e-2  # of what was rounded to 11 bits after each node
 QUANTIZED = (
     "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "QGemm",
@@ -107,8 +105,7 @@ def refuse(path: Path) -> None:
     """Refuse a file that nothing here can make smaller, before any work.
 
     Raises:
-        StageError: it is quantized already, holds numbers of a kind that the stages don't compute with, or is of an
-            opset that is too old.
+        StageError: it is quantized already, or holds numbers of a kind that the stages don't compute with.
     """
     model = outline(path)
     graphs = (model.graph, *inner_bodies(model.graph))
@@ -124,12 +121,6 @@ def refuse(path: Path) -> None:
     if odd:
         held = ", ".join(f"{count} in {kind}" for kind, count in odd.items())
         raise StageError(f"can't compress {path}", why=f"of its weights it has {held}", mend=mend)
-    if (opset := opset_of(model)) < OLDEST:
-        raise StageError(
-            f"can't compress {path}",
-            why=f"it is in opset {opset}; ONNX Runtime runs {OLDEST} and up as they were meant",
-            mend="export the model again with a newer opset",
-        )
 
 
 def _whole(path: Path) -> ModelProto:
@@ -150,7 +141,7 @@ def _plain(model: ModelProto, signature: Signature, path: Path) -> tuple[list[st
     did: list[str] = []
     if model.functions:
         did.append(f"{counted(len(model.functions), 'functions')} written out")
-        model.CopyFrom(onnx.inliner.inline_local_functions(model))
+        model.CopyFrom(inliner.inline_local_functions(model))
     graph = model.graph
     weights = {tensor.name for tensor in graph.initializer}
     fixed = [value for value in graph.input if value.name in weights]
@@ -198,7 +189,7 @@ def _raise(model: ModelProto, path: Path) -> None:
             mend=mend,
         )
     try:
-        model.CopyFrom(onnx.version_converter.convert_version(model, LEAST_OPSET))
+        model.CopyFrom(version_converter.convert_version(model, LEAST_OPSET))
     except Exception as err:  # of its C++, without a common base
         raise StageError(
             f"can't raise {path} from opset {opset} to {LEAST_OPSET}", why=first_line(err)[:300], mend=mend

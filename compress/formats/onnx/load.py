@@ -11,13 +11,14 @@ from compress.artifact import Signature, sha256_of
 from compress.errors import SignatureError, StageError
 from compress.formats.onnx.outline import outline
 from compress.formats.onnx.read import signature_of_onnx
-from compress.formats.onnx.scope import inner_bodies
+from compress.formats.onnx.scope import inner_bodies, opset_of
 from compress.model import OnnxModel
 from compress.model.infer import infer_signature, proven
 from compress.signature import TensorSpec
 
 __all__ = ["beside", "fingerprint_of_file", "is_onnx", "load_onnx", "size_of"]
 
+OLDEST = 7
 FIRST_BYTE = b"\x08"  # the field of the IR version, which every exporter writes first
 
 
@@ -49,6 +50,12 @@ def load_onnx(path: Path, sizes: Mapping[str, int] | None = None) -> OnnxModel:
         why = "there is no such file"
         raise StageError(f"can't read {path}", why=why, mend="name an .onnx file as its exporter wrote it")
     declared = signature_of_onnx(path)
+    if (opset := opset_of(outline(path))) < OLDEST:
+        raise StageError(
+            f"can't use {path}",
+            why=f"it is in opset {opset}; ONNX Runtime runs {OLDEST} and up as they were meant",
+            mend="export the model again with a newer opset",
+        )
     names = [spec.name for spec in declared.outputs]
     wanted = dict(sizes or {})
     first: SignatureError | None = None
