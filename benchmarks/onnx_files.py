@@ -55,8 +55,9 @@ def lines(height: int, width: int) -> Array:
         figure = Figure((width / 100, height / 100), dpi=100, facecolor=str(0.6 + 0.4 * (at % 2)))
         canvas = FigureCanvasAgg(figure)
         figure.text(0.02, 0.25, words[7 * at % len(words)], fontsize=0.4 * height, color=str(0.1 * (at % 4)))
-        canvas.draw()
-        found.append(np.asarray(canvas.buffer_rgba())[:, :, :3].transpose(2, 0, 1).astype(np.float32) / 127.5 - 1)
+        canvas.draw()  # type: ignore[no-untyped-call]
+        drawn = np.asarray(canvas.buffer_rgba())  # type: ignore[no-untyped-call]
+        found.append(drawn[:, :, :3].transpose(2, 0, 1).astype(np.float32) / 127.5 - 1)
     return np.stack(found)
 
 

@@ -161,6 +161,7 @@ def _plain(model: ModelProto, signature: Signature, path: Path) -> tuple[list[st
         did.append(f"raised to {LEAST_OPSET}")
     for spec, value in zip((*signature.inputs, *signature.outputs), (*graph.input, *graph.output), strict=True):
         value.type.tensor_type.ClearField("shape")
+        value.type.tensor_type.shape.SetInParent()  # of a scalar, too, which has no dimensions
         for size in spec.shape:
             dim = value.type.tensor_type.shape.dim.add()
             if isinstance(size, str):

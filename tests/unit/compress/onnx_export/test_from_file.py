@@ -85,7 +85,10 @@ def half(folder: Path) -> Path:
         node("Cast", ["r"], ["y"], to=TensorProto.FLOAT16),
     ]
     half = TensorProto.FLOAT16
-    ends = {"inputs": (value("x", "batch", 16, kind=half),), "outputs": (value("y", "batch", 4, kind=half),)}
+    ends: dict[str, Any] = {
+        "inputs": (value("x", "batch", 16, kind=half),),
+        "outputs": (value("y", "batch", 4, kind=half),),
+    }
     return stored(model_of(nodes, weights, **ends), folder)
 
 
@@ -98,7 +101,7 @@ def outside(folder: Path) -> Path:
 def odd_names(folder: Path) -> Path:
     weights = {"w[0]/kernel:0": normal(16, 4), "bü s": normal(4)}
     nodes = [node("Gemm", ["serve/x y:0", "w[0]/kernel:0", "bü s"], ["out(1):0"], name="a:b/c [1]")]
-    ends = {"inputs": (value("serve/x y:0", "batch", 16),), "outputs": (value("out(1):0", "?", 4),)}
+    ends: dict[str, Any] = {"inputs": (value("serve/x y:0", "batch", 16),), "outputs": (value("out(1):0", "?", 4),)}
     return stored(model_of(nodes, weights, **ends), folder)
 
 
@@ -107,6 +110,12 @@ def many_names(folder: Path) -> Path:
     nodes = [node("Add", ["x", "z"], ["a"]), node("MatMul", ["a", "w"], ["y"])]
     inputs = (value("x", "unk__1", "unk__2", 16), value("z", "unk__3", "unk__4", 16))
     made = model_of(nodes, {"w": normal(16, 4)}, inputs=inputs, outputs=(value("y", "unk__5", "unk__6", 4),))
+    return stored(made, folder)
+
+
+def scalar(folder: Path) -> Path:
+    nodes = [node("Mul", ["x", "factor"], ["a"]), node("MatMul", ["a", "w"], ["y"])]
+    made = model_of(nodes, {"w": normal(16, 4)}, inputs=(value("x", "batch", 16), value("factor")))
     return stored(made, folder)
 
 
@@ -141,6 +150,7 @@ TAKEN: dict[str, tuple[Callable[[Path], Path], str, str]] = {
     "weights beside it": (outside, "x:float32[batch,16]", "y:float32[batch,4]"),
     "names with odd characters": (odd_names, "serve/x y:0:float32[batch,16]", "out(1):0:float32[batch,4]"),
     "two names for one size": (many_names, "x:float32[unk__1,unk__2,16]", "y:float32[unk__1,unk__2,4]"),
+    "a scalar": (scalar, "x:float32[batch,16]", "y:float32[batch,4]"),
     "functions": (functions, "x:float32[batch,16]", "y:float32[batch,4]"),
     "If": (lambda folder: branching(folder).path, "x:float32[batch,32]", ""),
 }  # fmt: skip
@@ -156,6 +166,7 @@ def test_a_file_is_taken_in_with_the_answers_that_it_gives(case: str, tmp_path: 
     given = taken_in(model.path, tmp_path / "made")
     assert given.signature == model.signature
     made = onnx.load(given.path, load_external_data=False)
+    assert all(each.type.tensor_type.HasField("shape") for each in made.graph.input)
     onnx.checker.check_model(made)
     assert made.opset_import[0].version >= LEAST_OPSET
     assert not made.functions
