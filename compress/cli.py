@@ -307,15 +307,22 @@ def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: 
     """
     from compress.console.quiet import quiet
     from compress.formats.file_kind import file_kind
-    from compress.jobs.examine import examine, next_of, told_of
-    from compress.runtime.measure import torch_macs, torch_params
+    from compress.jobs.examine import examine, kind_of_file, next_of, told_of
+    from compress.model import OnnxModel
+    from compress.runtime.measure import onnx_macs, onnx_params, torch_macs, torch_params
 
     source = source or SourceOptions()
     with quiet(verbose=source.verbose):
         found = examine(checkpoint, source, roofs=roofline, threads=threads)
-        counted = None if found.model is None else torch_macs(found.model.module, found.signature)
-    if found.model is not None:
-        print(f"kind     {file_kind(checkpoint).value}")
+        weights = macs = kind = None
+        if isinstance(found.model, OnnxModel):
+            kind, weights = kind_of_file(found.model), onnx_params(checkpoint)
+            macs = onnx_macs(checkpoint, found.signature)
+        elif found.model is not None:
+            kind, weights = file_kind(checkpoint).value, torch_params(found.model.module)
+            macs = torch_macs(found.model.module, found.signature)
+    if kind is not None:
+        print(f"kind     {kind}")
     if found.artifact is not None:
         for name, text in told_of(found.artifact).items():
             print(f"{name:<8} {text}")
@@ -325,8 +332,8 @@ def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: 
     if sizes:
         print(f"sizes    {sizes}")
     if found.model is not None:
-        print(f"params   {torch_params(found.model.module):,}")
-        print(f"MACs     {counted:,}" + (f" for a sample at {sizes}" if sizes else ""))
+        print(f"params   {weights:,}")
+        print(f"MACs     {macs:,}" + (f" for a sample at {sizes}" if sizes else ""))
     if found.artifact is not None:
         print("\n".join(f"{'next' if not at else '':<8} {line}" for at, line in enumerate(next_of(found.artifact))))
     if found.roofline is not None:

@@ -18,6 +18,7 @@ from compress.evaluate.compare import Comparison, batch_difference, compare
 from compress.evaluate.evaluation import Evaluation
 from compress.evaluate.intervals import Interval, difference_interval, mean_interval
 from compress.evaluate.scoring import batch_for
+from compress.formats.onnx.load import size_of
 from compress.model import Arrays, EngineModel, Model, OnnxModel, TorchModel, sample_inputs
 from compress.pipeline import Outcome, Watcher
 from compress.runtime.backends import Backend, open_model
@@ -151,6 +152,8 @@ def rows_of(
         checkpoint_bytes: size of the original's file.
     """
     did = {"original": "as it was given", "original_onnx": "exported as it is, to compare sizes and speed with"}
+    if isinstance(models["original"], OnnxModel):
+        did["original"] = "the file as it was given"
     reports = []
     before = "original"
     for name, model in models.items():
@@ -193,7 +196,7 @@ def _measured(name: str, model: Model, found: Found, size: int | None) -> Measur
     else:
         graph = model.onnx if isinstance(model, EngineModel) else model
         macs, params = onnx_macs(graph.path, model.signature), onnx_params(graph.path)
-        size = model.path.stat().st_size
+        size = size_of(graph.path) if isinstance(model, OnnxModel) else model.path.stat().st_size
     alone, timed = found.footprints.get(name), found.latency.get(name)
     return Measured(
         macs=macs,

@@ -19,9 +19,9 @@ from compress.evaluate.evaluation import Evaluation, budget_of, evaluation_of
 from compress.evaluate.intervals import percent
 from compress.evaluate.judge import Judge
 from compress.evaluate.search_result import Candidate, SearchResult, Trial, candidates
-from compress.formats.checkpoint import load
+from compress.jobs.original import Original, original
 from compress.jobs.recipe import sources_of, stages_for
-from compress.model import OnnxModel, TorchModel, in_float32
+from compress.model import OnnxModel
 from compress.options import OptimizeOptions
 from compress.pipeline import Outcome, Watcher, check, run
 from compress.prune.prune_channels import PruneChannels
@@ -50,7 +50,7 @@ class _Setting:
 
 
 def search(
-    checkpoint: Path, options: OptimizeOptions, model: TorchModel, *, source: str, work: Path, watcher: Watcher,
+    checkpoint: Path, options: OptimizeOptions, model: Original, *, source: str, work: Path, watcher: Watcher,
     cache: StageCache | None = None,
 ) -> SearchResult:  # fmt: skip
     """Make and measure every candidate of the options.
@@ -81,7 +81,7 @@ def search(
     return _measured(trials, options, model, evaluation, watcher)
 
 
-def judged(options: OptimizeOptions, model: TorchModel, checkpoint: Path) -> Evaluation:
+def judged(options: OptimizeOptions, model: Original, checkpoint: Path) -> Evaluation:
     """The evaluation data and the metric of a search."""
     if options.eval is None:
         raise RecipeError(
@@ -188,9 +188,7 @@ class _Named:
 def _branch(setting: _Setting, group: Sequence[Candidate], watcher: Watcher) -> list[Trial]:
     """Make the candidates of one ratio, its float model first, and screen each on a part of the data."""
     options = setting.options
-    model = in_float32(
-        load(setting.checkpoint, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size)
-    )
+    model = original(setting.checkpoint, options)
     evaluation = judged(options, model, setting.checkpoint)
     assert evaluation.choice is not None  # noqa: S101  a search chooses
     count = max(SCREEN_LEAST, int(len(evaluation.choice) * SCREEN_SHARE))
@@ -254,7 +252,7 @@ def _screened(candidate: Candidate, model: OnnxModel, judge: Judge, options: Opt
 def _measured(
     trials: Sequence[Trial],
     options: OptimizeOptions,
-    model: TorchModel,
+    model: Original,
     evaluation: Evaluation,
     watcher: Watcher,
 ) -> SearchResult:

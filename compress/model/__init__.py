@@ -14,6 +14,7 @@ from torch import nn
 from compress.artifact import Runtime
 from compress.model.infer import infer_outputs, infer_signature
 from compress.model.inputs import Arrays, call, example_inputs, sample_inputs, symbols_of
+from compress.model.onnx_module import OnnxModule
 from compress.signature import Signature
 
 __all__ = [
@@ -59,7 +60,7 @@ class TorchModel:
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """An ONNX file, all of it in one file.
+    """An ONNX file; what stages give is all in one file, a user's may have weights beside it.
 
     Attributes:
         path: of it.
@@ -72,6 +73,11 @@ class OnnxModel:
     signature: Signature
     ranges: Ranges = field(default_factory=dict, compare=False)
     runtime: Runtime = "onnxruntime"
+
+    @property
+    def module(self) -> nn.Module:
+        """What runs it as torch would run a module; one of its own each time, since it holds the file's weights."""
+        return OnnxModule(self.path, self.signature)
 
 
 @dataclass(frozen=True)

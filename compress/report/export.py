@@ -41,10 +41,10 @@ class Report:
         signature: of the model.
         environment: machine and versions.
         data: `samples` and `sha256` of the evaluation data.
-        stages: "original" and "original_onnx" first, then each stage.
+        stages: "original" first, "original_onnx" where that is no ONNX file itself, then each stage.
         findings: what the reader should not miss.
         grid: latency and throughput by batch size and thread count, of the original in torch and ONNX and the result.
-        rooflines: of "original_onnx" and of the result, by row.
+        rooflines: of "original_onnx", or "original" where that is an ONNX file, and of the result, by row.
         layer_bytes: weights by layer, of the original and of the result.
         script: reproduce.sh, where the run came from a command line.
         searched: where the search's page is, seen from this one, where a search has chosen what was done.
@@ -77,7 +77,8 @@ class Report:
         Of latencies the ratio is paired by round, and has its 95% interval in `…_low` and `…_high`.
         """
         rows = {row.stage: row.measured for row in self.stages}
-        original, onnx, last = rows["original"], rows["original_onnx"], self.stages[-1].measured
+        original, last = rows["original"], self.stages[-1].measured
+        onnx = rows.get("original_onnx", original)
         pairs = {
             "size": (onnx.size_bytes, last.size_bytes),
             "macs": (original.macs, last.macs),
@@ -85,6 +86,8 @@ class Report:
         }
         found = {name: before / after for name, (before, after) in pairs.items() if before and after}
         for name, before in (("latency_over_torch", original), ("latency_over_onnx", onnx)):
+            if name == "latency_over_torch" and before is onnx:
+                continue
             if (ratio := speed(before, last)) is not None:
                 ends = {f"{name}_low": ratio.low, f"{name}_high": ratio.high}
                 found |= {name: ratio.value} | {end: value for end, value in ends.items() if value is not None}

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from compress.errors import MissingExtraError, RecipeError, StageError
 from compress.model import Arrays, OnnxModel
-from compress.model.inputs import run_on
+from compress.model.inputs import in_calls, run_on
+from compress.runtime.backends.endless import may_not_end
 from compress.runtime.backends.onnxrt import is_emulated
 from compress.runtime.machine import fast_bfloat16
 
@@ -115,6 +116,7 @@ class OpenVinoBackend:
     def __init__(self, model: OnnxModel, options: OpenVinoOptions | None = None) -> None:
         options = options or OpenVinoOptions()
         self._precision: Precision = options.precision or ("bf16" if is_emulated(model.path) else "fp32")
+        _refuse_loops(model.path)
         core = _core()
         _refuse_emulation(model.path, self._precision, core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
         try:
@@ -128,6 +130,7 @@ class OpenVinoBackend:
                 mend="run it with ONNX Runtime: --runtime onnxruntime",
             ) from err
         self._request = self._compiled.create_infer_request()
+        self._signature = model.signature
         named = {name: number for number, port in enumerate(self._compiled.outputs) for name in port.names}
         self._outputs = {spec.name: named.get(spec.name, number) for number, spec in enumerate(model.signature.outputs)}
 
@@ -146,8 +149,21 @@ class OpenVinoBackend:
         return {name: self._compiled.get_property(name) for name in names}
 
     def infer(self, inputs: Arrays) -> Arrays:
+        return in_calls(self._signature, inputs, self._run)
+
+    def _run(self, inputs: Arrays) -> Arrays:
         found = run_on(inputs, lambda: self._request.infer(inputs, share_inputs=True))
         return {name: found[number] for name, number in self._outputs.items()}
+
+
+def _refuse_loops(path: Path) -> None:
+    """OpenVINO is asked in this process, and can't be told to stop."""
+    if may_not_end(path):
+        raise StageError(
+            f"can't run {path.name} with OpenVINO",
+            why="it has a loop, and a run of OpenVINO that does not end can't be given up",
+            mend="run it with ONNX Runtime: --runtime onnxruntime",
+        )
 
 
 def _refuse_emulation(path: Path, precision: Precision, capabilities: list[str]) -> None:
