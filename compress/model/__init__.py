@@ -18,6 +18,7 @@ from compress.signature import Signature
 __all__ = [
     "Arrays",
     "EngineModel",
+    "Lost",
     "Model",
     "OnnxModel",
     "Ranges",
@@ -45,12 +46,28 @@ class TorchModel:
             pruned and trained.
         ranges: of activations, (lowest, highest) by the name of the tensor in the graph that will be exported, where a
             training under 8 bits has found them.
+        lost: what it was before it lost channels; None where the stage before did not prune it.
     """
 
     module: nn.Module
     signature: Signature
     layered: bool = True
     ranges: Ranges = field(default_factory=dict, compare=False)
+    lost: Lost | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Channels that a model has just lost.
+
+    Attributes:
+        before: the model with all of them.
+        channels: numbers of those that went, by the layer's name there, its side ("in", "out", or "parameter" of one that
+            stands outside torch's layers) and the axis of such a parameter.
+    """
+
+    before: TorchModel
+    channels: Mapping[tuple[str, str, int], frozenset[int]]
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,6 @@ Pruning for Accelerating Very Deep Neural Networks, ICCV 2017, section 3.1.2).
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,16 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from compress.prune.repair.columns import (
-    channel_axis,
-    columns_of,
-    fits,
-    outputs_of,
-    positions_of,
-    put_weights,
-    weights_of,
-)
+from compress.prune.repair.columns import channel_axis, fits, put_weights, weights_of
 from compress.prune.repair.moments import Moments, Solved, solved
+from compress.prune.repair.rows import rows_of
 from compress.prune.repair.samples import Samples
 from compress.prune.repair.sites import Removed, Site, sites_of
 from compress.prune.repair.walk import Shelf, Values, Walk, traced
@@ -35,8 +26,6 @@ from compress.stage import Progress
 
 __all__ = ["Fitted", "fit_layers"]
 
-ROWS = 60_000  # that a layer is fitted to, or as many times its columns as follows, whichever is more
-TIMES = 16
 HARDER = (1, 10, 100)  # times the ridge, until samples that had no part agree
 LEAST_GAMMA = 1e-3  # below it a channel hardly reaches the sum, and what is added there is not divided by it
 ALIKE = 1e-10  # share of a layer's spread: what is nearer is the same
@@ -143,14 +132,7 @@ class _Pair:
             self.why = self.why or "its input has no batch of samples"
             return
         target = self._target(site, layer, values)
-        places = self._places(site, layer, target)
-        x, t = columns_of(layer, given, places), outputs_of(layer, target, places)
-        kept = self.samples.kept(batch, given if isinstance(layer, nn.Linear) else None)
-        if kept is not None:
-            rows = (kept if places is None else kept[:, places]).flatten()
-            x, t = x.flatten(0, 1)[rows], t.flatten(0, 1)[rows]
-        else:
-            x, t = x.flatten(0, 1), t.flatten(0, 1)
+        x, t = rows_of(layer, given, target, self.samples, batch)
         if not self.samples.held[batch]:
             self.fitting.add(x, t)
             return
@@ -184,16 +166,6 @@ class _Pair:
         scale = torch.where(reaches, (norm.running_var + norm.eps).sqrt() / torch.where(reaches, gamma, 1.0), 0.0)
         inside = (wanted - shift.view(shape)) * scale.view(shape) + norm.running_mean.view(shape)
         return torch.where(reaches.view(shape), inside, plain)
-
-    def _places(self, site: Site, layer: nn.Module, target: torch.Tensor) -> torch.Tensor | None:
-        """Which of a sample's positions are looked at; None for all: neighbours tell nearly the same."""
-        every = positions_of(layer, target.shape)
-        weight: Any = layer.weight
-        wanted = math.ceil(max(ROWS, TIMES * weight[0].numel()) / max(1, self.samples.count))
-        if every <= wanted:
-            return None
-        random = torch.Generator().manual_seed(site.node)
-        return torch.randperm(every, generator=random)[:wanted].sort().values
 
 
 def _fit(site: Site, pair: _Pair, fitted: Fitted, ridge: float) -> None:
