@@ -282,14 +282,11 @@ def _said(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], tuple[str, .
 
 
 def _lost(told: Any) -> dict[tuple[str, str, int], frozenset[int]]:
-    """Channels by place.
-
-    Raises:
-        TypeError, ValueError: it is no list of places, each with its channels' numbers.
-    """
+    """Channels by place; raises TypeError or ValueError where it is no list of places, each with its channels."""
     found = {}
     for name, side, axis, gone in told:
-        if not (type(name) is type(side) is str and type(axis) is int and all(type(at) is int and at >= 0 for at in gone)):
+        numbers = all(type(at) is int and at >= 0 for at in gone)
+        if not (type(name) is type(side) is str and type(axis) is int and numbers):
             raise TypeError("what it lost is told otherwise")
         found[name, side, axis] = frozenset(gone)
     return found

@@ -62,8 +62,8 @@ class Lost:
 
     Attributes:
         before: the model with all of them.
-        channels: numbers of those that went, by the layer's name there, its side ("in", "out", or "parameter" of one that
-            stands outside torch's layers) and the axis of such a parameter.
+        channels: numbers of those that went, by the layer's name there, its side ("in", "out", or "parameter" of one
+            outside torch's layers) and the axis of such a parameter.
     """
 
     before: TorchModel

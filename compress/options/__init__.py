@@ -88,8 +88,8 @@ class CompressOptions(TrainingOptions, SourceOptions):
     it, random is a control."""
 
     repair: Annotated[bool | None, Parameter(group=_PRUNE)] = None
-    """After pruning, fit the layers behind it to what the original gave, by --calibration data; by default where there is
-    some."""
+    """After pruning, fit the layers behind it to what the original gave, by --calibration data: by default where there
+    is some."""
 
     scope: Annotated[Literal["global", "local"], Parameter(group=_PRUNE)] = "global"
     """Let the weakest layers lose most, or take the same share from each."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +19,8 @@ from compress.prune.channels import PRUNABLE, SECONDS, Channels, same_outputs
 from compress.prune.choose_channels import MOST, TOLERANCE, Choice, bearable
 from compress.prune.importance import Importance, importance_of
 from compress.prune.known_channels import KnownChannels
-from compress.prune.repair.obs import Elimination, eliminations
-from compress.prune.repair.samples import Samples
+from compress.prune.rank_by_obs import ranked, shares_at
+from compress.prune.repair.obs import Elimination
 from compress.runtime.measure import torch_params
 from compress.stage import Given, Progress
 
@@ -29,8 +28,6 @@ __all__ = ["TOLERANCE", "Prepared", "PruneChannels", "bearable"]
 
 # Channel counts that vector units like, tried in this order until one meets the fraction.
 ROUND_TO = (16, 8, 4, 2, 1)
-# Of a group that seems to be of a low rank, no more goes by obs: the rank is that of the calibration data.
-MOST_BY_OBS = 0.75
 
 
 @dataclass(frozen=True)
@@ -99,8 +96,10 @@ class PruneChannels:
 
     @property
     def options(self) -> Mapping[str, Any]:
-        obs = {"calibration": self.calibration.sha256} if self.importance == "obs" and self.calibration else {}
-        return obs | {
+        more = {"labelled": self.labelled} if self.labelled is not None and self.importance == "taylor" else {}
+        if self.calibration is not None and self.importance == "obs":
+            more = {"calibration": self.calibration.sha256}
+        return {
             "fraction": self.fraction,
             "importance": self.importance,
             "seed": self.seed,
@@ -110,7 +109,7 @@ class PruneChannels:
             "samples": self.samples.sha256 if self.samples is not None else None,
             "seconds": self.seconds,
             "curves": {name: [list(pair) for pair in curve] for name, curve in self.curves.items()},
-        } | ({"labelled": self.labelled} if self.labelled is not None and self.importance == "taylor" else {})
+        } | more
 
     def check(self, model: Model) -> None:
         if not 0 < self.fraction < 1:
@@ -163,27 +162,13 @@ class PruneChannels:
         before = channels.macs({})
         if not channels.groups or before == 0:
             raise _nothing(channels, model)
-        if self.importance == "obs":
-            return self._by_obs(model, channels, before, progress)
+        if self.importance == "obs" and self.calibration is not None:
+            found, warnings = ranked(channels, self.calibration, progress)
+            return Prepared(
+                model, channels, {root: one.scores() for root, one in found.items()}, before, found, warnings
+            )
         scores = importance_of(channels, self.importance, self.seed, self.data, progress, self.labelled)
         return Prepared(model, channels, scores, before)
-
-    def _by_obs(self, model: TorchModel, channels: Channels, before: int, progress: Progress) -> Prepared:
-        """Scores by the order in which units go; a group that nothing tells of goes by its weights."""
-        assert self.calibration is not None  # noqa: S101  checked before
-        samples = Samples(self.calibration, model.signature)
-        with tempfile.TemporaryDirectory() as held:
-            found, left = eliminations(model.module, channels.groups, samples, Path(held), progress)
-        scores = importance_of(channels, "magnitude") if left else {}
-        for root in left:
-            order = scores[root].argsort(stable=True)
-            shares = scores[root][order].cumsum(0) / scores[root].sum()
-            found[root] = Elimination(tuple(order.tolist()), tuple(shares.tolist()))
-        warnings = ()
-        if left:
-            told = "; ".join(f"{root} ({why})" for root, why in list(left.items())[:3])
-            warnings = (f"obs can't tell which channels of some layers matter, magnitude chose: {told}.",)
-        return Prepared(model, channels, {root: one.scores() for root, one in found.items()}, before, found, warnings)
 
     def cut(self, prepared: Prepared, progress: Progress, *, prove: bool = True) -> Given:
         """Remove the fraction; several can be tried on what was prepared once.
@@ -279,9 +264,7 @@ class PruneChannels:
                 for group in groups
             }
         if prepared.eliminated:
-            most = max(prepared.eliminated[root].errors[-1] for root in scores)
-            allowed = most * ratio**4  # small errors finely
-            return {root: min(prepared.eliminated[root].share(allowed), MOST_BY_OBS) for root in scores}
+            return shares_at({root: prepared.eliminated[root] for root in scores}, ratio)
         if self.scope == "local":
             return {group.root: ratio for group in groups}
         everything = torch.cat(list(scores.values()))

@@ -88,7 +88,9 @@ class RepairChannels:
         )
         if not repaired.below(pruned):
             warning = f"The repair was not kept: {told}. --finetune trains instead."
-            return Given(_as_it_was(model), "nothing: the repair was not kept", details, (warning, *self._cautions(fitted)))
+            return Given(
+                _as_it_was(model), "nothing: the repair was not kept", details, (warning, *self._cautions(fitted))
+            )
         did = f"fitted {counted(len(fitted.layers), 'layers')} to {counted(len(self.calibration), 'samples')}: {told}"
         return Given(TorchModel(module, model.signature), did, details, self._cautions(fitted))
 
@@ -98,8 +100,8 @@ class RepairChannels:
         if fitted.short:
             shown = _listed(f"{name} ({rows} for {columns})" for name, (rows, columns) in fitted.short.items())
             found.append(
-                f"Fewer rows of calibration data than a layer reads columns: {shown}. Such a fit leans on the weights as "
-                "they were, and regains less; give more samples."
+                f"Fewer rows of calibration data than a layer reads columns: {shown}. Such a fit leans on the weights "
+                "as they were, and regains less; give more samples."
             )
         if fitted.constant:
             shown = _listed(f"{name} ({dead} of {all_})" for name, (dead, all_) in fitted.constant.items())
@@ -109,7 +111,7 @@ class RepairChannels:
             found.append(Note(f"Left as pruning made them by the repair: {shown}."))
         if len(self.calibration) < FEWEST:
             few = counted(len(self.calibration), "samples")
-            found.append(f"The repair had {few}: too few to hold some out, so it was judged by those that it was made with.")
+            found.append(f"The repair had {few}, too few to hold some out: those that it was made with judged it.")
         return tuple(found)
 
 

@@ -58,14 +58,15 @@ def columns_of(layer: Any, given: torch.Tensor, places: torch.Tensor | None = No
         rows = given.flatten(1, -2) if given.ndim > 2 else given[:, None]
         return (rows if places is None else rows[:, places])[:, :, None]
     dims = len(layer.kernel_size)
-    views, strides = (_stuffed(layer, given), (1,) * dims) if layer.transposed else (_padded(layer, given), layer.stride)
+    views = _stuffed(layer, given) if layer.transposed else _padded(layer, given)
+    strides = (1,) * dims if layer.transposed else layer.stride
     for dim, (kernel, dilation, stride) in enumerate(zip(layer.kernel_size, layer.dilation, strides, strict=True)):
         views = views.unfold(2 + dim, dilation * (kernel - 1) + 1, stride)[..., ::dilation]
     shape = views.shape[2 : 2 + dims]
     if places is None:
         places = torch.arange(math.prod(shape))
-    index = torch.unravel_index(places, shape)
-    taken = views[(slice(None), slice(None), *index)]  # [samples, channels, places, taps…]
+    index: Any = (slice(None), slice(None), *torch.unravel_index(places, shape))
+    taken = views[index]  # [samples, channels, places, taps…]
     rows = taken.transpose(1, 2)
     return rows.reshape(*rows.shape[:2], layer.groups, -1)
 
@@ -82,11 +83,11 @@ def outputs_of(layer: nn.Module, output: torch.Tensor, places: torch.Tensor | No
 
 def weights_of(layer: Any) -> torch.Tensor:
     """[groups, outputs of one group, columns], a copy in float64."""
-    weight = layer.weight.detach().double()
+    weight: torch.Tensor = layer.weight.detach().double()
     if isinstance(layer, nn.Linear):
         return weight[None].clone()
     if layer.transposed:  # [in, out of a group, taps]
-        split = weight.unflatten(0, (layer.groups, -1)).transpose(1, 2)
+        split = weight.reshape(layer.groups, -1, *weight.shape[1:]).transpose(1, 2)
         weight = split.flip(tuple(range(3, split.ndim))).flatten(0, 1)
     return weight.reshape(layer.groups, weight.shape[0] // layer.groups, -1).clone()
 

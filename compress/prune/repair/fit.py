@@ -1,27 +1,28 @@
 """Fit the layers of a pruned network, one after the other, to what the original's gave.
 
-Each layer is regressed on what really comes into it, behind the layers that were fitted before: so each takes up what
-the others before it could not (as in GRAIL, 2026, and, layer by layer against the original's outputs, He et al., Channel
-Pruning for Accelerating Very Deep Neural Networks, ICCV 2017, section 3.1.2).
+Each layer is regressed on what really comes into it, behind the layers that were fitted before, so that it takes up
+what they could not: He et al., Channel Pruning for Accelerating Very Deep Neural Networks, ICCV 2017, sections 3.1 and
+3.2 (there with residual branches, too); by Gram matrices as in GRAIL, arXiv 2602.23795.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from compress.errors import StageError
 from compress.prune.repair.columns import channel_axis, fits, put_weights, weights_of
 from compress.prune.repair.moments import Moments, Solved, solved
 from compress.prune.repair.rows import rows_of
 from compress.prune.repair.samples import Samples
 from compress.prune.repair.sites import Removed, Site, sites_of
 from compress.prune.repair.walk import Shelf, Values, Walk, traced
-from compress.errors import StageError
 from compress.stage import Progress
 
 __all__ = ["Fitted", "fit_layers"]
@@ -88,62 +89,61 @@ def fit_layers(
     fitted = Fitted(left_alone=left)
     total = max(1, len(sites) * samples.count)
     for number, site in enumerate(sites):
-        pair.reach(site, lambda done, at=number, name=site.name: progress(at * samples.count + done, total, name))
+        pair.reach(site, partial(_told, progress, site.name, number * samples.count, total))
         _fit(site, pair, fitted, ridge)
     return fitted
 
 
 @dataclass
 class _Pair:
-    """Both networks, walked together with all batches."""
+    """Both networks, walked together with all batches.
+
+    Attributes:
+        fitting: of the layer at which they stand, the rows to fit by.
+        judging: those that are held out.
+        why: it can't be fitted.
+    """
 
     original: Walk
     pruned: Walk
     removed: Removed
     samples: Samples
     shelf: Shelf
-    at: int = 0
+    at: int = -1
+    fitting: Moments = field(default_factory=Moments)
+    judging: Moments = field(default_factory=Moments)
+    why: str = ""
 
-    def reach(self, site: Site, tell: Any) -> None:
-        """Take all batches to a layer; the sums of its rows are in `fitting` and `judging` then."""
-        start, stop = self.at, self.pruned.place[site.node]
-        self.fitting, self.judging = Moments(), None
-        self.why = ""
+    def reach(self, site: Site, tell: Callable[[int], None]) -> None:
+        """Take all batches to a layer, and sum up its rows."""
+        start, stop = max(self.at, 0), self.pruned.place[site.node]
+        self.fitting, self.judging, self.why = Moments(), Moments(), ""
         done = 0
-        for batch in range(len(self.samples.batches)):
-            values = self.samples.begin(batch, (self.original, self.pruned)) if not start else self.shelf.take(batch)
-            for walk, held in zip((self.original, self.pruned), values, strict=True):
+        walks = (self.original, self.pruned)
+        for batch, index in enumerate(self.samples.batches):
+            values = self.samples.begin(batch, walks) if self.at < 0 else self.shelf.take(batch)
+            for walk, held in zip(walks, values, strict=True):
                 walk.advance(held, start, stop)
             self._add(site, values, batch)
             self.shelf.put(batch, values)
-            done += len(self.samples.batches[batch])
+            done += len(index)
             tell(done)
         self.at = stop
-        # A layer at the very beginning would be begun again by the next.
-        if not start and not stop:
-            self.at = 0
 
     @torch.no_grad()
     def _add(self, site: Site, values: Sequence[Values], batch: int) -> None:
         layer = self.pruned.graph.get_submodule(site.name)
-        node = self.pruned.nodes[site.node]
-        given = values[1][self.pruned.number[node.all_input_nodes[0]]]
-        if self.why or not isinstance(given, torch.Tensor) or not fits(layer, given):
-            self.why = self.why or "its input has no batch of samples"
+        given = values[1][self.pruned.number[self.pruned.nodes[site.node].all_input_nodes[0]]]
+        if not isinstance(given, torch.Tensor) or not fits(layer, given):
+            self.why = "its input has no batch of samples"
             return
-        target = self._target(site, layer, values)
-        x, t = rows_of(layer, given, target, self.samples, batch)
-        if not self.samples.held[batch]:
-            self.fitting.add(x, t)
-            return
-        if self.judging is None:
-            self.judging = Moments(self.fitting)
-        self.judging.add(x, t)
+        x, t = rows_of(layer, given, self._target(site, layer, values), self.samples, batch)
+        (self.judging if self.samples.held[batch] else self.fitting).add(x, t)
 
     def _target(self, site: Site, layer: nn.Module, values: Sequence[Values]) -> torch.Tensor:
         """What the layer is to give: as the original's, or what makes the sum behind it as the original's."""
         axis = channel_axis(layer)
-        own = self.original.run(self.original.nodes[site.node], values[0])
+        own: torch.Tensor = self.original.run(self.original.nodes[site.node], values[0])
         kept = _kept(own.shape[axis], self.removed.get((site.name, "out", 0), frozenset()))
         plain: torch.Tensor = own if kept is None else own.index_select(axis, kept)
         if site.other is None:
@@ -157,7 +157,8 @@ class _Pair:
         total = through + there
         wanted = (total if kept is None else total.index_select(axis, kept)) - here
         if site.norm is None:
-            return wanted
+            behind: torch.Tensor = wanted
+            return behind
         norm: Any = self.pruned.graph.get_submodule(site.norm)
         shape = (1, -1, *([1] * (wanted.ndim - 2)))
         gamma = torch.ones_like(norm.running_mean) if norm.weight is None else norm.weight
@@ -165,7 +166,8 @@ class _Pair:
         reaches = gamma.abs() > LEAST_GAMMA
         scale = torch.where(reaches, (norm.running_var + norm.eps).sqrt() / torch.where(reaches, gamma, 1.0), 0.0)
         inside = (wanted - shift.view(shape)) * scale.view(shape) + norm.running_mean.view(shape)
-        return torch.where(reaches.view(shape), inside, plain)
+        fitted: torch.Tensor = torch.where(reaches.view(shape), inside, plain)
+        return fitted
 
 
 def _fit(site: Site, pair: _Pair, fitted: Fitted, ridge: float) -> None:
@@ -179,7 +181,7 @@ def _fit(site: Site, pair: _Pair, fitted: Fitted, ridge: float) -> None:
     before = weights_of(layer)
     added = layer.bias.detach().double() if layer.bias is not None else torch.zeros(before.shape[:2].numel()).double()
     was = Solved(before, added.view(before.shape[:2]))
-    judge = judging if judging is not None and judging.rows else fitting
+    judge = judging if judging.rows else fitting
     spread = max(judge.spread(), 1e-30)
     lost = judge.error(was.weights, was.bias) / spread
     if lost < ALIKE:
@@ -210,6 +212,10 @@ def _fit(site: Site, pair: _Pair, fitted: Fitted, ridge: float) -> None:
         elif norm is not None:
             norm.running_mean.sub_(found.bias.flatten())
     fitted.layers[site.name] = [lost, left]
+
+
+def _told(progress: Progress, name: str, before: int, total: int, done: int) -> None:
+    progress(before + done, total, f"fitting {name}")
 
 
 def _kept(width: int, gone: frozenset[int]) -> torch.Tensor | None:

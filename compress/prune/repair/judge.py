@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ __all__ = ["Apart", "Judge", "statistics_again"]
 
 @dataclass(frozen=True)
 class Apart:
-    """Squared differences of the outputs, by the original's spread over samples: 0 is the same, 1 as bad as the mean."""
+    """Squared differences of outputs, by the original's spread over samples: 0 is the same, 1 as bad as its mean."""
 
     mean: float
     worst: float
@@ -54,9 +55,7 @@ class Judge:
         """A network's distance."""
         each = []
         for have, want in zip(self._answers(module), self._wanted, strict=True):
-            errors = [
-                (h - w).square().sum(1) / spread for h, w, spread in zip(have, want, self._spread, strict=True)
-            ]
+            errors = [(h - w).square().sum(1) / spread for h, w, spread in zip(have, want, self._spread, strict=True)]
             each.append(torch.stack(errors).mean(0))
         errors_of = torch.nan_to_num(torch.cat(each), nan=torch.inf)
         return Apart(float(errors_of.mean()), float(errors_of.max()))
@@ -67,7 +66,7 @@ class Judge:
         found = []
         for batch in self._samples.judging:
             given = dict(zip((spec.name for spec in self._specs), self._samples.tensors(batch), strict=True))
-            outputs = run_on(given, lambda tensors=given: call(module, self._specs, tensors))
+            outputs = run_on(given, partial(call, module, self._specs, given))
             rows = []
             for output in outputs.values():
                 if output.is_floating_point():

@@ -14,22 +14,22 @@ BLOCK = 8_000_000  # numbers that a block of rows may have
 class Moments:
     """Sums over rows of columns x [rows, groups, columns] and targets t [rows, groups, outputs].
 
-    Products are of float32, about the means of the first rows, so that nothing is lost to a large mean; sums are float64.
+    Products are of float32, about the means of the first rows, so that a large mean costs nothing; sums are float64.
     """
 
-    def __init__(self, like: Moments | None = None) -> None:
+    def __init__(self) -> None:
         self.rows = 0
-        self._like = like
 
     def add(self, columns: torch.Tensor, targets: torch.Tensor) -> None:
         """More rows of both."""
         if not len(columns):
             return
-        if not hasattr(self, "xx"):
+        if not self.rows:
             self._begin(columns, targets)
         step = max(1, BLOCK // max(1, columns[0].numel()))
-        for x, t in zip(columns.split(step), targets.split(step), strict=True):
-            x, t = ((one.float() - at).transpose(0, 1) for one, at in ((x, self.at_x), (t, self.at_t)))  # noqa: PLW2901
+        for start in range(0, len(columns), step):
+            x = (columns[start : start + step].float() - self.at_x).transpose(0, 1)
+            t = (targets[start : start + step].float() - self.at_t).transpose(0, 1)
             self.rows += x.shape[1]
             self.x += x.sum(1, dtype=torch.float64)
             self.t += t.sum(1, dtype=torch.float64)
@@ -38,11 +38,10 @@ class Moments:
             self.tt += float(t.square().sum(dtype=torch.float64))
 
     def _begin(self, columns: torch.Tensor, targets: torch.Tensor) -> None:
-        like = self._like
         _, groups, width = columns.shape
         outputs = targets.shape[-1]
-        self.at_x = columns.float().mean(0) if like is None else like.at_x
-        self.at_t = targets.float().mean(0) if like is None else like.at_t
+        self.at_x: torch.Tensor = columns.float().mean(0)
+        self.at_t: torch.Tensor = targets.float().mean(0)
         self.x, self.t = torch.zeros(groups, width).double(), torch.zeros(groups, outputs).double()
         self.xx = torch.zeros(groups, width, width).double()
         self.xt = torch.zeros(groups, width, outputs).double()

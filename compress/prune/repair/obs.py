@@ -1,9 +1,9 @@
 """Which channels others can stand in for: block OBS, by backward elimination.
 
 Hassibi and Stork, Second Order Derivatives for Network Pruning: Optimal Brain Surgeon, 1993, section 2, on the squared
-error of a layer's outputs (as Kurtic et al., ZipLM, 2023, section 3.1, does for whole structures): what a channel's going
-costs its consumers once they have made the best of the channels that stay. A channel is a block of their columns, one
-for each tap of the kernel.
+error of a layer's outputs (as Kurtic et al., ZipLM, 2023, section 3.1, does for whole structures): what it costs a
+channel's consumers that it goes, once they have made the best of those that stay. A channel is a block of their
+columns, one for each tap of the kernel.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Elimination:
 
 @dataclass
 class _Consumer:
-    """A layer's matrix for one of its groups: the inverse of x'x, its weights, and each unit's columns [units, block]."""
+    """Of one group of a layer: the inverse of x'x, its weights, each unit's columns [units, block], outputs' spread."""
 
     inverse: torch.Tensor
     weights: torch.Tensor
@@ -69,7 +69,8 @@ class _Consumer:
         at = self.columns[units]
         blocks = self.inverse[at[:, :, None], at[:, None, :]]
         weights = self.weights[:, at].permute(1, 2, 0)  # [units, block, outputs]
-        return (weights * torch.linalg.solve(blocks, weights)).sum((1, 2)) / self.energy
+        costs: torch.Tensor = (weights * torch.linalg.solve(blocks, weights)).sum((1, 2))
+        return costs / self.energy
 
     def remove(self, units: torch.Tensor) -> None:
         """Let the others make up for these."""
@@ -140,9 +141,11 @@ def eliminations(
         for group in groups:
             if last[group.root] == stop:
                 consumers = [
-                    one for each in readers[group.root] if each[0] in grams
-                    for one in _consumers(walk.graph.get_submodule(each[0]), grams[each[0]], each[1], each[2], group.units)
-                ]  # fmt: skip
+                    one
+                    for reader, at, unit in readers[group.root]
+                    if reader in grams
+                    for one in _consumers(walk.graph.get_submodule(reader), grams[reader], at, unit, group.units)
+                ]
                 if consumers:
                     found[group.root] = _eliminated(consumers, group.units)
                 else:

@@ -1,4 +1,4 @@
-"""Which layers of a pruned network can be fitted, and what each is to come near: its own output, or a sum that it ends in.
+"""Which layers of a pruned network can be fitted, and to what: their own output, or a sum that it ends in.
 
 A branch whose output is added to another value takes up what that value has lost: its last layer is fitted so that the
 sum is as it was. Of two branches that both end in a layer, the one that reads more columns does, after the other.
@@ -67,7 +67,9 @@ def sites_of(walk: Walk, removed: Removed) -> tuple[list[Site], dict[str, str]]:
     for name, side, _ in removed:
         if side == "in" and name not in calls and name not in left:
             outer = next((one for one in calls if name.startswith(f"{one}.")), None)
-            left[name] = "no step of the forward calls it" if outer is None else f"it is inside {outer}, which is one step"
+            left[name] = (
+                "no step of the forward calls it" if outer is None else f"it is inside {outer}, which is one step"
+            )
         elif side == "in" and not isinstance(graph.get_submodule(name), PRUNABLE):
             left[name] = f"{type(graph.get_submodule(name)).__name__} is no linear layer or convolution"
     return _one_for_each_sum(walk, sites), left

@@ -86,16 +86,16 @@ class Walk:
 
     def run(self, node: fx.Node, values: Values) -> Any:
         """What a node gives."""
-        args = fx.node.map_arg(node.args, lambda one: values[self.number[one]])
-        kwargs = fx.node.map_arg(node.kwargs, lambda one: values[self.number[one]])
+        args: Any = fx.node.map_arg(node.args, lambda one: values[self.number[one]])
+        kwargs: Any = fx.node.map_arg(node.kwargs, lambda one: values[self.number[one]])
         if node.op == "output":
-            return args[0]  # type: ignore[index]
+            return args[0]
         if node.op == "get_attr":
             return operator.attrgetter(str(node.target))(self.graph)
         if node.op == "call_module":
             return self.graph.get_submodule(str(node.target))(*args, **kwargs)
         if node.op == "call_method":
-            first, *rest = args  # type: ignore[misc]
+            first, *rest = args
             return getattr(first, str(node.target))(*rest, **kwargs)
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
@@ -112,7 +112,7 @@ class Walk:
         return False
 
     def _ordered(self, after: Mapping[int, int]) -> list[int]:
-        """The graph's order, but for those that wait; what changes a value in place keeps its turn among its readers."""
+        """The graph's order, but for those that wait; what changes a value in place keeps its turn among readers."""
         waits = {number: {self.number[one] for one in node.all_input_nodes} for number, node in enumerate(self.nodes)}
         for number, first in after.items():
             waits[number].add(first)
