@@ -217,7 +217,5 @@ def _scraped(stack: Stack) -> dict[str, float]:
             rows = json.load(answer)["data"]["result"]
         _hold(bool(rows) and float(rows[0]["value"][1]) > 0, f"Prometheus knows {name}")
         found[name] = float(rows[0]["value"][1])
-    _hold(
-        found["Tritons up"] == found["gateways up"] == 1, "it scrapes the one Triton and the one gateway"
-    )
+    _hold(found["Tritons up"] == found["gateways up"] == 1, "it scrapes the one Triton and the one gateway")
     return found
