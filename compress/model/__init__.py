@@ -13,6 +13,7 @@ from torch import nn
 
 from compress.model.infer import infer_outputs, infer_signature
 from compress.model.inputs import Arrays, call, example_inputs, sample_inputs, symbols_of
+from compress.processor import Processor
 from compress.signature import Signature
 
 __all__ = [
@@ -45,12 +46,14 @@ class TorchModel:
             pruned and trained.
         ranges: of activations, (lowest, highest) by the name of the tensor in the graph that will be exported, where a
             training under 8 bits has found them.
+        processor: what makes its inputs, of a Hugging Face folder.
     """
 
     module: nn.Module
     signature: Signature
     layered: bool = True
     ranges: Ranges = field(default_factory=dict, compare=False)
+    processor: Processor | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -102,4 +105,4 @@ def in_float32(model: TorchModel) -> TorchModel:
     names = tuple(spec.name for spec in model.signature.outputs)
     outputs = infer_signature(module, specs, names, model.signature.sizes).outputs
     signature = dataclasses.replace(model.signature, inputs=specs, outputs=outputs)
-    return TorchModel(module, signature, model.layered)
+    return TorchModel(module, signature, model.layered, processor=model.processor)
