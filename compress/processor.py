@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from compress.vetting.paths import stands_inside
 
-__all__ = ["FILES", "Processor"]
+__all__ = ["FILES", "Columns", "Processor"]
 
 KINDS = ("text", "image", "audio")
 TASKS = ("sequence-classification", "token-classification", "image-classification", "embeddings", "features", "logits")
@@ -27,6 +27,15 @@ MOST_LABELS, LONGEST_LABEL = 100_000, 1000
 
 
 @dataclass(frozen=True)
+class Columns:
+    """Columns of a table of texts: the text, what may stand beside it, and its label, where somebody says."""
+
+    text: str = "text"
+    pair: str | None = None
+    label: str | None = None
+
+
+@dataclass(frozen=True)
 class Processor:
     """Files that make inputs, and what they are for.
 
@@ -37,6 +46,7 @@ class Processor:
         labels: the classes' names by number; empty where there are none.
         max_length: tokens of a text at most; None where it is no text.
         folder: where the files lie.
+        columns: that texts are read from.
     """
 
     kind: str
@@ -45,6 +55,7 @@ class Processor:
     labels: tuple[str, ...]
     max_length: int | None
     folder: Path
+    columns: Columns = field(default=Columns(), compare=False)
 
     @property
     def digest(self) -> str:

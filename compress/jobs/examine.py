@@ -14,6 +14,7 @@ from compress.console.durations import bytes_text, ms_text
 from compress.console.wording import counted
 from compress.evaluate.intervals import percent
 from compress.formats.checkpoint import load
+from compress.formats.hub.folder import is_hub_folder
 from compress.formats.onnx.read import vetted_onnx
 from compress.model import OnnxModel, TorchModel, in_float32, sample_inputs
 from compress.onnx_export.from_torch import OnnxFromTorch
@@ -40,12 +41,15 @@ def examine(checkpoint: Path, options: SourceOptions, *, roofs: bool = False, th
     Raises:
         ToolkitError: it can't be read, or, for a roofline, not be exported.
     """
-    if checkpoint.is_dir():
+    if checkpoint.is_dir() and not is_hub_folder(checkpoint):
         artifact = Artifact.load(checkpoint)
         path = artifact.model_path.with_name("model.onnx") if artifact.format == "plan" else artifact.model_path
         found = roofline_of(vetted_onnx(path), artifact.signature, threads) if roofs else None
         return Examined(artifact.signature, None, found, artifact)
-    model = load(checkpoint, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size)
+    model = load(
+        checkpoint, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size,
+        part=options.part,
+    )  # fmt: skip
     if not roofs:
         return Examined(model.signature, model, None)
     with tempfile.TemporaryDirectory() as folder:

@@ -17,15 +17,16 @@ from compress.errors import BudgetError, RecipeError
 from compress.evaluate.evaluation import Evaluation, budget_of, evaluation_of, halves, judged
 from compress.evaluate.judge import Budget
 from compress.evaluate.search_result import Proof, SearchResult, Trial
-from compress.formats.checkpoint import fingerprint_of_module, load, signed
+from compress.formats.checkpoint import fingerprint_of_module, signed
 from compress.jobs.evidence import missed_budgets, named, report_of
 from compress.jobs.output import check_output, claimed, replacing, write_artifact
-from compress.jobs.recipe import chooses, find_data, inputs_of, sources_of, stages_for, with_sizes
+from compress.jobs.recipe import chooses, data_at, inputs_of, sources_of, stages_for, with_sizes
 from compress.jobs.search import search
-from compress.model import OnnxModel, TorchModel, in_float32
+from compress.jobs.source import load_source
+from compress.model import OnnxModel, TorchModel
 from compress.onnx_export.fold import FoldOnnx
 from compress.onnx_export.from_torch import OnnxFromTorch
-from compress.options import CompressOptions, ExportOptions, OptimizeOptions, SensitivityOptions, SourceOptions
+from compress.options import CompressOptions, ExportOptions, OptimizeOptions, SensitivityOptions
 from compress.options.ranges import check_ranges
 from compress.options.unused import prunes
 from compress.pipeline import Outcome, Watcher, check, hashing_shown, run
@@ -95,13 +96,13 @@ def prepare(checkpoint: Path, options: ExportOptions, *, chosen: bool = False) -
     """
     check_ranges(options)
     check_output(options.output)
-    model = with_sizes(_load(checkpoint, options), checkpoint, _data(options), options.dims)
+    model = with_sizes(load_source(checkpoint, options), checkpoint, _data(options), options.dims)
     batches_of(model.signature, options.batches)
     # One that no pruning needs is refused with the other contradictions, whatever stands in it.
     curves = Sensitivity.load(options.sensitivity) if options.sensitivity is not None and prunes(options) else None
     before = "" if curves is None or options.eval is None else curves.data
     found = evaluation_of(
-        options, model, sources_of(options, checkpoint), chooses=chosen or chooses(options), chosen_before=before
+        options, model, sources_of(options, checkpoint, model), chooses=chosen or chooses(options), chosen_before=before
     )
     if options.selection is not None and not (chosen or chooses(options)):
         raise RecipeError(
@@ -187,10 +188,10 @@ def _export(checkpoint: Path, options: ExportOptions, prepared: Prepared, watche
     report = named(report, checkpoint, options, prepared.searched, prepared.recipe)
     missed = missed_budgets(options, report.stages, prepared.budget)
     if not missed:
-        return write_artifact(final, options.output, report, timed), report
+        return write_artifact(final, options.output, report, timed, model.processor), report
     beside = options.output.with_name(options.output.name + ".missed")
     check_output(beside)
-    write_artifact(final, beside, report, timed)
+    write_artifact(final, beside, report, timed, model.processor)
     raise BudgetError(
         "the result misses its budget",
         why="; ".join(missed),
@@ -250,7 +251,7 @@ def _optimize(
 ) -> SearchResult:
     check_output(options.output)
     asked_for = options
-    model = with_sizes(_load(checkpoint, options), checkpoint, _data(options))
+    model = with_sizes(load_source(checkpoint, options), checkpoint, _data(options))
     said = {dim: size for dim, size in model.signature.sizes.items() if dim not in model.signature.unsaid}
     options = dataclasses.replace(options, size=tuple(f"{dim}={size}" for dim, size in said.items()))
     work = _work(options)
@@ -329,8 +330,8 @@ def sensitivity(checkpoint: str | Path, options: SensitivityOptions, *, watcher:
 
 
 def _sensitivity(checkpoint: Path, options: SensitivityOptions, watcher: Watcher) -> Sensitivity:
-    model = with_sizes(_load(checkpoint, options), checkpoint, {"evaluation": options.eval})
-    data = Dataset.open(find_data(options.eval, checkpoint), model.signature)
+    model = with_sizes(load_source(checkpoint, options), checkpoint, {"evaluation": options.eval})
+    data = Dataset.open(data_at(options.eval, checkpoint, model), model.signature)
     whole, metric, told = judged(data, options.metric, options.judge, model)
     choice, _ = halves(whole) if len(whole) > 1 else (whole, None)
     found = layer_sensitivity(
@@ -351,11 +352,6 @@ def _sensitivity(checkpoint: Path, options: SensitivityOptions, watcher: Watcher
     )
     write_sensitivity(found, options.output, options.max_drop)
     return found
-
-
-def _load(checkpoint: Path, options: SourceOptions) -> TorchModel:
-    model = load(checkpoint, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size)
-    return in_float32(model)
 
 
 def _data(options: CompressOptions) -> dict[str, str | None]:

@@ -18,9 +18,9 @@ from compress.evaluate.evaluation import Evaluation, budget_of, evaluation_of
 from compress.evaluate.intervals import percent
 from compress.evaluate.judge import Judge
 from compress.evaluate.search_result import Candidate, SearchResult, Trial, candidates
-from compress.formats.checkpoint import load
 from compress.jobs.recipe import sources_of, stages_for
-from compress.model import OnnxModel, TorchModel, in_float32
+from compress.jobs.source import load_source
+from compress.model import OnnxModel, TorchModel
 from compress.options import OptimizeOptions
 from compress.pipeline import Outcome, Watcher, check, run
 from compress.prune.prune_channels import PruneChannels
@@ -88,7 +88,7 @@ def judged(options: OptimizeOptions, model: TorchModel, checkpoint: Path) -> Eva
             why="there is no evaluation data",
             mend="add --eval eval.npz: inputs, and labels where there are some",
         )
-    found = evaluation_of(options, model, sources_of(options, checkpoint), chooses=True, proves=False)
+    found = evaluation_of(options, model, sources_of(options, checkpoint, model), chooses=True, proves=False)
     assert found is not None  # noqa: S101  there is data
     return found
 
@@ -187,9 +187,7 @@ class _Named:
 def _branch(setting: _Setting, group: Sequence[Candidate], watcher: Watcher) -> list[Trial]:
     """Make the candidates of one ratio, its float model first, and screen each on a part of the data."""
     options = setting.options
-    model = in_float32(
-        load(setting.checkpoint, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size)
-    )
+    model = load_source(setting.checkpoint, options)
     evaluation = judged(options, model, setting.checkpoint)
     assert evaluation.choice is not None  # noqa: S101  a search chooses
     count = max(SCREEN_LEAST, int(len(evaluation.choice) * SCREEN_SHARE))

@@ -64,11 +64,13 @@ class OnnxModel:
         path: of it.
         signature: inputs and outputs.
         ranges: see `TorchModel`; what quantizes takes them in place of calibrating.
+        processor: of an artifact that has one, as of a `TorchModel`.
     """
 
     path: Path
     signature: Signature
     ranges: Ranges = field(default_factory=dict, compare=False)
+    processor: Processor | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

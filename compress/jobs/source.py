@@ -1,0 +1,34 @@
+"""The model that a command's first argument names, with what its options say of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from compress.artifact import Artifact
+from compress.formats.checkpoint import load
+from compress.model import TorchModel, in_float32
+from compress.options import SourceOptions
+from compress.processor import Columns, Processor
+
+__all__ = ["load_source", "read_by"]
+
+
+def load_source(path: Path, options: SourceOptions) -> TorchModel:
+    """A model of float32, whose processor knows the columns that data is read from.
+
+    Raises:
+        ToolkitError: it can't be read.
+    """
+    model = in_float32(
+        load(
+            path, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size, part=options.part
+        )
+    )
+    return dataclasses.replace(model, processor=read_by(model, options))
+
+
+def read_by(model: TorchModel | Artifact, options: SourceOptions) -> Processor | None:
+    """What makes inputs of texts and images, with the columns that it is to read; None where the model has none."""
+    columns = Columns(options.text_column, options.text_pair_column, options.label_column)
+    return None if model.processor is None else dataclasses.replace(model.processor, columns=columns)
