@@ -20,6 +20,7 @@ __all__ = ["INDEX", "Images", "is_image_folder", "write_index"]
 
 INDEX = "images.json"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # others are told by their content, and some by programs of their own
 LARGEST = 1 << 28  # pixels of an image
 _PROCESSOR = "preprocessor_config.json"
 
@@ -115,7 +116,7 @@ class Images:
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(self._files[place]) as image:
+            with Image.open(self._files[place], formats=FORMATS) as image:
                 if image.width * image.height > LARGEST:
                     raise DatasetError(
                         f"can't read {self._files[place]}",
@@ -140,9 +141,9 @@ def _processor(folder: Path) -> Any:
         kept = {key: value for key, value in config.items() if key not in ("auto_map", "processor_class")}
         name = str(kept.get("image_processor_type", kept.get("feature_extractor_type", "")))
         name = name.removesuffix("Fast").removesuffix("Pil").replace("FeatureExtractor", "ImageProcessor")
-        kind = next((each for word in (f"{name}Pil", name) if (each := getattr(transformers, word, None))), None)
+        kind: Any = next((each for word in (f"{name}Pil", name) if (each := getattr(transformers, word, None))), None)
         try:
-            if not (isinstance(kind, type) and hasattr(kind, "preprocess")):
+            if not hasattr(kind, "preprocess"):
                 raise ValueError(f"transformers has no image processor {name[:60]!a}")
             return kind.from_dict(kept)
         except Exception as err:  # a configuration is anybody's

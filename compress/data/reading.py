@@ -1,9 +1,8 @@
-"""Data as people have it, in the form that `Dataset.open` takes: made once in a process, by what came with the model."""
+"""Data as people have it becomes what `Dataset.open` takes: made once in a process, by what came with the model."""
 
 from __future__ import annotations
 
 import atexit
-import hashlib
 import shutil
 import tempfile
 from pathlib import Path
@@ -45,8 +44,7 @@ def arrays_of(source: str, processor: Processor | None) -> str:
         0 if told is None else told.st_mtime_ns, 0 if told is None else told.st_size,
     )  # fmt: skip
     if key not in _made:
-        word = hashlib.sha256(str(key).encode()).hexdigest()[:8]
-        folder = Path(tempfile.mkdtemp(prefix="compress-")) / f"{path.name}-{word}"
+        folder = Path(tempfile.mkdtemp(prefix="compress-")) / path.name  # a message shows where data is from
         atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
         folder.mkdir()
         (write_tokens if kind == "text" else write_index)(path, processor, folder)

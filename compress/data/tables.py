@@ -34,7 +34,9 @@ def rows_of(path: Path) -> Iterator[Row]:
         yield from read(path)
     except (OSError, ValueError, csv.Error) as err:
         raise DatasetError(
-            f"can't read the data {path}", why=first_line(err)[:300], mend="write it again, in UTF-8, a row for each sample"
+            f"can't read the data {path}",
+            why=first_line(err)[:300],
+            mend="write it again, in UTF-8, a row for each sample",
         ) from err
 
 

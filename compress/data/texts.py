@@ -106,7 +106,11 @@ def _texts(rows: Sequence[Row], number: int, source: Path, processor: Processor)
     for at, row in enumerate(rows, number + 1):
         for column, flag in zip(columns, ("--text-column", "--text-pair-column"), strict=False):
             if not isinstance(row.get(column), str):
-                held = f"its {column!r} is no text" if column in row else f"it holds {', '.join(map(repr, row)) or 'nothing'}"
+                held = (
+                    f"its {column!r} is no text"
+                    if column in row
+                    else f"it holds {', '.join(map(repr, row)) or 'nothing'}"
+                )
                 raise DatasetError(
                     f"row {at} of {source} has no text in a column {column!r}",
                     why=held[:200],

@@ -14,11 +14,13 @@ from compress.console.wording import Note, counted
 from compress.data.sizes import batches_of
 from compress.evaluate.evaluation import Evaluation
 from compress.evaluate.judge import Budget
+from compress.formats.hub.folder import is_hub_folder
 from compress.jobs.examine import roofline_of
 from compress.jobs.profiled import profiles_told
 from compress.jobs.prove import measure, rows_of
 from compress.jobs.recipe import find_data
 from compress.jobs.recipe_file import recipe_text
+from compress.jobs.source import files_of, size_of
 from compress.model import Model, OnnxModel, TorchModel
 from compress.options import CompressOptions, ExportOptions, OptimizeOptions
 from compress.options.unused import unused
@@ -65,7 +67,7 @@ def report_of(
     rows: dict[str, Model] = {"original": model, "original_onnx": baseline}
     rows |= {name: outcome.given.model for name, outcome in zip(names, outcomes, strict=True)}
     found = measure(rows, judged, options.threads, watcher)
-    reports = rows_of(rows, dict(zip(names, outcomes, strict=True)), found, checkpoint.stat().st_size)
+    reports = rows_of(rows, dict(zip(names, outcomes, strict=True)), found, size_of(checkpoint))
     grid, rooflines = _grid(options, rows, watcher), _rooflines(options, rows, watcher)
     report = Report(
         command=command_line(),
@@ -180,7 +182,9 @@ def _script(checkpoint: Path, options: CompressOptions, recipe: Path | None) -> 
 
 
 def _held(path: Path) -> list[Path]:
-    """The file itself; of a folder of data, the arrays or shards in it."""
+    """The file itself; of a folder of data, the arrays or shards in it; of one of a model, all that is in it."""
+    if is_hub_folder(path):
+        return files_of(path)
     if path.is_dir():
         return sorted(path.glob("*.npy")) or sorted(path.glob("*.npz"))
     return [path] if path.is_file() else []

@@ -121,7 +121,9 @@ def _finetune(
     checkpoint: Path, options: FinetuneOptions, watcher: Watcher, cache: StageCache | None
 ) -> Recovery | None:
     check_output(options.output, "training.json", "a training")
-    model = with_sizes(load_source(checkpoint, options), checkpoint, {"training": options.data, "evaluation": options.eval})
+    model = with_sizes(
+        load_source(checkpoint, options), checkpoint, {"training": options.data, "evaluation": options.eval}
+    )
     teacher = None if options.teacher is None else load_source(options.teacher, options)
     if teacher is not None and _shapes(teacher) != _shapes(model):
         raise SignatureError(

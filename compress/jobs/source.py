@@ -7,11 +7,12 @@ from pathlib import Path
 
 from compress.artifact import Artifact
 from compress.formats.checkpoint import load
+from compress.formats.hub.folder import is_hub_folder, open_hub_folder
 from compress.model import TorchModel, in_float32
 from compress.options import SourceOptions
 from compress.processor import Columns, Processor
 
-__all__ = ["load_source", "read_by"]
+__all__ = ["files_of", "load_source", "read_by", "size_of"]
 
 
 def load_source(path: Path, options: SourceOptions) -> TorchModel:
@@ -32,3 +33,14 @@ def read_by(model: TorchModel | Artifact, options: SourceOptions) -> Processor |
     """What makes inputs of texts and images, with the columns that it is to read; None where the model has none."""
     columns = Columns(options.text_column, options.text_pair_column, options.label_column)
     return None if model.processor is None else dataclasses.replace(model.processor, columns=columns)
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a model file; of a Hugging Face folder those of its weights."""
+    files = open_hub_folder(path).weights if is_hub_folder(path) else (path,)
+    return sum(file.stat().st_size for file in files)
+
+
+def files_of(path: Path) -> list[Path]:
+    """What decides a model: the file, or of a Hugging Face folder all that lies in it."""
+    return sorted(each for each in path.rglob("*") if each.is_file()) if is_hub_folder(path) else [path]

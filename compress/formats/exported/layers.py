@@ -24,7 +24,9 @@ __all__ = ["NoLayersError", "layered"]
 
 aten = torch.ops.aten
 # What only looks, or gives what it is given.
-_CHECKS = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range", "sym_constrain_range_for_size"}  # fmt: skip
+_CHECKS = {
+    "_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range", "sym_constrain_range_for_size",
+}  # fmt: skip
 _AS_GIVEN = {"alias", "detach", "detach_", "lift_fresh"}
 # Where a tensor lies is decided when the module is run.
 _PLACING = {"device", "layout", "pin_memory", "non_blocking", "memory_format", "copy"}
@@ -141,22 +143,20 @@ class _Layering:
         if name == "linear" and self._weights(given, "weight", "bias"):
             weight = given["weight"]
             outputs, inputs = self._tensors[weight][1].shape
-            made = lambda: nn.Linear(inputs, outputs, bias=given["bias"] is not None)  # noqa: E731
-            return self._named(made, given, ("weight", "bias"), ()), given["input"]
+            bias = given["bias"] is not None
+            return self._named(nn.Linear, (inputs, outputs, bias), given, ("weight", "bias")), given["input"]
         if name in _CONVOLUTIONS and self._weights(given, "weight", "bias"):
             return self._convolution(_CONVOLUTIONS[name], given), given["input"]
         if name == "embedding" and self._weights(given, "weight"):
             rows, width = self._tensors[given["weight"]][1].shape
             pad = given["padding_idx"] if given["padding_idx"] >= 0 else None
-            return self._named(lambda: nn.Embedding(rows, width, pad), given, ("weight",), (pad,)), given["indices"]
+            return self._named(nn.Embedding, (rows, width, pad), given, ("weight",)), given["indices"]
         if name == "layer_norm" and self._weights(given, "weight", "bias"):
-            shape, eps, bias = tuple(given["normalized_shape"]), given["eps"], given["bias"] is not None
-            made = lambda: nn.LayerNorm(shape, eps=eps, bias=bias)  # noqa: E731
-            return self._named(made, given, ("weight", "bias"), (eps,)), given["input"]
+            norm = (tuple(given["normalized_shape"]), given["eps"], True, given["bias"] is not None)
+            return self._named(nn.LayerNorm, norm, given, ("weight", "bias")), given["input"]
         if name == "group_norm" and self._weights(given, "weight", "bias") and given["bias"] is not None:
-            groups, eps, channels = given["num_groups"], given["eps"], len(self._tensors[given["weight"]][1])
-            made = lambda: nn.GroupNorm(groups, channels, eps=eps)  # noqa: E731
-            return self._named(made, given, ("weight", "bias"), (groups, eps)), given["input"]
+            groups = (given["num_groups"], len(self._tensors[given["weight"]][1]), given["eps"])
+            return self._named(nn.GroupNorm, groups, given, ("weight", "bias")), given["input"]
         if name in _NORMALIZING and not given.get("training", False):
             return self._batch_norm(given)
         if name == "dropout":
@@ -166,17 +166,18 @@ class _Layering:
 
     def _convolution(self, kind: type[nn.Module], given: Mapping[str, Any]) -> str:
         weight = self._tensors[given["weight"]][1]
-        padding = given["padding"]
-        form: dict[str, Any] = {
-            "kernel_size": tuple(weight.shape[2:]),
-            "stride": _spread(given["stride"], weight.ndim - 2),
-            "padding": padding if isinstance(padding, str) else _spread(padding, weight.ndim - 2),
-            "dilation": _spread(given["dilation"], weight.ndim - 2),
-            "groups": given["groups"],
-        }
-        inputs, bias = weight.shape[1] * given["groups"], given["bias"] is not None
-        made = lambda: kind(inputs, weight.shape[0], bias=bias, **form)  # noqa: E731
-        return self._named(made, given, ("weight", "bias"), tuple(form.values()))
+        dims, padding = weight.ndim - 2, given["padding"]
+        form = (
+            weight.shape[1] * given["groups"],
+            weight.shape[0],
+            tuple(weight.shape[2:]),
+            _spread(given["stride"], dims),
+            padding if isinstance(padding, str) else _spread(padding, dims),
+            _spread(given["dilation"], dims),
+            given["groups"],
+            given["bias"] is not None,
+        )
+        return self._named(kind, form, given, ("weight", "bias"))
 
     def _batch_norm(self, given: Mapping[str, Any]) -> tuple[str, Any] | None:
         names = ("weight", "bias", "running_mean", "running_var")
@@ -185,9 +186,8 @@ class _Layering:
         kind = _BATCH_NORMS.get(given["input"].meta["val"].ndim)
         if kind is None:
             return None
-        width, eps, momentum = len(self._tensors[given["weight"]][1]), given["eps"], given["momentum"]
-        made = lambda: kind(width, eps=eps, momentum=momentum)  # noqa: E731
-        return self._named(made, given, names, (eps,)), given["input"]
+        form = (len(self._tensors[given["weight"]][1]), given["eps"], given["momentum"])
+        return self._named(kind, form, given, names), given["input"]
 
     def _weights(self, given: Mapping[str, Any], name: str, *others: str) -> bool:
         """Whether an operator's weight is one of the network's, and the others, too, or not there."""
@@ -195,13 +195,13 @@ class _Layering:
         return all(node in self._tensors and self._tensors[node][1].is_floating_point() for node in parameters)
 
     def _named(
-        self, make: Callable[[], nn.Module], given: Mapping[str, Any], names: tuple[str, ...], form: tuple[Any, ...]
+        self, kind: type[nn.Module], form: tuple[Any, ...], given: Mapping[str, Any], names: tuple[str, ...]
     ) -> str:
         """The path of the layer with these weights: the one that there is, if the same was called before."""
         held = {name: None if given[name] is None else self._tensors[given[name]] for name in names}
         with torch.device("meta"):
-            layer = make()
-        key = (type(layer), *(None if each is None else id(each[1]) for each in held.values()), *map(str, form))
+            layer = kind(*form)
+        key = (kind, form, *(None if each is None else id(each[1]) for each in held.values()))
         if key not in self._layers:
             for name, each in held.items():
                 if each is not None and name in layer._buffers:
@@ -286,7 +286,7 @@ class _Layering:
         part = slice(start if start != 0 else None, None if everything else end, None if step == 1 else step)
         if isinstance(part.start, type(None)) and part.stop is None and part.step is None:
             return x
-        axes = (..., part, *[slice(None)] * (-1 - dim)) if dim < 0 else (*[slice(None)] * dim, part)
+        axes: Any = (..., part, *[slice(None)] * (-1 - dim)) if dim < 0 else (*[slice(None)] * dim, part)
         return self._graph.call_function(operator.getitem, (x, axes))
 
     def _converted(self, node: fx.Node, x: Any) -> Any:

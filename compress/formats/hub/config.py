@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import warnings
@@ -38,7 +39,8 @@ def offline() -> Iterator[Any]:
     try:
         try:
             import huggingface_hub.constants as hub
-            import transformers
+
+            transformers: Any = importlib.import_module("transformers")
         except ImportError as err:
             raise MissingExtraError("read a Hugging Face folder", module="transformers", extra="hf") from err
         was, hub.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE, True

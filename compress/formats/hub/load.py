@@ -109,8 +109,9 @@ def _refuse_made_up(program: ExportedProgram, built: Built, folder: HubFolder) -
         if node.op == "placeholder" and node.name in signature.inputs_to_parameters and node.users
     }
     if lacking := sorted(name.removeprefix("model.") for name in used & built.missing):
+        kind = type(built.module.get_submodule("model")).__name__
         raise CheckpointError(
-            f"the weights of {folder.path} are not those of a whole {type(built.module.get_submodule('model')).__name__}",
+            f"the weights of {folder.path} are not those of a whole {kind}",
             why=f"{counted(len(lacking), 'tensors')} are missing: {', '.join(lacking[:5])}",
             mend="name the folder of the trained model; one for another task has to be trained first",
         )
@@ -128,7 +129,7 @@ def _layered(program: ExportedProgram, built: Built, folder: HubFolder) -> tuple
             from_data(to_data(module, inputs=len(built.inputs)))  # what can't be written can't be pruned by a run
             has_layers = True
         except (NoLayersError, GraphError) as err:
-            told = f"{folder.path}: its layers can't be told apart ({first_line(err)[:150]}), so that none can be pruned"
+            told = f"{folder.path}: its layers can't be told apart ({first_line(err)[:150]}): none can be pruned"
             warnings.warn(told, AssumedWarning, stacklevel=3)
             module, has_layers = program.module(check_guards=False), False
         try:

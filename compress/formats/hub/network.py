@@ -103,7 +103,7 @@ def build(
     name = architecture_of(folder)
     towers = _TOWERS.get(name)
     if towers is not None:
-        if part not in towers:
+        if part is None or part not in towers:
             raise CheckpointError(
                 f"can't take all of {folder.path}",
                 why=f"a {name} is two networks that are run apart, {' and '.join(towers)}",
@@ -141,7 +141,7 @@ def build(
         model = model.get_encoder()
         path = f"model.{whole[id(model)]}."
         missing = frozenset(f"model.{key.removeprefix(path)}" for key in missing if key.startswith(path))
-    tail = tail_of(folder, getattr(config, "hidden_size", 0)) if folder.modules else None
+    tail = tail_of(folder) if folder.modules else None
     task = "embeddings" if tail is not None else _task(kind.__name__)
     inputs, sort = _inputs(model, config, task, folder)
     module = Network(model, tuple(spec.name for spec in inputs), tail).eval()

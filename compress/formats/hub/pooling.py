@@ -62,7 +62,7 @@ def _pooled(mode: str, tokens: torch.Tensor, mask: torch.Tensor, kept: torch.Ten
     return (tokens * kept).sum(1) / (count.sqrt() if mode == "mean_sqrt_len_tokens" else count)
 
 
-def tail_of(folder: HubFolder, width: int) -> Tail:
+def tail_of(folder: HubFolder) -> Tail:
     """What follows the transformer.
 
     Raises:
@@ -81,8 +81,8 @@ def tail_of(folder: HubFolder, width: int) -> Tail:
         elif kind != "Transformer":
             raise CheckpointError(
                 f"can't read {folder.root}",
-                why=f"its modules.json has a {kind[:60]!a}, and only Transformer, Pooling, Dense and Normalize, in this "
-                "order, are known here",
+                why=f"its modules.json has a {kind[:60]!a}, and only Transformer, Pooling, Dense and Normalize "
+                "are known here, in this order",
                 mend="write the encoder as a torch module, and save it with compress.save(module, path, inputs=…)",
             )
     if not modes:
