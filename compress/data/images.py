@@ -54,7 +54,7 @@ def write_index(source: Path, processor: Processor, folder: Path) -> None:
             mend="download it; or give images as arrays in an .npz",
         )
     files = sorted(_found(source))
-    labelled = [file.parent != source for file in files]
+    labelled = [file.parent != source and processor.task == "image-classification" for file in files]
     if any(labelled) and not all(labelled):
         loose = files[labelled.index(False)]
         raise DatasetError(

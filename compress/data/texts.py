@@ -122,9 +122,9 @@ def _texts(rows: Sequence[Row], number: int, source: Path, processor: Processor)
 
 
 def _labels_of(rows: Sequence[Row], number: int, source: Path, processor: Processor) -> list[Any]:
-    """Values of the column of labels; none where nobody names one and there is none of the usual name."""
-    asked = processor.columns.label
-    column = asked or next((name for name in _LABELS if rows and name in rows[0]), None)
+    """Values of the column that is named; of a classifier's texts else of one of the usual name, where there is one."""
+    usual = _LABELS if processor.task == "sequence-classification" and rows else ()
+    column = processor.columns.label or next((name for name in usual if name in rows[0]), None)
     if column is None:
         return []
     for at, row in enumerate(rows, number + 1):

@@ -62,7 +62,7 @@ class SourceOptions:
     """The column of a second text, for models that judge two."""
 
     label_column: Annotated[str | None, Parameter(group=DATA)] = None
-    """The column of labels; by default `label` or `labels`, where there is one."""
+    """The column of labels; of a classifier's data by default `label` or `labels`, where there is one."""
 
     trust: Annotated[bool, Parameter(negative="", group=_SOURCE)] = False
     """Run what the file brings, pickles and TorchScript: only for one from someone who may run code on this machine."""

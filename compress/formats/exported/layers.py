@@ -8,6 +8,7 @@ and the program stays as it is.
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -62,7 +63,9 @@ def layered(program: ExportedProgram, prefix: str = "") -> fx.GraphModule:
         NoLayersError: an operator of it is none of a graph that could be saved.
     """
     if any(name.endswith("_") and not name.endswith("__") and name not in ("detach_",) for name in _names(program)):
-        program = program.run_decompositions({})  # what works in place becomes what gives anew
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, of itself
+            program = program.run_decompositions({})  # what works in place becomes what gives anew
     return _Layering(program, prefix).made()
 
 
