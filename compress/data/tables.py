@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from compress.errors import DatasetError, MissingExtraError, first_line
+from compress.errors import DatasetError, first_line
 
 __all__ = ["SUFFIXES", "rows_of"]
 
@@ -22,8 +22,7 @@ def rows_of(path: Path) -> Iterator[Row]:
     """The rows one after the other, each a value by column; a line of a .txt is its column `text`.
 
     Raises:
-        DatasetError: the file is missing, damaged or no text.
-        MissingExtraError: it is Parquet, and pyarrow is not installed.
+        DatasetError: the file is missing, damaged or no text; or it is Parquet, and pyarrow is not installed.
     """
     if not path.is_file():
         raise DatasetError(
@@ -77,6 +76,10 @@ def _parquet(path: Path) -> Iterator[Row]:
     try:
         import pyarrow.parquet as parquet
     except ImportError as err:
-        raise MissingExtraError(f"read {path}", module="pyarrow", extra="hf") from err
+        raise DatasetError(
+            f"can't read the data {path}",
+            why="the Python package 'pyarrow' is not installed",
+            mend="pip install pyarrow; or write it as .jsonl or .csv",
+        ) from err
     for batch in parquet.ParquetFile(path).iter_batches(1024):
         yield from batch.to_pylist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from compress.console.wording import AssumedWarning
-from compress.errors import CheckpointError
+from compress.errors import CheckpointError, MissingExtraError
 from compress.formats.checkpoint import load
 from compress.formats.file_kind import FileKind, file_kind
 from compress.formats.hub.config import offline
@@ -101,9 +102,13 @@ def _link_out(folder: Path) -> None:
     (folder / "link.safetensors").symlink_to(outside)
 
 
-def _only_pickles(folder: Path) -> None:
+def _no_weights(folder: Path) -> None:
     for file in folder.glob("*.safetensors*"):
         file.unlink()
+
+
+def _only_pickles(folder: Path) -> None:
+    _no_weights(folder)
     torch.save({}, folder / "pytorch_model.bin")
 
 
@@ -116,7 +121,7 @@ def _no_head(folder: Path) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
-    "no weights": (lambda f: [file.unlink() for file in f.glob("*.safetensors*")], "there is no model.safetensors", "save"),
+    "no weights": (_no_weights, "there is no model.safetensors", "save"),
     "a shard is missing": (lambda f: _first(f).unlink(), "is missing", "download"),
     "a shard's name leads out": (lambda f: _index(f, "../outside.safetensors"), "outside of it", "again"),
     "a shard's name is absolute": (lambda f: _index(f, "/etc/passwd"), "outside of it", "again"),
@@ -188,6 +193,15 @@ def test_a_snapshot_in_the_hubs_cache_has_its_files_beside(whole: Path, tmp_path
     for file in blobs.iterdir():
         (snapshot / file.name).symlink_to(Path("../../blobs") / file.name)
     assert load(snapshot).layered
+
+
+@pytest.mark.parametrize("library", ["transformers", "safetensors"])
+def test_a_library_that_is_missing_names_its_extra(whole: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingExtraError) as caught:
+        load(whole)
+    assert library in caught.value.why
+    assert ".[hf]" in caught.value.mend
 
 
 def test_safetensors_alone_are_a_state_dict(tmp_path: Path) -> None:
