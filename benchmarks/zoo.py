@@ -5,7 +5,7 @@
 Each network is small and has random weights, so that figures tell what works, not what it is worth: INT8 answers are
 held against the original's by cosine similarity on the data that it was calibrated with. One Triton then serves all
 artifacts, and each is asked once; its answer is held against ONNX Runtime's on the same file. A refusal is printed as
-it was told. The last line of stdout is one JSON object.
+it was told. Behind the lines stands the table of docs/compress.md. The last line of stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ def main() -> None:
                 row["served_error"] = asked(triton.http_address, row["served_as"], folder)
                 print(f"{name:<18} served; largest difference to ONNX Runtime {row['served_error']:.2g}", flush=True)
     whole = sum("served_error" in row for row in rows.values())
+    print(table(rows))
     print(f"{whole} of {len(rows)} end in a served model")
     print(json.dumps({"benchmark": "zoo", "environment": environment(1), "architectures": rows}))
 
@@ -94,6 +95,16 @@ def told(row: dict[str, Any]) -> str:
         return f"refused: {row['refused']}"
     pruned = f"{row['pruned']:.2f}× fewer MACs" if "pruned" in row else f"not pruned ({row['not_pruned'][:90]})"
     return f"{pruned}, {row['int8'][:60]}, cosine {row['cosine']:.3f}, packed ({row['seconds']} s)"
+
+
+def table(rows: dict[str, dict[str, Any]]) -> str:
+    """What docs/compress.md has."""
+    lines = ["| architecture | class | fewer MACs | INT8 | served |", "|---|---|---|---|---|"]
+    for name, row in rows.items():
+        pruned = f"{row['pruned']:.2f}×" if "pruned" in row else "not pruned"
+        int8 = row.get("int8", "refused").partition(" in INT8")[0]
+        lines.append(f"| {name} | {row['model']} | {pruned} | {int8} | {'yes' if 'served_error' in row else 'no'} |")
+    return "\n".join(lines)
 
 
 def asked(address: str, name: str, folder: Path) -> float:
