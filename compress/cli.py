@@ -70,7 +70,7 @@ def export(
     Parameters
     ----------
     checkpoint
-        What compress.save, torch.save, torch.jit.save or torch.export.save wrote.
+        What compress.save, torch.save, torch.jit.save, torch.export.save or safetensors wrote; a Hugging Face folder.
     dry_run
         Print the stages and how long they will take, by trying a little of each; write nothing.
     save_config
@@ -299,7 +299,7 @@ def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: 
     Parameters
     ----------
     checkpoint
-        Any model file, or an artifact's folder.
+        Any model file, a Hugging Face folder, or an artifact's folder.
     roofline
         Run it in ONNX Runtime, and tell what bounds each layer on this machine: arithmetic, memory, or overhead.
     threads

@@ -15,7 +15,7 @@ from compress.data.sizes import batches_of
 from compress.evaluate.evaluation import Evaluation
 from compress.evaluate.judge import Budget
 from compress.evaluate.runtime_choice import Choice
-from compress.formats.onnx.load import beside as weights_beside
+from compress.formats.hub.folder import is_hub_folder
 from compress.formats.onnx.load import is_onnx
 from compress.jobs.examine import roofline_of
 from compress.jobs.original import Original
@@ -24,6 +24,7 @@ from compress.jobs.prove import measure, rows_of
 from compress.jobs.recipe import find_data
 from compress.jobs.recipe_file import recipe_text
 from compress.jobs.serving_runtime import beside, chosen, served
+from compress.jobs.source import files_of, size_of
 from compress.model import Model, OnnxModel
 from compress.options import CompressOptions, ExportOptions, OptimizeOptions
 from compress.options.unused import unused
@@ -76,7 +77,7 @@ def report_of(
     if others:
         choice = chosen(options, rows, others, found, budget, checkpoint)
     rows, found = served(rows, others, found, choice)
-    reports = rows_of(rows, dict(zip(names, outcomes, strict=True)), found, checkpoint.stat().st_size)
+    reports = rows_of(rows, dict(zip(names, outcomes, strict=True)), found, size_of(checkpoint))
     grid, rooflines = _grid(options, rows, watcher), _rooflines(options, rows, watcher)
     report = Report(
         command=command_line(),
@@ -212,9 +213,9 @@ def _script(checkpoint: Path, options: CompressOptions, recipe: Path | None) -> 
 
 
 def _held(path: Path) -> list[Path]:
-    """The file itself, and weights beside it; of a folder of data, the arrays or shards in it."""
-    if is_onnx(path):
-        return [path, *weights_beside(path)]
+    """The file itself; of a folder of data, the arrays or shards in it; of one of a model, all that is in it."""
+    if is_onnx(path) or is_hub_folder(path):
+        return files_of(path)
     if path.is_dir():
         return sorted(path.glob("*.npy")) or sorted(path.glob("*.npz"))
     return [path] if path.is_file() else []

@@ -13,6 +13,7 @@ from compress.artifact import Artifact, Measured, Signature
 from compress.console.durations import bytes_text, ms_text
 from compress.console.wording import counted
 from compress.evaluate.intervals import percent
+from compress.formats.hub.folder import is_hub_folder
 from compress.formats.onnx.load import size_of
 from compress.formats.onnx.outline import outline
 from compress.formats.onnx.read import vetted_onnx
@@ -43,7 +44,7 @@ def examine(checkpoint: Path, options: SourceOptions, *, roofs: bool = False, th
     Raises:
         ToolkitError: it can't be read, or, for a roofline, not be exported.
     """
-    if checkpoint.is_dir():
+    if checkpoint.is_dir() and not is_hub_folder(checkpoint):
         artifact = Artifact.load(checkpoint)
         path = artifact.model_path.with_name("model.onnx") if artifact.format == "plan" else artifact.model_path
         found = roofline_of(vetted_onnx(path), artifact.signature, threads) if roofs else None

@@ -21,7 +21,7 @@ from compress.formats.checkpoint import signed
 from compress.jobs.evidence import missed_budgets, named, report_of
 from compress.jobs.original import Original, fingerprint_of, original, tried
 from compress.jobs.output import check_output, claimed, replacing, write_artifact
-from compress.jobs.recipe import chooses, find_data, inputs_of, sources_of, stages_for, with_sizes
+from compress.jobs.recipe import chooses, data_at, inputs_of, sources_of, stages_for, with_sizes
 from compress.jobs.search import search
 from compress.jobs.serving_runtime import refuse_missing
 from compress.model import OnnxModel, TorchModel
@@ -104,7 +104,7 @@ def prepare(checkpoint: Path, options: ExportOptions, *, chosen: bool = False) -
     curves = Sensitivity.load(options.sensitivity) if options.sensitivity is not None and prunes(options) else None
     before = "" if curves is None or options.eval is None else curves.data
     found = evaluation_of(
-        options, model, sources_of(options, checkpoint), chooses=chosen or chooses(options), chosen_before=before
+        options, model, sources_of(options, checkpoint, model), chooses=chosen or chooses(options), chosen_before=before
     )
     if options.selection is not None and not (chosen or chooses(options)):
         raise RecipeError(
@@ -191,10 +191,10 @@ def _export(checkpoint: Path, options: ExportOptions, prepared: Prepared, watche
     report = named(report, checkpoint, options, prepared.searched, prepared.recipe)
     missed = missed_budgets(options, report.stages, prepared.budget)
     if not missed:
-        return write_artifact(final, options.output, report, timed), report
+        return write_artifact(final, options.output, report, timed, model.processor), report
     beside = options.output.with_name(options.output.name + ".missed")
     check_output(beside)
-    write_artifact(final, beside, report, timed)
+    write_artifact(final, beside, report, timed, model.processor)
     raise BudgetError(
         "the result misses its budget",
         why="; ".join(missed),
@@ -342,7 +342,7 @@ def _sensitivity(checkpoint: Path, options: SensitivityOptions, watcher: Watcher
             mend="start from the torch model that the file was made of",
         )
     model = with_sizes(model, checkpoint, {"evaluation": options.eval})
-    data = Dataset.open(find_data(options.eval, checkpoint), model.signature)
+    data = Dataset.open(data_at(options.eval, checkpoint, model), model.signature)
     whole, metric, told = judged(data, options.metric, options.judge, model)
     choice, _ = halves(whole) if len(whole) > 1 else (whole, None)
     found = layer_sensitivity(

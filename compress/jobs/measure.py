@@ -13,14 +13,17 @@ import torch
 
 from compress.artifact import RUNTIMES, Artifact, Runtime, Signature
 from compress.data.dataset import Dataset
+from compress.data.reading import arrays_of
 from compress.data.sizes import batches_of, sizes_in, typical_inputs
 from compress.errors import RecipeError, StageError, ToolkitError, first_line
 from compress.evaluate.answers import Likeness, likeness
-from compress.formats.checkpoint import load
+from compress.formats.hub.folder import is_hub_folder
 from compress.formats.onnx.read import signature_of_onnx, vetted_onnx
-from compress.model import Arrays, EngineModel, Model, OnnxModel, TorchModel, in_float32, sample_inputs
+from compress.jobs.source import load_source, read_by
+from compress.model import Arrays, EngineModel, Model, OnnxModel, TorchModel, sample_inputs
 from compress.options import MeasureOptions
 from compress.options.ranges import check_ranges
+from compress.processor import Processor
 from compress.runtime.backends import Backend, open_model
 from compress.runtime.backends.onnxrt_device import OnnxDeviceBackend, ProviderOptions
 from compress.runtime.backends.openvino_cpu import installed
@@ -134,8 +137,10 @@ def measure_files(
     torch.set_num_threads(options.threads)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = options.tf32
     models = dict(zip(_names(paths), (_opened(path, options) for path in paths), strict=True))
-    signature, data = _sized(_one_signature(models), options)
     not_run: dict[str, str] = {}
+    makers = (getattr(model, "processor", None) for model in models.values())
+    processor = next((maker for maker in makers if maker is not None), None)
+    signature, data = _sized(_one_signature(models), options, processor)
     backends = {
         name: backend
         for key, model in models.items()
@@ -267,7 +272,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def _opened(path: Path, options: MeasureOptions) -> Model:
-    if path.is_dir():
+    if path.is_dir() and not is_hub_folder(path):
         artifact = Artifact.load(path)
         if artifact.format == "plan":
             if not options.trust:
@@ -277,10 +282,10 @@ def _opened(path: Path, options: MeasureOptions) -> Model:
                     mend="measure its model.onnx; or, if you built it or trust whoever did, add --trust",
                 )
             return EngineModel(artifact.model_path, artifact.signature)
-        return OnnxModel(vetted_onnx(artifact.model_path), artifact.signature)
+        return OnnxModel(vetted_onnx(artifact.model_path), artifact.signature, processor=read_by(artifact, options))
     if path.suffix == ".onnx":
         return OnnxModel(path, signature_of_onnx(path))
-    return in_float32(load(path, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size))
+    return load_source(path, options)
 
 
 def _one_signature(models: Mapping[str, Model]) -> Signature:
@@ -365,7 +370,9 @@ def _on_cpu(
         yield shown, backend
 
 
-def _sized(signature: Signature, options: MeasureOptions) -> tuple[Signature, Dataset | None]:
+def _sized(
+    signature: Signature, options: MeasureOptions, processor: Processor | None
+) -> tuple[Signature, Dataset | None]:
     """With the sizes that are asked for, else those of the data, else those of the first model's file; and the data.
 
     Raises:
@@ -373,7 +380,7 @@ def _sized(signature: Signature, options: MeasureOptions) -> tuple[Signature, Da
     """
     asked = parse_sizes(options.size)
     asked |= {name: sizes[1] for name, sizes in ranges_of(options.dims).items() if name not in signature.batches}
-    data = None if options.data is None else Dataset.open(options.data, signature)
+    data = None if options.data is None else Dataset.open(arrays_of(options.data, processor), signature)
     held = {} if data is None else sizes_in(data, signature)
     for dim, size in asked.items():
         if held.get(dim, size) != size:

@@ -6,9 +6,10 @@ import dataclasses
 from pathlib import Path
 
 from compress.errors import RecipeError
-from compress.formats.checkpoint import fingerprint_of_module, load
+from compress.formats.checkpoint import fingerprint_of_module
 from compress.formats.onnx.load import fingerprint_of_file, is_onnx, load_onnx
-from compress.model import OnnxModel, TorchModel, in_float32
+from compress.jobs.source import load_source
+from compress.model import OnnxModel, TorchModel
 from compress.options import ExportOptions, OptimizeOptions, SourceOptions
 from compress.signature import parse_sizes
 
@@ -31,8 +32,7 @@ def original(checkpoint: Path, options: SourceOptions, *, as_it_is: bool = False
     if is_onnx(checkpoint):
         _refuse(checkpoint, options)
         return load_onnx(checkpoint, parse_sizes(options.size))
-    model = load(checkpoint, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size)
-    return model if as_it_is else in_float32(model)
+    return load_source(checkpoint, options, as_it_is=as_it_is)
 
 
 def tried(options: OptimizeOptions, model: Original) -> OptimizeOptions:

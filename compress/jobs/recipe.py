@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 
 from compress.console.wording import counted
 from compress.data.dataset import Dataset
+from compress.data.reading import arrays_of
 from compress.data.sizes import sized_by
 from compress.errors import RecipeError
 from compress.evaluate.metrics import METRICS, Metric
@@ -43,7 +44,17 @@ from compress.stage import Stage
 from compress.tensorrt.profiles import ranges_of
 from compress.training.finetune import Finetune
 
-__all__ = ["chooses", "find_data", "inputs_of", "labelled_of", "sources_of", "stages_for", "training_of", "with_sizes"]
+__all__ = [
+    "chooses",
+    "data_at",
+    "find_data",
+    "inputs_of",
+    "labelled_of",
+    "sources_of",
+    "stages_for",
+    "training_of",
+    "with_sizes",
+]
 
 # Options that name what is read.
 INPUTS = ("eval", "selection", "calibration", "finetune", "validation", "data", "teacher", "sensitivity")
@@ -78,14 +89,20 @@ def with_sizes(model: _Model, checkpoint: Path, sources: Mapping[str, str | None
         model = dataclasses.replace(model, signature=proven(model.module, model.signature.sized(best, "from --dims")))
     for use, source in sources.items():
         if source is not None and model.signature.unsaid:
-            model = sized_by(model, Dataset.open(find_data(source, checkpoint), model.signature), use)
+            model = sized_by(model, Dataset.open(data_at(source, checkpoint, model), model.signature), use)
     return model
 
 
-def sources_of(options: CompressOptions, checkpoint: Path) -> dict[str, str]:
+def data_at(source: str, checkpoint: Path, model: TorchModel | OnnxModel) -> str:
+    """What `Dataset.open` takes for a source: of texts and images what was made of them for the model."""
+    return arrays_of(find_data(source, checkpoint), model.processor)
+
+
+def sources_of(options: CompressOptions, checkpoint: Path, model: TorchModel | OnnxModel) -> dict[str, str]:
     """Where the data of each option lies, by the option's name."""
     names = ("eval", "selection", "finetune", "validation", "calibration")
-    return {name: find_data(source, checkpoint) for name in names if (source := getattr(options, name)) is not None}
+    given = {name: source for name in names if (source := getattr(options, name)) is not None}
+    return {name: data_at(source, checkpoint, model) for name, source in given.items()}
 
 
 def chooses(options: ExportOptions) -> bool:
@@ -134,7 +151,7 @@ def stages_for(
     _together(options, judged)
 
     def data(source: str | None) -> Dataset | None:
-        return None if source is None else Dataset.open(find_data(source, checkpoint), model.signature)
+        return None if source is None else Dataset.open(data_at(source, checkpoint, model), model.signature)
 
     training, calibration = data(options.finetune), data(options.calibration)
     validation = data(options.validation) if training is not None else None

@@ -21,11 +21,12 @@ from compress.evaluate.evaluation import judged as judged_by
 from compress.evaluate.evaluation import overlap_words
 from compress.evaluate.intervals import difference_interval, mean_interval
 from compress.evaluate.metrics import Metric
-from compress.formats.checkpoint import fingerprint, load, write
+from compress.formats.checkpoint import fingerprint, write
 from compress.jobs.output import check_output, claimed, replacing
 from compress.jobs.profiled import profile_told
-from compress.jobs.recipe import find_data, inputs_of, labelled_of, training_of, with_sizes
-from compress.model import TorchModel, in_float32
+from compress.jobs.recipe import data_at, inputs_of, labelled_of, training_of, with_sizes
+from compress.jobs.source import load_source
+from compress.model import TorchModel
 from compress.options import FinetuneOptions
 from compress.options.ranges import check_ranges
 from compress.pipeline import Outcome, Watcher, check, hashing_shown, run, with_seen
@@ -121,8 +122,10 @@ def _finetune(
     checkpoint: Path, options: FinetuneOptions, watcher: Watcher, cache: StageCache | None
 ) -> Recovery | None:
     check_output(options.output, "training.json", "a training")
-    model = with_sizes(_load(checkpoint, options), checkpoint, {"training": options.data, "evaluation": options.eval})
-    teacher = None if options.teacher is None else _load(options.teacher, options)
+    model = with_sizes(
+        load_source(checkpoint, options), checkpoint, {"training": options.data, "evaluation": options.eval}
+    )
+    teacher = None if options.teacher is None else load_source(options.teacher, options)
     if teacher is not None and _shapes(teacher) != _shapes(model):
         raise SignatureError(
             f"{options.teacher} can't teach {checkpoint}",
@@ -131,7 +134,7 @@ def _finetune(
         )
 
     def data(source: str | None) -> Dataset | None:
-        return None if source is None else Dataset.open(find_data(source, checkpoint), model.signature)
+        return None if source is None else Dataset.open(data_at(source, checkpoint, model), model.signature)
 
     training, validation, judged = data(options.data), data(options.validation), data(options.eval)
     assert training is not None  # noqa: S101  the option is required
@@ -200,11 +203,6 @@ def _run(
     if rank() == 0:
         watcher.ended(outcome)
     return outcome
-
-
-def _load(path: Path, options: FinetuneOptions) -> TorchModel:
-    found = load(path, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size)
-    return in_float32(found)
 
 
 def _shapes(model: TorchModel) -> str:

@@ -16,6 +16,7 @@ from compress.jobs.examine import roofline_of
 from compress.jobs.original import Original
 from compress.jobs.prove import Found, rows_of
 from compress.jobs.rehearsal import Clock, turns_seconds
+from compress.jobs.source import size_of
 from compress.model import Model, OnnxModel, sample_inputs
 from compress.options import ExportOptions
 from compress.pipeline import Outcome
@@ -108,7 +109,7 @@ def _told(
     opened = {name: open_model(each, threads=options.threads) for name, each in rows.items()}
     timed = latency({"original": opened["original"]}, sample_inputs(rows["original"].signature, 1), rounds=1)
     found = Found(None, {}, timed, {name: backend.runtime for name, backend in opened.items()})
-    reports = rows_of(rows, outcomes, found, checkpoint.stat().st_size)
+    reports = rows_of(rows, outcomes, found, size_of(checkpoint))
     report = Report(
         command="", source=str(checkpoint), signature=rows["original"].signature,
         environment=environment(options.threads), data={"samples": 0, "sha256": ""}, stages=tuple(reports),

@@ -89,7 +89,7 @@ def judged(options: OptimizeOptions, model: Original, checkpoint: Path) -> Evalu
             why="there is no evaluation data",
             mend="add --eval eval.npz: inputs, and labels where there are some",
         )
-    found = evaluation_of(options, model, sources_of(options, checkpoint), chooses=True, proves=False)
+    found = evaluation_of(options, model, sources_of(options, checkpoint, model), chooses=True, proves=False)
     assert found is not None  # noqa: S101  there is data
     return found
 

@@ -15,6 +15,7 @@ from compress.artifact import Runtime
 from compress.model.infer import infer_outputs, infer_signature
 from compress.model.inputs import Arrays, call, example_inputs, sample_inputs, symbols_of
 from compress.model.onnx_module import OnnxModule
+from compress.processor import Processor
 from compress.signature import Signature
 
 __all__ = [
@@ -51,6 +52,7 @@ class TorchModel:
         assumed: of the file that it was loaded from: which weights were taken, what was taken off their names or left
             out, in words; "" for nothing.
         lost: what it was before it lost channels; None where the stage before did not prune it.
+        processor: what makes its inputs, of a Hugging Face folder.
     """
 
     module: nn.Module
@@ -59,6 +61,7 @@ class TorchModel:
     ranges: Ranges = field(default_factory=dict, compare=False)
     assumed: str = field(default="", compare=False)
     lost: Lost | None = field(default=None, compare=False)
+    processor: Processor | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -84,12 +87,14 @@ class OnnxModel:
         signature: inputs and outputs.
         ranges: see `TorchModel`; what quantizes takes them in place of calibrating.
         runtime: what runs it on the CPU.
+        processor: of an artifact that has one, as of a `TorchModel`.
     """
 
     path: Path
     signature: Signature
     ranges: Ranges = field(default_factory=dict, compare=False)
     runtime: Runtime = "onnxruntime"
+    processor: Processor | None = field(default=None, compare=False)
 
     @property
     def module(self) -> nn.Module:

@@ -52,6 +52,18 @@ class SourceOptions:
     model: Annotated[str | None, Parameter(group=_SOURCE)] = None
     """For a state_dict: 'package.module:factory', which gives the module that it fits."""
 
+    part: Annotated[Literal["text", "image"] | None, Parameter(group=_SOURCE)] = None
+    """Of a Hugging Face folder that holds two networks, as CLIP's does: the one to take."""
+
+    text_column: Annotated[str, Parameter(group=DATA)] = "text"
+    """In data of texts (.jsonl, .csv, .tsv, .parquet), the column that holds them."""
+
+    text_pair_column: Annotated[str | None, Parameter(group=DATA)] = None
+    """The column of a second text, for models that judge two."""
+
+    label_column: Annotated[str | None, Parameter(group=DATA)] = None
+    """The column of labels; of a classifier's data by default `label` or `labels`, where there is one."""
+
     trust: Annotated[bool, Parameter(negative="", group=_SOURCE)] = False
     """Run what the file brings, pickles and TorchScript: only for one from someone who may run code on this machine."""
 

@@ -120,7 +120,7 @@ def unused(options: SourceOptions, models: Sequence[Path] = ()) -> tuple[str, ..
         models: of `compress measure`: some flags are for model files of torch alone.
     """
     rules = RULES.get(type(options), ())
-    if models and all(path.is_dir() or path.suffix == ".onnx" for path in models):
+    if models and all((path / "artifact.json").exists() or path.suffix == ".onnx" for path in models):
         rules = (*rules, (FOR_TORCH, lambda _: False, "it is for model files of torch, and there is none"))
     given = {
         field.name: getattr(options, field.name)
