@@ -12,16 +12,22 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 from compress.errors import ArtifactError
+from compress.processor import Processor
 from compress.signature import Signature, TensorSpec
 from compress.vetting.paths import stands_inside
 from compress.vetting.texts import read_json
 
-__all__ = ["Artifact", "Measured", "Signature", "StageReport", "TensorSpec", "sha256_of"]
+__all__ = ["RUNTIMES", "Artifact", "Measured", "Runtime", "Signature", "StageReport", "TensorSpec", "sha256_of"]
 
 SCHEMA_VERSION = 1
+PROCESSOR = "processor"  # the folder of what makes inputs
+
+Runtime = Literal["onnxruntime", "openvino"]
+"""What runs an ONNX file on a CPU."""
+RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 
 
 def sha256_of(path: Path) -> str:
@@ -134,6 +140,9 @@ class Artifact:
         signature: inputs and outputs, with a symbolic batch.
         stages: a report for each stage, the original first.
         toolkit_version: the release that wrote it.
+        runtime: of an ONNX file: what runs it fastest on the machine where it was measured.
+        processor: what makes inputs of texts or images, its files in the folder `processor`; None where the model came
+            without.
     """
 
     folder: Path
@@ -143,6 +152,8 @@ class Artifact:
     signature: Signature
     stages: tuple[StageReport, ...] = ()
     toolkit_version: str = ""
+    runtime: Runtime = "onnxruntime"
+    processor: Processor | None = None
 
     @property
     def model_path(self) -> Path:
@@ -154,11 +165,14 @@ class Artifact:
             "schema_version": SCHEMA_VERSION,
             "toolkit_version": self.toolkit_version,
             "format": self.format,
+            **({"runtime": self.runtime} if self.format == "onnx" else {}),
             "model_file": self.model_file,
             "sha256": self.sha256,
             "signature": self.signature.to_dict(),
             "stages": [stage.to_dict() for stage in self.stages],
         }
+        if self.processor is not None:
+            data["processor"] = self.processor.to_dict()
         text = json.dumps(_finite(data), indent=2, allow_nan=False)
         (self.folder / "artifact.json").write_text(text + "\n", encoding="utf-8")
 
@@ -195,6 +209,8 @@ class Artifact:
                 signature=Signature.from_dict(data["signature"]),
                 stages=tuple(StageReport.from_dict(stage) for stage in data["stages"]),
                 toolkit_version=_text(data["toolkit_version"]),
+                runtime=_runtime(data.get("runtime", "onnxruntime")),
+                processor=Processor.from_dict(found, folder / PROCESSOR) if (found := data.get("processor")) else None,
             )
         except (KeyError, TypeError, ValueError, AttributeError, OSError, RecursionError) as err:
             raise ArtifactError(f"can't read {path}", why=f"it is damaged: {err!r}", mend=again) from err
@@ -203,13 +219,32 @@ class Artifact:
         if sha256_of(artifact.model_path) != artifact.sha256:
             why = f"{artifact.model_file} is not the file that artifact.json was written for (its sha256 differs)"
             raise ArtifactError(f"{folder} is damaged", why=why, mend=again)
+        if artifact.processor is not None:
+            _check_files(artifact.processor, folder, again)
         return artifact
+
+
+def _check_files(processor: Processor, folder: Path, mend: str) -> None:
+    for name, sha256 in processor.files.items():
+        path = processor.folder / name
+        if not path.is_file():
+            raise ArtifactError(f"{folder} is not whole", why=f"{PROCESSOR}/{name} is missing", mend=mend)
+        if sha256_of(path) != sha256:
+            why = f"{PROCESSOR}/{name} is not the file that artifact.json was written for (its sha256 differs)"
+            raise ArtifactError(f"{folder} is damaged", why=why, mend=mend)
 
 
 def _text(value: Any) -> str:
     if type(value) is not str:
         raise TypeError(f"{str(value)[:40]!r} is no text")
     return value
+
+
+def _runtime(value: Any) -> Runtime:
+    found = next((name for name in RUNTIMES if name == value), None)
+    if found is None:
+        raise ValueError(f"its runtime is {str(value)[:40]!r}")
+    return found
 
 
 def _file_name(value: Any) -> str:

@@ -18,6 +18,7 @@ import torch
 
 from compress.artifact import Signature, TensorSpec, sha256_of
 from compress.console.wording import counted
+from compress.data.images import INDEX, Images
 from compress.data.sources import Converted, Fetched, Fetcher, Rows, open_shards
 from compress.errors import DatasetError, SignatureError
 from compress.model import Arrays
@@ -61,6 +62,8 @@ class Dataset:
         one input takes the only array that is not the labels, whatever its name. Labels are called label, labels,
         target, targets or y, where no input is called so.
 
+        A model whose calls take one sample, by a dimension that is fixed, takes any number of samples one by one.
+
         Raises:
             DatasetError: missing, empty, damaged, without an array for an input, of unequal lengths, or with NaN.
             SignatureError: an array of the wrong shape or dtype.
@@ -75,7 +78,8 @@ class Dataset:
             if spec.name not in arrays:
                 have = ", ".join(arrays) or "no arrays"
                 raise DatasetError(f"{source} lacks the input {spec.name!r}", why=f"it holds {have}", mend=_MEND)
-            inputs[spec.name] = _fitting(arrays[spec.name], spec, source)
+            any_number = replace(spec, shape=("samples", *spec.shape[1:])) if signature.singly else spec
+            inputs[spec.name] = _fitting(arrays[spec.name], any_number, source)
         if labels is not None and not labels.ndim:
             raise DatasetError(f"can't use the labels in {source}", why="they are a single number", mend=_MEND)
         lengths = {name: len(array) for name, array in inputs.items()} | (
@@ -185,6 +189,10 @@ def _read(source: str, signature: Signature) -> _Found:
     if re.fullmatch(r"[\w.]+:\w+", source) and not path.exists():
         return _call(source, signature)
     try:
+        if path.is_dir() and (path / INDEX).is_file():
+            images = Images(path)
+            views, fetcher = _fetched(images, signature, source)
+            return views, images.digest, (), fetcher
         if path.is_dir():
             files = sorted(path.glob("*.npy")) or sorted(path.glob("*.npz"))
             told = json.dumps([[file.name, sha256_of(file)] for file in files])  # a name says whose input it is
@@ -217,17 +225,23 @@ def _call(source: str, signature: Signature) -> _Found:
         raise DatasetError(f"can't get data from {source}", why=f"it gave a {type(given).__name__}", mend=mend)
     if not len(given):
         raise DatasetError(f"{source} is empty", why="it holds no samples", mend=mend)
-    with seeded(0):
-        fetcher = Fetcher(given, [spec.name for spec in signature.inputs], source)
-    views: dict[str, Rows] = {
-        name: Fetched(shape, dtype, name, fetcher.rows) for name, (shape, dtype) in fetcher.specs.items()
-    }
+    views, fetcher = _fetched(given, signature, source)
 
     def rows(index: np.ndarray[Any, Any]) -> Mapping[str, np.ndarray[Any, Any]]:
         with seeded(int(index[0])):  # they may be random
             return fetcher.made(index)
 
-    return dict(views), lambda: digest_of_samples(given, rows), (), fetcher
+    return views, lambda: digest_of_samples(given, rows), (), fetcher
+
+
+def _fetched(given: Any, signature: Signature, source: str) -> tuple[dict[str, Any], Fetcher]:
+    """What stands for the arrays of a map-style dataset, and makes their samples."""
+    with seeded(0):
+        fetcher = Fetcher(given, [spec.name for spec in signature.inputs], source)
+    views: dict[str, Rows] = {
+        name: Fetched(shape, dtype, name, fetcher.rows) for name, (shape, dtype) in fetcher.specs.items()
+    }
+    return dict(views), fetcher
 
 
 @contextmanager

@@ -22,13 +22,15 @@ from compress.artifact import TensorSpec
 from compress.errors import CheckpointError, SignatureError
 from compress.formats.exported.read import load_exported_program
 from compress.formats.file_kind import FileKind, file_kind
+from compress.formats.hub.load import load_hub_folder
+from compress.formats.hub.tensors import read_safetensors
 from compress.formats.native.file import is_native, read, write
 from compress.formats.native.folded_norms import fold_norms, folded
 from compress.formats.native.graph import GraphError, to_data
 from compress.formats.pickles.read import unpickle
 from compress.formats.torchscript import load_torchscript
 from compress.formats.weights import module_of
-from compress.model import TorchModel
+from compress.model import OnnxModel, TorchModel
 from compress.model.infer import infer_signature, proven
 from compress.signature import parse_sizes
 from compress.storage.hashing import digest_of_code, place, plainly
@@ -93,17 +95,20 @@ def load(
     trust: bool = False,
     trust_pickle: bool | None = None,
     sizes: Mapping[str, int] | Sequence[str] = (),
+    part: str | None = None,
 ) -> TorchModel:
     """Load a model file of any kind, in eval mode and on the CPU.
 
     Args:
-        path: what compress.save, torch.save, torch.jit.save or torch.export.save wrote.
+        path: what compress.save, torch.save, torch.jit.save, torch.export.save or safetensors wrote; or a Hugging Face
+            folder.
         inputs: 'name:dtype[batch,…]' for each input, where the file does not say.
         model: 'package.module:factory', a callable that gives the module for a state_dict.
         trust: run what the file brings: a pickle's code, TorchScript. Only for files from a source that may run code on
             this machine.
         trust_pickle: the former name of `trust`.
         sizes: what is usual for dimensions that vary, {"seq": 128} or 'seq=128' each, in place of what the file says.
+        part: "text" or "image", of a folder that holds two networks.
 
     Raises:
         CheckpointError: the file can't be read, or needs one of the arguments above.
@@ -120,19 +125,23 @@ def load(
         trust = trust or trust_pickle
     kind = file_kind(path)
     given = dict(sizes) if isinstance(sizes, Mapping) else parse_sizes(sizes)
-    if kind is FileKind.EXPORTED_PROGRAM:
+    if kind is FileKind.HUB_FOLDER:
+        loaded = load_hub_folder(path, trust=trust, part=part, sizes=given)
+    elif kind is FileKind.EXPORTED_PROGRAM:
         loaded = load_exported_program(path, trust=trust, sizes=given)
     elif kind is FileKind.TORCHSCRIPT:
         loaded = _with_signature(load_torchscript(path, trust=trust), path, inputs, given, layered=False)
     else:
-        content = unpickle(path, trust=trust)
+        content = read_safetensors(path) if kind is FileKind.SAFETENSORS else unpickle(path, trust=trust)
         if is_native(content):
             loaded = read(content, path)
             loaded = dataclasses.replace(loaded, signature=proven(loaded.module, loaded.signature.sized(given)))
         else:
-            loaded = _with_signature(module_of(content, path, model), path, inputs, given, layered=True)
+            module, assumed = module_of(content, path, model)
+            loaded = _with_signature(module, path, inputs, given, layered=True)
+            loaded = dataclasses.replace(loaded, assumed=assumed)
     _refuse_nan(loaded.module, path)
-    if kind is not FileKind.EXPORTED_PROGRAM:  # whose mode was fixed when it was exported
+    if kind not in (FileKind.EXPORTED_PROGRAM, FileKind.HUB_FOLDER):  # whose mode was fixed when it was exported
         loaded.module.eval()
     return loaded
 
@@ -142,7 +151,7 @@ def fingerprint(model: TorchModel) -> str:
     return signed(fingerprint_of_module(model), model)
 
 
-def signed(module: str, model: TorchModel) -> str:
+def signed(module: str, model: TorchModel | OnnxModel) -> str:
     """The fingerprint of a module together with names, shapes and sizes of inputs and outputs."""
     return hashlib.sha256(f"{module}\n{model.signature.identity}".encode()).hexdigest()
 

@@ -6,6 +6,7 @@ import enum
 from pathlib import Path
 
 from compress.errors import CheckpointError, first_line
+from compress.formats.hub.folder import is_hub_folder, named_on_a_hub
 from compress.vetting.archive import Archive, ArchiveError
 
 __all__ = ["FileKind", "file_kind"]
@@ -18,6 +19,8 @@ class FileKind(enum.Enum):
     LEGACY_PICKLE = "legacy torch.save file (before PyTorch 1.6)"
     TORCHSCRIPT = "TorchScript"
     EXPORTED_PROGRAM = "exported program"
+    SAFETENSORS = "safetensors file"
+    HUB_FOLDER = "Hugging Face folder"
 
 
 def file_kind(path: Path) -> FileKind:
@@ -26,10 +29,18 @@ def file_kind(path: Path) -> FileKind:
     Raises:
         CheckpointError: it is missing, empty, truncated, or nothing that PyTorch writes.
     """
-    mend = "name a file that torch.save or compress.save wrote"
+    mend = "name a file that torch.save or compress.save wrote, or a Hugging Face folder"
     try:
+        if path.is_dir() and is_hub_folder(path):
+            return FileKind.HUB_FOLDER
+        if named_on_a_hub(path):
+            raise CheckpointError(
+                f"can't read {path}",
+                why="there is no such folder, and nothing is fetched from a hub",
+                mend=f"hf download {path} --local-dir {path.name}, then name the folder {path.name}",
+            )
         if not path.is_file():
-            why = "it is a folder" if path.is_dir() else "there is no such file"
+            why = "it is a folder without a config.json" if path.is_dir() else "there is no such file"
             raise CheckpointError(f"can't read {path}", why=why, mend=mend)
         with path.open("rb") as file:
             head = file.read(16)
@@ -45,11 +56,13 @@ def file_kind(path: Path) -> FileKind:
         head[:1], "nothing that torch.save writes"
     )
     if head[8:9] == b"{":
-        what = "a safetensors file"
+        return FileKind.SAFETENSORS
+    if head[0] == 0x08:
+        mend = "`compress export`, `optimize`, `inspect` and `measure` take ONNX files; what trains starts from torch"
     raise CheckpointError(
         f"can't read {path} as a PyTorch model",
         why=f"it looks like {what}",
-        mend="save the model with compress.save(module, path, inputs=…), or torch.save(model.state_dict(), path)",
+        mend=mend,
     )
 
 

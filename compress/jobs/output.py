@@ -11,9 +11,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from compress import __version__
-from compress.artifact import Artifact, sha256_of
+from compress.artifact import PROCESSOR, Artifact, sha256_of
 from compress.errors import ArtifactError, ResourceError
 from compress.model import EngineModel, OnnxModel
+from compress.processor import Processor
 from compress.report.export import Report
 from compress.runtime.latency import Latency
 from compress.storage.files import LOCK, locked, make_folder, remove_empty
@@ -174,11 +175,16 @@ def _swap(beside: Path, output: Path) -> None:
 
 
 def write_artifact(
-    model: OnnxModel | EngineModel, output: Path, report: Report, timed: Mapping[str, Latency]
+    model: OnnxModel | EngineModel,
+    output: Path,
+    report: Report,
+    timed: Mapping[str, Latency],
+    processor: Processor | None = None,
 ) -> Artifact:
     """Fill a folder beside the output, then swap the two.
 
-    An engine's folder has the ONNX file that it was built from, too, and engine.json, what TensorRT says of it.
+    An engine's folder has the ONNX file that it was built from, too, and engine.json, what TensorRT says of it. What
+    makes inputs of texts or images is copied into the folder `processor`.
     """
     engine = isinstance(model, EngineModel)
     files = ("model.plan", "model.onnx", "engine.json", "model.plan.stripped") if engine else ("model.onnx",)
@@ -186,6 +192,8 @@ def write_artifact(
         for name in files:
             if (model.path.with_name(name)).exists():
                 shutil.copyfile(model.path.with_name(name), beside / name)
+        if processor is not None:
+            processor = _copied(processor, beside / PROCESSOR)
         artifact = Artifact(
             folder=beside,
             model_file=files[0],
@@ -194,10 +202,24 @@ def write_artifact(
             signature=model.signature,
             stages=report.stages,
             toolkit_version=__version__,
+            runtime="onnxruntime" if report.serving is None else report.serving.runtime,
+            processor=processor,
         )
         artifact.save()
         report.write(beside, _thinned(timed))
-    return dataclasses.replace(artifact, folder=output)
+    if processor is not None:
+        processor = dataclasses.replace(processor, folder=output / PROCESSOR)
+    return dataclasses.replace(artifact, folder=output, processor=processor)
+
+
+def _copied(processor: Processor, folder: Path) -> Processor:
+    """Its files as they are now: they were hashed when the model was loaded."""
+    folder.mkdir()
+    for name in processor.files:
+        shutil.copyfile(processor.folder / name, folder / name)
+    return dataclasses.replace(
+        processor, files={name: sha256_of(folder / name) for name in processor.files}, folder=folder
+    )
 
 
 def _thinned(timed: Mapping[str, Latency]) -> dict[str, Sequence[float]]:

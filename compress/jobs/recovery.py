@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from compress.console.wording import assumed_of
 from compress.data.dataset import Dataset
 from compress.errors import CheckpointError, SignatureError
 from compress.evaluate.compare import compare
@@ -20,14 +21,15 @@ from compress.evaluate.evaluation import judged as judged_by
 from compress.evaluate.evaluation import overlap_words
 from compress.evaluate.intervals import difference_interval, mean_interval
 from compress.evaluate.metrics import Metric
-from compress.formats.checkpoint import fingerprint, load, write
+from compress.formats.checkpoint import fingerprint, write
 from compress.jobs.output import check_output, claimed, replacing
 from compress.jobs.profiled import profile_told
-from compress.jobs.recipe import find_data, inputs_of, labelled_of, training_of, with_sizes
-from compress.model import TorchModel, in_float32
+from compress.jobs.recipe import data_at, inputs_of, labelled_of, training_of, with_sizes
+from compress.jobs.source import load_source
+from compress.model import TorchModel
 from compress.options import FinetuneOptions
 from compress.options.ranges import check_ranges
-from compress.pipeline import Outcome, Watcher, check, hashing_shown, run
+from compress.pipeline import Outcome, Watcher, check, hashing_shown, run, with_seen
 from compress.report.training import write_page
 from compress.runtime.backends import Backend, TorchBackend
 from compress.runtime.machine import environment, versions
@@ -120,8 +122,10 @@ def _finetune(
     checkpoint: Path, options: FinetuneOptions, watcher: Watcher, cache: StageCache | None
 ) -> Recovery | None:
     check_output(options.output, "training.json", "a training")
-    model = with_sizes(_load(checkpoint, options), checkpoint, {"training": options.data, "evaluation": options.eval})
-    teacher = None if options.teacher is None else _load(options.teacher, options)
+    model = with_sizes(
+        load_source(checkpoint, options), checkpoint, {"training": options.data, "evaluation": options.eval}
+    )
+    teacher = None if options.teacher is None else load_source(options.teacher, options)
     if teacher is not None and _shapes(teacher) != _shapes(model):
         raise SignatureError(
             f"{options.teacher} can't teach {checkpoint}",
@@ -130,7 +134,7 @@ def _finetune(
         )
 
     def data(source: str | None) -> Dataset | None:
-        return None if source is None else Dataset.open(find_data(source, checkpoint), model.signature)
+        return None if source is None else Dataset.open(data_at(source, checkpoint, model), model.signature)
 
     training, validation, judged = data(options.data), data(options.validation), data(options.eval)
     assert training is not None  # noqa: S101  the option is required
@@ -152,6 +156,7 @@ def _finetune(
     profile = profile_told(outcome)
     if "profile" not in outcome.given.details:  # which the page tells by itself
         notes += profile
+    notes += assumed_of(model.assumed, "" if teacher is None else teacher.assumed)
     given = dataclasses.replace(outcome.given, warnings=(*outcome.given.warnings, *notes))
     assert isinstance(given.model, TorchModel)  # noqa: S101  the stage gives one
     rows: tuple[Row, ...] = ()
@@ -194,15 +199,10 @@ def _run(
         folder.mkdir(parents=True, exist_ok=True)
     progress = watcher.started(stage.name) if rank() == 0 else lambda _done, _total, _note: None
     given = stage.run(model, folder, progress)
-    outcome = Outcome(stage, given, given.details["training_seconds"], reused=False, size_bytes=None)
+    outcome = with_seen(Outcome(stage, given, given.details["training_seconds"], reused=False, size_bytes=None))
     if rank() == 0:
         watcher.ended(outcome)
     return outcome
-
-
-def _load(path: Path, options: FinetuneOptions) -> TorchModel:
-    found = load(path, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size)
-    return in_float32(found)
 
 
 def _shapes(model: TorchModel) -> str:

@@ -30,6 +30,11 @@ CHOOSING = {
     "Clip": (0,), "GlobalMaxPool": (0,), "LogSoftmax": (0,), "Max": ALL, "MaxPool": (0,), "Min": ALL,
     "ReduceMax": (0,), "ReduceMin": (0,), "TopK": (0,),
 }  # fmt: skip
+# What distances and places are reckoned with.
+COUNTING = {
+    "Abs", "Add", "Ceil", "Clip", "Div", "Expand", "Floor", "Identity", "Log", "Max", "Min", "Mul", "Neg", "Reshape",
+    "Round", "Sign", "Sqrt", "Squeeze", "Sub", "Unsqueeze", "Where",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,8 @@ class MaskChain:
 
     Attributes:
         holding: names of tensors that hold a mask, whatever the input is.
-        infinite: names of tensors that may hold infinities of a mask: there, an infinity is no overflow.
+        infinite: names of tensors that may hold infinities of a mask, or the logarithm of a distance of 0 on its way to
+            a whole number: there, an infinity is no overflow.
     """
 
     holding: frozenset[str]
@@ -77,7 +83,28 @@ def mask_chain(graph: onnx.GraphProto) -> MaskChain:
         if not node.input and reach >= LARGE:
             holding.update(node.output)
             infinite.update(node.output if reach >= ENDLESS else ())
-    return MaskChain(frozenset(holding), frozenset(infinite))
+    return MaskChain(frozenset(holding), frozenset(infinite | _places(graph)))
+
+
+def _places(graph: onnx.GraphProto) -> set[str]:
+    """Tensors that become whole numbers whatever way they go: places in a table (MPNet's buckets), no values."""
+    users: dict[str, list[NodeProto]] = {}
+    for node in graph.node:
+        for name in node.input:
+            users.setdefault(name, []).append(node)
+    given = {value.name for value in graph.output}
+    found: set[str] = set()
+
+    def whole(node: NodeProto) -> bool:
+        if node.op_type == "Cast":
+            return next(each.i for each in node.attribute if each.name == "to") not in FLOATS
+        return node.op_type in COUNTING and found.issuperset(node.output)
+
+    for node in reversed(graph.node):
+        found.update(
+            name for name in node.output if name not in given and name in users and all(map(whole, users[name]))
+        )
+    return found
 
 
 def beside(graph: onnx.GraphProto, tensors: Collection[str]) -> list[str]:

@@ -345,3 +345,20 @@ def test_a_real_overflow_is_refused_and_named(case: str, tmp_path: Path) -> None
         assert f"the tensor {name}" in caught.value.why
         assert f"is {kind} for a sample from 0 to 3" in caught.value.why
         assert mend in caught.value.mend
+
+
+def test_a_logarithm_of_distances_that_becomes_a_place_in_a_table_may_be_infinite() -> None:
+    nodes = [
+        helper.make_node("Log", ["distance"], ["log"]),
+        helper.make_node("Mul", ["log", "scale"], ["scaled"]),
+        helper.make_node("Cast", ["scaled"], ["place"], to=TensorProto.INT64),
+        helper.make_node("Gather", ["table", "place"], ["bias"]),
+        helper.make_node("Log", ["distance"], ["value"]),
+        helper.make_node("Add", ["bias", "value"], ["output"]),
+    ]
+    given = helper.make_tensor_value_info("distance", TensorProto.FLOAT, [3])
+    made = helper.make_tensor_value_info("output", TensorProto.FLOAT, [3])
+    stored = [numpy_helper.from_array(np.ones(n, np.float32), name) for n, name in ((1, "scale"), (9, "table"))]
+    chain = mask_chain(helper.make_graph(nodes, "buckets", [given], [made], stored))
+    assert chain.infinite == {"log", "scaled"}
+    assert not chain.holding

@@ -1,0 +1,52 @@
+"""Data as people have it becomes what `Dataset.open` takes: made once in a process, by what came with the model."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from pathlib import Path
+
+from compress.data.images import is_image_folder, write_index
+from compress.data.texts import SUFFIXES, write_tokens
+from compress.errors import DatasetError
+from compress.processor import Processor
+
+__all__ = ["arrays_of"]
+
+_made: dict[tuple[str, str, int, int], str] = {}
+
+
+def arrays_of(source: str, processor: Processor | None) -> str:
+    """Where a source's arrays lie: a folder that was made of it, for texts and images; the source itself otherwise.
+
+    Args:
+        source: a file of texts (`compress.data.tables.SUFFIXES`), a folder of images, or any other source.
+        processor: of the model.
+
+    Raises:
+        DatasetError: there is no processor for it, or it can't be read.
+    """
+    path = Path(source)
+    kind = "text" if path.suffix in SUFFIXES else "image" if is_image_folder(path) else None
+    if kind is None:
+        return source
+    if processor is None or processor.kind != kind:
+        takes = "brings no tokenizer or image processor" if processor is None else f"takes {processor.kind}s"
+        raise DatasetError(
+            f"can't use the data {source}",
+            why=f"it holds {kind}s, and the model {takes}",
+            mend="name a Hugging Face folder with its tokenizer or processor as the model; or give arrays in an .npz",
+        )
+    told = path.stat() if path.exists() else None
+    key = (
+        str(path.resolve()), f"{processor.folder} {processor.digest} {processor.columns}",
+        0 if told is None else told.st_mtime_ns, 0 if told is None else told.st_size,
+    )  # fmt: skip
+    if key not in _made:
+        folder = Path(tempfile.mkdtemp(prefix="compress-")) / path.name  # a message shows where data is from
+        atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
+        folder.mkdir()
+        (write_tokens if kind == "text" else write_index)(path, processor, folder)
+        _made[key] = str(folder)
+    return _made[key]

@@ -1,0 +1,85 @@
+"""Rows of text files as people have them: JSON lines, CSV, plain lines, Parquet."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from compress.errors import DatasetError, first_line
+
+__all__ = ["SUFFIXES", "rows_of"]
+
+SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".parquet")
+LONGEST_LINE = 16 << 20
+
+Row = Mapping[str, Any]
+
+
+def rows_of(path: Path) -> Iterator[Row]:
+    """The rows one after the other, each a value by column; a line of a .txt is its column `text`.
+
+    Raises:
+        DatasetError: the file is missing, damaged or no text; or it is Parquet, and pyarrow is not installed.
+    """
+    if not path.is_file():
+        raise DatasetError(
+            f"can't read the data {path}", why="there is no such file", mend=f"name a file of {', '.join(SUFFIXES)}"
+        )
+    read = {".csv": _csv, ".tsv": _csv, ".txt": _lines, ".parquet": _parquet}.get(path.suffix, _json_lines)
+    try:
+        yield from read(path)
+    except (OSError, ValueError, csv.Error) as err:
+        raise DatasetError(
+            f"can't read the data {path}",
+            why=first_line(err)[:300],
+            mend="write it again, in UTF-8, a row for each sample",
+        ) from err
+
+
+def _json_lines(path: Path) -> Iterator[Row]:
+    for number, line in enumerate(_texts(path), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as err:
+            raise ValueError(f"line {number} is no JSON: {first_line(err)}") from err
+        if not isinstance(row, dict):
+            raise ValueError(f'line {number} is no JSON object such as {{"text": "…"}}')
+        yield row
+
+
+def _lines(path: Path) -> Iterator[Row]:
+    yield from ({"text": line} for line in _texts(path) if line.strip())
+
+
+def _texts(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8-sig") as file:
+        while line := file.readline(LONGEST_LINE):
+            if len(line) >= LONGEST_LINE:
+                raise ValueError(f"a line of it has over {LONGEST_LINE:,} letters")
+            yield line.rstrip("\r\n")
+
+
+def _csv(path: Path) -> Iterator[Row]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        for number, row in enumerate(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","), 2):
+            if None in row or None in row.values():
+                raise ValueError(f"row {number} has another number of columns than the first line")
+            yield row
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as err:
+        raise DatasetError(
+            f"can't read the data {path}",
+            why="the Python package 'pyarrow' is not installed",
+            mend="pip install pyarrow; or write it as .jsonl or .csv",
+        ) from err
+    for batch in parquet.ParquetFile(path).iter_batches(1024):
+        yield from batch.to_pylist()

@@ -1,0 +1,135 @@
+"""A folder's configuration as transformers takes it: plain values, and nothing that would fetch or run anything."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from compress.console.wording import AssumedWarning
+from compress.errors import CheckpointError, MissingExtraError, first_line
+from compress.formats.hub.folder import WHOLE, HubFolder
+
+__all__ = ["architecture_of", "config_of", "labels_of", "offline"]
+
+# Keys by which a configuration chooses code, other files, or kernels to fetch; those with "_" in front, too.
+_LEFT_OUT = {
+    "auto_map", "attn_implementation", "experts_implementation", "dtype", "torch_dtype", "transformers_weights",
+    "kernel_config", "fusion_config", "use_kernels", "distributed_config", "tp_plan", "device_map", "custom_pipelines",
+    "name_or_path", "base_model_name_or_path", "output_attentions", "output_hidden_states", "return_dict", "use_cache",
+    "torchscript",
+}  # fmt: skip
+_INSTEAD = "write the model as a torch module, and save it with compress.save(module, path, inputs=…)"
+_DEEPEST, _LARGEST = 8, 1 << 31
+
+
+@contextlib.contextmanager
+def offline() -> Iterator[Any]:
+    """transformers, which fetches nothing while this lasts.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    known = {name: os.environ.get(name) for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_VERBOSITY")}
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    try:
+        try:
+            import huggingface_hub.constants as hub
+
+            transformers: Any = importlib.import_module("transformers")
+        except ImportError as err:
+            raise MissingExtraError("read a Hugging Face folder", module="transformers", extra="hf") from err
+        was, hub.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE, True
+        level, bar = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        try:
+            yield transformers
+        finally:
+            hub.HF_HUB_OFFLINE = was
+            transformers.logging.set_verbosity(level)
+            if bar:
+                transformers.logging.enable_progress_bar()
+    finally:
+        for name, value in known.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def config_of(transformers: Any, folder: HubFolder) -> Any:
+    """The configuration, an object of one of transformers' own classes.
+
+    Raises:
+        CheckpointError: it is of no kind that is built in, of quantized weights, or malformed.
+    """
+    kind = folder.config.get("model_type")
+    if type(kind) is not str or kind not in transformers.CONFIG_MAPPING:
+        foreign = "auto_map" in folder.config
+        raise CheckpointError(
+            f"won't load {folder.path}: it needs code that comes with it" if foreign else f"can't load {folder.path}",
+            why=f"transformers {transformers.__version__} has no model_type {str(kind)[:60]!a}"
+            + (", and code that a folder names is never run" if foreign else ""),
+            mend=_INSTEAD,
+        )
+    if folder.config.get("quantization_config"):
+        raise CheckpointError(
+            f"can't load {folder.path}",
+            why="its weights are quantized already (quantization_config)",
+            mend="take the folder of the model in float32, float16 or bfloat16",
+        )
+    if "auto_map" in folder.config:
+        told = f"{folder.path} names code of its own (auto_map), which is not run: transformers' own {kind} is taken"
+        warnings.warn(told, AssumedWarning, stacklevel=3)
+    try:
+        config = transformers.CONFIG_MAPPING[kind].from_dict(_plain(folder.config))
+    except Exception as err:  # a configuration is anybody's, and each class checks its own in its own way
+        raise CheckpointError(
+            f"can't read {folder.path / 'config.json'}",
+            why=f"it is no configuration of {kind}: {first_line(err)[:200]}",
+            mend=WHOLE,
+        ) from err
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
+    return config
+
+
+def architecture_of(folder: HubFolder) -> str:
+    """The class that the weights are of; "" where the configuration does not say."""
+    named = folder.config.get("architectures")
+    found = named[0] if isinstance(named, list) and named else ""
+    return found if isinstance(found, str) and re.fullmatch(r"[A-Za-z0-9]{1,100}", found) else ""
+
+
+def labels_of(config: Any) -> tuple[str, ...]:
+    """Names of the classes by number, where the configuration has one for each."""
+    names = getattr(config, "id2label", None)
+    if not isinstance(names, Mapping):
+        return ()
+    found = {int(key): str(value)[:1000] for key, value in names.items() if str(key).isdigit()}
+    return tuple(found[number] for number in range(len(found))) if found.keys() == set(range(len(found))) else ()
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """Without what chooses code or files; the timm backbones and other networks that it names are not fetched."""
+    if depth > _DEEPEST:
+        raise ValueError("it is nested too deeply")
+    if isinstance(value, dict):
+        kept = {
+            key: _plain(each, depth + 1)
+            for key, each in value.items()
+            if key not in _LEFT_OUT and (not key.startswith("_") or key == "_num_labels")
+        }
+        if kept.get("use_pretrained_backbone"):
+            kept["use_pretrained_backbone"] = False
+        return kept
+    if isinstance(value, list):
+        return [_plain(each, depth + 1) for each in value]
+    if type(value) is int and abs(value) >= _LARGEST:
+        raise ValueError(f"it holds the number {str(value)[:30]}")
+    return value

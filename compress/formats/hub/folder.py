@@ -1,0 +1,175 @@
+"""What is in a folder: its configuration, its weights, the files beside them. Nothing outside of it is read."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compress.errors import CheckpointError
+from compress.vetting.paths import stands_inside
+from compress.vetting.texts import read_json
+
+__all__ = ["HubFolder", "inside", "is_hub_folder", "json_of", "named_on_a_hub", "open_hub_folder"]
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+MOST_SHARDS = 1000
+WHOLE = "copy or download the folder again, with all of its files"
+_HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class HubFolder:
+    """A folder that has been looked at.
+
+    Attributes:
+        path: where configuration and weights lie; of a sentence encoder it may be a folder inside `root`.
+        root: what the user named.
+        config: of config.json, whole.
+        modules: of a sentence encoder's modules.json, with each module's type and folder; empty where there is none.
+        weights: files of them.
+        pickled: whether they are pickles.
+    """
+
+    path: Path
+    root: Path
+    config: dict[str, Any]
+    modules: tuple[tuple[str, str], ...]
+    weights: tuple[Path, ...]
+    pickled: bool
+
+
+def is_hub_folder(path: Path) -> bool:
+    """Whether it is such a folder, and no artifact of this project."""
+    return not (path / "artifact.json").exists() and any(
+        (path / name).is_file() for name in ("config.json", "modules.json")
+    )
+
+
+def named_on_a_hub(path: Path) -> bool:
+    """Whether it reads as a model's name on a hub, `owner/name`, and nothing of this machine is meant."""
+    return bool(_HUB_NAME.fullmatch(str(path))) and not path.suffix and not path.parent.exists()
+
+
+def open_hub_folder(root: Path) -> HubFolder:
+    """Look at a folder.
+
+    Raises:
+        CheckpointError: its configuration is missing or damaged, it has no weights, or a part of them is missing.
+    """
+    modules = _modules(root)
+    first = next((folder for kind, folder in modules if kind == "Transformer"), "")
+    if modules and not any(kind == "Transformer" for kind, _ in modules):
+        raise CheckpointError(
+            f"can't read {root}",
+            why=f"its modules.json begins with {modules[0][0][:60]!r}, not with a transformer",
+            mend="name a folder of a sentence encoder made of a transformer, a pooling and what follows them",
+        )
+    path = root / first if first else root
+    config = json_of(path, "config.json", root)
+    if type(config) is not dict:
+        raise CheckpointError(f"can't read {path / 'config.json'}", why="it is no JSON object", mend=WHOLE)
+    weights, pickled = _weights(path, root)
+    return HubFolder(path, root, config, modules, weights, pickled)
+
+
+def inside(folder: Path, name: str, root: Path | None = None) -> Path:
+    """The path of a file that a folder's files name.
+
+    A link is followed where it ends in the folder; a snapshot in Hugging Face's cache has its files in `blobs` beside.
+
+    Args:
+        folder: that the name is of.
+        name: of the file.
+        root: what nothing may lead out of; by default the folder.
+
+    Raises:
+        CheckpointError: the name, or a link, leads out.
+    """
+    root = folder if root is None else root
+    if not name or not stands_inside(name):
+        raise CheckpointError(
+            f"won't read {folder}", why=f"it names the file {name[:80]!a}, which is outside of it", mend=WHOLE
+        )
+    path = folder / name
+    home = root.resolve()
+    homes = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
+    try:
+        real = path.resolve()
+    except (OSError, RuntimeError) as err:  # links in a circle
+        raise CheckpointError(f"can't read {path}", why=str(err)[:200], mend=WHOLE) from err
+    if not any(real.is_relative_to(each) for each in homes):
+        raise CheckpointError(
+            f"won't read {path}",
+            why="it is a link that leads out of the folder",
+            mend="put the file itself in its place, if it is yours",
+        )
+    return path
+
+
+def json_of(folder: Path, name: str, root: Path) -> Any:
+    """The value of a JSON file of a folder.
+
+    Raises:
+        CheckpointError: it is missing, leads out, or is no JSON.
+    """
+    path = inside(folder, name, root)
+    if not path.is_file():
+        raise CheckpointError(f"can't read {folder}", why=f"it has no {name}", mend=WHOLE)
+    try:
+        return read_json(path)
+    except (OSError, ValueError) as err:
+        raise CheckpointError(f"can't read {path}", why=str(err)[:300], mend=WHOLE) from err
+
+
+def _modules(root: Path) -> tuple[tuple[str, str], ...]:
+    if not (root / "modules.json").is_file():
+        return ()
+    data = json_of(root, "modules.json", root)
+    try:
+        found = tuple((str(entry["type"]).rpartition(".")[2], str(entry["path"])) for entry in data)
+    except (TypeError, KeyError) as err:
+        raise CheckpointError(
+            f"can't read {root / 'modules.json'}", why="it is no list of modules, each with type and path", mend=WHOLE
+        ) from err
+    for _, folder in found:
+        if folder:
+            inside(root, folder)
+    return found
+
+
+def _weights(path: Path, root: Path) -> tuple[tuple[Path, ...], bool]:
+    for single, index, pickled in ((SINGLE, INDEX, False), (PICKLED, PICKLED_INDEX, True)):
+        if (path / single).exists() or (path / single).is_symlink():
+            return (_there(path, single, root),), pickled
+        if (path / index).is_file():
+            return _shards(path, index, root), pickled
+    others = sorted(file.name for file in path.glob("*.safetensors"))
+    if len(others) == 1:
+        return (_there(path, others[0], root),), False
+    other = next((name for name in ("tf_model.h5", "flax_model.msgpack") if (path / name).exists()), None)
+    raise CheckpointError(
+        f"{path} holds no weights",
+        why=f"there is no {SINGLE} in it, and no {INDEX}" + (f"; {other} is of another framework" if other else ""),
+        mend="download the folder with its weights, or save it again: model.save_pretrained(folder)",
+    )
+
+
+def _shards(path: Path, index: str, root: Path) -> tuple[Path, ...]:
+    data = json_of(path, index, root)
+    names = data.get("weight_map") if type(data) is dict else None
+    if type(names) is not dict or not names or not all(type(name) is str for name in names.values()):
+        raise CheckpointError(f"can't read {path / index}", why="it has no weight_map of files", mend=WHOLE)
+    shards = sorted(set(names.values()))
+    if len(shards) > MOST_SHARDS:
+        raise CheckpointError(f"can't read {path / index}", why=f"it names over {MOST_SHARDS} files", mend=WHOLE)
+    return tuple(_there(path, name, root) for name in shards)
+
+
+def _there(path: Path, name: str, root: Path) -> Path:
+    found = inside(path, name, root)
+    if not found.is_file():
+        raise CheckpointError(f"{path} is not whole", why=f"{name[:80]!a} is missing", mend=WHOLE)
+    return found

@@ -1,0 +1,151 @@
+"""A Hugging Face folder becomes a model: built, exported by torch.export, and its layers found again."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+
+from compress.artifact import TensorSpec
+from compress.console.wording import AssumedWarning, counted
+from compress.errors import CheckpointError, first_line
+from compress.formats.exported.layers import NoLayersError, layered
+from compress.formats.hub.config import config_of, labels_of, offline
+from compress.formats.hub.folder import HubFolder, open_hub_folder
+from compress.formats.hub.network import Built, build
+from compress.formats.hub.processor import processor_of
+from compress.formats.hub.tensors import state_of
+from compress.formats.native.graph import GraphError, from_data, to_data
+from compress.model import TorchModel, call
+from compress.model.apart import share_of_own_size
+from compress.model.infer import infer_signature
+
+__all__ = ["load_hub_folder"]
+
+BATCH, LENGTH = 2, 24  # that the network is traced at
+OTHER_BATCH, OTHER_LENGTH = 3, 17  # that its graph is tried at
+APART = 1e-4
+
+
+def load_hub_folder(
+    path: Path, *, trust: bool, part: str | None = None, sizes: Mapping[str, int] | None = None
+) -> TorchModel:
+    """Load a folder that `save_pretrained` wrote, of transformers or of sentence-transformers.
+
+    The network is the one that the weights are of (`architectures` of config.json); a sentence encoder's has pooling
+    and normalization behind it. Nothing is fetched, and no code of the folder's is run.
+
+    Args:
+        path: of the folder.
+        trust: load pickled weights, too.
+        part: see `build`.
+        sizes: representative ones.
+
+    Raises:
+        CheckpointError: it is not whole, of no kind that is known, or its forward can't be exported.
+        MissingExtraError: transformers is not installed.
+    """
+    folder = open_hub_folder(path)
+    with offline() as transformers:
+        config = config_of(transformers, folder)
+        built = build(transformers, folder, config, state_of(folder, trust=trust), part)
+        program = _exported(built, folder)
+        _refuse_made_up(program, built, folder)
+        module, has_layers = _layered(program, built, folder)
+    signature = infer_signature(module, built.inputs, sizes=sizes)
+    labels = labels_of(built.config) if built.task.endswith("classification") else ()
+    processor = processor_of(folder, built.kind, built.task, labels, built.longest)
+    return TorchModel(module, signature, has_layers, processor=processor)
+
+
+def _inputs(specs: tuple[TensorSpec, ...], batch: int, length: int, config: Any) -> tuple[torch.Tensor, ...]:
+    """Tokens that every vocabulary has, the last sample padded by half; normal numbers for images."""
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for spec in specs:
+        shape = spec.at({"batch": batch, "seq": length})
+        if spec.dtype != "int64":
+            tensor = torch.randn(shape, generator=generator)
+        elif spec.name == "attention_mask":
+            tensor = torch.ones(shape, dtype=torch.int64)
+            tensor[-1, length // 2 :] = 0
+        elif spec.name == "token_type_ids":
+            tensor = torch.zeros(shape, dtype=torch.int64)
+        else:
+            tensor = torch.randint(2, max(3, min(getattr(config, "vocab_size", 100), 1000)), shape, generator=generator)
+        made.append(tensor)
+    return tuple(made)
+
+
+def _exported(built: Built, folder: HubFolder) -> ExportedProgram:
+    length = min(LENGTH, built.longest or LENGTH)
+    args = _inputs(built.inputs, BATCH, length, built.config)
+    shapes = tuple(
+        {axis: Dim.DYNAMIC for axis, dim in enumerate(spec.shape) if isinstance(dim, str)} for spec in built.inputs
+    )
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.export.export(built.module, args, dynamic_shapes=(shapes,), strict=False)
+    except Exception as err:  # the forward is transformers', on a configuration of anybody's
+        raise CheckpointError(
+            f"can't export the network of {folder.path}",
+            why=f"torch.export fails on it: {type(err).__name__}: {first_line(err)[:250]}",
+            mend="write the model as a torch module whose sizes vary freely, and save it with compress.save",
+        ) from err
+
+
+def _refuse_made_up(program: ExportedProgram, built: Built, folder: HubFolder) -> None:
+    """Weights that the folder lacks are random numbers; what the outputs need of them is missing."""
+    signature = program.graph_signature
+    used = {
+        signature.inputs_to_parameters[node.name]
+        for node in program.graph.nodes
+        if node.op == "placeholder" and node.name in signature.inputs_to_parameters and node.users
+    }
+    if lacking := sorted(name.removeprefix("model.") for name in used & built.missing):
+        kind = type(built.module.get_submodule("model")).__name__
+        raise CheckpointError(
+            f"the weights of {folder.path} are not those of a whole {kind}",
+            why=f"{counted(len(lacking), 'tensors')} are missing: {', '.join(lacking[:5])}",
+            mend="name the folder of the trained model; one for another task has to be trained first",
+        )
+
+
+def _layered(program: ExportedProgram, built: Built, folder: HubFolder) -> tuple[nn.Module, bool]:
+    """The program as a module: of layers, where it has that form, and gives the same answers."""
+    length = min(OTHER_LENGTH, built.longest or OTHER_LENGTH)
+    args = _inputs(built.inputs, OTHER_BATCH, length, built.config)
+    arrays = {spec.name: tensor.numpy() for spec, tensor in zip(built.inputs, args, strict=True)}
+    with torch.no_grad():
+        wanted = call(built.module, built.inputs, arrays)
+        try:
+            module: nn.Module = layered(program, prefix="model.")
+            from_data(to_data(module, inputs=len(built.inputs)))  # what can't be written can't be pruned by a run
+            has_layers = True
+        except (NoLayersError, GraphError) as err:
+            told = f"{folder.path}: its layers can't be told apart ({first_line(err)[:150]}): none can be pruned"
+            warnings.warn(told, AssumedWarning, stacklevel=3)
+            module, has_layers = program.module(check_guards=False), False
+        try:
+            given = call(module, built.inputs, arrays)
+        except Exception as err:  # the graph is of whatever the forward did
+            raise _fixed(folder, f"at batch {OTHER_BATCH} it fails: {first_line(err)[:200]}") from err
+    for name, want in wanted.items():
+        apart = share_of_own_size(want.double().numpy(), given[name].double().numpy())
+        if want.shape != given[name].shape or apart > APART:
+            raise _fixed(folder, f"its output {name!r} is another at batch {OTHER_BATCH}")
+    return module, has_layers
+
+
+def _fixed(folder: HubFolder, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"the exported network of {folder.path} does not answer as the original",
+        why=why,
+        mend="write the model as a torch module whose sizes vary freely, and save it with compress.save",
+    )

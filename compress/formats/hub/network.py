@@ -1,0 +1,238 @@
+"""A folder's network: built by transformers from the configuration, with the folder's weights, and given plain ends.
+
+Its forward takes tensors by position and gives a dict of tensors: `logits`, `embeddings`, or `last_hidden_state`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from compress.artifact import TensorSpec
+from compress.console.wording import AssumedWarning, counted
+from compress.errors import CheckpointError, ToolkitError, first_line
+from compress.formats.hub.config import architecture_of
+from compress.formats.hub.folder import WHOLE, HubFolder
+from compress.formats.hub.pooling import tail_of
+
+__all__ = ["Built", "build"]
+
+# What a class's name ends with, and what is done with it.
+_TASKS: Mapping[str, str] = {
+    "ForSequenceClassification": "sequence-classification",
+    "ForTokenClassification": "token-classification",
+    "ForImageClassification": "image-classification",
+    "ForImageClassificationWithTeacher": "image-classification",
+    "ForMaskedLM": "logits",
+    "ForCausalLM": "logits",
+    "LMHeadModel": "logits",
+    "ForPreTraining": "features",
+    "WithProjection": "embeddings",
+}
+# Networks of two towers, each a class by itself.
+_TOWERS: Mapping[str, Mapping[str, str]] = {
+    "CLIPModel": {"text": "CLIPTextModelWithProjection", "image": "CLIPVisionModelWithProjection"},
+    "SiglipModel": {"text": "SiglipTextModel", "image": "SiglipVisionModel"},
+}
+_PART_CONFIGS = {"text": "text_config", "image": "vision_config"}
+_OUTPUTS = ("logits", "text_embeds", "image_embeds", "last_hidden_state")
+MOST_MADE_UP = 1 << 26  # elements that a configuration may ask for beyond those that the weights hold
+
+
+@dataclass(frozen=True)
+class Built:
+    """A network in evaluation mode.
+
+    Attributes:
+        module: takes `inputs` by position, gives a dict of tensors.
+        inputs: with symbolic batch, and sequence.
+        kind, task: see `compress.processor.Processor`.
+        missing: names of weights, as the module has them, that the folder lacks.
+        config: transformers' own.
+        longest: tokens that it has positions for; None where nothing says.
+    """
+
+    module: nn.Module
+    inputs: tuple[TensorSpec, ...]
+    kind: str
+    task: str
+    missing: frozenset[str]
+    config: Any
+    longest: int | None
+
+
+class Network(nn.Module):
+    """A transformers model whose inputs are tensors by position, and whose outputs are tensors by name."""
+
+    def __init__(self, model: nn.Module, names: tuple[str, ...], tail: nn.Module | None) -> None:
+        super().__init__()
+        self.model, self.tail, self.names = model, tail, names
+
+    def forward(self, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+        given = dict(zip(self.names, tensors, strict=True))
+        found = self.model(**given, return_dict=True)
+        if self.tail is not None:
+            return {"embeddings": self.tail(found["last_hidden_state"], given["attention_mask"])}
+        name = next(name for name in _OUTPUTS if found.get(name) is not None)
+        return {"embeddings" if name.endswith("_embeds") else name: found[name]}
+
+
+def build(
+    transformers: Any, folder: HubFolder, config: Any, state: Mapping[str, torch.Tensor], part: str | None
+) -> Built:
+    """The network with its weights.
+
+    Args:
+        transformers: the library.
+        folder: what it is from.
+        config: of `config_of`.
+        state: of `state_of`.
+        part: "text" or "image", of a network of two towers.
+
+    Raises:
+        CheckpointError: no class of transformers is named, the weights don't fit, or it takes other inputs than
+            tokens, images or a spectrogram.
+    """
+    name = architecture_of(folder)
+    towers = _TOWERS.get(name)
+    if towers is not None:
+        if part is None or part not in towers:
+            raise CheckpointError(
+                f"can't take all of {folder.path}",
+                why=f"a {name} is two networks that are run apart, {' and '.join(towers)}",
+                mend=f"add --part {' or --part '.join(towers)}",
+            )
+        name, config = towers[part], getattr(config, _PART_CONFIGS[part])
+        config.architectures = [name]
+    elif part is not None:
+        raise CheckpointError(
+            f"can't take a part of {folder.path}", why=f"a {name} is one network", mend="leave --part out"
+        )
+    kind = _class(transformers, name, config, folder)
+    _bearable(kind, config, state, folder)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model, told = kind.from_pretrained(
+                None, config=config, state_dict=dict(state), dtype=torch.float32, attn_implementation="eager",
+                output_loading_info=True,
+            )  # fmt: skip
+    except ToolkitError:
+        raise
+    except Exception as err:  # each class checks its configuration and its weights in its own way
+        raise CheckpointError(
+            f"the weights of {folder.path} don't fit its configuration",
+            why=f"{kind.__name__}: {first_line(err)[:250]}",
+            mend=WHOLE,
+        ) from err
+    missing = frozenset(f"model.{key}" for key in told["missing_keys"])
+    model = model.eval()
+    if getattr(config, "is_encoder_decoder", False):
+        told_of = f"{folder.path}: of a {kind.__name__}, an encoder and a decoder, the encoder alone is taken"
+        warnings.warn(told_of, AssumedWarning, stacklevel=3)
+        whole = {id(module): path for path, module in model.named_modules()}
+        model = model.get_encoder()
+        path = f"model.{whole[id(model)]}."
+        missing = frozenset(f"model.{key.removeprefix(path)}" for key in missing if key.startswith(path))
+    tail = tail_of(folder) if folder.modules else None
+    task = "embeddings" if tail is not None else _task(kind.__name__)
+    inputs, sort = _inputs(model, config, task, folder)
+    module = Network(model, tuple(spec.name for spec in inputs), tail).eval()
+    return Built(module, inputs, sort, task, missing, config, _longest(config) if sort == "text" else None)
+
+
+def _class(transformers: Any, name: str, config: Any, folder: HubFolder) -> Any:
+    found = getattr(transformers, name, None) if name else None
+    if name and not (inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel)):
+        raise CheckpointError(
+            f"can't load {folder.path}",
+            why=f"its config.json names {name!a}, which transformers {transformers.__version__} does not have",
+            mend="install the release of transformers that has it; or save the model with "
+            "compress.save(module, path, inputs=…)",
+        )
+    if folder.modules or found is None:  # a sentence encoder's head is in its modules
+        found = transformers.MODEL_MAPPING.get(type(config), None)
+        found = found[0] if isinstance(found, tuple) else found
+    if found is None:
+        raise CheckpointError(
+            f"can't load {folder.path}", why="its config.json names no architecture", mend="save it again"
+        )
+    return found
+
+
+def _bearable(kind: Any, config: Any, state: Mapping[str, torch.Tensor], folder: HubFolder) -> None:
+    """Refuse a configuration of far more weights than there are, before memory is taken for them."""
+    layers = [getattr(config, name, 0) for name in ("num_hidden_layers", "encoder_layers", "decoder_layers")]
+    held = sum(tensor.numel() for tensor in state.values())
+    deep = max((each for each in layers if isinstance(each, int)), default=0)
+    asked = 0
+    if deep <= len(state) + 64:
+        try:
+            with torch.device("meta"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                asked = sum(tensor.numel() for tensor in kind(config).parameters())
+        except Exception as err:  # a configuration is anybody's
+            raise CheckpointError(
+                f"can't build {folder.path}", why=f"{kind.__name__}: {first_line(err)[:250]}", mend=WHOLE
+            ) from err
+    if deep > len(state) + 64 or asked > 2 * held + MOST_MADE_UP:
+        raise CheckpointError(
+            f"the weights of {folder.path} don't fit its configuration",
+            why=f"it asks for {counted(deep, 'layers')} and {asked:,} parameters, the files hold "
+            f"{counted(len(state), 'tensors')} of {held:,} elements",
+            mend=WHOLE,
+        )
+
+
+def _task(name: str) -> str:
+    return next((task for end, task in _TASKS.items() if name.endswith(end)), "features")
+
+
+def _inputs(model: Any, config: Any, task: str, folder: HubFolder) -> tuple[tuple[TensorSpec, ...], str]:
+    """What the network is given, and of what kind that is."""
+    taken = inspect.signature(model.forward).parameters
+    main = next((name for name in ("input_ids", "pixel_values", "input_features") if name in taken), "")
+    if main == "input_ids":
+        names = ["input_ids", "attention_mask"]
+        # Of a single text they are all 0, which a network assumes where they are not given.
+        if (
+            task == "sequence-classification"
+            and "token_type_ids" in taken
+            and getattr(config, "type_vocab_size", 0) > 1
+        ):
+            names.append("token_type_ids")
+        return tuple(TensorSpec(name, "int64", ("batch", "seq")) for name in names), "text"
+    if main == "pixel_values":
+        from compress.formats.hub.processor import image_size
+
+        height, width = image_size(folder, config)
+        channels = getattr(config, "num_channels", 3)
+        return (TensorSpec(main, "float32", ("batch", channels, height, width)),), "image"
+    bins, places = getattr(config, "num_mel_bins", None), getattr(config, "max_source_positions", None)
+    if main == "input_features" and isinstance(bins, int) and isinstance(places, int):
+        strides = math.prod(layer.stride[0] for layer in model.modules() if isinstance(layer, nn.Conv1d))
+        return (TensorSpec(main, "float32", ("batch", bins, places * strides)),), "audio"
+    raise CheckpointError(
+        f"can't take {folder.path}",
+        why=f"a {type(model).__name__} takes neither tokens nor images nor a spectrogram: {', '.join(list(taken)[:6])}",
+        mend="write it as a torch module that takes plain tensors, and save it with compress.save",
+    )
+
+
+def _longest(config: Any) -> int | None:
+    """Positions that there are, less those that stand before the first token's (RoBERTa's)."""
+    found = getattr(config, "max_position_embeddings", None)
+    if not isinstance(found, int):
+        return None
+    before = (getattr(config, "pad_token_id", None) or 0) + 1
+    return found - before if getattr(config, "model_type", "") in _OFFSET and found > before else found
+
+
+_OFFSET = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer", "xlm-roberta-xl", "data2vec-text")

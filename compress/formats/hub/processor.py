@@ -1,0 +1,77 @@
+"""Which files of a folder make a model's inputs, and how long a text, how large an image they make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compress.artifact import sha256_of
+from compress.errors import CheckpointError
+from compress.formats.hub.folder import HubFolder, inside, json_of
+from compress.processor import FILES, Processor
+
+__all__ = ["image_size", "processor_of"]
+
+IMAGES = "preprocessor_config.json"
+LARGEST_SIDE = 8192
+_UNBOUNDED = 1 << 20  # what tokenizers write for a length without an end
+
+
+def processor_of(
+    folder: HubFolder, kind: str, task: str, labels: tuple[str, ...], longest: int | None
+) -> Processor | None:
+    """A folder's files that make inputs; None where it has none.
+
+    Args:
+        folder: of the model.
+        kind, task, labels: see `Processor`.
+        longest: tokens that the network has positions for.
+
+    Raises:
+        CheckpointError: a file of them leads out of the folder.
+    """
+    for place in dict.fromkeys((folder.path, folder.root)):
+        names = [name for name in FILES if (place / name).is_symlink() or (place / name).is_file()]
+        files = {name: sha256_of(inside(place, name, folder.root)) for name in names}
+        if files:
+            return Processor(kind, task, files, labels, _max_length(folder, longest) if kind == "text" else None, place)
+    return None
+
+
+def _max_length(folder: HubFolder, longest: int | None) -> int:
+    told = [longest]
+    for name, key in (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
+        place = next((each for each in (folder.root, folder.path) if (each / name).is_file()), None)
+        if place is not None:
+            data = json_of(place, name, folder.root)
+            told.append(data.get(key) if isinstance(data, dict) else None)
+    lengths = [int(each) for each in told if isinstance(each, int | float) and 0 < each < _UNBOUNDED]
+    return min(lengths, default=512)
+
+
+def image_size(folder: HubFolder, config: Any) -> tuple[int, int]:
+    """Height and width of the images that the folder's processor makes.
+
+    Raises:
+        CheckpointError: neither processor nor configuration says.
+    """
+    data: Any = json_of(folder.path, IMAGES, folder.root) if (folder.path / IMAGES).is_file() else {}
+    data = data if isinstance(data, dict) else {}
+    crop = data.get("crop_size") if data.get("do_center_crop", "crop_size" in data) else None
+    for size in (crop, data.get("size"), getattr(config, "image_size", None)):
+        found = _sides(size)
+        if found is not None and max(found) <= LARGEST_SIDE:
+            return found
+    raise CheckpointError(
+        f"can't tell the size of images for {folder.path}",
+        why=f"neither its {IMAGES} nor its config.json says",
+        mend=f'add "size": {{"height": 224, "width": 224}} to {IMAGES}, as in the training',
+    )
+
+
+def _sides(size: Any) -> tuple[int, int] | None:
+    if isinstance(size, dict):
+        size = [size.get("height", size.get("shortest_edge")), size.get("width", size.get("shortest_edge"))]
+    sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
+    if len(sides) == 2 and all(type(side) is int and side > 0 for side in sides):
+        return sides[0], sides[1]
+    return None

@@ -1,0 +1,69 @@
+"""Weights of a folder: safetensors, which hold nothing but numbers; pickles where they are trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compress.errors import CheckpointError, MissingExtraError, first_line
+from compress.formats.hub.folder import PICKLED, WHOLE, HubFolder
+
+__all__ = ["read_safetensors", "state_of"]
+
+
+def state_of(folder: HubFolder, *, trust: bool) -> dict[str, torch.Tensor]:
+    """All weights by their names.
+
+    Raises:
+        CheckpointError: a file is damaged, two hold one name, or they are pickles that nobody trusts.
+    """
+    if not folder.pickled:
+        return _together(folder.weights, [read_safetensors(path) for path in folder.weights])
+    if not trust:
+        raise CheckpointError(
+            f"won't load {folder.path}: its weights are pickles, which may hold code",
+            why=f"there is {PICKLED} and no model.safetensors",
+            mend="download model.safetensors; or, if you trust whoever made it, add --trust",
+        )
+    from compress.formats.pickles.read import unpickle
+
+    found = [unpickle(path, trust=trust) for path in folder.weights]
+    kept = [
+        {key: value for key, value in each.items() if isinstance(value, torch.Tensor)} if isinstance(each, dict) else {}
+        for each in found
+    ]
+    return _together(folder.weights, kept)
+
+
+def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file; where it declares others than it holds, safetensors' reader refuses it.
+
+    Raises:
+        CheckpointError: it is damaged.
+        MissingExtraError: safetensors is not installed.
+    """
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError as err:
+        raise MissingExtraError(f"read {path}", module="safetensors", extra="hf") from err
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, AttributeError) as err:
+        raise CheckpointError(
+            f"can't read {path}", why=f"it is no whole safetensors file: {first_line(err)[:200]}", mend=WHOLE
+        ) from err
+
+
+def _together(paths: Sequence[Path], parts: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
+    found: dict[str, torch.Tensor] = {}
+    for path, part in zip(paths, parts, strict=True):
+        if twice := found.keys() & part.keys():
+            raise CheckpointError(f"can't read {path}", why=f"it holds {min(twice)[:80]!a} a second time", mend=WHOLE)
+        found |= part
+    if not found:
+        raise CheckpointError(f"can't read {paths[0].parent}", why="its weights hold no tensors", mend=WHOLE)
+    return found

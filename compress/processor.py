@@ -1,0 +1,94 @@
+"""What makes a model's inputs of texts or images, and names its classes: files that go with the model.
+
+Standard library alone, as `compress.artifact`, which hands this to `serve`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from compress.vetting.paths import stands_inside
+
+__all__ = ["FILES", "Columns", "Processor"]
+
+KINDS = ("text", "image", "audio")
+TASKS = ("sequence-classification", "token-classification", "image-classification", "embeddings", "features", "logits")
+# Whatever a folder holds of these: tokenizers, image and audio processors.
+FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
+    "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.model",
+    "sentence_bert_config.json", "preprocessor_config.json", "processor_config.json",
+)  # fmt: skip
+MOST_LABELS, LONGEST_LABEL = 100_000, 1000
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns of a table of texts: the text, what may stand beside it, and its label, where somebody says."""
+
+    text: str = "text"
+    pair: str | None = None
+    label: str | None = None
+
+
+@dataclass(frozen=True)
+class Processor:
+    """Files that make inputs, and what they are for.
+
+    Attributes:
+        kind: "text", "image" or "audio".
+        task: what the model does with the inputs, of `TASKS`.
+        files: names to SHA-256, hex; all lie in one folder.
+        labels: the classes' names by number; empty where there are none.
+        max_length: tokens of a text at most; None where it is no text.
+        folder: where the files lie.
+        columns: that texts are read from.
+    """
+
+    kind: str
+    task: str
+    files: Mapping[str, str]
+    labels: tuple[str, ...]
+    max_length: int | None
+    folder: Path
+    columns: Columns = field(default=Columns(), compare=False)
+
+    @property
+    def digest(self) -> str:
+        """Of all files: what was made by it is kept under this."""
+        told = "\n".join(f"{name} {sha256}" for name, sha256 in sorted(self.files.items()))
+        return hashlib.sha256(f"{told}\n{self.max_length}".encode()).hexdigest()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "task": self.task,
+            "files": dict(self.files),
+            "labels": list(self.labels),
+            "max_length": self.max_length,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Any, folder: Path) -> Self:
+        """Of artifact.json.
+
+        Raises:
+            ValueError, TypeError, KeyError: it is malformed.
+        """
+        files, labels, longest = data["files"], data["labels"], data["max_length"]
+        if data["kind"] not in KINDS or data["task"] not in TASKS:
+            raise ValueError(f"its processor is of the kind {str(data['kind'])[:40]!r}, {str(data['task'])[:40]!r}")
+        if type(files) is not dict or type(labels) is not list or len(labels) > MOST_LABELS:
+            raise TypeError("its processor has no table of files, or no list of labels")
+        for name, sha256 in files.items():
+            if "/" in name or not stands_inside(name) or type(sha256) is not str:
+                raise ValueError(f"its processor has the file {name[:40]!r}")
+        if not all(type(label) is str and len(label) <= LONGEST_LABEL for label in labels):
+            raise TypeError("a label of its processor is no text")
+        if longest is not None and (type(longest) is not int or not 0 < longest < 1 << 31):
+            raise ValueError("its processor's max_length is no number of tokens")
+        return cls(data["kind"], data["task"], dict(files), tuple(labels), longest, folder)

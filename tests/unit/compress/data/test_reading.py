@@ -1,0 +1,145 @@
+"""Texts and images as people have them, read by what came with the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compress.artifact import Artifact, TensorSpec
+from compress.data.dataset import Dataset
+from compress.data.reading import arrays_of
+from compress.errors import ArtifactError, DatasetError
+from compress.jobs.export import export
+from compress.options import ExportOptions
+from compress.processor import Columns, Processor
+from compress.signature import Signature
+from serve.pack.write import pack
+from tests.hub_models import LABELS, bert_folder
+
+TOKENS = Signature(tuple(TensorSpec(name, "int64", ("batch", "seq")) for name in ("input_ids", "attention_mask")), ())
+ROWS = [("word1 word2 word3", "good"), ("word4 strange", "bad"), ("word5", "neither")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bert_folder(tmp_path_factory.mktemp("hub") / "bert")
+
+
+@pytest.fixture
+def processor(folder: Path) -> Processor:
+    files = dict.fromkeys(("tokenizer.json", "tokenizer_config.json"), "")
+    return Processor("text", "sequence-classification", files, LABELS, 6, folder)
+
+
+WRITTEN = {
+    "texts.jsonl": "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in ROWS),
+    "texts.csv": "text,label\n" + "".join(f'"{text}",{label}\n' for text, label in ROWS),
+    "texts.tsv": "text\tlabel\n" + "".join(f"{text}\t{LABELS.index(label)}\n" for text, label in ROWS),
+    "texts.txt": "".join(f"{text}\n" for text, _ in ROWS),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_texts_become_tokens_masks_and_numbers_of_classes(tmp_path: Path, processor: Processor, name: str) -> None:
+    (tmp_path / name).write_text(WRITTEN[name])
+    data = Dataset.open(arrays_of(str(tmp_path / name), processor), TOKENS)
+    ids, mask = np.asarray(data.inputs["input_ids"]), np.asarray(data.inputs["attention_mask"])
+    assert ids.tolist() == [[1, 5, 6, 7, 2, 0], [1, 8, 3, 2, 0, 0], [1, 9, 2, 0, 0, 0]]
+    assert mask.sum(1).tolist() == [5, 4, 3]
+    assert (data.labels is None) == name.endswith(".txt")
+    if data.labels is not None:
+        assert np.asarray(data.labels).tolist() == [1, 0, 2]
+
+
+def test_pairs_have_types_and_long_texts_are_cut(tmp_path: Path, processor: Processor) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps({"a": "word1 word2 word3", "b": "word4 word5 word6"}) + "\n")
+    asked = dataclasses.replace(processor, columns=Columns("a", "b"))
+    kinds = Signature((*TOKENS.inputs, TensorSpec("token_type_ids", "int64", ("batch", "seq"))), ())
+    data = Dataset.open(arrays_of(str(path), asked), kinds)
+    assert np.asarray(data.inputs["input_ids"]).shape == (1, 6)
+    assert np.asarray(data.inputs["token_type_ids"]).max() == 1
+
+
+BROKEN = {
+    "no such column": ('{"body": "word1"}', Columns(), "it holds 'body'", "--text-column"),
+    "a column of numbers": ('{"text": 3}', Columns(), "is no text", "--text-column"),
+    "no second text": ('{"text": "word1"}', Columns(pair="other"), "it holds 'text'", "--text-pair-column"),
+    "no label": ('{"text": "word1"}', Columns(label="kind"), "no 'kind'", "--label-column"),
+    "a label of another model": ('{"text": "word1", "label": "funny"}', Columns(), "bad, good, neither", "numbers"),
+    "no JSON": ('{"text"', Columns(), "line 1 is no JSON", "UTF-8"),
+    "no object": ("[1]", Columns(), "no JSON object", "UTF-8"),
+    "nothing": ("", Columns(), "no rows", "100"),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_data_that_does_not_fit_is_an_error_in_three_parts(tmp_path: Path, processor: Processor, fault: str) -> None:
+    text, columns, why, mend = BROKEN[fault]
+    (tmp_path / "data.jsonl").write_text(text)
+    with pytest.raises(DatasetError) as caught:
+        arrays_of(str(tmp_path / "data.jsonl"), dataclasses.replace(processor, columns=columns))
+    assert why in caught.value.why
+    assert mend in caught.value.mend
+
+
+def test_texts_for_a_model_without_a_tokenizer_are_refused(tmp_path: Path, processor: Processor) -> None:
+    (tmp_path / "data.txt").write_text("word1\n")
+    for given in (None, dataclasses.replace(processor, kind="image"), dataclasses.replace(processor, files={})):
+        with pytest.raises(DatasetError) as caught:
+            arrays_of(str(tmp_path / "data.txt"), given)
+        assert all((caught.value.what, caught.value.why, caught.value.mend))
+
+
+def test_images_are_made_by_the_folders_own_processor_when_they_are_asked_for(tmp_path: Path) -> None:
+    from PIL import Image
+
+    config = {"image_processor_type": "ViTImageProcessor", "size": {"height": 8, "width": 8}, "do_rescale": True}
+    config |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "do_normalize": True, "do_resize": True}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
+    for name, value in (("bad", 0), ("good", 255), ("good", 128)):
+        (tmp_path / "images" / name).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 10), (value, value, value)).save(tmp_path / "images" / name / f"{value}.png")
+    files = {"preprocessor_config.json": ""}
+    maker = Processor("image", "image-classification", files, LABELS, None, tmp_path)
+    signature = Signature((TensorSpec("pixel_values", "float32", ("batch", 3, 8, 8)),), ())
+    data = Dataset.open(arrays_of(str(tmp_path / "images"), maker), signature)
+    inputs, labels = data.take(slice(0, 3))
+    assert labels is not None
+    assert labels.tolist() == [0, 1, 1]
+    np.testing.assert_allclose(inputs["pixel_values"][:, 0, 0, 0], [-1.0, 0.0039, 1.0], atol=1e-3)
+    (tmp_path / "images" / "funny").mkdir()
+    Image.new("RGB", (4, 4)).save(tmp_path / "images" / "funny" / "1.png")
+    with pytest.raises(DatasetError) as caught:
+        arrays_of(str(tmp_path / "images"), dataclasses.replace(maker, max_length=1))
+    assert "bad, good, neither" in caught.value.why
+
+
+def test_a_folder_and_texts_become_an_artifact_with_its_tokenizer_that_serve_packs(
+    folder: Path, tmp_path: Path
+) -> None:
+    for name in ("calibration", "eval"):
+        rows = [{"text": f"{name} word{n} word{n * 7 % 50}", "label": LABELS[n % 3]} for n in range(12)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = ExportOptions(
+        output=tmp_path / "artifact", prune=0.3, int8="static", calibration=str(tmp_path / "calibration.jsonl"),
+        eval=str(tmp_path / "eval.jsonl"),
+    )  # fmt: skip
+    artifact, report = export(folder, options)
+    assert artifact.signature.sizes == {"seq": 8}
+    assert report.gains["macs"] > 1.3
+    weights = (folder / "model.safetensors").stat().st_size
+    assert f"a file of {weights:,} bytes" in report.stages[0].did
+    found = Artifact.load(tmp_path / "artifact").processor
+    assert found is not None
+    assert (found.kind, found.labels, found.max_length) == ("text", LABELS, 32)
+    assert (found.folder / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    pack(tmp_path / "artifact", repository=tmp_path / "models", name="judge")
+    assert (tmp_path / "models" / "judge" / "1" / "model.onnx").is_file()
+    (found.folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ArtifactError, match="damaged"):
+        Artifact.load(tmp_path / "artifact")

@@ -1,0 +1,214 @@
+"""Hugging Face folders: loaded with their layers, and refused in three parts where they can't be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from compress.console.wording import AssumedWarning
+from compress.errors import CheckpointError, MissingExtraError
+from compress.formats.checkpoint import load
+from compress.formats.file_kind import FileKind, file_kind
+from compress.formats.hub.config import offline
+from compress.formats.hub.pooling import MODES, Tail
+from compress.model import call
+from tests.hub_models import LABELS, bert_folder, with_config
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bert_folder(tmp_path_factory.mktemp("hub") / "bert", shard="20KB")
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "bert"))
+
+
+def test_a_classifier_in_shards_answers_as_transformers_does_and_keeps_its_layers(folder: Path) -> None:
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    model = load(folder)
+    assert file_kind(folder) is FileKind.HUB_FOLDER
+    assert [str(spec) for spec in model.signature.inputs] == [
+        "input_ids:int64[batch,seq]", "attention_mask:int64[batch,seq]", "token_type_ids:int64[batch,seq]",
+    ]  # fmt: skip
+    assert [str(spec) for spec in model.signature.outputs] == ["logits:float32[batch,3]"]
+    assert model.layered
+    assert isinstance(model.module.get_submodule("bert.encoder.layer.0.intermediate.dense"), nn.Linear)
+    ids = torch.randint(4, 60, (3, 9))
+    mask = torch.ones_like(ids)
+    mask[1, 4:] = 0
+    with offline() as transformers, torch.no_grad():
+        original = transformers.BertForSequenceClassification.from_pretrained(folder).eval()
+        wanted = original(ids, mask).logits
+        arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
+        given = call(model.module, model.signature.inputs, arrays)
+    torch.testing.assert_close(given["logits"], wanted)
+    assert model.processor is not None
+    assert (model.processor.kind, model.processor.labels, model.processor.max_length) == ("text", LABELS, 32)
+
+
+def test_a_sentence_encoder_gives_what_its_modules_say(tmp_path: Path) -> None:
+    folder = bert_folder(tmp_path / "encoder", kind="BertModel")
+    kinds = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds.items()]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    model = load(folder)
+    assert [str(spec) for spec in model.signature.outputs] == ["embeddings:float32[batch,32]"]
+    ids, mask = torch.randint(4, 60, (2, 7)), torch.ones(2, 7, dtype=torch.int64)
+    mask[1, 3:] = 0
+    with offline() as transformers, torch.no_grad():
+        states = transformers.BertModel.from_pretrained(folder).eval()(ids, mask).last_hidden_state
+        given = call(model.module, model.signature.inputs, {"input_ids": ids, "attention_mask": mask})["embeddings"]
+    means = torch.stack([states[0].mean(0), states[1, :3].mean(0)])
+    torch.testing.assert_close(given, means / means.norm(dim=1, keepdim=True))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_pooling_looks_at_what_is_padded(mode: str) -> None:
+    tail = Tail((mode,), nn.Sequential(), normalized=False)
+    tokens, mask = torch.randn(2, 6, 4), torch.tensor([[1] * 6, [1, 1, 1, 0, 0, 0]])
+    alone = tail(tokens[1:, :3], mask[1:, :3])
+    torch.testing.assert_close(tail(tokens, mask)[1:], alone)
+    spoilt = tokens.clone()
+    spoilt[1, 3:] = 100.0
+    torch.testing.assert_close(tail(spoilt, mask)[1:], alone)
+
+
+def _index(folder: Path, name: str) -> None:
+    path = folder / "model.safetensors.index.json"
+    data = json.loads(path.read_text())
+    data["weight_map"][next(iter(data["weight_map"]))] = name
+    path.write_text(json.dumps(data))
+
+
+def _first(folder: Path) -> Path:
+    return min(folder.glob("model-*.safetensors"))
+
+
+def _link_out(folder: Path) -> None:
+    outside = _first(folder).rename(folder.parent / "outside.safetensors")
+    (folder / "model-00001-of-00002.safetensors").unlink(missing_ok=True)
+    _index(folder, "link.safetensors")
+    (folder / "link.safetensors").symlink_to(outside)
+
+
+def _no_weights(folder: Path) -> None:
+    for file in folder.glob("*.safetensors*"):
+        file.unlink()
+
+
+def _only_pickles(folder: Path) -> None:
+    _no_weights(folder)
+    torch.save({}, folder / "pytorch_model.bin")
+
+
+def _no_head(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    for file in folder.glob("*.safetensors"):
+        state = {key: value for key, value in load_file(file).items() if not key.startswith("classifier")}
+        save_file(state, file)
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "no weights": (_no_weights, "there is no model.safetensors", "save"),
+    "a shard is missing": (lambda f: _first(f).unlink(), "is missing", "download"),
+    "a shard's name leads out": (lambda f: _index(f, "../outside.safetensors"), "outside of it", "again"),
+    "a shard's name is absolute": (lambda f: _index(f, "/etc/passwd"), "outside of it", "again"),
+    "a shard is a link that leads out": (_link_out, "leads out of the folder", "in its place"),
+    "a header is longer than its file": (
+        lambda f: _first(f).write_bytes((1 << 62).to_bytes(8, "little") + b"{}"), "no whole safetensors", "again",
+    ),
+    "a tensor is larger than its file": (
+        lambda f: _first(f).write_bytes(
+            (len(h := b'{"a":{"dtype":"F32","shape":[9999999999],"data_offsets":[0,39999999996]}}')).to_bytes(8, "little") + h
+        ),
+        "no whole safetensors", "again",
+    ),
+    "weights are pickles": (_only_pickles, "pytorch_model.bin", "--trust"),
+    "code of its own": (
+        lambda f: with_config(f, model_type="evil", auto_map={"AutoModel": "evil.Model"}), "is never run", "compress.save",
+    ),
+    "quantized already": (
+        lambda f: with_config(f, quantization_config={"quant_method": "gptq"}), "quantized already", "float32",
+    ),
+    "an architecture that there is not": (
+        lambda f: with_config(f, architectures=["BertForMindReading"]), "does not have", "transformers",
+    ),
+    "a name that is no class": (lambda f: with_config(f, architectures=["os"]), "does not have", "transformers"),
+    "a configuration of other sizes": (lambda f: with_config(f, intermediate_size=99), "Bert", "again"),
+    "a configuration of endless layers": (lambda f: with_config(f, num_hidden_layers=10**9), "1,000,000,000", "again"),
+    "a configuration of huge tables": (lambda f: with_config(f, vocab_size=2 * 10**9), "parameters", "again"),
+    "a damaged configuration": (lambda f: (f / "config.json").write_text("{"), "JSON", "again"),
+    "a part of what is whole": (lambda f: None, "is one network", "leave --part out"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_folder_that_can_not_be_loaded_is_an_error_in_three_parts(folder: Path, fault: str) -> None:
+    spoil, why, mend = BROKEN[fault]
+    spoil(folder)
+    with pytest.raises(CheckpointError) as caught:
+        load(folder, part="text" if "part" in fault else None)
+    assert why in caught.value.why
+    assert mend in caught.value.mend
+
+
+def test_random_numbers_in_place_of_a_head_are_refused(folder: Path) -> None:
+    _no_head(folder)
+    with pytest.raises(CheckpointError) as caught:
+        load(folder)
+    assert "classifier.bias, classifier.weight" in caught.value.why
+
+
+def test_code_that_a_folder_names_is_not_run_where_the_class_is_built_in(folder: Path, tmp_path: Path) -> None:
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with_config(folder, auto_map={"AutoModel": "evil.Model", "AutoConfig": "evil.Config"})
+    with pytest.warns(AssumedWarning, match="not run"):
+        assert load(folder).layered
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_name_on_a_hub_is_told_how_to_get() -> None:
+    with pytest.raises(CheckpointError) as caught:
+        load("sentence-transformers/all-MiniLM-L6-v2")
+    assert "nothing is fetched" in caught.value.why
+    assert "hf download sentence-transformers/all-MiniLM-L6-v2" in caught.value.mend
+
+
+def test_a_snapshot_in_the_hubs_cache_has_its_files_beside(whole: Path, tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "models--a--b" / "blobs", tmp_path / "models--a--b" / "snapshots" / "1234"
+    snapshot.mkdir(parents=True)
+    shutil.copytree(whole, blobs)
+    for file in blobs.iterdir():
+        (snapshot / file.name).symlink_to(Path("../../blobs") / file.name)
+    assert load(snapshot).layered
+
+
+@pytest.mark.parametrize("library", ["transformers", "safetensors"])
+def test_a_library_that_is_missing_names_its_extra(whole: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingExtraError) as caught:
+        load(whole)
+    assert library in caught.value.why
+    assert ".[hf]" in caught.value.mend
+
+
+def test_safetensors_alone_are_a_state_dict(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    from tests.models import mlp
+
+    save_file(mlp().state_dict(), tmp_path / "model.safetensors")
+    model = load(tmp_path / "model.safetensors", model="tests.models:mlp", inputs=["x:float32[batch,4]"])
+    assert model.layered
