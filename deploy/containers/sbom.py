@@ -9,7 +9,7 @@ from typing import Any
 from compress.vetting.replace import replace_file
 from deploy.containers.engine import Engine
 
-__all__ = ["listed", "write_sbom"]
+__all__ = ["bill", "listed", "write_sbom"]
 
 # Runs in the image, with whatever Python 3 it has.
 LOOK = r"""
@@ -47,17 +47,20 @@ def listed(engine: Engine, image: str) -> dict[str, list[list[str]]]:
 
 
 def write_sbom(engine: Engine, image: str, path: Path) -> int:
-    """Write it.
+    """Write it, and return how many packages it names."""
+    rows = listed(engine, image)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, bill(image, rows))
+    return sum(map(len, rows.values()))
 
-    Returns:
-        How many packages it names.
-    """
+
+def bill(image: str, rows: dict[str, list[list[str]]]) -> str:
+    """CycloneDX of what was listed of an image."""
     from cyclonedx.model.bom import Bom
     from cyclonedx.model.component import Component, ComponentType
     from cyclonedx.output.json import JsonV1Dot6
     from packageurl import PackageURL
 
-    rows = listed(engine, image)
     name, _, tag = image.rpartition("/")[2].partition(":")
     bom = Bom(components=[*map(_debian, rows["debian"]), *map(_python, rows["python"])])
     bom.metadata.component = Component(
@@ -67,9 +70,8 @@ def write_sbom(engine: Engine, image: str, path: Path) -> int:
         bom_ref="image",
         purl=PackageURL("oci", name=name, version=tag),
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, JsonV1Dot6(bom).output_as_string(indent=1) + "\n")
-    return len(bom.components)
+    bom.register_dependency(bom.metadata.component, bom.components)
+    return str(JsonV1Dot6(bom).output_as_string(indent=1)) + "\n"
 
 
 def _debian(row: list[str]) -> Any:
