@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 from compress.errors import ArtifactError
 from compress.processor import Processor
@@ -20,10 +20,14 @@ from compress.signature import Signature, TensorSpec
 from compress.vetting.paths import stands_inside
 from compress.vetting.texts import read_json
 
-__all__ = ["Artifact", "Measured", "Signature", "StageReport", "TensorSpec", "sha256_of"]
+__all__ = ["RUNTIMES", "Artifact", "Measured", "Runtime", "Signature", "StageReport", "TensorSpec", "sha256_of"]
 
 SCHEMA_VERSION = 1
 PROCESSOR = "processor"  # the folder of what makes inputs
+
+Runtime = Literal["onnxruntime", "openvino"]
+"""What runs an ONNX file on a CPU."""
+RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 
 
 def sha256_of(path: Path) -> str:
@@ -136,6 +140,7 @@ class Artifact:
         signature: inputs and outputs, with a symbolic batch.
         stages: a report for each stage, the original first.
         toolkit_version: the release that wrote it.
+        runtime: of an ONNX file: what runs it fastest on the machine where it was measured.
         processor: what makes inputs of texts or images, its files in the folder `processor`; None where the model came
             without.
     """
@@ -147,6 +152,7 @@ class Artifact:
     signature: Signature
     stages: tuple[StageReport, ...] = ()
     toolkit_version: str = ""
+    runtime: Runtime = "onnxruntime"
     processor: Processor | None = None
 
     @property
@@ -159,6 +165,7 @@ class Artifact:
             "schema_version": SCHEMA_VERSION,
             "toolkit_version": self.toolkit_version,
             "format": self.format,
+            **({"runtime": self.runtime} if self.format == "onnx" else {}),
             "model_file": self.model_file,
             "sha256": self.sha256,
             "signature": self.signature.to_dict(),
@@ -202,6 +209,7 @@ class Artifact:
                 signature=Signature.from_dict(data["signature"]),
                 stages=tuple(StageReport.from_dict(stage) for stage in data["stages"]),
                 toolkit_version=_text(data["toolkit_version"]),
+                runtime=_runtime(data.get("runtime", "onnxruntime")),
                 processor=Processor.from_dict(found, folder / PROCESSOR) if (found := data.get("processor")) else None,
             )
         except (KeyError, TypeError, ValueError, AttributeError, OSError, RecursionError) as err:
@@ -230,6 +238,13 @@ def _text(value: Any) -> str:
     if type(value) is not str:
         raise TypeError(f"{str(value)[:40]!r} is no text")
     return value
+
+
+def _runtime(value: Any) -> Runtime:
+    found = next((name for name in RUNTIMES if name == value), None)
+    if found is None:
+        raise ValueError(f"its runtime is {str(value)[:40]!r}")
+    return found
 
 
 def _file_name(value: Any) -> str:

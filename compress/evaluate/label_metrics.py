@@ -16,6 +16,9 @@ Scorer = Callable[[dict[str, Array], dict[str, Array], Array | None], Array]
 def f1_of(threshold: float) -> Scorer:
     """The F1 score of each sample's set of labels, [n]; 1 where there are none and none are given.
 
+    Their mean is scikit-learn's average="samples" (with zero_division=1), of which an interval can be told; not the
+    mean over labels (macro), nor the F1 of all answers together (micro).
+
     Args:
         threshold: of an output, above which a label is given: 0 for logits, 0.5 for probabilities.
     """

@@ -29,7 +29,8 @@ __all__ = ["BY_LABELS", "METRICS", "PLACES", "Metric", "by_shape", "cosine_simil
 
 Array = np.ndarray[Any, Any]
 BATCH = 64
-SETS, PLACES = ("binary_accuracy", "f1"), ("pixel_accuracy", "miou")
+SETS, PLACES = ("binary_accuracy", "f1_samples"), ("pixel_accuracy", "miou")
+FORMER = {"f1": "f1_samples"}  # as earlier releases called it: which of its averages it is was not told
 BY_LABELS = (*SETS, *PLACES, "r2")
 _KIND_OF = {
     **dict.fromkeys(SETS, OutputKind.SIGMOID), **dict.fromkeys(PLACES, OutputKind.DENSE), "r2": OutputKind.REGRESSION,
@@ -41,8 +42,8 @@ class Metric:
     """A task metric; one of `per_sample`, `over_all` and `accumulated` is given.
 
     Attributes:
-        name: "top1", "top5", "binary_accuracy", "f1", "pixel_accuracy", "miou", "r2", "agreement", "cosine", "mse",
-            or `package.module:name`.
+        name: "top1", "top5", "binary_accuracy", "f1_samples", "pixel_accuracy", "miou", "r2", "agreement", "cosine",
+            "mse", or `package.module:name`.
         per_sample: scores [n] from a batch's outputs, the original model's outputs, and the labels (or None).
         over_all: from all outputs and all labels at once: scores [n], or one figure [] where the metric is no mean of
             scores (mAP).
@@ -188,7 +189,7 @@ METRICS = {
         Metric("top1", _top(1), needs_labels=True, bounds=(0.0, 1.0)),
         Metric("top5", _top(5), needs_labels=True, bounds=(0.0, 1.0)),
         Metric("binary_accuracy", f1_of(0.0), needs_labels=True, bounds=(0.0, 1.0), chance=OfSets),
-        Metric("f1", f1_of(0.0), needs_labels=True, bounds=(0.0, 1.0), chance=OfSets),
+        Metric("f1_samples", f1_of(0.0), needs_labels=True, bounds=(0.0, 1.0), chance=OfSets),
         Metric(
             "pixel_accuracy", pixel_accuracy_of(1), needs_labels=True, bounds=(0.0, 1.0), chance=lambda: OfPlaces(1)
         ),
@@ -214,7 +215,7 @@ def find_metric(
     """The metric of that name, or the one that fits what the output is.
 
     Labels that are class ids for each place of a map or of a sequence are judged by pixel_accuracy, labels of 0 and 1,
-    each by itself, by f1 (of one alone: binary_accuracy), other numbers in the output's shape by r2.
+    each by itself, by f1_samples (of one alone: binary_accuracy), other numbers in the output's shape by r2.
     Class scores are judged by top1 with labels and by agreement without, answers that are integers by agreement, single
     values by mse, all else by cosine: also what looks like class scores by its shape alone, where that is an input's
     and there are no labels, or where the labels can't be ids of classes.
@@ -233,6 +234,7 @@ def find_metric(
     Raises:
         RecipeError: an unknown name, or a metric that the data or the model can't serve.
     """
+    name = FORMER.get(name, name) if name is not None else None
     if name is not None and not re.fullmatch(r"[\w.]+:\w+", name) and name not in METRICS:
         why = f"known are {', '.join(METRICS)}"
         raise RecipeError(f"there is no metric {name!r}", why=why, mend="name one of these, or package.module:function")
@@ -338,7 +340,7 @@ def _of_labels(
 
 def _of_sets(name: str | None, data: Dataset, spec: TensorSpec, form: OutputForm, sample: Arrays | None) -> Metric:
     if name is None:
-        name = "binary_accuracy" if math.prod(data.labels.shape[1:]) == 1 else "f1"  # type: ignore[union-attr]
+        name = "binary_accuracy" if math.prod(data.labels.shape[1:]) == 1 else "f1_samples"  # type: ignore[union-attr]
     values = None if sample is None else sample.get(spec.name)
     shares = form.ending == "sigmoid" or (values is not None and bool(((values >= 0) & (values <= 1)).all()))
     scorer = f1_of(0.5 if shares else 0.0)

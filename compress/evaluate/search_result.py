@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from compress.artifact import Runtime
 from compress.console.wording import counted
 from compress.evaluate.judge import Budget
 from compress.options import Calibrator, ExportOptions, OptimizeOptions
@@ -44,13 +45,14 @@ class Candidate:
             if field.name in {known.name for known in dataclasses.fields(ExportOptions)}
         }
         static = self.int8 == "static"
+        repair = bool(self.prune) and base.repair is not False
         smooth = base.smooth and (static or self.int8 == "dynamic")
         shared |= {
             "prune": self.prune or None,
             "sensitivity": base.sensitivity if self.prune else None,
             "finetune": base.finetune if self.prune else None,
             "int8": None if self.int8 == "none" else self.int8,
-            "calibration": base.calibration if static or smooth else None,
+            "calibration": base.calibration if static or smooth or repair else None,
             "calibrator": self.calibrator or "minmax",
             "smooth": smooth,
             "max_drop": None,  # the winner is judged by its search's own
@@ -140,6 +142,7 @@ class SearchResult:
         trials: one for each candidate.
         confidence: of the interval whose upper end has to keep the largest drop; None for the estimate itself.
         proof: of the winner, once it is exported.
+        runtime: that candidates were timed on.
     """
 
     goal: Goal
@@ -150,6 +153,7 @@ class SearchResult:
     trials: tuple[Trial, ...]
     confidence: float | None = None
     proof: Proof | None = field(default=None, compare=False)
+    runtime: Runtime = "onnxruntime"
 
     @property
     def measured(self) -> tuple[Trial, ...]:
@@ -265,6 +269,7 @@ class SearchResult:
             "original": self.original,
             "samples": self.samples,
             "confidence": self.confidence,
+            "runtime": self.runtime,
             "proof": None if self.proof is None else dataclasses.asdict(self.proof),
             "trials": [row(trial) for trial in self.trials],
         }

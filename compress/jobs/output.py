@@ -202,6 +202,7 @@ def write_artifact(
             signature=model.signature,
             stages=report.stages,
             toolkit_version=__version__,
+            runtime="onnxruntime" if report.serving is None else report.serving.runtime,
             processor=processor,
         )
         artifact.save()

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from compress.console.wording import counted
 from compress.data.dataset import Dataset
@@ -14,14 +14,24 @@ from compress.data.reading import arrays_of
 from compress.data.sizes import sized_by
 from compress.errors import RecipeError
 from compress.evaluate.metrics import METRICS, Metric
-from compress.model import TorchModel
+from compress.model import OnnxModel, TorchModel
 from compress.model.infer import proven
 from compress.onnx_export.fold import FoldOnnx
+from compress.onnx_export.from_file import OnnxFromFile
 from compress.onnx_export.from_torch import OnnxFromTorch
-from compress.options import CompressOptions, EngineOptions, ExportOptions, FinetuneOptions, SourceOptions
+from compress.options import (
+    CompressOptions,
+    EngineOptions,
+    ExportOptions,
+    FinetuneOptions,
+    OptimizeOptions,
+    SourceOptions,
+)
 from compress.options.training import TrainingOptions
+from compress.options.unused import prunes
 from compress.prune.prune_channels import PruneChannels
 from compress.prune.prune_to_budget import PruneToBudget
+from compress.prune.repair_channels import RepairChannels
 from compress.prune.sensitivity import Sensitivity
 from compress.quantize.half.half_onnx import HalfOnnx
 from compress.quantize.qat.train_quantized import TrainQuantized, shorter
@@ -59,9 +69,10 @@ def find_data(source: str, checkpoint: Path) -> str:
     return str(beside) if not Path(source).exists() and beside.exists() else source
 
 
-def with_sizes(
-    model: TorchModel, checkpoint: Path, sources: Mapping[str, str | None], dims: Sequence[str] = ()
-) -> TorchModel:
+_Model = TypeVar("_Model", bound=TorchModel | OnnxModel)
+
+
+def with_sizes(model: _Model, checkpoint: Path, sources: Mapping[str, str | None], dims: Sequence[str] = ()) -> _Model:
     """A model with a representative size for whatever varies: from the data, where neither user nor file gave one.
 
     Args:
@@ -82,12 +93,12 @@ def with_sizes(
     return model
 
 
-def data_at(source: str, checkpoint: Path, model: TorchModel) -> str:
+def data_at(source: str, checkpoint: Path, model: TorchModel | OnnxModel) -> str:
     """What `Dataset.open` takes for a source: of texts and images what was made of them for the model."""
     return arrays_of(find_data(source, checkpoint), model.processor)
 
 
-def sources_of(options: CompressOptions, checkpoint: Path, model: TorchModel) -> dict[str, str]:
+def sources_of(options: CompressOptions, checkpoint: Path, model: TorchModel | OnnxModel) -> dict[str, str]:
     """Where the data of each option lies, by the option's name."""
     names = ("eval", "selection", "finetune", "validation", "calibration")
     given = {name: source for name in names if (source := getattr(options, name)) is not None}
@@ -104,6 +115,11 @@ def is_static(options: ExportOptions) -> bool:
     return options.int8 in ("static", "qat") or (options.int8 == "auto" and options.calibration is not None)
 
 
+def repairs(options: ExportOptions | OptimizeOptions) -> bool:
+    """Whether layers behind what is pruned are fitted."""
+    return prunes(options) and options.calibration is not None and options.repair is not False
+
+
 def inputs_of(options: SourceOptions, checkpoint: Path) -> list[Path]:
     """Files and folders that a run reads: the checkpoint, and of its options those that name one."""
     named = [getattr(options, name, None) for name in INPUTS]
@@ -113,7 +129,7 @@ def inputs_of(options: SourceOptions, checkpoint: Path) -> list[Path]:
 
 def stages_for(
     options: ExportOptions,
-    model: TorchModel,
+    model: TorchModel | OnnxModel,
     checkpoint: Path,
     judged: tuple[Dataset, Metric] | None = None,
     sensitivity: Sensitivity | None = None,
@@ -142,11 +158,14 @@ def stages_for(
     typical = next((held for held in (calibration, judged and judged[0], training) if held is not None), None)
     precision = _precision(options, model, calibration, judged, typical)
     seen = "" if judged is None else judged[0].sha256
-    recovery = None if training is None else _finetune(options, model, training, validation, seen)
+    recovery = None
+    if training is not None:
+        assert isinstance(model, TorchModel)  # noqa: S101  nothing else is trained
+        recovery = _finetune(options, model, training, validation, seen)
     samples = calibration if training is None else training
     if options.sensitivity is not None and sensitivity is None:
         sensitivity = Sensitivity.load(options.sensitivity)
-    pruning = _pruning(options, training, samples, recovery, precision, sensitivity)
+    pruning = _pruning(options, training, samples, recovery, precision, sensitivity, calibration)
     stages = [*pruning, *_qat(options, recovery, precision), *precision]
     return [*stages, *_engine(options)]
 
@@ -167,6 +186,7 @@ def _pruning(
     recovery: Finetune | None,
     precision: list[Stage],
     sensitivity: Sensitivity | None,
+    calibration: Dataset | None,
 ) -> list[Stage]:
     kind, limit = _budget(options)
     pruned = options.prune is not None or kind is not None
@@ -187,6 +207,7 @@ def _pruning(
         curves=curves,
         labelled=labelled_of(options),
         shared=rounds > 1,
+        calibration=calibration if options.importance == "obs" else None,
     )
     stages: list[Stage] = []
     for _ in range(rounds):
@@ -195,6 +216,8 @@ def _pruning(
             stages.append(PruneToBudget(prune, kind, limit, tail, options.threads))
         elif pruned:
             stages.append(prune)
+        if pruned and repairs(options) and calibration is not None:
+            stages.append(RepairChannels(calibration))
         if recovery is not None:
             stages.append(recovery)
     return stages
@@ -238,13 +261,13 @@ def training_of(options: TrainingOptions) -> TrainingOptions:
 
 def _precision(
     options: ExportOptions,
-    model: TorchModel,
+    model: TorchModel | OnnxModel,
     calibration: Dataset | None,
     judged: tuple[Dataset, Metric] | None,
     typical: Dataset | None,
 ) -> list[Stage]:
     stages: list[Stage] = [
-        OnnxFromTorch(typical),
+        OnnxFromTorch(typical) if isinstance(model, TorchModel) else OnnxFromFile(typical),
         FoldOnnx(unfuse=options.target == "cpu" and options.precision == "fp32"),
     ]
     if options.smooth and calibration is not None and options.int8 != "qat":  # a training finds its own scales
@@ -294,10 +317,29 @@ def _together(options: ExportOptions, judged: tuple[Dataset, Metric] | None) -> 
     rules = (
         (len(given) > 1, "can't prune to two goals", " and ".join(given) + " are given", "leave one of them"),
         (
-            options.calibration is not None and not (static or options.smooth or options.precision != "fp32"),
+            options.calibration is not None
+            and not (static or options.smooth or options.precision != "fp32" or repairs(options)),
             "calibration data is given, but nothing to calibrate",
-            "only static INT8, QAT, smoothing and half precision look at calibration data",
-            "add --int8 static, or leave --calibration out",
+            "only static INT8, QAT, smoothing, half precision and the repair after pruning look at calibration data",
+            "add --int8 static or --prune 0.5, or leave --calibration out",
+        ),
+        (
+            bool(options.repair) and bool(given) and options.calibration is None,
+            "can't repair what pruning costs",
+            "layers are fitted to calibration data, and there is none",
+            "add --calibration calibration.npz (unlabelled inputs, some hundreds), or leave --repair out",
+        ),
+        (
+            options.importance == "obs" and bool(given) and options.calibration is None,
+            "can't choose channels by obs",
+            "it looks at what layers read on calibration data, and there is none",
+            "add --calibration calibration.npz, or take --importance magnitude",
+        ),
+        (
+            options.importance == "obs" and bool(given) and options.repair is False,
+            "can't choose channels by obs without the repair",
+            "it takes channels that the others can stand in for, which they do once their layers are fitted",
+            "leave --no-repair out, or take --importance magnitude",
         ),
         (
             options.smooth and not ((static or options.int8 == "dynamic") and options.calibration is not None),
@@ -358,6 +400,12 @@ def _together(options: ExportOptions, judged: tuple[Dataset, Metric] | None) -> 
             "can't build a TensorRT engine",
             f"the file would be made for --target {options.target}, with INT8 that TensorRT does not take",
             "add --target tensorrt",
+        ),
+        (
+            options.runtime == "openvino" and options.target != "cpu",
+            f"can't serve a file for --target {options.target} with OpenVINO",
+            "its INT8 is made for a GPU, and OpenVINO runs it on the CPU",
+            "leave --target or --runtime out",
         ),
         (options.threads < 1, "can't measure with no thread", f"--threads is {options.threads}", "give 1 or more"),
     )

@@ -11,14 +11,17 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from compress.artifact import Runtime
 from compress.model.infer import infer_outputs, infer_signature
 from compress.model.inputs import Arrays, call, example_inputs, sample_inputs, symbols_of
+from compress.model.onnx_module import OnnxModule
 from compress.processor import Processor
 from compress.signature import Signature
 
 __all__ = [
     "Arrays",
     "EngineModel",
+    "Lost",
     "Model",
     "OnnxModel",
     "Ranges",
@@ -46,6 +49,9 @@ class TorchModel:
             pruned and trained.
         ranges: of activations, (lowest, highest) by the name of the tensor in the graph that will be exported, where a
             training under 8 bits has found them.
+        assumed: of the file that it was loaded from: which weights were taken, what was taken off their names or left
+            out, in words; "" for nothing.
+        lost: what it was before it lost channels; None where the stage before did not prune it.
         processor: what makes its inputs, of a Hugging Face folder.
     """
 
@@ -53,24 +59,47 @@ class TorchModel:
     signature: Signature
     layered: bool = True
     ranges: Ranges = field(default_factory=dict, compare=False)
+    assumed: str = field(default="", compare=False)
+    lost: Lost | None = field(default=None, compare=False)
     processor: Processor | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
+class Lost:
+    """Channels that a model has just lost.
+
+    Attributes:
+        before: the model with all of them.
+        channels: numbers of those that went, by the layer's name there, its side ("in", "out", or "parameter" of one
+            outside torch's layers) and the axis of such a parameter.
+    """
+
+    before: TorchModel
+    channels: Mapping[tuple[str, str, int], frozenset[int]]
+
+
+@dataclass(frozen=True)
 class OnnxModel:
-    """An ONNX file, all of it in one file.
+    """An ONNX file; what stages give is all in one file, a user's may have weights beside it.
 
     Attributes:
         path: of it.
         signature: inputs and outputs.
         ranges: see `TorchModel`; what quantizes takes them in place of calibrating.
+        runtime: what runs it on the CPU.
         processor: of an artifact that has one, as of a `TorchModel`.
     """
 
     path: Path
     signature: Signature
     ranges: Ranges = field(default_factory=dict, compare=False)
+    runtime: Runtime = "onnxruntime"
     processor: Processor | None = field(default=None, compare=False)
+
+    @property
+    def module(self) -> nn.Module:
+        """What runs it as torch would run a module; one of its own each time, since it holds the file's weights."""
+        return OnnxModule(self.path, self.signature)
 
 
 @dataclass(frozen=True)
@@ -107,4 +136,4 @@ def in_float32(model: TorchModel) -> TorchModel:
     names = tuple(spec.name for spec in model.signature.outputs)
     outputs = infer_signature(module, specs, names, model.signature.sizes).outputs
     signature = dataclasses.replace(model.signature, inputs=specs, outputs=outputs)
-    return TorchModel(module, signature, model.layered, processor=model.processor)
+    return dataclasses.replace(model, module=module, signature=signature)

@@ -90,13 +90,18 @@ class CompressOptions(TrainingOptions, SourceOptions):
     """Inputs and labels to judge each stage by; apart from training and calibration data."""
 
     calibration: Annotated[str | None, Parameter(group=DATA)] = None
-    """Typical inputs, about 100, for the ranges of activations."""
+    """Typical inputs, for the ranges of activations (about 100) and the repair after pruning (some hundreds)."""
 
     finetune: Annotated[str | None, Parameter(group=DATA)] = None
     """Training data for the recovery, with labels or without."""
 
-    importance: Annotated[Literal["magnitude", "taylor", "random"], Parameter(group=_PRUNE)] = "magnitude"
-    """How to choose the channels that go; taylor needs --finetune data, random is a control."""
+    importance: Annotated[Literal["magnitude", "taylor", "obs", "random"], Parameter(group=_PRUNE)] = "magnitude"
+    """How to choose the channels that go; taylor needs --finetune data, obs --calibration data and the repair behind
+    it, random is a control."""
+
+    repair: Annotated[bool | None, Parameter(group=_PRUNE)] = None
+    """After pruning, fit the layers behind it to what the original gave, by --calibration data: by default where there
+    is some."""
 
     scope: Annotated[Literal["global", "local"], Parameter(group=_PRUNE)] = "global"
     """Let the weakest layers lose most, or take the same share from each."""
@@ -110,6 +115,10 @@ class CompressOptions(TrainingOptions, SourceOptions):
     target: Annotated[Literal["cpu", "tensorrt", "cuda"], Parameter(group=_INT8)] = "cpu"
     """What will run the model: decides the types of INT8 weights and activations."""
 
+    runtime: Annotated[Literal["auto", "onnxruntime", "openvino"], Parameter(group=_PROOF)] = "auto"
+    """What serves the result on a CPU: auto measures it on both where OpenVINO is installed, and takes the faster one,
+    if it computes it alike."""
+
     smooth: Annotated[bool, Parameter(negative="", group=_INT8)] = False
     """Before INT8, even out channels of very unlike sizes: pays on badly scaled networks and transformers."""
 
@@ -117,7 +126,7 @@ class CompressOptions(TrainingOptions, SourceOptions):
     """Inputs and labels to choose among models by, apart from --eval; by default half of that, by seed."""
 
     metric: Annotated[str | None, Parameter(group=_PROOF)] = None
-    """top1, top5, binary_accuracy, f1, pixel_accuracy, miou, r2, agreement, cosine, mse or
+    """top1, top5, binary_accuracy, f1_samples, pixel_accuracy, miou, r2, agreement, cosine, mse or
     package.module:function; by default what fits the data."""
 
     judge: Annotated[str | None, Parameter(group=_PROOF)] = None
@@ -271,7 +280,7 @@ class SensitivityOptions(SourceOptions):
     """Inputs, and labels where there are some; half of them judge each layer's pruning, the others are for proof."""
 
     metric: Annotated[str | None, Parameter(group=_PROOF)] = None
-    """top1, top5, binary_accuracy, f1, pixel_accuracy, miou, r2, agreement, cosine, mse or
+    """top1, top5, binary_accuracy, f1_samples, pixel_accuracy, miou, r2, agreement, cosine, mse or
     package.module:function; by default what fits the data."""
 
     judge: Annotated[str | None, Parameter(group=_PROOF)] = None
@@ -308,7 +317,7 @@ class FinetuneOptions(TrainingOptions, SourceOptions):
     """Inputs and labels to judge the model by, before and after; apart from training and validation data."""
 
     metric: Annotated[str | None, Parameter(group=_PROOF)] = None
-    """top1, top5, binary_accuracy, f1, pixel_accuracy, miou, r2, agreement, cosine, mse or
+    """top1, top5, binary_accuracy, f1_samples, pixel_accuracy, miou, r2, agreement, cosine, mse or
     package.module:function; by default what fits the data."""
 
     judge: Annotated[str | None, Parameter(group=_PROOF)] = None
@@ -340,6 +349,9 @@ class MeasureOptions(SourceOptions):
 
     device: Annotated[Literal["cpu", "cuda"], Parameter(group=_WHERE)] = "cpu"
     """What runs the models; a model that can't run there is an error, it is never run elsewhere instead."""
+
+    runtime: Annotated[Literal["auto", "onnxruntime", "openvino"], Parameter(group=_WHERE)] = "auto"
+    """On the CPU: what runs ONNX files; auto is each that is installed, openvino needs the extra of that name."""
 
     provider: Annotated[tuple[Literal["cuda", "tensorrt"], ...], Parameter(consume_multiple=True, group=_WHERE)] = (
         "cuda",

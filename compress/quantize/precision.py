@@ -19,6 +19,7 @@ INTEGER = (
     "MatMulInteger",
     "QLinearConv",
     "QLinearMatMul",
+    "QGemm",
     "DynamicQuantizeLSTM",
     "DynamicQuantizeMatMul",
     "MatMulIntegerToFloat",

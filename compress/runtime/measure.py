@@ -94,6 +94,8 @@ def onnx_params(path: Path) -> int:
     not_weights = {name for node in graph.node if node.op_type in _QDQ for name in node.input[1:]}
     not_weights |= {name for node in graph.node if node.op_type in _SHAPED for name in node.input[1:]}
     not_weights |= {name for node in graph.node for name in node.input[_AFTER.get(node.op_type, len(node.input)) :]}
+    for node in graph.node:
+        not_weights |= {node.input[at] for at in _RANGES.get(node.op_type, ()) if at < len(node.input)}
     # A dynamically quantized product is multiplied by the input's scale times the weight's.
     ranged = {node.output[1] for node in graph.node if node.op_type == "DynamicQuantizeLinear"}
     not_weights |= {
@@ -112,7 +114,7 @@ def onnx_layer_bytes(path: Path) -> dict[str, int]:
             sizes[node.output[0]] = sizes[node.input[0]]
     found: dict[str, int] = {}
     for node in graph.node:
-        at = 0 if node.op_type == "Gather" else 3 if node.op_type.startswith("QLinear") else 1
+        at = 0 if node.op_type == "Gather" else 3 if node.op_type in _QUANTIZED else 1
         if node.op_type in _WEIGHTED and len(node.input) > at and node.input[at] in sizes:
             found[node.name.removesuffix("_quant").removesuffix("_rows")] = sizes[node.input[at]]
     return found
@@ -125,15 +127,25 @@ _BITS = {
     **{getattr(onnx.TensorProto, name): 64 for name in ("INT64", "UINT64", "DOUBLE")},
 }
 _WEIGHTED = (
-    "Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "Gemm", "MatMul", "MatMulInteger", "QLinearMatMul", "Gather",
+    "Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "Gemm", "MatMul", "MatMulInteger", "QLinearMatMul", "QGemm",
+    "Gather",
 )  # fmt: skip
 _QDQ = ("QuantizeLinear", "DequantizeLinear")
 _AFTER = {"MatMulInteger": 2, "ConvInteger": 2, "DynamicQuantizeLSTM": 8}  # where zero-points and scales begin
+# Where scales and zero-points of other tools' operators stand; those of the weights come before a bias, if at all.
+_RANGES = {
+    "QLinearConv": (1, 2, 4, 5, 6, 7), "QLinearMatMul": (1, 2, 4, 5, 6, 7), "QGemm": (1, 2, 4, 5, 7, 8),
+    "DynamicQuantizeMatMul": (2, 3), "MatMulIntegerToFloat": (2, 3, 4, 5),
+}  # fmt: skip
 _SHAPED = ("Reshape", "Expand", "Slice", "ReduceMean", "ReduceSum", "Unsqueeze", "Squeeze", "Pad", "Resize", "Tile")
 
 
 _RECURRENT = ("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM")
-_MULTIPLYING = ("Conv", "ConvTranspose", "ConvInteger", "Gemm", "MatMul", "MatMulInteger", "Einsum", *_RECURRENT)
+_QUANTIZED = ("QLinearConv", "QLinearMatMul", "QGemm")  # their operands are inputs 0 and 3
+_MULTIPLYING = (
+    "Conv", "ConvTranspose", "ConvInteger", "Gemm", "MatMul", "MatMulInteger", "DynamicQuantizeMatMul",
+    "MatMulIntegerToFloat", "Einsum", *_QUANTIZED, *_RECURRENT,
+)  # fmt: skip
 
 
 def _einsum_macs(node: onnx.NodeProto, shapes: Sequence[Sequence[int]]) -> int:
@@ -174,15 +186,16 @@ def onnx_macs(path: Path, signature: Signature) -> int:
     """
     model = outline(path)
     nodes = [node for node in model.graph.node if node.op_type in _MULTIPLYING]
-    wanted = {name for node in nodes for name in (*node.input[:3], node.output[0]) if name}
+    wanted = {name for node in nodes for name in (*node.input[:4], node.output[0]) if name}
     shapes = shapes_for(path, sample_inputs(signature, 1), wanted)
     total = 0
     for node in nodes:
         if node.op_type == "Einsum":
             total += _einsum_macs(node, [shapes[name] for name in node.input]) if len(node.input) > 1 else 0
             continue
-        left, right, out = (shapes[name] for name in (node.input[0], node.input[1], node.output[0]))
-        if node.op_type.startswith("Conv"):
+        second = 3 if node.op_type in _QUANTIZED else 1
+        left, right, out = (shapes[name] for name in (node.input[0], node.input[second], node.output[0]))
+        if "Conv" in node.op_type:
             grown = left if node.op_type == "ConvTranspose" else out  # where the kernel is applied at each position
             total += int(np.prod(grown[2:]) * grown[0] * np.prod(right))
         elif node.op_type in _RECURRENT:  # both matrices at each step [steps, batch, features] of each direction

@@ -13,6 +13,7 @@ from onnx import shape_inference
 from compress.formats.onnx.outline import outline
 from compress.model.inputs import Arrays
 from compress.runtime.backends.bfloat16 import emulated
+from compress.runtime.backends.endless import Watched
 from compress.runtime.backends.onnxrt import is_half
 
 __all__ = ["shapes_for"]
@@ -83,6 +84,5 @@ def _seen(path: Path, inputs: Arrays, names: Collection[str]) -> Shapes:
     found = {name: tuple(values.shape) for name, values in inputs.items()}
     if not computed:
         return found
-    return found | {
-        name: tuple(values.shape) for name, values in zip(computed, running.run(computed, inputs), strict=True)
-    }
+    values = Watched(path).run(running, computed, inputs)
+    return found | {name: tuple(each.shape) for name, each in zip(computed, values, strict=True)}

@@ -21,9 +21,10 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto
 
-from compress.errors import StageError, first_line
+from compress.errors import StageError, ToolkitError, first_line
 from compress.formats.onnx.outline import outline
 from compress.model import Arrays
+from compress.runtime.backends.endless import Watched
 from compress.runtime.backends.onnxrt import WRONG_IN_HALF, is_half
 from compress.runtime.roofs import KINDS, Machine, machine
 
@@ -153,12 +154,15 @@ def _profile(
                 disabled_optimizers=list(WRONG_IN_HALF) if half else [],
             )
             begun = time.perf_counter()
+            watched = Watched(path)
             for done in range(calls):
-                running.run(None, inputs)
+                watched.run(running, None, inputs)
                 if done + 1 >= FEWEST_CALLS and time.perf_counter() - begun > SECONDS:
                     break
             # Names of nodes stand in it as they are: what they make of it need not be JSON.
             trace = json.loads(Path(running.end_profiling()).read_text(encoding="utf-8"))
+        except ToolkitError:  # it has no end
+            raise
         except Exception as err:  # ONNX Runtime's own exception classes have no common base but this
             raise StageError(
                 f"can't tell what bounds the layers of {path.name}",

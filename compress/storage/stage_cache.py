@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -31,6 +32,7 @@ PACKAGE = Path(__file__).parent.parent
 SETTING = "COMPRESS_CACHE_GB"
 MOST_GB = 10.0
 SAID = "stage.json"  # in each entry: what the stage did
+NAMED = re.compile(r"\w+-[0-9a-f]{64}")  # an entry: nothing else is listed, counted or removed
 LEFT_SECONDS = 86400.0  # after which what is half copied is no one's any more
 ROOM = 2  # times what is kept is to be free on the disk
 
@@ -152,9 +154,12 @@ class StageCache:
         return self.folder / f"{stage}-{whole}"
 
     def _ours(self) -> bool:
-        """Whether the folder is there and nobody else may write into it."""
+        """Whether the folder is there, itself and no link to one, and nobody else may write into it.
+
+        Who may write into the folder above it could have a link lead anywhere: what is cleared there is not ours.
+        """
         try:
-            found = self.folder.stat()
+            found = self.folder.lstat()
         except OSError:
             return False
         return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
@@ -164,7 +169,7 @@ class StageCache:
             return
         for path in self.folder.iterdir():
             with suppress(OSError):
-                if path.name.startswith(".") or not stat.S_ISDIR((held := path.lstat()).st_mode):
+                if not NAMED.fullmatch(path.name) or not stat.S_ISDIR((held := path.lstat()).st_mode):
                     continue
                 yield Entry(path, path.name.rpartition("-")[0], _did(path), _size(path), held.st_mtime)
 

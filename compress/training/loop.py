@@ -35,6 +35,7 @@ from compress.training.updates.kept_state import KeptState
 from compress.training.updates.precision import falls_back, precision_for
 from compress.training.updates.rollback import Rollback
 from compress.training.updates.schedule import SCHEDULES, one_cycle_momentum
+from compress.training.updates.vet_state import fits, is_state
 
 __all__ = ["STATE_FILE", "TRACE_FILE", "train"]
 
@@ -103,7 +104,10 @@ class _Training:
         first = self.fabric.is_global_zero
         folder = task.folder if first else None
         self.kept = KeptState(None if folder is None else folder / STATE_FILE, self.options.checkpoint_seconds)
+        left = self.fabric.broadcast(self.kept.there())
         found = self.fabric.broadcast(self.kept.load())
+        if found is not None and not is_state(found, len(task.data)):
+            found = None
         trace = folder / TRACE_FILE if self.options.profile and folder is not None else None
         self.profile = Profile(trace, self.device)
         self.size, self.tried = self._batch_size(found)
@@ -139,6 +143,12 @@ class _Training:
         self.best: dict[str, Any] | None = None
         self.rollback = Rollback(self._position(), self.options.learning_rate)
         self.resumed_at = None
+        if found is not None and not fits(
+            found["position"], self.rollback.good, self.steps, judged=self.judge is not None
+        ):
+            found = None
+        if left and found is None:
+            self.warnings.append("what an interrupted run had kept of this training can't be used: it began anew")
         if found is not None:
             self._restore(found["position"])
             self.rollback.restore(found["rollback"], found["position"])

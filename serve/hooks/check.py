@@ -16,6 +16,7 @@ import numpy as np
 
 from compress.artifact import Artifact
 from compress.errors import MissingExtraError, RepositoryError
+from compress.vetting.loop_time import SETTING, loop_seconds
 from compress.vetting.texts import read_bytes
 from serve.config.named import LARGEST_DATA
 from serve.hooks.load import Hooks
@@ -153,7 +154,7 @@ def run_network(source: Artifact, item: Mapping[str, Array]) -> Step:
     """Run the network on one item, in a process of its own.
 
     Raises:
-        RepositoryError: it refuses the item.
+        RepositoryError: it refuses the item, or does not come to an end.
         MissingExtraError: there is no onnxruntime to run it with.
     """
     batched = source.signature.batched
@@ -169,7 +170,15 @@ def run_network(source: Artifact, item: Mapping[str, Array]) -> Step:
         np.savez(given, **arrays)  # type: ignore[arg-type]
         program = [sys.executable, "-P", "-c", _NETWORK]  # the current folder's modules are not the network's
         command = [*program, str(source.model_path), str(given), str(made), json.dumps(names)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        seconds = loop_seconds()
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
+        except subprocess.TimeoutExpired as err:
+            raise RepositoryError(
+                f"can't run {source.model_path}",
+                why=f"it does not come to an end within {seconds:g} s",
+                mend=f"see whether it has a loop without an end; if it is only slow, set {SETTING} to more seconds",
+            ) from err
         if done.returncode:
             if "No module named 'onnxruntime'" in done.stderr:
                 raise MissingExtraError("can't run the network", module="onnxruntime", extra="triton")

@@ -57,7 +57,7 @@ def _graphs() -> tuple[onnx.ModelProto, ...]:
                   [weight, const("s", [-1, 4], np.int64)])  # fmt: skip
     inner = [helper.make_graph([node(op, ["x"], ["z"])], "b", [], [tensor("z", "batch", 4)]) for op in ("Relu", "Neg")]
     body = helper.make_graph(
-        # Bounded twice: a loop that one change leaves without an end is ONNX Runtime's, which nothing in Python can stop.
+        # Bounded twice: few changes leave it without an end, for which each command waits (tests/hostile/endless.py).
         [node("Less", ["i", "m"], ["c2"]), node("MatMul", ["a", "w"], ["a2"])], "body",
         [tensor("i", kind=7), tensor("c", kind=9), tensor("a", "batch", 4)], [tensor("c2", kind=9), tensor("a2", "batch", 4)],
     )  # fmt: skip

@@ -12,8 +12,9 @@ from google.protobuf.message import DecodeError
 from compress.errors import StageError, first_line
 from compress.formats.onnx.outline import outline
 from compress.model import Arrays, OnnxModel
-from compress.model.inputs import run_on
+from compress.model.inputs import in_calls, run_on
 from compress.runtime.backends.bfloat16 import emulated
+from compress.runtime.backends.endless import Watched
 
 __all__ = ["WRONG_IN_HALF", "OnnxBackend", "is_emulated", "is_half", "session"]
 
@@ -86,7 +87,9 @@ class OnnxBackend:
     def __init__(self, model: OnnxModel, threads: int) -> None:
         self._emulated = is_emulated(model.path)
         self._session = (_emulation if self._emulated else session)(model.path, threads)
+        self._watched = Watched(model.path)
         self._names = [output.name for output in self._session.get_outputs()]
+        self._signature = model.signature
 
     @property
     def runtime(self) -> str:
@@ -97,5 +100,8 @@ class OnnxBackend:
         return self._emulated
 
     def infer(self, inputs: Arrays) -> Arrays:
-        outputs = run_on(inputs, lambda: self._session.run(self._names, inputs))
+        return in_calls(self._signature, inputs, self._run)
+
+    def _run(self, inputs: Arrays) -> Arrays:
+        outputs = run_on(inputs, lambda: self._watched.run(self._session, self._names, inputs))
         return dict(zip(self._names, outputs, strict=True))

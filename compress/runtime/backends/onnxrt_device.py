@@ -16,6 +16,7 @@ import onnxruntime as ort
 
 from compress.errors import RecipeError, StageError, first_line
 from compress.model import Arrays, OnnxModel
+from compress.runtime.backends.endless import Watched
 from compress.runtime.backends.onnxrt import WRONG_IN_HALF, is_half
 from compress.runtime.device import accelerator, new_stream, stream_handle
 
@@ -102,6 +103,7 @@ class OnnxDeviceBackend:
                 why=f"{sum(self.cpu_nodes.values())} of its nodes run on the CPU ({_listed(self.cpu_nodes)})",
                 mend="leave --cuda-graphs out",
             )
+        self._watched = Watched(model.path)
         self._graphs = 0
         self._outputs = [output.name for output in self._session.get_outputs()]
         self._kinds = {output.name: output.type for output in self._session.get_outputs()}
@@ -127,13 +129,15 @@ class OnnxDeviceBackend:
         return found
 
     def infer(self, inputs: Arrays) -> Arrays:
-        run = ort.RunOptions()
-        if self._options.cuda_graphs:
-            run.add_run_config_entry("gpu_graph_id", "-1")  # record nothing
         binding = self._bound(inputs, {})
-        self._session.run_with_iobinding(binding, run)
+        self._watched.call(lambda run: self._session.run_with_iobinding(binding, self._asked(run)))
         binding.synchronize_outputs()
         return dict(zip(self._outputs, binding.copy_outputs_to_cpu(), strict=True))
+
+    def _asked(self, run: ort.RunOptions) -> ort.RunOptions:
+        if self._options.cuda_graphs:
+            run.add_run_config_entry("gpu_graph_id", "-1")  # record nothing
+        return run
 
     def prepared(self, inputs: Arrays) -> Callable[[], None]:
         """The inputs on the device, room for the outputs there: each call runs the model once and copies nothing.

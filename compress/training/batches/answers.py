@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,9 @@ import torch
 from compress.training.batches.loader import Batch, laid_out, tensors_of
 from compress.training.task import Task
 from compress.training.trial import SECONDS
+from compress.vetting.arrays import open_npy
 from compress.vetting.replace import replace_file
+from compress.vetting.texts import read_json
 
 __all__ = ["Answers"]
 
@@ -100,18 +102,34 @@ class Answers:
         if self._folder is None:
             return np.zeros((self._count, *shape), np.float32)
         mode: Any = "w+" if anew else "r+"
-        path = self._folder / f"answers.{name}.npy"
+        path = self._file(name)
+        if anew:
+            path.unlink(missing_ok=True)  # it may be a link
         table: np.ndarray[Any, Any] = np.lib.format.open_memmap(path, mode, np.float32, (self._count, *shape))
         return table
 
     def _noted(self, shapes: Shapes) -> int:
         """How many samples an interrupted run had answered."""
-        if self._folder is None or not all((self._folder / f"answers.{name}.npy").exists() for name in shapes):
+        if self._folder is None:
             return 0
         try:
-            return int(json.loads((self._folder / "answers.json").read_text(encoding="utf-8")))
+            noted = read_json(self._folder / "answers.json")
+            whole = all(self._whole(self._file(name), (self._count, *shape)) for name, shape in shapes.items())
         except (OSError, ValueError):
             return 0
+        return noted if whole and type(noted) is int and 0 <= noted <= self._count else 0
+
+    def _file(self, name: str) -> Path:
+        assert self._folder is not None  # noqa: S101  the caller looked
+        return self._folder / f"answers.{name}.npy"
+
+    @staticmethod
+    def _whole(path: Path, shape: tuple[int, ...]) -> bool:
+        """Whether a table is one that was written here: its own file, of these numbers."""
+        if path.is_symlink():
+            return False
+        table = open_npy(path)
+        return table.shape == shape and table.dtype == np.float32 and bool(np.isfinite(table).all())
 
     def _note(self, done: int) -> None:
         assert self._folder is not None  # noqa: S101  the caller looked

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
 import time
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from compress.errors import CheckpointError
+from compress.formats.pickles.read import unpickle
 from compress.vetting.replace import replacing_file
 
 __all__ = ["KeptState"]
@@ -47,15 +47,25 @@ class KeptState:
         self._last = time.monotonic()
         self._took = self._last - start
 
+    def there(self) -> bool:
+        """Whether there is a file."""
+        return self._path is not None and self._path.exists()
+
     def load(self) -> dict[str, Any] | None:
-        """The last one, or None if there is none that can be read and is of this format."""
-        if self._path is None or not self._path.exists():
+        """The last one, or None if there is none that is whole, runs no code and is of this format.
+
+        Whether it is one of this training `compress.training.updates.vet_state` tells.
+        """
+        if self._path is None or not self._path.is_file():
             return None
         try:
-            found = torch.load(self._path, weights_only=True, map_location="cpu")
-        except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile):
+            found = unpickle(self._path, trust=False)
+        except CheckpointError:
             return None
-        return found["state"] if isinstance(found, dict) and found.get("format") == FORMAT else None
+        if type(found) is not dict or found.keys() != {"format", "state"} or found["format"] != FORMAT:
+            return None
+        state: dict[str, Any] = found["state"]
+        return state if type(state) is dict else None
 
     def drop(self) -> None:
         """The training is through."""

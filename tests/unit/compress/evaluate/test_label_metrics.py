@@ -17,7 +17,7 @@ from compress.data.dataset import Dataset
 from compress.errors import RecipeError
 from compress.evaluate.evaluation import judged
 from compress.evaluate.judge import Judge
-from compress.evaluate.label_metrics import IntersectionOverUnion, constant_f1, f1_of, pixel_accuracy_of
+from compress.evaluate.label_metrics import IntersectionOverUnion, constant_f1, pixel_accuracy_of
 from compress.evaluate.metrics import find_metric
 from compress.model import Arrays, TorchModel
 from compress.signature import Signature
@@ -59,7 +59,7 @@ def test_labels_of_0_and_1_are_judged_each_by_itself(shares: bool, kind: type) -
     given = data(x, (x > 0).astype(kind))
     sample = Sign(shares=shares).infer({"x": x[:8].astype(np.float32)})
     metric = find_metric(None, given, FIVE, sample=sample)
-    assert metric.name == "f1"
+    assert metric.name == "f1_samples"
     judge = Judge(Sign(shares=shares), given, metric)
     assert not judge.doubts
     assert judge.original == 1
@@ -69,11 +69,18 @@ def test_labels_of_0_and_1_are_judged_each_by_itself(shares: bool, kind: type) -
     assert drop.high is not None
 
 
-def test_the_f1_of_samples_is_that_of_scikit_learn() -> None:
-    scores, there = RNG.standard_normal((200, 6)), RNG.random((200, 6)) < 0.3
-    ours = f1_of(0.0)({"y": scores}, {}, there)
+@pytest.mark.parametrize("name", [None, "f1_samples", "f1"])
+def test_the_f1_of_samples_is_that_of_scikit_learn_and_no_other_average(name: str | None) -> None:
     wanted = pytest.importorskip("sklearn.metrics")
-    assert ours.mean() == pytest.approx(wanted.f1_score(there, scores > 0, average="samples", zero_division=1))
+    rng = np.random.default_rng(3)
+    scores, there = rng.standard_normal((200, 5)), rng.random((200, 5)) < np.array([0.1, 0.2, 0.3, 0.5, 0.7])
+    metric = find_metric(name, data(scores, there), FIVE)
+    assert metric.name == "f1_samples"
+    assert metric.per_sample is not None
+    ours = metric.per_sample({"y": scores}, {}, there).mean()
+    assert ours == pytest.approx(wanted.f1_score(there, scores > 0, average="samples", zero_division=1))
+    for average in ("macro", "micro", "weighted"):
+        assert abs(ours - wanted.f1_score(there, scores > 0, average=average)) > 1e-3, average
 
 
 def test_an_original_that_gives_the_usual_labels_is_no_better_than_chance() -> None:
@@ -161,7 +168,7 @@ def test_places_without_an_answer_are_wrong() -> None:
     assert pixel_accuracy_of(-1)({"y": logits}, {}, np.array([[0, 0, 1]])) == pytest.approx(1 / 3)
 
 
-@pytest.mark.parametrize("name", ["f1", "pixel_accuracy", "miou", "binary_accuracy"])
+@pytest.mark.parametrize("name", ["f1", "f1_samples", "pixel_accuracy", "miou", "binary_accuracy"])
 def test_without_such_labels_they_are_refused(name: str) -> None:
     with pytest.raises(RecipeError, match="can't judge by"):
         find_metric(name, data(np.zeros((9, 5)), np.arange(9) % 5), FIVE)
@@ -335,7 +342,7 @@ def test_a_map_of_one_value_is_judged_as_there_or_not() -> None:
         logits = given_by(network.module)[:, 0]
         for labels in ((logits > 0).astype(np.int64), (logits > 0).astype(np.uint8)[:, None]):
             told, metric, notes = judged(data(PICTURES, labels), None, None, network)
-            assert (metric.name, notes) == ("f1", ())
+            assert (metric.name, notes) == ("f1_samples", ())
             assert metric.per_sample is not None
             assert (metric.per_sample({"output": logits[:, None]}, {}, np.asarray(told.labels)) == 1).all()
 

@@ -174,7 +174,7 @@ class Named(Answers):
         ("boxes", 4, 1, [0, 1, 2, 3, 0], "cosine", False),
         ("output", 4, 4, [0, 1, 2, 3, 0], "mse", False),  # an autoencoder
         ("output", 4, 1, np.eye(4)[[0, 1, 2, 3, 0]] * 2.5, "r2", False),
-        ("logits", 4, 1, np.eye(4)[[0, 1, 2, 3, 0]], "f1", False),
+        ("logits", 4, 1, np.eye(4)[[0, 1, 2, 3, 0]], "f1_samples", False),
     ],
 )
 def test_only_class_scores_have_an_accuracy_and_an_agreement(

@@ -139,6 +139,37 @@ def test_a_folder_that_others_may_write_into_is_left_alone(tmp_path: Path, cache
     assert cache.clear() == (0, 0)
 
 
+def test_a_folder_that_is_a_link_is_left_alone(tmp_path: Path) -> None:
+    """Whoever may write into the folder above it could have it lead to any of the user's."""
+    real = StageCache(tmp_path / "real", 10**9)
+    real.keep("prune", "a", output(tmp_path / "a"))
+    (tmp_path / "link").symlink_to(real.folder)
+    linked = StageCache(tmp_path / "link", 10**9)
+    assert linked.clear() == (0, 0)
+    assert not linked.fetch("prune", "a", tmp_path / "taken")
+    linked.keep("prune", "b", output(tmp_path / "b"))
+    assert len(real.entries()) == 1
+
+
+def test_clearing_removes_entries_alone_and_follows_no_link(tmp_path: Path, cache: StageCache) -> None:
+    cache.keep("prune", "a", output(tmp_path / "a"))
+    (entry,) = cache.entries()
+    other = output(tmp_path / "other")
+    for link in (
+        entry.path / "linked",
+        cache.folder / f"b-{'0' * 64}",
+        cache.folder / ".x.part",
+        cache.folder / ".y.gone",
+    ):
+        link.symlink_to(other)
+    (entry.path / "model.linked").symlink_to(other / "model.onnx")
+    output(cache.folder / "mine")
+    assert cache.clear()[0] == 1
+    assert sorted(path.name for path in other.iterdir()) == ["model.onnx", "stage.json"]
+    assert (cache.folder / "mine/stage.json").exists()
+    assert not entry.path.exists()
+
+
 def test_a_place_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert go([Scale(2.0), Scale(3.0)], tmp_path / "work", StageCache(tmp_path / "file/cache", 10**9)) == [False, False]
