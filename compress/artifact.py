@@ -12,16 +12,20 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 from compress.errors import ArtifactError
 from compress.signature import Signature, TensorSpec
 from compress.vetting.paths import stands_inside
 from compress.vetting.texts import read_json
 
-__all__ = ["Artifact", "Measured", "Signature", "StageReport", "TensorSpec", "sha256_of"]
+__all__ = ["RUNTIMES", "Artifact", "Measured", "Runtime", "Signature", "StageReport", "TensorSpec", "sha256_of"]
 
 SCHEMA_VERSION = 1
+
+Runtime = Literal["onnxruntime", "openvino"]
+"""What runs an ONNX file on a CPU."""
+RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 
 
 def sha256_of(path: Path) -> str:
@@ -134,6 +138,7 @@ class Artifact:
         signature: inputs and outputs, with a symbolic batch.
         stages: a report for each stage, the original first.
         toolkit_version: the release that wrote it.
+        runtime: of an ONNX file: what runs it fastest on the machine where it was measured.
     """
 
     folder: Path
@@ -143,6 +148,7 @@ class Artifact:
     signature: Signature
     stages: tuple[StageReport, ...] = ()
     toolkit_version: str = ""
+    runtime: Runtime = "onnxruntime"
 
     @property
     def model_path(self) -> Path:
@@ -154,6 +160,7 @@ class Artifact:
             "schema_version": SCHEMA_VERSION,
             "toolkit_version": self.toolkit_version,
             "format": self.format,
+            **({"runtime": self.runtime} if self.format == "onnx" else {}),
             "model_file": self.model_file,
             "sha256": self.sha256,
             "signature": self.signature.to_dict(),
@@ -195,6 +202,7 @@ class Artifact:
                 signature=Signature.from_dict(data["signature"]),
                 stages=tuple(StageReport.from_dict(stage) for stage in data["stages"]),
                 toolkit_version=_text(data["toolkit_version"]),
+                runtime=_runtime(data.get("runtime", "onnxruntime")),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OSError, RecursionError) as err:
             raise ArtifactError(f"can't read {path}", why=f"it is damaged: {err!r}", mend=again) from err
@@ -210,6 +218,13 @@ def _text(value: Any) -> str:
     if type(value) is not str:
         raise TypeError(f"{str(value)[:40]!r} is no text")
     return value
+
+
+def _runtime(value: Any) -> Runtime:
+    found = next((name for name in RUNTIMES if name == value), None)
+    if found is None:
+        raise ValueError(f"its runtime is {str(value)[:40]!r}")
+    return found
 
 
 def _file_name(value: Any) -> str:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from compress import __version__
-from compress.console.wording import Note
+from compress.console.wording import Assumed, Note
 from compress.errors import printable
 from compress.jobs.running import at_work, run_to_end, spread, warn, work_of
 from compress.options import (
@@ -98,7 +98,7 @@ def export(
         artifact, report = run(checkpoint, options, watcher=terminal, recipe=recipe, cache=_cache(cache))
     console.print(stage_table(report))
     for finding in report.findings:
-        if finding not in warned:
+        if finding not in warned and not isinstance(finding, Assumed):
             _tell(console, finding, warns=not isinstance(finding, Note))
     console.print(", ".join(map(str, gains_of(report.stages))), markup=False, highlight=False, soft_wrap=True)
     console.print(f"latency: {report.measuring['latency']['told']}; measuring took "
@@ -188,7 +188,8 @@ def sensitivity(checkpoint: Path, *, options: SensitivityOptions) -> None:
     console = _console()
     console.print(sensitivity_table(found, options.max_drop))
     for words in (*found.warnings, *found.notes):
-        _tell(console, words, warns=words in found.warnings)
+        if not isinstance(words, Assumed):
+            _tell(console, words, warns=words in found.warnings)
     console.print(f"wrote {options.output}: sensitivity.json, sensitivity.html", markup=False, soft_wrap=True)
 
 
@@ -306,15 +307,22 @@ def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: 
     """
     from compress.console.quiet import quiet
     from compress.formats.file_kind import file_kind
-    from compress.jobs.examine import examine, next_of, told_of
-    from compress.runtime.measure import torch_macs, torch_params
+    from compress.jobs.examine import examine, kind_of_file, next_of, told_of
+    from compress.model import OnnxModel
+    from compress.runtime.measure import onnx_macs, onnx_params, torch_macs, torch_params
 
     source = source or SourceOptions()
     with quiet(verbose=source.verbose):
         found = examine(checkpoint, source, roofs=roofline, threads=threads)
-        counted = None if found.model is None else torch_macs(found.model.module, found.signature)
-    if found.model is not None:
-        print(f"kind     {file_kind(checkpoint).value}")
+        weights = macs = kind = None
+        if isinstance(found.model, OnnxModel):
+            kind, weights = kind_of_file(found.model), onnx_params(checkpoint)
+            macs = onnx_macs(checkpoint, found.signature)
+        elif found.model is not None:
+            kind, weights = file_kind(checkpoint).value, torch_params(found.model.module)
+            macs = torch_macs(found.model.module, found.signature)
+    if kind is not None:
+        print(f"kind     {kind}")
     if found.artifact is not None:
         for name, text in told_of(found.artifact).items():
             print(f"{name:<8} {text}")
@@ -324,8 +332,8 @@ def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: 
     if sizes:
         print(f"sizes    {sizes}")
     if found.model is not None:
-        print(f"params   {torch_params(found.model.module):,}")
-        print(f"MACs     {counted:,}" + (f" for a sample at {sizes}" if sizes else ""))
+        print(f"params   {weights:,}")
+        print(f"MACs     {macs:,}" + (f" for a sample at {sizes}" if sizes else ""))
     if found.artifact is not None:
         print("\n".join(f"{'next' if not at else '':<8} {line}" for at, line in enumerate(next_of(found.artifact))))
     if found.roofline is not None:
@@ -434,6 +442,8 @@ def measure(
             kinds = ", ".join(f"{count} {kind}" for kind, count in figure.cpu_nodes.items())
             told = f"{figure.model}, batch {figure.batch}: on the CPU run {kinds}"
             console.print(f"[yellow]![/] {escape(told)}", highlight=False)
+    for name, why in found.not_run.items():
+        console.print(f"[yellow]![/] {escape(f'{name} does not run: {why}')}", highlight=False)
     if json_ is not None:
         write_files({json_: json.dumps(found.to_dict(), indent=2) + "\n"})
 

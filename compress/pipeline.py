@@ -28,7 +28,7 @@ from compress.storage.shortages import shortages
 from compress.storage.stage_cache import StageCache
 from compress.vetting.texts import read_json
 
-__all__ = ["Outcome", "Watcher", "check", "hashing_shown", "kept_from_before", "run"]
+__all__ = ["Outcome", "Watcher", "check", "hashing_shown", "kept_from_before", "run", "with_seen"]
 
 SHORT_SECONDS = 1.0  # what takes no longer is not shown
 CACHED_SECONDS = 1.0  # what took no longer is done again as fast
@@ -122,6 +122,7 @@ def run(
                 outcome = _run(stage, model, folder, progress)
                 if cache is not None and outcome.seconds >= CACHED_SECONDS and (folder / SAID).exists():
                     cache.keep(stage.name, key, folder)
+            outcome = with_seen(outcome)
             outcomes.append(outcome)
             watcher.ended(outcome)
             model = outcome.given.model
@@ -131,6 +132,16 @@ def run(
         if tidy and folder not in kept:
             shutil.rmtree(folder, ignore_errors=True)
     return outcomes
+
+
+def with_seen(outcome: Outcome) -> Outcome:
+    """With the stage's word (`seen`) on what it saw of the evaluation data, where it has one.
+
+    It is of this run's evaluation, which is no part of the stage's options: what is kept of an earlier run says none.
+    """
+    seen: tuple[str, ...] = getattr(outcome.stage, "seen", ())
+    given = dataclasses.replace(outcome.given, warnings=(*outcome.given.warnings, *seen))
+    return dataclasses.replace(outcome, given=given)
 
 
 def kept_from_before(

@@ -36,7 +36,8 @@ ASSUMED_SIZE, ASSUMED_SIDE = 32, 224
 MOST_DIMENSIONS = 64
 GIVEN, ASSUMED, FIRST_THAT_RUNS = "as given", "assumed", "the first that runs"
 
-_SPEC = re.compile(r"^\s*(?P<name>[^:\[\]]+?)\s*:\s*(?P<dtype>\w+)\s*\[(?P<shape>[^\[\]]*)\]\s*$")
+# The name goes up to the last colon: those of other frameworks have colons, brackets and slashes in them (input:0).
+_SPEC = re.compile(r"^\s*(?P<name>[^\s].*?)\s*:\s*(?P<dtype>\w+)\s*\[(?P<shape>[^\[\]]*)\]\s*$")
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,11 @@ class Signature:
         others = {dim for spec in self.inputs for dim in spec.shape if isinstance(dim, str)} - self.batches
         tensors = (*self.inputs, *self.outputs)
         return all(spec.batched and spec.shape[0] not in others for spec in tensors)
+
+    @property
+    def singly(self) -> bool:
+        """Whether a call takes one sample: every tensor starts with a dimension that is fixed at 1."""
+        return bool(self.inputs) and all(spec.shape[:1] == (1,) for spec in (*self.inputs, *self.outputs))
 
     @property
     def batches(self) -> set[str]:

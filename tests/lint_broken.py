@@ -9,7 +9,7 @@ from pathlib import Path
 
 from serve.pack.write import pack
 from serve.repository.provenance import PROVENANCE_FILE, write_provenance
-from tests.lint_corpus import GROUP, LOGITS, MODEL_PY, Case, X, python_text
+from tests.lint_corpus import GROUP, LOGITS, MODEL_PY, Case, X, parameter, python_text
 from tests.serve_models import HOOKS, hook_file, tiny_artifact
 
 __all__ = ["BROKEN", "Packed"]
@@ -64,10 +64,6 @@ def state(initial: str) -> tuple[tuple[str, str], ...]:
     begun = f"data_type: TYPE_FP32 dims: 1 initial_state {{ {initial} }}"
     held = f'state {{ input_name: "a" output_name: "b" {begun} }}'
     return (("dynamic_batching { }", f"sequence_batching {{ {held} }}"),)
-
-
-def parameter(name: str, value: str) -> str:
-    return f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}\n'
 
 
 def written(where: str, content: bytes | None = b"one\ntwo\nthree\n") -> Change:

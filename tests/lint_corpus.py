@@ -115,6 +115,10 @@ def write_model(folder: Path, config: str, kind: str) -> None:
         (version / ".gitkeep").touch()
 
 
+def parameter(name: str, value: str) -> str:
+    return f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}\n'
+
+
 def no_version(folder: Path) -> None:
     shutil.rmtree(folder / "1")
 
@@ -189,6 +193,13 @@ def step_config(old: str, new: str) -> Callable[[Path], None]:
 X = 'input { name: "x" data_type: TYPE_FP32 dims: 4 }'
 LOGITS = 'output { name: "logits" data_type: TYPE_FP32 dims: 3 }'
 BATCHING = "dynamic_batching { }"
+OPENVINO = ('backend: "onnxruntime"', 'backend: "openvino"\ndefault_model_filename: "model.onnx"')
+OPENVINO_PARAMETERS = (
+    ("NUM_STREAMS", "2"), ("NUM_STREAMS", "auto"), ("NUM_STREAMS", "many"), ("NUM_STREAMS", "-1"),
+    ("INFERENCE_NUM_THREADS", "1"), ("INFERENCE_NUM_THREADS", "one"), ("COMPILATION_NUM_THREADS", "1.5"),
+    ("PERFORMANCE_HINT", "throughput"), ("PERFORMANCE_HINT", "FAST"), ("HINT_BF16", "NO"), ("HINT_BF16", "YES"),
+    ("TARGET_DEVICE", "GPU"), ("CPU_EXTENSION_PATH", "/lib/own.so"), ("RESHAPE_IO_LAYERS", "YES"),
+)  # fmt: skip
 GROUP = "instance_group { count: 1 kind: KIND_CPU }"
 WARMUP = "value { data_type: TYPE_FP32 dims: 4 zero_data: true }"
 FIVE = """dynamic_batching {
@@ -311,6 +322,15 @@ CASES: tuple[Case, ...] = (
     Case("limit_of_a_newer_triton", "ensemble", swaps=(("ensemble_scheduling {", "ensemble_scheduling { max_inflight_requests: 2"),)),
     Case("file_of_another", "python", more='default_model_filename: "model.onnx"\n'),
     Case("ensemble_with_file", "ensemble", more='default_model_filename: "model.onnx"\n'),
+    # the OpenVINO backend
+    Case("openvino", swaps=(OPENVINO,)),
+    Case("openvino_without_its_file", swaps=(('backend: "onnxruntime"', 'backend: "openvino"'),)),
+    Case("openvino_on_gpu", swaps=(OPENVINO, (GROUP, "instance_group { count: 1 kind: KIND_GPU gpus: 0 }"))),
+    Case("openvino_decoupled", swaps=(OPENVINO,), more="model_transaction_policy { decoupled: true }\n"),
+    *(
+        Case(f"openvino_{number}_{name.lower()}", swaps=(OPENVINO,), more=parameter(name, value))
+        for number, (name, value) in enumerate(OPENVINO_PARAMETERS)
+    ),
     # ensembles
     Case("steps_missing", "ensemble", swaps=((ENSEMBLE[ENSEMBLE.index("ensemble_scheduling"):].format(name="steps_missing"), ""),)),
     Case("no_steps", "ensemble", swaps=((ENSEMBLE[ENSEMBLE.index("ensemble_scheduling"):].format(name="no_steps"), "ensemble_scheduling { }\n"),)),

@@ -62,13 +62,19 @@ ensemble_scheduling { step [ {
 def remembering(folder: Path) -> Iterator[TritonServer]:
     """A Triton that adds up what each sequence sends.
 
-    Models: "counts" asks for the ids, as numbers; "words" does not; the ensemble "whole" asks "counts".
+    Models: "counts" asks for the ids, as numbers; "words" does not; the ensemble "whole" asks "counts"; "twice" is two
+    versions of "counts", of which the second begins at 1000.
     """
     for name, control in (("counts", NUMBER), ("words", "")):
         version = folder / name / "1"
         version.mkdir(parents=True)
         (version.parent / "config.pbtxt").write_text(CONFIG.replace("NAME", name).replace("PLACE", control))
         (version / "model.py").write_text(MODEL)
+    for number, begins in (("1", "0"), ("2", "1000")):
+        (folder / "twice" / number).mkdir(parents=True)
+        (folder / "twice" / number / "model.py").write_text(MODEL.replace("(0 if start", f"({begins} if start"))
+    config = CONFIG.replace("NAME", "twice").replace("PLACE", NUMBER.replace("NAME", "twice"))
+    (folder / "twice" / "config.pbtxt").write_text(f"{config}version_policy {{ all {{ }} }}\n")
     (folder / "whole" / "1").mkdir(parents=True)
     (folder / "whole" / "config.pbtxt").write_text(ENSEMBLE)
     with TritonServer(folder, ports=Ports(0, 0, 0)) as server:

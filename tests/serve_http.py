@@ -200,9 +200,9 @@ def gateway_thread(settings: Settings) -> Iterator[str]:
     thread = threading.Thread(target=lambda: uvloop.run(serve()), name="gateway")
     thread.start()
     try:
-        assert started.wait(10), "the gateway did not start"
+        assert started.wait(120), "the gateway did not start"
         yield found[0]
     finally:
         if ends:
             ends[0]()
-        thread.join(20)
+        thread.join(120)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["AssumedWarning", "Note", "counted"]
+__all__ = ["Assumed", "AssumedWarning", "Note", "assumed_of", "counted"]
 
 _PLURAL = re.compile(r"\b[A-Za-z]+(?<![suiSUI])s\b")  # but class, status, axis
 # "epochs" loses one letter; these lose two, or end in another.
@@ -20,6 +20,17 @@ class Note(str):
     """Words that a reader may want to know, and that warn of nothing."""
 
     __slots__ = ()
+
+
+class Assumed(Note):
+    """What was assumed of a user's file, for a report; at the terminal, an AssumedWarning has said it before."""
+
+    __slots__ = ()
+
+
+def assumed_of(*words: str) -> tuple[Assumed, ...]:
+    """Notes of what was assumed of each of some files; of "" there is none."""
+    return tuple(map(Assumed, filter(None, words)))
 
 
 def counted(number: float, things: str) -> str:

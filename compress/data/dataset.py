@@ -61,6 +61,8 @@ class Dataset:
         one input takes the only array that is not the labels, whatever its name. Labels are called label, labels,
         target, targets or y, where no input is called so.
 
+        A model whose calls take one sample, by a dimension that is fixed, takes any number of samples one by one.
+
         Raises:
             DatasetError: missing, empty, damaged, without an array for an input, of unequal lengths, or with NaN.
             SignatureError: an array of the wrong shape or dtype.
@@ -75,7 +77,8 @@ class Dataset:
             if spec.name not in arrays:
                 have = ", ".join(arrays) or "no arrays"
                 raise DatasetError(f"{source} lacks the input {spec.name!r}", why=f"it holds {have}", mend=_MEND)
-            inputs[spec.name] = _fitting(arrays[spec.name], spec, source)
+            any_number = replace(spec, shape=("samples", *spec.shape[1:])) if signature.singly else spec
+            inputs[spec.name] = _fitting(arrays[spec.name], any_number, source)
         if labels is not None and not labels.ndim:
             raise DatasetError(f"can't use the labels in {source}", why="they are a single number", mend=_MEND)
         lengths = {name: len(array) for name, array in inputs.items()} | (

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from compress.data.dataset import Dataset
 from compress.errors import RecipeError
-from compress.model import TorchModel
+from compress.model import OnnxModel, TorchModel
 from compress.model.infer import proven
 from compress.model.inputs import Arrays, sample_inputs
 from compress.signature import Signature
@@ -49,7 +50,10 @@ def batches_of(signature: Signature, asked: Sequence[int]) -> tuple[int, ...]:
     return (only,)
 
 
-def sized_by(model: TorchModel, data: Dataset, use: str) -> TorchModel:
+_Model = TypeVar("_Model", bound=TorchModel | OnnxModel)
+
+
+def sized_by(model: _Model, data: Dataset, use: str) -> _Model:
     """A model whose sizes are those of the data, where neither user nor file gave one.
 
     Args:

@@ -20,8 +20,8 @@ from compress.evaluate.intervals import SUREST, least_samples, paired_interval, 
 from compress.evaluate.judge import Budget, Judge
 from compress.evaluate.labels_told import labels_told, squeezed
 from compress.evaluate.metrics import METRICS, Metric, by_shape, find_metric
-from compress.evaluate.output_kind import ending_of
-from compress.model import TorchModel
+from compress.evaluate.output_kind import endings_of
+from compress.model import OnnxModel, TorchModel
 from compress.options import CompressOptions
 from compress.runtime.backends import open_model
 from compress.runtime.measure import cores
@@ -71,7 +71,7 @@ class Evaluation:
             "made_with": {name: asdict(found) for name, found in self.made_with.items()},
         }
 
-    def refuse(self, original: TorchModel, budget: Budget) -> None:
+    def refuse(self, original: TorchModel | OnnxModel, budget: Budget) -> None:
         """Refuse a budget that no result could keep on these samples, before the work.
 
         Raises:
@@ -120,7 +120,7 @@ def budget_of(options: CompressOptions, max_drop: float) -> Budget:
 
 def evaluation_of(
     options: CompressOptions,
-    model: TorchModel,
+    model: TorchModel | OnnxModel,
     opened: Mapping[str, str],
     *,
     chooses: bool,
@@ -236,7 +236,7 @@ def _has_ids(data: Dataset) -> bool:
 
 
 def judged(
-    data: Dataset, name: str | None, output: str | None, model: TorchModel
+    data: Dataset, name: str | None, output: str | None, model: TorchModel | OnnxModel
 ) -> tuple[Dataset, Metric, tuple[str, ...]]:
     """The data with its labels as class ids where a built-in metric looks at them, the metric, and words on both.
 
@@ -256,7 +256,7 @@ def judged(
         data = squeezed(data, model.signature, output)
     if name in (None, "top1", "top5"):
         data, notes = with_class_ids(data)
-    endings = {spec.name: ending_of(model.module, at) for at, spec in enumerate(model.signature.outputs)}
+    endings = endings_of(model)
     metric = find_metric(name, data, model.signature, output=output, sample=sample, endings=endings, ask=True)
     judged_one = next((spec for spec in model.signature.outputs if spec.name == metric.output), None)
     if name is None and metric.name == "agreement" and judged_one is not None and by_shape(judged_one, endings):
@@ -281,7 +281,7 @@ def judged(
     return data, metric, notes
 
 
-def _labelled_alike(data: Dataset, metric: Metric, proof: Dataset, model: TorchModel) -> Dataset:
+def _labelled_alike(data: Dataset, metric: Metric, proof: Dataset, model: TorchModel | OnnxModel) -> Dataset:
     if not metric.needs_labels:
         return data
     if metric.name in METRICS:
@@ -306,7 +306,7 @@ def _labelled_alike(data: Dataset, metric: Metric, proof: Dataset, model: TorchM
 
 
 def _made_with(
-    options: CompressOptions, data: Dataset, opened: Mapping[str, str], model: TorchModel
+    options: CompressOptions, data: Dataset, opened: Mapping[str, str], model: TorchModel | OnnxModel
 ) -> dict[str, Overlap]:
     """What of the data that a model is made with stands in the evaluation data, by the option's name."""
     asked = [name for name in MADE_WITH if getattr(options, name) is not None]

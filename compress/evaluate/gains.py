@@ -61,14 +61,17 @@ def gains_of(rows: Sequence[StageReport]) -> list[Gain]:
     """The result against the original: size, work and time.
 
     Args:
-        rows: "original" and "original_onnx" first, the result last.
+        rows: "original" first, and "original_onnx" where that is none itself; the result last.
     """
     by_name = {row.stage: row.measured for row in rows}
-    original, onnx, last = by_name["original"], by_name["original_onnx"], rows[-1].measured
+    original, last = by_name["original"], rows[-1].measured
+    onnx = by_name.get("original_onnx", original)
+    exported = onnx is not original
+    of = "the original's ONNX" if exported else "the original"
     found = [
-        _counted(onnx.size_bytes, last.size_bytes, "smaller", "larger", "the original's ONNX"),
+        _counted(onnx.size_bytes, last.size_bytes, "smaller", "larger", of),
         _counted(original.macs, last.macs, "fewer", "more", "multiply-accumulates"),
-        _timed(speed(original, last), "torch eager"),
+        _timed(speed(original, last), "torch eager") if exported else None,
         _timed(speed(onnx, last), "the original in ONNX Runtime"),
     ]
     return [gain for gain in found if gain is not None]

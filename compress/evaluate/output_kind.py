@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
 import numpy as np
+from onnx import NodeProto
 from torch import fx, nn
 
 from compress.artifact import TensorSpec
-from compress.model import TorchModel
+from compress.formats.onnx.outline import outline
+from compress.model import OnnxModel, TorchModel
 
 __all__ = [
     "BY_SHAPE",
@@ -26,6 +29,7 @@ __all__ = [
     "by_labels",
     "class_axis",
     "ending_of",
+    "endings_of",
     "form_of",
     "kind_of",
     "no_classes",
@@ -47,6 +51,10 @@ LAYERS: dict[type[nn.Module], Ending] = {
 FUNCTIONS: dict[str, Ending] = {
     "softmax": "softmax", "_softmax": "softmax", "log_softmax": "log_softmax", "_log_softmax": "log_softmax",
     "sigmoid": "sigmoid", "expit": "sigmoid", "normalize": "normalize",
+}  # fmt: skip
+MOVING_NODES = {"Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Dropout"}
+NODES: dict[str, Ending] = {
+    "Softmax": "softmax", "LogSoftmax": "log_softmax", "Sigmoid": "sigmoid", "LpNormalization": "normalize",
 }  # fmt: skip
 NORMS = ("norm", "vector_norm", "linalg_vector_norm", "linalg_norm")
 
@@ -174,6 +182,21 @@ def _shares(values: np.ndarray[Any, Any]) -> bool:
 
 def _fits(want: tuple[int | str, ...], have: tuple[int, ...]) -> bool:
     return len(want) == len(have) and all(isinstance(a, str) or a == b for a, b in zip(want, have, strict=True))
+
+
+def endings_of(model: TorchModel | OnnxModel) -> dict[str, Ending | None]:
+    """The last operation before each output; see `ending_of`."""
+    names = [spec.name for spec in model.signature.outputs]
+    if isinstance(model, TorchModel):
+        return {name: ending_of(model.module, at) for at, name in enumerate(names)}
+    makers = {name: node for node in outline(model.path).graph.node for name in node.output}
+    return {name: _ending_in_file(makers, name) for name in names}
+
+
+def _ending_in_file(makers: Mapping[str, NodeProto], name: str) -> Ending | None:
+    while (maker := makers.get(name)) is not None and maker.op_type in MOVING_NODES:
+        name = maker.input[0]
+    return None if maker is None else NODES.get(maker.op_type)
 
 
 def ending_of(module: nn.Module, index: int = 0) -> Ending | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from compress.artifact import Runtime
 from compress.console.wording import counted
 from compress.evaluate.judge import Budget
 from compress.options import Calibrator, ExportOptions, OptimizeOptions
@@ -140,6 +141,7 @@ class SearchResult:
         trials: one for each candidate.
         confidence: of the interval whose upper end has to keep the largest drop; None for the estimate itself.
         proof: of the winner, once it is exported.
+        runtime: that candidates were timed on.
     """
 
     goal: Goal
@@ -150,6 +152,7 @@ class SearchResult:
     trials: tuple[Trial, ...]
     confidence: float | None = None
     proof: Proof | None = field(default=None, compare=False)
+    runtime: Runtime = "onnxruntime"
 
     @property
     def measured(self) -> tuple[Trial, ...]:
@@ -265,6 +268,7 @@ class SearchResult:
             "original": self.original,
             "samples": self.samples,
             "confidence": self.confidence,
+            "runtime": self.runtime,
             "proof": None if self.proof is None else dataclasses.asdict(self.proof),
             "trials": [row(trial) for trial in self.trials],
         }

@@ -28,7 +28,7 @@ from compress.formats.native.graph import GraphError, to_data
 from compress.formats.pickles.read import unpickle
 from compress.formats.torchscript import load_torchscript
 from compress.formats.weights import module_of
-from compress.model import TorchModel
+from compress.model import OnnxModel, TorchModel
 from compress.model.infer import infer_signature, proven
 from compress.signature import parse_sizes
 from compress.storage.hashing import digest_of_code, place, plainly
@@ -130,7 +130,9 @@ def load(
             loaded = read(content, path)
             loaded = dataclasses.replace(loaded, signature=proven(loaded.module, loaded.signature.sized(given)))
         else:
-            loaded = _with_signature(module_of(content, path, model), path, inputs, given, layered=True)
+            module, assumed = module_of(content, path, model)
+            loaded = _with_signature(module, path, inputs, given, layered=True)
+            loaded = dataclasses.replace(loaded, assumed=assumed)
     _refuse_nan(loaded.module, path)
     if kind is not FileKind.EXPORTED_PROGRAM:  # whose mode was fixed when it was exported
         loaded.module.eval()
@@ -142,7 +144,7 @@ def fingerprint(model: TorchModel) -> str:
     return signed(fingerprint_of_module(model), model)
 
 
-def signed(module: str, model: TorchModel) -> str:
+def signed(module: str, model: TorchModel | OnnxModel) -> str:
     """The fingerprint of a module together with names, shapes and sizes of inputs and outputs."""
     return hashlib.sha256(f"{module}\n{model.signature.identity}".encode()).hexdigest()
 

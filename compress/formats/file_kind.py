@@ -46,10 +46,13 @@ def file_kind(path: Path) -> FileKind:
     )
     if head[8:9] == b"{":
         what = "a safetensors file"
+    mend = "save the model with compress.save(module, path, inputs=…), or torch.save(model.state_dict(), path)"
+    if head[0] == 0x08:
+        mend = "`compress export`, `optimize`, `inspect` and `measure` take ONNX files; what trains starts from torch"
     raise CheckpointError(
         f"can't read {path} as a PyTorch model",
         why=f"it looks like {what}",
-        mend="save the model with compress.save(module, path, inputs=…), or torch.save(model.state_dict(), path)",
+        mend=mend,
     )
 
 

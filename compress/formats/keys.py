@@ -57,7 +57,9 @@ class _Fit:
         return f"under {self.name[:LONGEST]!a}" + (f" {where}" if self.prefix else "")
 
 
-def fitted(sets: Mapping[str, State], wanted: State, path: Path, factory: str) -> dict[str, torch.Tensor] | None:
+def fitted(
+    sets: Mapping[str, State], wanted: State, path: Path, factory: str
+) -> tuple[dict[str, torch.Tensor], str] | None:
     """The tensors that a module wants, by its own names.
 
     Whole sets count: all that the module wants, with the right shapes and kinds of numbers, under one name and behind
@@ -70,7 +72,7 @@ def fitted(sets: Mapping[str, State], wanted: State, path: Path, factory: str) -
         path, factory: for messages.
 
     Returns:
-        None where no set fits.
+        The tensors, and what was taken off or left out, in words ("" for nothing); None where no set fits.
 
     Raises:
         CheckpointError: several fit, or only a copy does, beside others.
@@ -96,8 +98,10 @@ def fitted(sets: Mapping[str, State], wanted: State, path: Path, factory: str) -
             mend="save the ones that you mean by themselves: torch.save(checkpoint['generator'], path)",
         )
     if meant:
-        _tell(meant[0], [fit for fit in found if fit is not meant[0]], path, factory)
-        return meant[0].taken
+        assumed = _assumed(meant[0], [fit for fit in found if fit is not meant[0]], path, factory)
+        if assumed:
+            warnings.warn(assumed, AssumedWarning, stacklevel=2)
+        return meant[0].taken, assumed
     return None
 
 
@@ -142,7 +146,7 @@ def words_of(name: str) -> list[str]:
     return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
 
 
-def _tell(taken: _Fit, others: list[_Fit], path: Path, factory: str) -> None:
+def _assumed(taken: _Fit, others: list[_Fit], path: Path, factory: str) -> str:
     told = []
     if taken.copy:
         told.append(f"the weights are a copy, {taken}; there are no others")
@@ -153,8 +157,7 @@ def _tell(taken: _Fit, others: list[_Fit], path: Path, factory: str) -> None:
     apart = [fit.name for fit in others if fit.name != taken.name]
     if apart:
         told.append(f"left out, another set of weights: {_some(apart)}")
-    if told:
-        warnings.warn(f"{path}: {'; '.join(told)}", AssumedWarning, stacklevel=3)
+    return f"{path}: {'; '.join(told)}" if told else ""
 
 
 def _fits_of(name: str, state: State, wanted: State) -> list[_Fit]:

@@ -39,8 +39,8 @@ NO_WEIGHTS = {
 _DEPTH = 3
 
 
-def module_of(content: Any, path: Path, factory: str | None) -> nn.Module:
-    """The module that a checkpoint's content stands for.
+def module_of(content: Any, path: Path, factory: str | None) -> tuple[nn.Module, str]:
+    """The module that a checkpoint's content stands for, and what was assumed of the content, in words.
 
     Args:
         content: what `unpickle` gives.
@@ -51,10 +51,10 @@ def module_of(content: Any, path: Path, factory: str | None) -> nn.Module:
         CheckpointError: there is none in it, it needs a factory, or the weights don't fit.
     """
     if isinstance(content, nn.Module):  # only from a file that is trusted
-        return content
+        return content, ""
     if isinstance(content, Instance) and content.name.startswith("torch.nn."):
         try:
-            return layer_of(record_of(content, {}))
+            return layer_of(record_of(content, {})), ""
         except LayerError as err:
             raise CheckpointError(
                 f"won't load {path}: it is more than layers of torch.nn",
@@ -78,7 +78,7 @@ def module_of(content: Any, path: Path, factory: str | None) -> nn.Module:
     own = module.state_dict()
     wanted = {key: value for key, value in own.items() if isinstance(value, torch.Tensor)}
     fit = fitted(sets, wanted, path, factory)
-    state = fit if fit is not None else by_other_names(sets, wanted)
+    state, assumed = fit if fit is not None else (by_other_names(sets, wanted), "")
     if state is None:
         raise misfit(sets, wanted, path, factory)
     try:
@@ -91,7 +91,7 @@ def module_of(content: Any, path: Path, factory: str | None) -> nn.Module:
         raise CheckpointError(
             f"the weights of {path} don't fit {factory}", why=why, mend="name the factory that made them"
         ) from err
-    return module
+    return module, assumed
 
 
 def _held(content: Any) -> str:

@@ -14,12 +14,17 @@ from compress.console.wording import Note, counted
 from compress.data.sizes import batches_of
 from compress.evaluate.evaluation import Evaluation
 from compress.evaluate.judge import Budget
+from compress.evaluate.runtime_choice import Choice
+from compress.formats.onnx.load import beside as weights_beside
+from compress.formats.onnx.load import is_onnx
 from compress.jobs.examine import roofline_of
+from compress.jobs.original import Original
 from compress.jobs.profiled import profiles_told
 from compress.jobs.prove import measure, rows_of
 from compress.jobs.recipe import find_data
 from compress.jobs.recipe_file import recipe_text
-from compress.model import Model, OnnxModel, TorchModel
+from compress.jobs.serving_runtime import beside, chosen, served
+from compress.model import Model, OnnxModel
 from compress.options import CompressOptions, ExportOptions, OptimizeOptions
 from compress.options.unused import unused
 from compress.pipeline import Outcome, Watcher
@@ -34,17 +39,18 @@ from compress.runtime.measure import onnx_layer_bytes
 from compress.runtime.roofline import Roofline, same_roofs
 from compress.storage.files import command_line
 
-__all__ = ["missed_budgets", "named", "report_of", "unique_names"]
+__all__ = ["exported_row", "missed_budgets", "named", "report_of", "rows_before", "unique_names"]
 
 
 def report_of(
     checkpoint: Path,
     options: ExportOptions,
-    model: TorchModel,
+    model: Original,
     baseline: OnnxModel,
     outcomes: Sequence[Outcome],
     judged: Evaluation | None,
     watcher: Watcher,
+    budget: Budget | None = None,
 ) -> tuple[Report, Mapping[str, Latency]]:
     """Measure the original and what each stage gave, side by side.
 
@@ -52,19 +58,24 @@ def report_of(
         checkpoint: that the run started from.
         options: of the run.
         model: the original.
-        baseline: the original, exported as it is.
+        baseline: the original, exported as it is; itself, where it is an ONNX file.
         outcomes: of the stages.
         judged: evaluation data and the metric, if there is data.
         watcher: is told how it goes on.
+        budget: of the drop, which the runtime that serves has to keep.
 
     Returns:
         The report, and every latency that was taken.
     """
     begun = time.perf_counter()
     names = unique_names([outcome.stage.name for outcome in outcomes])
-    rows: dict[str, Model] = {"original": model, "original_onnx": baseline}
+    rows = rows_before(model, baseline)
     rows |= {name: outcome.given.model for name, outcome in zip(names, outcomes, strict=True)}
-    found = measure(rows, judged, options.threads, watcher)
+    others, choice = beside(options, rows)
+    found = measure(rows, judged, options.threads, watcher, others)
+    if others:
+        choice = chosen(options, rows, others, found, budget, checkpoint)
+    rows, found = served(rows, others, found, choice)
     reports = rows_of(rows, dict(zip(names, outcomes, strict=True)), found, checkpoint.stat().st_size)
     grid, rooflines = _grid(options, rows, watcher), _rooflines(options, rows, watcher)
     report = Report(
@@ -76,15 +87,28 @@ def report_of(
         stages=tuple(reports),
         findings=(
             *_call_told(model.signature),
+            *_runtime_told(choice),
             *findings(reports, options.confidence),
             *profiles_told(dict(zip(names, outcomes, strict=True))),
         ),
         grid=grid,
         rooflines=rooflines,
         layer_bytes=(onnx_layer_bytes(baseline.path), onnx_layer_bytes(_last(rows).path)),
+        serving=choice,
         measuring={"seconds": time.perf_counter() - begun, "latency": found.latency.to_dict()},
     )
     return report, found.latency
+
+
+def rows_before(model: Original, baseline: OnnxModel) -> dict[str, Model]:
+    """The rows before the stages: the original, and its own export where it has one."""
+    rows: dict[str, Model] = {"original": model}
+    return rows if model is baseline else rows | {"original_onnx": baseline}
+
+
+def exported_row(rows: Mapping[str, Model]) -> str:
+    """The row of the original's own ONNX file."""
+    return "original_onnx" if "original_onnx" in rows else "original"
 
 
 def _call_told(signature: Signature) -> tuple[Note, ...]:
@@ -94,6 +118,13 @@ def _call_told(signature: Signature) -> tuple[Note, ...]:
         return ()
     told = f"Each call takes {counted(call, 'samples')}, a size that is fixed"
     return (Note(f"{told}: latency, memory and MACs are those of such a call, not of batch 1."),)
+
+
+def _runtime_told(choice: Choice | None) -> tuple[str, ...]:
+    """What serves the file, where more than one runtime was asked; a warning where OpenVINO does not compute it."""
+    if choice is None:
+        return ()
+    return (choice.why if choice.doubtful else Note(choice.why),)
 
 
 def _last(rows: Mapping[str, Model]) -> OnnxModel:
@@ -110,7 +141,7 @@ def _grid(options: ExportOptions, rows: Mapping[str, Model], watcher: Watcher) -
     if not options.batches and not options.thread_counts:
         return ()
     tick = watcher.started("grid")
-    compared = {"original": rows["original"], "original_onnx": rows["original_onnx"]}
+    compared = {name: rows[name] for name in ("original", exported_row(rows))}
     compared |= {"result": _last(rows)} if _runs(_last(rows)) else {}
     return tuple(
         measure_grid(
@@ -125,7 +156,8 @@ def _grid(options: ExportOptions, rows: Mapping[str, Model], watcher: Watcher) -
 def _rooflines(options: ExportOptions, rows: Mapping[str, Model], watcher: Watcher) -> dict[str, Roofline]:
     tick = watcher.started("roofline")
     found: dict[str, Roofline] = {}
-    files = {"original_onnx": rows["original_onnx"]} | ({"result": _last(rows)} if _runs(_last(rows)) else {})
+    exported = exported_row(rows)
+    files = {exported: rows[exported]} | ({"result": _last(rows)} if _runs(_last(rows)) else {})
     for number, (name, model) in enumerate(files.items(), 1):
         assert isinstance(model, OnnxModel)  # noqa: S101  both are exported
         found[name] = roofline_of(model.path, model.signature, options.threads, follows=bool(found))
@@ -180,7 +212,9 @@ def _script(checkpoint: Path, options: CompressOptions, recipe: Path | None) -> 
 
 
 def _held(path: Path) -> list[Path]:
-    """The file itself; of a folder of data, the arrays or shards in it."""
+    """The file itself, and weights beside it; of a folder of data, the arrays or shards in it."""
+    if is_onnx(path):
+        return [path, *weights_beside(path)]
     if path.is_dir():
         return sorted(path.glob("*.npy")) or sorted(path.glob("*.npz"))
     return [path] if path.is_file() else []

@@ -13,23 +13,26 @@ from compress.artifact import Artifact, Measured, Signature
 from compress.console.durations import bytes_text, ms_text
 from compress.console.wording import counted
 from compress.evaluate.intervals import percent
-from compress.formats.checkpoint import load
+from compress.formats.onnx.load import size_of
+from compress.formats.onnx.outline import outline
 from compress.formats.onnx.read import vetted_onnx
+from compress.formats.onnx.scope import opset_of
+from compress.jobs.original import original
 from compress.model import OnnxModel, TorchModel, in_float32, sample_inputs
 from compress.onnx_export.from_torch import OnnxFromTorch
 from compress.options import SourceOptions
 from compress.runtime.roofline import Roofline, roofline
 from compress.vetting.texts import read_json
 
-__all__ = ["Examined", "examine", "next_of", "roofline_of", "told_of"]
+__all__ = ["Examined", "examine", "kind_of_file", "next_of", "roofline_of", "told_of"]
 
 
 @dataclass(frozen=True)
 class Examined:
-    """What a file holds: the torch model, or the artifact, and its roofline, if that was asked for."""
+    """What a file holds: the torch model, the ONNX file or the artifact, and its roofline, if that was asked for."""
 
     signature: Signature
-    model: TorchModel | None
+    model: TorchModel | OnnxModel | None
     roofline: Roofline | None
     artifact: Artifact | None = None
 
@@ -45,9 +48,11 @@ def examine(checkpoint: Path, options: SourceOptions, *, roofs: bool = False, th
         path = artifact.model_path.with_name("model.onnx") if artifact.format == "plan" else artifact.model_path
         found = roofline_of(vetted_onnx(path), artifact.signature, threads) if roofs else None
         return Examined(artifact.signature, None, found, artifact)
-    model = load(checkpoint, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size)
+    model = original(checkpoint, options, as_it_is=True)
     if not roofs:
         return Examined(model.signature, model, None)
+    if isinstance(model, OnnxModel):
+        return Examined(model.signature, model, roofline_of(model.path, model.signature, threads))
     with tempfile.TemporaryDirectory() as folder:
         exported = OnnxFromTorch().run(in_float32(model), Path(folder), lambda _done, _total, _note: None).model
         assert isinstance(exported, OnnxModel)  # noqa: S101  it is what the stage gives
@@ -57,6 +62,14 @@ def examine(checkpoint: Path, options: SourceOptions, *, roofs: bool = False, th
 def roofline_of(path: Path, signature: Signature, threads: int, *, follows: bool = False) -> Roofline:
     """An ONNX file's layers at batch 1 under this machine's roofs; `follows` as in `roofline`."""
     return roofline(path, sample_inputs(signature, 1), threads=threads, follows=follows)
+
+
+def kind_of_file(model: OnnxModel) -> str:
+    """What an ONNX file is, in words: its opset, what wrote it, and its size."""
+    graph = outline(model.path)
+    by = " ".join(part for part in (graph.producer_name, graph.producer_version) if part)
+    told = f"ONNX file of opset {opset_of(graph)}{', by ' + by if by else ''}, {bytes_text(size_of(model.path))}"
+    return _shown(told)
 
 
 def told_of(artifact: Artifact) -> dict[str, str]:
@@ -139,9 +152,10 @@ def _metric(last: Measured, original: Measured, report: Mapping[str, Any]) -> st
 def _latency(last: Measured, original: Measured, onnx: Measured, report: Mapping[str, Any]) -> str:
     if last.latency_p50_ms is None:
         return "not measured here"
+    first = "original in torch" if onnx.latency_p50_ms is not None else "original"
     others = [
         f"{words} {ms_text(row.latency_p50_ms)} ms"
-        for words, row in (("original in torch", original), ("in ONNX Runtime", onnx))
+        for words, row in ((first, original), ("in ONNX Runtime", onnx))
         if row.latency_p50_ms is not None
     ]
     where = _part(report, "environment")

@@ -10,22 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress.artifact import Artifact
-from compress.console.wording import Note
+from compress.console.wording import Note, assumed_of
 from compress.data.dataset import Dataset
 from compress.data.sizes import batches_of
 from compress.errors import BudgetError, RecipeError
 from compress.evaluate.evaluation import Evaluation, budget_of, evaluation_of, halves, judged
 from compress.evaluate.judge import Budget
 from compress.evaluate.search_result import Proof, SearchResult, Trial
-from compress.formats.checkpoint import fingerprint_of_module, load, signed
+from compress.formats.checkpoint import signed
 from compress.jobs.evidence import missed_budgets, named, report_of
+from compress.jobs.original import Original, fingerprint_of, original, tried
 from compress.jobs.output import check_output, claimed, replacing, write_artifact
 from compress.jobs.recipe import chooses, find_data, inputs_of, sources_of, stages_for, with_sizes
 from compress.jobs.search import search
-from compress.model import OnnxModel, TorchModel, in_float32
+from compress.jobs.serving_runtime import refuse_missing
+from compress.model import OnnxModel, TorchModel
 from compress.onnx_export.fold import FoldOnnx
 from compress.onnx_export.from_torch import OnnxFromTorch
-from compress.options import CompressOptions, ExportOptions, OptimizeOptions, SensitivityOptions, SourceOptions
+from compress.options import CompressOptions, ExportOptions, OptimizeOptions, SensitivityOptions
 from compress.options.ranges import check_ranges
 from compress.options.unused import prunes
 from compress.pipeline import Outcome, Watcher, check, hashing_shown, run
@@ -68,7 +70,7 @@ class Prepared:
         cache: keeps outputs for runs with other work folders.
     """
 
-    model: TorchModel
+    model: Original
     stages: Sequence[Stage]
     judged: Evaluation | None
     budget: Budget | None
@@ -94,8 +96,9 @@ def prepare(checkpoint: Path, options: ExportOptions, *, chosen: bool = False) -
         ToolkitError: input or options that can't be used.
     """
     check_ranges(options)
+    refuse_missing(options.runtime)
     check_output(options.output)
-    model = with_sizes(_load(checkpoint, options), checkpoint, _data(options), options.dims)
+    model = with_sizes(original(checkpoint, options), checkpoint, _data(options), options.dims)
     batches_of(model.signature, options.batches)
     # One that no pruning needs is refused with the other contradictions, whatever stands in it.
     curves = Sensitivity.load(options.sensitivity) if options.sensitivity is not None and prunes(options) else None
@@ -111,7 +114,7 @@ def prepare(checkpoint: Path, options: ExportOptions, *, chosen: bool = False) -
         )
     judged_by = None if found is None else (found.choice or found.proof, found.metric)
     stages = stages_for(options, model, checkpoint, judged_by, curves)
-    module = fingerprint_of_module(model)
+    module = fingerprint_of(model)
     if curves is not None and curves.model not in ("", module):
         raise RecipeError(
             f"{options.sensitivity} is of another model",
@@ -179,11 +182,12 @@ def _export(checkpoint: Path, options: ExportOptions, prepared: Prepared, watche
         prepared.stages, model, work=work, source=prepared.source, watcher=watcher, tidy=options.work is None,
         cache=prepared.cache,
     )  # fmt: skip
-    first, final = baseline[-1].given.model, outcomes[-1].given.model
+    first, final = baseline[-1].given.model if baseline else model, outcomes[-1].given.model
     assert isinstance(first, OnnxModel)  # noqa: S101  both lists end in ONNX stages
     assert not isinstance(final, TorchModel)  # noqa: S101
-    report, timed = report_of(checkpoint, options, model, first, outcomes, prepared.judged, watcher)
-    report = dataclasses.replace(report, findings=(*prepared.doubts, *report.findings))
+    report, timed = report_of(checkpoint, options, model, first, outcomes, prepared.judged, watcher, prepared.budget)
+    said = model.assumed if isinstance(model, TorchModel) else ""
+    report = dataclasses.replace(report, findings=(*assumed_of(said), *prepared.doubts, *report.findings))
     report = named(report, checkpoint, options, prepared.searched, prepared.recipe)
     missed = missed_budgets(options, report.stages, prepared.budget)
     if not missed:
@@ -235,6 +239,7 @@ def optimize(
         'onnx'
     """
     check_ranges(options)
+    refuse_missing(options.runtime)
     checkpoint, watcher = Path(checkpoint), watcher or Silent()
     with standing(), claimed(options.output, _work(options), inputs_of(options, checkpoint)), hashing_shown(watcher):
         return _optimize(checkpoint, options, watcher, tell, recipe, cache)
@@ -250,12 +255,12 @@ def _optimize(
 ) -> SearchResult:
     check_output(options.output)
     asked_for = options
-    model = with_sizes(_load(checkpoint, options), checkpoint, _data(options))
+    model = with_sizes(original(checkpoint, options), checkpoint, _data(options))
     said = {dim: size for dim, size in model.signature.sizes.items() if dim not in model.signature.unsaid}
-    options = dataclasses.replace(options, size=tuple(f"{dim}={size}" for dim, size in said.items()))
+    options = dataclasses.replace(tried(options, model), size=tuple(f"{dim}={size}" for dim, size in said.items()))
     work = _work(options)
     found = search(
-        checkpoint, options, model, source=_source(model, fingerprint_of_module(model)), work=work, watcher=watcher,
+        checkpoint, options, model, source=_source(model, fingerprint_of(model)), work=work, watcher=watcher,
         cache=cache,
     )  # fmt: skip
     folder = options.output.with_name(options.output.name + ".search")
@@ -329,7 +334,14 @@ def sensitivity(checkpoint: str | Path, options: SensitivityOptions, *, watcher:
 
 
 def _sensitivity(checkpoint: Path, options: SensitivityOptions, watcher: Watcher) -> Sensitivity:
-    model = with_sizes(_load(checkpoint, options), checkpoint, {"evaluation": options.eval})
+    model = original(checkpoint, options)
+    if not isinstance(model, TorchModel):
+        raise RecipeError(
+            f"can't tell what pruning costs in {checkpoint}",
+            why="it takes a network of torch, to cut channels out of it, and this is an ONNX file",
+            mend="start from the torch model that the file was made of",
+        )
+    model = with_sizes(model, checkpoint, {"evaluation": options.eval})
     data = Dataset.open(find_data(options.eval, checkpoint), model.signature)
     whole, metric, told = judged(data, options.metric, options.judge, model)
     choice, _ = halves(whole) if len(whole) > 1 else (whole, None)
@@ -345,17 +357,12 @@ def _sensitivity(checkpoint: Path, options: SensitivityOptions, watcher: Watcher
     found = dataclasses.replace(
         found,
         data=data.sha256,
-        model=fingerprint_of_module(model),
-        notes=tuple(each for each in told if isinstance(each, Note)),
+        model=fingerprint_of(model),
+        notes=(*assumed_of(model.assumed), *(each for each in told if isinstance(each, Note))),
         warnings=(*(each for each in told if not isinstance(each, Note)), *found.warnings),
     )
     write_sensitivity(found, options.output, options.max_drop)
     return found
-
-
-def _load(checkpoint: Path, options: SourceOptions) -> TorchModel:
-    model = load(checkpoint, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size)
-    return in_float32(model)
 
 
 def _data(options: CompressOptions) -> dict[str, str | None]:
@@ -364,8 +371,9 @@ def _data(options: CompressOptions) -> dict[str, str | None]:
 
 
 def baseline_of(stages: Sequence[Stage]) -> list[Stage]:
-    """The original's own export, which the result is compared with."""
-    return [next(stage for stage in stages if isinstance(stage, OnnxFromTorch)), FoldOnnx()]
+    """The original's own export, which the result is compared with; none of an ONNX file, which is that itself."""
+    exports = [stage for stage in stages if isinstance(stage, OnnxFromTorch)]
+    return [exports[0], FoldOnnx()] if exports else []
 
 
 def _share_export(stages: Sequence[Stage], work: Path) -> None:
@@ -377,7 +385,7 @@ def _share_export(stages: Sequence[Stage], work: Path) -> None:
                     shutil.copytree(made, beside, dirs_exist_ok=True)
 
 
-def _source(model: TorchModel, module: str) -> str:
+def _source(model: Original, module: str) -> str:
     return signed(module, model) + json.dumps(versions())  # another release may give another output
 
 

@@ -11,18 +11,19 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from compress.artifact import Artifact, Signature
+from compress.artifact import RUNTIMES, Artifact, Runtime, Signature
 from compress.data.dataset import Dataset
 from compress.data.sizes import batches_of, sizes_in, typical_inputs
 from compress.errors import RecipeError, StageError, ToolkitError, first_line
 from compress.evaluate.answers import Likeness, likeness
 from compress.formats.checkpoint import load
 from compress.formats.onnx.read import signature_of_onnx, vetted_onnx
-from compress.model import Arrays, EngineModel, Model, OnnxModel, TorchModel, in_float32
+from compress.model import Arrays, EngineModel, Model, OnnxModel, TorchModel, in_float32, sample_inputs
 from compress.options import MeasureOptions
 from compress.options.ranges import check_ranges
 from compress.runtime.backends import Backend, open_model
 from compress.runtime.backends.onnxrt_device import OnnxDeviceBackend, ProviderOptions
+from compress.runtime.backends.openvino_cpu import installed
 from compress.runtime.backends.pytorch_device import TorchDeviceBackend
 from compress.runtime.device import accelerator, described, elapsed_ms
 from compress.runtime.latency import MOST, Latency, Turns, interleave, latency, ratio
@@ -94,6 +95,8 @@ class Measurement:
         turns: why measuring ended, by batch.
         shapes: of the inputs, by batch.
         data: whose samples were the inputs; None where these were random.
+        assumed: of the models' files, in words.
+        not_run: models that an installed runtime does not run, each with why.
     """
 
     environment: Mapping[str, str | int]
@@ -103,6 +106,8 @@ class Measurement:
     turns: Mapping[int, str] = field(default_factory=dict)
     shapes: Mapping[int, Mapping[str, Sequence[int]]] = field(default_factory=dict)
     data: str | None = None
+    assumed: tuple[str, ...] = ()
+    not_run: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -130,8 +135,11 @@ def measure_files(
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = options.tf32
     models = dict(zip(_names(paths), (_opened(path, options) for path in paths), strict=True))
     signature, data = _sized(_one_signature(models), options)
+    not_run: dict[str, str] = {}
     backends = {
-        name: backend for key, model in models.items() for name, backend in _backends(key, model, device, options)
+        name: backend
+        for key, model in models.items()
+        for name, backend in _backends(key, model, device, options, signature, not_run)
     }
     figures: list[Figure] = []
     turns: dict[int, str] = {}
@@ -164,6 +172,8 @@ def measure_files(
         turns,
         shapes,
         options.data,
+        tuple(model.assumed for model in models.values() if isinstance(model, TorchModel) and model.assumed),
+        not_run,
     )
 
 
@@ -298,8 +308,15 @@ def _taken(signature: Signature) -> dict[str, tuple[str, tuple[int | str, ...]]]
     return {spec.name: (spec.dtype, tuple(spec.shape)) for spec in signature.inputs}
 
 
-def _backends(name: str, model: Model, device: torch.device, options: MeasureOptions) -> Iterator[tuple[str, Backend]]:
-    """What a model runs on: torch once or twice, an ONNX file once for each provider."""
+def _backends(
+    name: str,
+    model: Model,
+    device: torch.device,
+    options: MeasureOptions,
+    signature: Signature,
+    not_run: dict[str, str],
+) -> Iterator[tuple[str, Backend]]:
+    """What a model runs on: torch once or twice, an ONNX file once for each runtime or provider."""
     cpu = device.type == "cpu"
     if isinstance(model, TorchModel):
         eager = open_model(model, threads=options.threads) if cpu else TorchDeviceBackend(model, device)
@@ -315,18 +332,37 @@ def _backends(name: str, model: Model, device: torch.device, options: MeasureOpt
 
         yield name, TrtBackend(model)
     elif cpu:
-        backend = open_model(model, threads=options.threads)
+        yield from _on_cpu(name, model, options, signature, not_run)
+    else:
+        for provider in options.provider:
+            asked = ProviderOptions(provider, options.cuda_graphs, options.tf32, options.engine_cache, options.threads)
+            yield f"{name} ({provider})" if len(options.provider) > 1 else name, OnnxDeviceBackend(model, asked)
+
+
+def _on_cpu(
+    name: str, model: OnnxModel, options: MeasureOptions, signature: Signature, not_run: dict[str, str]
+) -> Iterator[tuple[str, Backend]]:
+    """An ONNX file, once for each runtime: what is asked for must run it, what is only there need not."""
+    both: tuple[Runtime, ...] = RUNTIMES if installed() else ("onnxruntime",)
+    runtimes = both if options.runtime == "auto" else (options.runtime,)
+    for runtime in runtimes:
+        shown = f"{name} ({runtime})" if len(runtimes) > 1 else name
+        try:
+            backend = open_model(dataclasses.replace(model, runtime=runtime), threads=options.threads)
+            if runtime == "openvino" and options.runtime == "auto":
+                backend.infer(sample_inputs(signature, 1))
+        except StageError as err:
+            if options.runtime == "auto" and runtime == "openvino":
+                not_run[shown] = err.why
+                continue
+            raise
         if backend.emulated:
             raise StageError(
                 f"can't time {name} on the CPU",
                 why="it is in BF16, which ONNX Runtime only emulates on this CPU",
                 mend="add --device cuda where there is a GPU",
             )
-        yield name, backend
-    else:
-        for provider in options.provider:
-            asked = ProviderOptions(provider, options.cuda_graphs, options.tf32, options.engine_cache, options.threads)
-            yield f"{name} ({provider})" if len(options.provider) > 1 else name, OnnxDeviceBackend(model, asked)
+        yield shown, backend
 
 
 def _sized(signature: Signature, options: MeasureOptions) -> tuple[Signature, Dataset | None]:

@@ -194,6 +194,7 @@ def write_artifact(
             signature=model.signature,
             stages=report.stages,
             toolkit_version=__version__,
+            runtime="onnxruntime" if report.serving is None else report.serving.runtime,
         )
         artifact.save()
         report.write(beside, _thinned(timed))

@@ -97,10 +97,10 @@ def estimates(
     prepared = dataclasses.replace(prepare(checkpoint, options), cache=cache)
     found = [Estimate("load, check", "", time.perf_counter() - begun)]
     with tempfile.TemporaryDirectory() as name:
-        baseline, row = _original(prepared, Path(name) / "original", watcher)
+        baseline, original = _original(prepared, Path(name) / "original", watcher)
         outcomes, rows = _stages(prepared, Path(name), baseline, watcher)
-        found += [row, *rows]
-        last = baseline[-1].given.model
+        found += [*original, *rows]
+        last = baseline[-1].given.model if baseline else prepared.model
         assert isinstance(last, OnnxModel)  # noqa: S101  the original's own export ends in a file
         samples = 0 if prepared.judged is None else len(prepared.judged.proof)
         models = counted(len(outcomes) + 2, "models")
@@ -111,14 +111,16 @@ def estimates(
     return found, prepared.model.signature.sizes_text
 
 
-def _original(prepared: Prepared, folder: Path, watcher: Watcher) -> tuple[list[Outcome], Estimate]:
-    """The original's own export, which the result is compared with."""
+def _original(prepared: Prepared, folder: Path, watcher: Watcher) -> tuple[list[Outcome], list[Estimate]]:
+    """The original's own export, which the result is compared with, if it has one."""
     stages = baseline_of(prepared.stages)
+    if not stages:
+        return [], []
     tried = _tried(prepared, stages, prepared.work / "original", folder, watcher)
     kept = all(outcome.reused for outcome, _ in tried)
     seconds = sum(each.seconds or 0.0 for _, each in tried)
     row = Estimate("original: onnx_from_torch, fold_onnx", "to compare with", seconds, kept)
-    return [outcome for outcome, _ in tried], row
+    return [outcome for outcome, _ in tried], [row]
 
 
 def _stages(

@@ -18,6 +18,7 @@ from compress.evaluate.compare import Comparison, batch_difference, compare
 from compress.evaluate.evaluation import Evaluation
 from compress.evaluate.intervals import Interval, difference_interval, mean_interval
 from compress.evaluate.scoring import batch_for
+from compress.formats.onnx.load import size_of
 from compress.model import Arrays, EngineModel, Model, OnnxModel, TorchModel, sample_inputs
 from compress.pipeline import Outcome, Watcher
 from compress.runtime.backends import Backend, open_model
@@ -26,7 +27,7 @@ from compress.runtime.latency import Turns, latency
 from compress.runtime.measure import cores, onnx_macs, onnx_params, torch_macs, torch_params
 from compress.runtime.memory import give_back
 
-__all__ = ["Found", "measure", "rows_of"]
+__all__ = ["Found", "judged_fields", "loss_between", "measure", "rows_of"]
 
 BATCH = 8
 BATCH_SECONDS = 4.0  # for what a batch changes: of a slow model fewer samples are looked at, but these at least
@@ -55,7 +56,13 @@ class Found:
     footprints: Mapping[str, Footprint] = field(default_factory=dict)
 
 
-def measure(rows: Mapping[str, Model], judged: Evaluation | None, threads: int, watcher: Watcher) -> Found:
+def measure(
+    rows: Mapping[str, Model],
+    judged: Evaluation | None,
+    threads: int,
+    watcher: Watcher,
+    beside: Mapping[str, Model] | None = None,
+) -> Found:
     """The same samples through all models on all cores, then the clock, then each alone in a process of its own.
 
     Args:
@@ -63,21 +70,24 @@ def measure(rows: Mapping[str, Model], judged: Evaluation | None, threads: int, 
         judged: evaluation data and the metric, or None.
         threads: for the latency.
         watcher: is told how it goes on.
+        beside: the last row's file on other runtimes, by names of their own: all that is measured of a row is measured
+            of these, too, in the same turns.
     """
     give_back()
+    last, others = list(rows)[-1], beside or {}
+    rows = {**rows, **others}
     compared = {} if judged is None else _compared(rows, judged, watcher)
     opened = {name: open_model(model, threads=threads) for name, model in rows.items()}
     signature = rows["original"].signature
     one = typical_inputs(signature, None if judged is None else judged.proof, 1)
-    last = list(rows)[-1]
-    apart = _batches({name: opened[name] for name in ("original", last)}, judged, signature)
+    apart = _batches({name: opened[name] for name in ("original", last, *others)}, judged, signature)
     tick = watcher.started("measure")
     clocked = {name: backend for name, backend in opened.items() if not backend.emulated}
     timed = latency(
         clocked,
         one,
-        references=("original", "original_onnx"),
-        claimed=(last,),
+        references=("original", "original_onnx", *((last,) if others else ())),
+        claimed=(last, *others),
         progress=lambda done, total: tick(done, total, "interleaved rounds"),
     )
     files = {name: model for name, model in rows.items() if isinstance(model, OnnxModel) and name in clocked}
@@ -142,6 +152,8 @@ def rows_of(
         checkpoint_bytes: size of the original's file.
     """
     did = {"original": "as it was given", "original_onnx": "exported as it is, to compare sizes and speed with"}
+    if isinstance(models["original"], OnnxModel):
+        did["original"] = "the file as it was given"
     reports = []
     before = "original"
     for name, model in models.items():
@@ -151,7 +163,7 @@ def rows_of(
             # What else lies in a trainer's checkpoint is no part of the model.
             size = min(checkpoint_bytes, _weight_bytes(model.module))
             did["original"] = f"as it was given: a file of {checkpoint_bytes:,} bytes, {size:,} of them weights"
-        judged = {} if found.judged is None else _judged(name, before, found, found.judged)
+        judged = {} if found.judged is None else judged_fields(name, before, found, found.judged)
         measured = dataclasses.replace(_measured(name, model, found, size), **judged)
         warnings = _warnings(name, found)
         if outcome is None:
@@ -184,7 +196,7 @@ def _measured(name: str, model: Model, found: Found, size: int | None) -> Measur
     else:
         graph = model.onnx if isinstance(model, EngineModel) else model
         macs, params = onnx_macs(graph.path, model.signature), onnx_params(graph.path)
-        size = model.path.stat().st_size
+        size = size_of(graph.path) if isinstance(model, OnnxModel) else model.path.stat().st_size
     alone, timed = found.footprints.get(name), found.latency.get(name)
     return Measured(
         macs=macs,
@@ -225,7 +237,7 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _judged(name: str, before: str, found: Found, judged: Evaluation) -> dict[str, Any]:
+def judged_fields(name: str, before: str, found: Found, judged: Evaluation) -> dict[str, Any]:
     """The fields of Measured that the metric fills; what is no number, or means nothing, is left out."""
     metric, here, first = judged.metric, found.compared[name], found.compared["original"]
     fields: dict[str, float | None] = {
@@ -251,6 +263,14 @@ def _judged(name: str, before: str, found: Found, judged: Evaluation) -> dict[st
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
+
+
+def loss_between(found: Found, name: str, other: str) -> float | None:
+    """What a row loses against another for sure: the lower end of the interval, in points; None without intervals."""
+    here, there = found.compared[name].scores, found.compared[other].scores
+    if found.judged is None or here is None or there is None or found.compared["original"].doubts:
+        return None
+    return _drop(name, here, there, found.judged).low
 
 
 def _drop(name: str, scores: Any, first: Any, judged: Evaluation) -> Interval:

@@ -6,16 +6,17 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.data.sizes import sized_by
 from compress.errors import RecipeError
 from compress.evaluate.metrics import METRICS, Metric
-from compress.model import TorchModel
+from compress.model import OnnxModel, TorchModel
 from compress.model.infer import proven
 from compress.onnx_export.fold import FoldOnnx
+from compress.onnx_export.from_file import OnnxFromFile
 from compress.onnx_export.from_torch import OnnxFromTorch
 from compress.options import CompressOptions, EngineOptions, ExportOptions, FinetuneOptions, SourceOptions
 from compress.options.training import TrainingOptions
@@ -48,9 +49,10 @@ def find_data(source: str, checkpoint: Path) -> str:
     return str(beside) if not Path(source).exists() and beside.exists() else source
 
 
-def with_sizes(
-    model: TorchModel, checkpoint: Path, sources: Mapping[str, str | None], dims: Sequence[str] = ()
-) -> TorchModel:
+_Model = TypeVar("_Model", bound=TorchModel | OnnxModel)
+
+
+def with_sizes(model: _Model, checkpoint: Path, sources: Mapping[str, str | None], dims: Sequence[str] = ()) -> _Model:
     """A model with a representative size for whatever varies: from the data, where neither user nor file gave one.
 
     Args:
@@ -96,7 +98,7 @@ def inputs_of(options: SourceOptions, checkpoint: Path) -> list[Path]:
 
 def stages_for(
     options: ExportOptions,
-    model: TorchModel,
+    model: TorchModel | OnnxModel,
     checkpoint: Path,
     judged: tuple[Dataset, Metric] | None = None,
     sensitivity: Sensitivity | None = None,
@@ -125,7 +127,10 @@ def stages_for(
     typical = next((held for held in (calibration, judged and judged[0], training) if held is not None), None)
     precision = _precision(options, model, calibration, judged, typical)
     seen = "" if judged is None else judged[0].sha256
-    recovery = None if training is None else _finetune(options, model, training, validation, seen)
+    recovery = None
+    if training is not None:
+        assert isinstance(model, TorchModel)  # noqa: S101  nothing else is trained
+        recovery = _finetune(options, model, training, validation, seen)
     samples = calibration if training is None else training
     if options.sensitivity is not None and sensitivity is None:
         sensitivity = Sensitivity.load(options.sensitivity)
@@ -221,13 +226,13 @@ def training_of(options: TrainingOptions) -> TrainingOptions:
 
 def _precision(
     options: ExportOptions,
-    model: TorchModel,
+    model: TorchModel | OnnxModel,
     calibration: Dataset | None,
     judged: tuple[Dataset, Metric] | None,
     typical: Dataset | None,
 ) -> list[Stage]:
     stages: list[Stage] = [
-        OnnxFromTorch(typical),
+        OnnxFromTorch(typical) if isinstance(model, TorchModel) else OnnxFromFile(typical),
         FoldOnnx(unfuse=options.target == "cpu" and options.precision == "fp32"),
     ]
     if options.smooth and calibration is not None and options.int8 != "qat":  # a training finds its own scales
@@ -341,6 +346,12 @@ def _together(options: ExportOptions, judged: tuple[Dataset, Metric] | None) -> 
             "can't build a TensorRT engine",
             f"the file would be made for --target {options.target}, with INT8 that TensorRT does not take",
             "add --target tensorrt",
+        ),
+        (
+            options.runtime == "openvino" and options.target != "cpu",
+            f"can't serve a file for --target {options.target} with OpenVINO",
+            "its INT8 is made for a GPU, and OpenVINO runs it on the CPU",
+            "leave --target or --runtime out",
         ),
         (options.threads < 1, "can't measure with no thread", f"--threads is {options.threads}", "give 1 or more"),
     )

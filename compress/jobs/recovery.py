@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from compress.console.wording import assumed_of
 from compress.data.dataset import Dataset
 from compress.errors import CheckpointError, SignatureError
 from compress.evaluate.compare import compare
@@ -27,7 +28,7 @@ from compress.jobs.recipe import find_data, inputs_of, labelled_of, training_of,
 from compress.model import TorchModel, in_float32
 from compress.options import FinetuneOptions
 from compress.options.ranges import check_ranges
-from compress.pipeline import Outcome, Watcher, check, hashing_shown, run
+from compress.pipeline import Outcome, Watcher, check, hashing_shown, run, with_seen
 from compress.report.training import write_page
 from compress.runtime.backends import Backend, TorchBackend
 from compress.runtime.machine import environment, versions
@@ -152,6 +153,7 @@ def _finetune(
     profile = profile_told(outcome)
     if "profile" not in outcome.given.details:  # which the page tells by itself
         notes += profile
+    notes += assumed_of(model.assumed, "" if teacher is None else teacher.assumed)
     given = dataclasses.replace(outcome.given, warnings=(*outcome.given.warnings, *notes))
     assert isinstance(given.model, TorchModel)  # noqa: S101  the stage gives one
     rows: tuple[Row, ...] = ()
@@ -194,7 +196,7 @@ def _run(
         folder.mkdir(parents=True, exist_ok=True)
     progress = watcher.started(stage.name) if rank() == 0 else lambda _done, _total, _note: None
     given = stage.run(model, folder, progress)
-    outcome = Outcome(stage, given, given.details["training_seconds"], reused=False, size_bytes=None)
+    outcome = with_seen(Outcome(stage, given, given.details["training_seconds"], reused=False, size_bytes=None))
     if rank() == 0:
         watcher.ended(outcome)
     return outcome

@@ -11,11 +11,12 @@ from pathlib import Path
 from compress.data.sizes import batches_of, typical_inputs
 from compress.evaluate.compare import compare
 from compress.evaluate.evaluation import Evaluation
-from compress.jobs.evidence import unique_names
+from compress.jobs.evidence import exported_row, rows_before, unique_names
 from compress.jobs.examine import roofline_of
+from compress.jobs.original import Original
 from compress.jobs.prove import Found, rows_of
 from compress.jobs.rehearsal import Clock, turns_seconds
-from compress.model import Model, OnnxModel, TorchModel, sample_inputs
+from compress.model import Model, OnnxModel, sample_inputs
 from compress.options import ExportOptions
 from compress.pipeline import Outcome
 from compress.report.export import Report
@@ -34,7 +35,7 @@ __all__ = ["report_seconds"]
 def report_seconds(
     checkpoint: Path,
     options: ExportOptions,
-    model: TorchModel,
+    model: Original,
     baseline: OnnxModel,
     outcomes: Sequence[Outcome],
     judged: Evaluation | None,
@@ -46,13 +47,13 @@ def report_seconds(
         checkpoint: that the run starts from.
         options: of the run.
         model: the original.
-        baseline: the original, exported as it is.
+        baseline: the original, exported as it is; itself, where it is an ONNX file.
         outcomes: of the stages, or what stands for theirs.
         judged: evaluation data and the metric, if there is data.
         progress: is told how it goes on.
     """
     names = unique_names([outcome.stage.name for outcome in outcomes])
-    rows: dict[str, Model] = {"original": model, "original_onnx": baseline}
+    rows = rows_before(model, baseline)
     rows |= {name: outcome.given.model for name, outcome in zip(names, outcomes, strict=True)}
     files = {name: each for name, each in rows.items() if isinstance(each, OnnxModel)}
     data = None if judged is None else judged.proof
@@ -66,7 +67,7 @@ def report_seconds(
     seconds += 2 * (time.perf_counter() - begun)
     seconds += _grid(options, rows)
     begun = time.perf_counter()
-    _told(checkpoint, options, rows, dict(zip(names, outcomes, strict=True)), {"original_onnx": roofline})
+    _told(checkpoint, options, rows, dict(zip(names, outcomes, strict=True)), {exported_row(rows): roofline})
     return seconds + time.perf_counter() - begun
 
 
@@ -87,7 +88,7 @@ def _grid(options: ExportOptions, rows: Mapping[str, Model]) -> float:
     """Each setting has its fewest rounds: one call of each tells how long they are."""
     if not options.batches and not options.thread_counts:
         return 0.0
-    compared = {name: rows[name] for name in ("original", "original_onnx", list(rows)[-1])}
+    compared = {name: rows[name] for name in ("original", exported_row(rows), list(rows)[-1])}
     signature = rows["original"].signature
     return sum(
         turns_seconds(compared, threads, FEWEST, sample_inputs(signature, batch))

@@ -11,16 +11,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from compress.artifact import Runtime
 from compress.console.wording import counted
 from compress.data.sizes import typical_inputs
-from compress.errors import RecipeError, ResourceError, ToolkitError
+from compress.errors import RecipeError, ResourceError, StageError, ToolkitError
 from compress.evaluate.evaluation import Evaluation, budget_of, evaluation_of
 from compress.evaluate.intervals import percent
 from compress.evaluate.judge import Judge
 from compress.evaluate.search_result import Candidate, SearchResult, Trial, candidates
-from compress.formats.checkpoint import load
+from compress.jobs.original import Original, original
 from compress.jobs.recipe import sources_of, stages_for
-from compress.model import OnnxModel, TorchModel, in_float32
+from compress.model import OnnxModel
 from compress.options import OptimizeOptions
 from compress.pipeline import Outcome, Watcher, check, run
 from compress.prune.prune_channels import PruneChannels
@@ -49,7 +50,7 @@ class _Setting:
 
 
 def search(
-    checkpoint: Path, options: OptimizeOptions, model: TorchModel, *, source: str, work: Path, watcher: Watcher,
+    checkpoint: Path, options: OptimizeOptions, model: Original, *, source: str, work: Path, watcher: Watcher,
     cache: StageCache | None = None,
 ) -> SearchResult:  # fmt: skip
     """Make and measure every candidate of the options.
@@ -80,7 +81,7 @@ def search(
     return _measured(trials, options, model, evaluation, watcher)
 
 
-def judged(options: OptimizeOptions, model: TorchModel, checkpoint: Path) -> Evaluation:
+def judged(options: OptimizeOptions, model: Original, checkpoint: Path) -> Evaluation:
     """The evaluation data and the metric of a search."""
     if options.eval is None:
         raise RecipeError(
@@ -187,9 +188,7 @@ class _Named:
 def _branch(setting: _Setting, group: Sequence[Candidate], watcher: Watcher) -> list[Trial]:
     """Make the candidates of one ratio, its float model first, and screen each on a part of the data."""
     options = setting.options
-    model = in_float32(
-        load(setting.checkpoint, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size)
-    )
+    model = original(setting.checkpoint, options)
     evaluation = judged(options, model, setting.checkpoint)
     assert evaluation.choice is not None  # noqa: S101  a search chooses
     count = max(SCREEN_LEAST, int(len(evaluation.choice) * SCREEN_SHARE))
@@ -223,6 +222,11 @@ def _branch(setting: _Setting, group: Sequence[Candidate], watcher: Watcher) -> 
     return trials
 
 
+def ranked_on(options: OptimizeOptions) -> Runtime:
+    """What candidates are timed on. The winner alone is measured on both, where the runtime is to be chosen."""
+    return "openvino" if options.runtime == "openvino" else "onnxruntime"
+
+
 def _sharing(stage: Stage) -> Stage:
     """What can lose channels does not hang on the candidate: the next ratio finds it in the work folder."""
     if isinstance(stage, PruneChannels):
@@ -248,7 +252,7 @@ def _screened(candidate: Candidate, model: OnnxModel, judge: Judge, options: Opt
 def _measured(
     trials: Sequence[Trial],
     options: OptimizeOptions,
-    model: TorchModel,
+    model: Original,
     evaluation: Evaluation,
     watcher: Watcher,
 ) -> SearchResult:
@@ -261,8 +265,12 @@ def _measured(
     opened: dict[str, Backend] = {}
     for number, (name, trial) in enumerate(left.items(), 1):
         assert trial.path is not None  # noqa: S101  set for what is measured
-        onnx = OnnxModel(trial.path, model.signature)
-        drop = judge.drop(open_model(onnx, threads=cores()))
+        onnx = OnnxModel(trial.path, model.signature, runtime=ranked_on(options))
+        try:
+            drop = judge.drop(open_model(onnx, threads=cores()))
+        except StageError as err:  # an operator that OpenVINO lacks
+            left[name] = dataclasses.replace(trial, status="failed", why=f"{err.what}: {err.why}")
+            continue
         if math.isfinite(drop.points):
             left[name] = dataclasses.replace(
                 trial, value=drop.after, drop=drop.points, drop_low=drop.low, drop_high=drop.high
@@ -291,4 +299,5 @@ def _measured(
         samples=len(data),
         trials=tuple(left.get(trial.candidate.name, trial) for trial in trials),
         confidence=budget.confidence,
+        runtime=ranked_on(options),
     )

@@ -11,8 +11,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from compress.artifact import Runtime
 from compress.model.infer import infer_outputs, infer_signature
 from compress.model.inputs import Arrays, call, example_inputs, sample_inputs, symbols_of
+from compress.model.onnx_module import OnnxModule
 from compress.signature import Signature
 
 __all__ = [
@@ -45,27 +47,37 @@ class TorchModel:
             pruned and trained.
         ranges: of activations, (lowest, highest) by the name of the tensor in the graph that will be exported, where a
             training under 8 bits has found them.
+        assumed: of the file that it was loaded from: which weights were taken, what was taken off their names or left
+            out, in words; "" for nothing.
     """
 
     module: nn.Module
     signature: Signature
     layered: bool = True
     ranges: Ranges = field(default_factory=dict, compare=False)
+    assumed: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """An ONNX file, all of it in one file.
+    """An ONNX file; what stages give is all in one file, a user's may have weights beside it.
 
     Attributes:
         path: of it.
         signature: inputs and outputs.
         ranges: see `TorchModel`; what quantizes takes them in place of calibrating.
+        runtime: what runs it on the CPU.
     """
 
     path: Path
     signature: Signature
     ranges: Ranges = field(default_factory=dict, compare=False)
+    runtime: Runtime = "onnxruntime"
+
+    @property
+    def module(self) -> nn.Module:
+        """What runs it as torch would run a module; one of its own each time, since it holds the file's weights."""
+        return OnnxModule(self.path, self.signature)
 
 
 @dataclass(frozen=True)
@@ -102,4 +114,4 @@ def in_float32(model: TorchModel) -> TorchModel:
     names = tuple(spec.name for spec in model.signature.outputs)
     outputs = infer_signature(module, specs, names, model.signature.sizes).outputs
     signature = dataclasses.replace(model.signature, inputs=specs, outputs=outputs)
-    return TorchModel(module, signature, model.layered)
+    return dataclasses.replace(model, module=module, signature=signature)

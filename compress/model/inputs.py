@@ -15,7 +15,7 @@ from compress.signature import Signature, TensorSpec
 from compress.storage.shortages import lacks_memory
 from compress.vetting.memory import memory_left
 
-__all__ = ["Arrays", "call", "example_inputs", "run_on", "sample_inputs", "symbols_of", "telling"]
+__all__ = ["Arrays", "call", "example_inputs", "in_calls", "run_on", "sample_inputs", "symbols_of", "telling"]
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 _Answer = TypeVar("_Answer")
@@ -105,6 +105,21 @@ def call(module: nn.Module, specs: tuple[TensorSpec, ...], arrays: Mapping[str, 
     """Run a module on arrays or tensors by input name; outputs by name (`output`, `output_0`…, or a dict's keys)."""
     tensors = [torch.as_tensor(arrays[spec.name]) for spec in specs]
     return dict(_named(module(*tensors)))
+
+
+def in_calls(signature: Signature, inputs: Arrays, run: Callable[[Arrays], Arrays]) -> Arrays:
+    """Outputs for inputs, in a call for each sample where the model takes no more.
+
+    Args:
+        signature: of the model.
+        inputs: any number of samples.
+        run: is one call.
+    """
+    samples = len(next(iter(inputs.values()))) if signature.singly else 1
+    if samples == 1:
+        return run(inputs)
+    found = [run({name: values[at : at + 1] for name, values in inputs.items()}) for at in range(samples)]
+    return {name: np.concatenate([each[name] for each in found]) for name in found[0]}
 
 
 def run_on(inputs: Mapping[str, Any], run: Callable[[], _Answer]) -> _Answer:

@@ -12,18 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import onnx
 import torch
 
 from compress.artifact import Signature
 from compress.data.dataset import Dataset
 from compress.errors import StageError
-from compress.evaluate.parity import differences
-from compress.model import Arrays, Model, OnnxModel, TorchModel, example_inputs
-from compress.model.drawn import drawn_inputs, indices_of
+from compress.model import Model, OnnxModel, TorchModel, example_inputs
 from compress.model.infer import elsewhere, proven, runs_at
-from compress.model.inputs import telling
+from compress.onnx_export.equal import BATCHES, Wording, comparisons, equal, sizes_assumed
 from compress.onnx_export.file import save
 from compress.runtime.backends import OnnxBackend, TorchBackend
 from compress.runtime.memory import give_back
@@ -34,9 +31,6 @@ __all__ = ["OnnxFromTorch", "exported"]
 # What ONNX Runtime 1.23 and later, the one in Triton's containers, and TensorRT 10 and 11 all read.
 OPSET = 20
 IR_VERSION = 10
-BATCHES = (1, 2, 5)
-MOVED_BATCH = 2  # where what else varies has another size than the representative one
-SAMPLES = 8  # of the data
 BESIDE = ".data"  # what the exporter puts behind the name of the file with the weights
 
 
@@ -75,9 +69,9 @@ class OnnxFromTorch:
         given = OnnxModel(path, model.signature, model.ranges)
         torches, onnxes = TorchBackend(model, torch.get_num_threads()), OnnxBackend(given, threads=1)
         parity: dict[str, dict[str, Any]] = {}
-        for done, (key, inputs) in enumerate(_inputs(model, runs, self.data), 2):
+        for done, (key, inputs) in enumerate(comparisons(model.module, model.signature, torches, self.data), 2):
             told = self.data.source if self.data is not None and key == "data" else f"batch {key}"
-            parity[key] = _parity(torches, onnxes, model.signature, inputs, told)
+            parity[key] = equal(torches, onnxes, model.signature, inputs, Wording(told))
             progress(done, trials + 2, f"{told}: off by {parity[key]['max_abs_error']:.2g}")
         progress(trials + 2, trials + 2, "equal to torch")
         worst = max(figures["max_abs_error"] for figures in parity.values())
@@ -95,7 +89,7 @@ class OnnxFromTorch:
                 "sizes": model.signature.sizes_told,
                 "parity": parity,
             },
-            warnings=_warnings(model.signature),
+            warnings=sizes_assumed(model.signature),
         )
 
 
@@ -113,15 +107,6 @@ def exported(model: TorchModel, path: Path) -> torch.export.ExportedProgram:
     return program.exported_program
 
 
-def _warnings(signature: Signature) -> tuple[str, ...]:
-    if not signature.unsaid:
-        return ()
-    sizes = ", ".join(f"{dim} = {size}" for dim, size in signature.unsaid.items())
-    flags = " ".join(f"--size {dim}=…" for dim in signature.unsaid)
-    said = f"Nothing says how large an input usually is: the model was measured, counted and tried at {sizes}."
-    return (f"{said} {flags} sets that, or data does.",)
-
-
 def _traced_at(signature: Signature, runs: Callable[[Mapping[str, int]], bool]) -> dict[str, int]:
     """Sizes for the exporter, all unlike each other and above 1: it takes a 1 for a constant, and equals for one."""
     sizes = signature.at(2)
@@ -134,26 +119,6 @@ def _traced_at(signature: Signature, runs: Callable[[Mapping[str, int]], bool]) 
         again += [dim] if sizes[dim] in seen else []
         seen.add(sizes[dim])
     return elsewhere(runs, sizes, again)
-
-
-def _inputs(
-    model: TorchModel, runs: Callable[[Mapping[str, int]], bool], data: Dataset | None
-) -> Iterator[tuple[str, Arrays]]:
-    """What to compare on, and a name for it: random inputs at every batch, at one with other sizes, and the data."""
-    signature = model.signature
-    indices = indices_of(model.module, signature)
-    run = TorchBackend(model, torch.get_num_threads()).infer
-    for batch in BATCHES:
-        sizes = signature.at(batch)
-        if batch == MOVED_BATCH:
-            sizes = elsewhere(runs, sizes, signature.told)
-        yield (
-            str(batch),
-            telling(drawn_inputs(signature, sizes, indices, seed=batch), lambda given: run(given).values()),
-        )
-    if data is not None:
-        places = np.unique(np.linspace(0, len(data) - 1, min(SAMPLES, len(data))).astype(np.int64))
-        yield "data", data.take(places)[0]
 
 
 def _export(model: TorchModel, sizes: Mapping[str, int], path: Path) -> torch.onnx.ONNXProgram | None:
@@ -275,44 +240,3 @@ def _check_file(path: Path, signature: Signature) -> None:
                 have.dim_param = want
     save(model, path)
     path.with_name(path.name + BESIDE).unlink(missing_ok=True)
-
-
-def _parity(
-    torches: TorchBackend, onnxes: OnnxBackend, signature: Signature, inputs: Arrays, told: str
-) -> dict[str, Any]:
-    shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in inputs.items())
-    expected = torches.infer(inputs)
-    try:
-        got = onnxes.infer(inputs)
-    except Exception as err:  # ONNX Runtime's own exception classes have no common base but this
-        raise StageError(
-            f"the exported model fails at {told}",
-            why=f"{shapes}: {str(err.__cause__ or err).strip().splitlines()[-1][:300]}",
-            mend="look in the forward for sizes written as numbers, such as reshape(2, -1)",
-        ) from err
-    for spec in signature.outputs:
-        shape = expected[spec.name].shape
-        if len(shape) != len(spec.shape) or any(
-            isinstance(want, int) and want != have for want, have in zip(spec.shape, shape, strict=True)
-        ):
-            raise StageError(
-                f"the signature does not hold at {told}",
-                why=f"it says that the model gives {spec}, for {shapes} it gives {list(shape)}",
-                mend="save the model again with compress.save, or give the --size that is usual",
-            )
-    found = differences(expected, got)
-    for name, apart in found.items():
-        if not apart.fits:
-            here, there = (list(answers[name].shape) for answers in (expected, got))
-            is_off = str(apart) if here == there else f"{there}, in torch it is {here}"
-            raise StageError(
-                f"the exported model gives other answers at {told}",
-                why=f"for {shapes} its output {name!r} is {is_off}",
-                mend="look in the forward for branches on shapes, such as `if x.shape[0] == 1`",
-            )
-    return {
-        "max_abs_error": max(apart.max_abs_error for apart in found.values()),
-        "cosine_similarity": min(apart.cosine_similarity for apart in found.values()),
-        "relative_error": {name: apart.relative_error for name, apart in found.items()},
-        "shapes": {name: list(values.shape) for name, values in inputs.items()},
-    }

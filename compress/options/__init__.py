@@ -98,6 +98,10 @@ class CompressOptions(TrainingOptions, SourceOptions):
     target: Annotated[Literal["cpu", "tensorrt", "cuda"], Parameter(group=_INT8)] = "cpu"
     """What will run the model: decides the types of INT8 weights and activations."""
 
+    runtime: Annotated[Literal["auto", "onnxruntime", "openvino"], Parameter(group=_PROOF)] = "auto"
+    """What serves the result on a CPU: auto measures it on both where OpenVINO is installed, and takes the faster one,
+    if it computes it alike."""
+
     smooth: Annotated[bool, Parameter(negative="", group=_INT8)] = False
     """Before INT8, even out channels of very unlike sizes: pays on badly scaled networks and transformers."""
 
@@ -328,6 +332,9 @@ class MeasureOptions(SourceOptions):
 
     device: Annotated[Literal["cpu", "cuda"], Parameter(group=_WHERE)] = "cpu"
     """What runs the models; a model that can't run there is an error, it is never run elsewhere instead."""
+
+    runtime: Annotated[Literal["auto", "onnxruntime", "openvino"], Parameter(group=_WHERE)] = "auto"
+    """On the CPU: what runs ONNX files; auto is each that is installed, openvino needs the extra of that name."""
 
     provider: Annotated[tuple[Literal["cuda", "tensorrt"], ...], Parameter(consume_multiple=True, group=_WHERE)] = (
         "cuda",

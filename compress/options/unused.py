@@ -100,6 +100,7 @@ RULES: dict[type, tuple[Rule, ...]] = {
             lambda o: o.device == "cuda",
             "it is for a GPU: add --device cuda",
         ),
+        (("runtime",), lambda o: o.device == "cpu", "on a GPU it is --provider that says what runs ONNX files"),
         (("engine_cache",), lambda o: "tensorrt" in o.provider, "it keeps engines of --provider tensorrt"),
         (("dims",), lambda o: o.data is None, "the sizes are those of --data"),
     ),

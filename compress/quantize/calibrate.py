@@ -14,6 +14,7 @@ from onnx import TensorProto
 
 from compress.data.dataset import Dataset
 from compress.errors import StageError
+from compress.formats.onnx.outline import outline
 from compress.model import OnnxModel, Ranges
 from compress.model.inputs import run_on
 from compress.onnx_export.tied import apart
@@ -117,9 +118,10 @@ def batch_for(path: Path, names: Iterable[str], data: Dataset) -> int:
         names: of its float32 tensors.
         data: what it is run on, whose sizes decide.
     """
-    fixed = [value.type.tensor_type.shape.dim[:1] for value in onnx.load(path, load_external_data=False).graph.input]
-    if any(dim and dim[0].HasField("dim_value") for dim in fixed):
-        return max(1, len(data))
+    leading = [value.type.tensor_type.shape.dim[:1] for value in outline(path).graph.input]
+    fixed = {dims[0].dim_value for dims in leading if dims and dims[0].HasField("dim_value")}
+    if fixed:
+        return 1 if fixed == {1} else max(1, len(data))
     shapes = shapes_for(path, data.take(slice(0, 1))[0], list(names))
     return samples_within(sum(math.prod(shape) for shape in shapes.values()))
 

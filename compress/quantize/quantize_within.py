@@ -54,7 +54,7 @@ class QuantizeWithin:
     """
 
     quantize: QuantizeOnnx
-    reference: TorchModel
+    reference: TorchModel | OnnxModel
     data: Dataset
     metric: Metric
     max_drop: float

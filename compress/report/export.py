@@ -17,6 +17,7 @@ from compress.console.durations import bytes_text, ms_text
 from compress.console.wording import Note, counted
 from compress.evaluate.gains import Gain, gains_of, speed
 from compress.evaluate.intervals import CONFIDENCE, percent
+from compress.evaluate.runtime_choice import SHOWN, Choice
 from compress.report.findings import telling
 from compress.report.pages import page
 from compress.report.plots import INT8, ONNX, SHARES, TORCH, plots
@@ -40,16 +41,17 @@ class Report:
         signature: of the model.
         environment: machine and versions.
         data: `samples` and `sha256` of the evaluation data.
-        stages: "original" and "original_onnx" first, then each stage.
+        stages: "original" first, "original_onnx" where that is no ONNX file itself, then each stage.
         findings: what the reader should not miss.
         grid: latency and throughput by batch size and thread count, of the original in torch and ONNX and the result.
-        rooflines: of "original_onnx" and of the result, by row.
+        rooflines: of "original_onnx", or "original" where that is an ONNX file, and of the result, by row.
         layer_bytes: weights by layer, of the original and of the result.
         script: reproduce.sh, where the run came from a command line.
         searched: where the search's page is, seen from this one, where a search has chosen what was done.
         recipe: the options of the run as a recipe.
         measuring: `seconds` that all measuring took, and of the turns for latency `latency`: rounds, seconds, how wide
             the widest interval of a ratio is, and why they ended.
+        serving: on what the finished file was measured, and which of these serves it; None for one alone.
     """
 
     command: str
@@ -66,6 +68,7 @@ class Report:
     searched: str = ""
     recipe: str = ""
     measuring: Mapping[str, Any] = field(default_factory=dict)
+    serving: Choice | None = None
 
     @property
     def gains(self) -> dict[str, float]:
@@ -74,7 +77,8 @@ class Report:
         Of latencies the ratio is paired by round, and has its 95% interval in `…_low` and `…_high`.
         """
         rows = {row.stage: row.measured for row in self.stages}
-        original, onnx, last = rows["original"], rows["original_onnx"], self.stages[-1].measured
+        original, last = rows["original"], self.stages[-1].measured
+        onnx = rows.get("original_onnx", original)
         pairs = {
             "size": (onnx.size_bytes, last.size_bytes),
             "macs": (original.macs, last.macs),
@@ -82,6 +86,8 @@ class Report:
         }
         found = {name: before / after for name, (before, after) in pairs.items() if before and after}
         for name, before in (("latency_over_torch", original), ("latency_over_onnx", onnx)):
+            if name == "latency_over_torch" and before is onnx:
+                continue
             if (ratio := speed(before, last)) is not None:
                 ends = {f"{name}_low": ratio.low, f"{name}_high": ratio.high}
                 found |= {name: ratio.value} | {end: value for end, value in ends.items() if value is not None}
@@ -101,6 +107,7 @@ class Report:
             "stages": [stage.to_dict() for stage in self.stages],
             "gains": self.gains,
             "measuring": dict(self.measuring),
+            "runtimes": None if self.serving is None else self.serving.to_dict(),
             "findings": list(self.findings),
             "notes": list(self.notes),
             "grid": [cell.to_dict() for cell in self.grid],
@@ -154,6 +161,7 @@ class Report:
             change=_change(self.stages[0].measured, self.stages[-1].measured, percent(self.confidence)),
             threads=counted(int(self.environment["threads"]), "threads"),
             samples=counted(int(self.data.get("samples", 0)), "evaluation samples"),
+            runtimes=SHOWN,
             colours={"in torch": TORCH, "in ONNX Runtime": ONNX, "with INT8": INT8},
             left=[(row.stage, row.details[key]) for row in self.stages for key in LEFT if row.details.get(key)],
         )

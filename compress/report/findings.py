@@ -32,12 +32,13 @@ def findings(rows: Sequence[StageReport], confidence: float = CONFIDENCE) -> tup
     """Warnings, each in one sentence, and notes among them.
 
     Args:
-        rows: "original" and "original_onnx" first, then the stages in order.
+        rows: "original" first, "original_onnx" where that is no ONNX file itself, then the stages in order.
         confidence: of the metric's intervals.
     """
     by_name = {row.stage: row.measured for row in rows}
     found = [warning for row in rows for warning in row.warnings]
-    original, onnx = by_name["original"], by_name["original_onnx"]
+    original = by_name["original"]
+    onnx = by_name.get("original_onnx", original)
     last = rows[-1].measured
     floats = by_name.get("fold_onnx")
     int8 = by_name.get("quantize_onnx") or by_name.get("quantize_within") or by_name.get("quantize_faster")
@@ -65,7 +66,8 @@ def findings(rows: Sequence[StageReport], confidence: float = CONFIDENCE) -> tup
     if onnx.size_bytes and last.size_bytes and last.size_bytes > onnx.size_bytes:
         grown = f"The file has grown, from {onnx.size_bytes:,} to {last.size_bytes:,} bytes"
         scales = ": in so small a model, scales and Q/DQ nodes outweigh what 8-bit weights save"
-        found.append(f"{grown}{scales if int8 and not engine else ''}.")
+        quantized = int8 and any(row.details.get("layers", {}).get("int8") for row in rows)
+        found.append(f"{grown}{scales if quantized and not engine else ''}.")
     if last.drop is not None and original.value is not None and last.value is not None and telling(last, original):
         went = "rose" if last.value > original.value else "fell"
         unit = "" if last.metric == "mse" else " points"

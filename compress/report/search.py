@@ -12,6 +12,7 @@ from rich.table import Table
 from compress.console.durations import bytes_text
 from compress.console.wording import counted
 from compress.evaluate.intervals import percent
+from compress.evaluate.runtime_choice import SHOWN
 from compress.evaluate.search_result import SearchResult, Trial
 from compress.report.pages import page
 from compress.report.plot_labels import label_points
@@ -31,6 +32,7 @@ def search_table(result: SearchResult) -> Table:
         title=f"{counted(len(result.trials), 'candidates')} by {result.goal}, {result.metric} of the original "
         f"{result.original:.4f} on the {counted(result.samples, 'samples')} that choose; "
         f"at most {counted(result.max_drop, 'points')} may go"
+        + ("" if result.runtime == "onnxruntime" else f", timed on {SHOWN[result.runtime]}")
         + ("" if result.confidence is None else f", with {percent(result.confidence)} confidence"),
         title_justify="left",
     )

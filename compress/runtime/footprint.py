@@ -8,11 +8,13 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from compress.artifact import Runtime
 from compress.errors import ResourceError, StageError
 from compress.model import OnnxModel
 from compress.runtime.backends.endless import may_not_end, without_end
-from compress.runtime.backends.onnxrt import is_half
+from compress.runtime.backends.onnxrt import is_emulated, is_half
 from compress.vetting.loop_time import loop_seconds
 
 __all__ = ["Footprint", "footprint"]
@@ -21,7 +23,6 @@ __all__ = ["Footprint", "footprint"]
 _PROGRAM = """
 import json, sys, time
 import numpy as np
-import onnxruntime as ort
 from pathlib import Path
 
 def status(name):
@@ -31,6 +32,17 @@ def status(name):
     return None
 
 path, threads, specs = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+OPENING
+load_ms = 1000 * (time.perf_counter() - start)
+inputs = {name: np.zeros(shape, dtype) for name, dtype, shape in specs}
+for _ in range(2):  # the second plans its memory by what the first took
+    run(inputs)
+peak = status("VmHWM")
+print(json.dumps({"load_ms": load_ms, "peak": None if peak is None else max(0, peak - before)}))
+"""
+_OPENING: dict[Runtime, str] = {
+    "onnxruntime": """
+import onnxruntime as ort
 ort.set_default_logger_severity(3)
 options = ort.SessionOptions()
 options.intra_op_num_threads = threads
@@ -39,13 +51,19 @@ if int(sys.argv[4]):
 before = status("VmRSS")
 start = time.perf_counter()
 session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-load_ms = 1000 * (time.perf_counter() - start)
-inputs = {name: np.zeros(shape, dtype) for name, dtype, shape in specs}
-for _ in range(2):  # the second plans its memory by what the first took
-    session.run(None, inputs)
-peak = status("VmHWM")
-print(json.dumps({"load_ms": load_ms, "peak": None if peak is None else max(0, peak - before)}))
-"""
+run = lambda inputs: session.run(None, inputs)
+""",
+    "openvino": """
+sys.modules["openvino_telemetry"] = None  # OpenVINO's import would send an event, and write to the home folder
+import openvino
+before = status("VmRSS")
+start = time.perf_counter()
+core = openvino.Core()
+graph = core.read_model(path, config={"ENABLE_MMAP": False})
+session = core.compile_model(graph, "CPU", json.loads(sys.argv[5])).create_infer_request()
+run = lambda inputs: session.infer(inputs, share_inputs=True)
+""",
+}
 
 
 @dataclass(frozen=True)
@@ -70,8 +88,9 @@ def footprint(model: OnnxModel, threads: int) -> Footprint:
     """
     sizes = model.signature.at(1)
     specs = [(spec.name, spec.dtype, spec.at(sizes)) for spec in model.signature.inputs]
-    command = [sys.executable, "-P", "-c", _PROGRAM, str(model.path), str(threads), json.dumps(specs)]
-    command.append(str(int(is_half(model.path))))
+    program = _PROGRAM.replace("OPENING", _OPENING[model.runtime])
+    command = [sys.executable, "-P", "-c", program, str(model.path), str(threads), json.dumps(specs)]
+    command += [str(int(is_half(model.path))), json.dumps(_properties(model, threads))]
     seconds = loop_seconds() if may_not_end(model.path) else None
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
@@ -89,6 +108,14 @@ def footprint(model: OnnxModel, threads: int) -> Footprint:
         raise StageError("can't run the model in a process of its own", why=why, mend="report it with the model")
     found = json.loads(done.stdout)
     return Footprint(found["load_ms"], found["peak"])
+
+
+def _properties(model: OnnxModel, threads: int) -> dict[str, Any]:
+    if model.runtime != "openvino":
+        return {}
+    from compress.runtime.backends.openvino_cpu import OpenVinoOptions
+
+    return OpenVinoOptions(threads=threads).properties("bf16" if is_emulated(model.path) else "fp32")
 
 
 def _ended(code: int) -> str:

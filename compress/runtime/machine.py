@@ -59,4 +59,6 @@ def environment(threads: int) -> dict[str, str | int]:
         "python": platform.python_version(),
         "compress": __version__,
     }
+    with contextlib.suppress(PackageNotFoundError):
+        found["openvino"] = version("openvino")
     return found | versions()

@@ -245,7 +245,7 @@ class Finetune:
         module = copy.deepcopy(model.module)
         trained = self.fit(module, model.signature, progress, folder=folder)
         did = f"trained {told(trained, self.training)}"
-        return Given(TorchModel(module, model.signature), did, details_of(trained), (*trained.warnings, *self.seen))
+        return Given(TorchModel(module, model.signature), did, details_of(trained), trained.warnings)
 
     def fit(
         self,

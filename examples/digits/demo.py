@@ -32,6 +32,7 @@ from rich.table import Table
 HERE = Path(__file__).parent
 STEPS = 7
 TURNS, MOST_TURNS = 3, 5
+INVALID = 4  # of `serve load`: this machine had too much else to do
 NAMES = ("digits_original", "digits")
 console = Console(highlight=False, soft_wrap=True)
 
@@ -107,7 +108,8 @@ def run(*words: str | Path, quiet: bool = False) -> None:
     console.print(f"[dim]$ {shlex.join(command)}[/]")
     program = [sys.executable] if command[0] == "python" else [sys.executable, "-m", command[0]]
     done = subprocess.run([*program, *command[1:]], capture_output=quiet, text=True, check=False)
-    if done.returncode:
+    busy = command[:2] == ["serve", "load"] and done.returncode == INVALID  # it says so, and the turns tell how sure
+    if done.returncode and not busy:
         sys.exit(f"{shlex.join(command)} failed\n{done.stderr or ''}")
 
 

@@ -21,7 +21,7 @@ def new(
     *,
     task: Literal["image-classification", "text", "tabular"],
     artifact: Path,
-    out_: Annotated[Path, Parameter(name="--out")] = Path("hooks.py"),
+    out_: Annotated[Path, Parameter(name=["--out", "--output", "-o"])] = Path("hooks.py"),
     tokenizer: Path | None = None,
 ) -> None:
     """Write hooks that fit a network, to start from, and a test of them beside.

@@ -23,7 +23,7 @@ load = App(
 out = Console(highlight=False, soft_wrap=True)
 Flat = Parameter(name="*")
 Many = Parameter(consume_multiple=True, negative_iterable="")
-NOT_KEPT, WORSE, NONE_ANSWERED = 3, 1, 1
+NOT_KEPT, WORSE, NONE_ANSWERED, INVALID = 3, 1, 1, 4
 
 
 @load.default
@@ -45,7 +45,7 @@ def run(
     An open loop (--rate) sends when requests are due, whatever becomes of the others, and counts latency from then
     on; a closed loop (--concurrency) waits for answers, as clients with nothing else to do would. With --slo alone,
     the highest rate that keeps it is searched. Exit code 3 when an objective is not kept, 1 where
-    nothing was answered.
+    nothing was answered, 4 where a run is invalid: its figures are then the tester's own.
 
     Parameters
     ----------
@@ -83,6 +83,8 @@ def run(
         )  # fmt: skip
     print_report(report, _console())
     _write(report, output)
+    if report.answered and report.invalid:  # before the objective, which may have been missed by the tester itself
+        sys.exit(INVALID)
     if not report.kept:
         sys.exit(NOT_KEPT)
     if not report.answered:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -275,9 +276,9 @@ def _show(row: Row) -> None:
     table = Table("question", "observed", "candidate", "baseline", "allowed", "it is fine", "it is worse")
     for name, seen in row.evidence.items():
         table.add_row(
-            name if seen.get("over_s") is None else f"slowest: over {1000 * seen['over_s']:.3g} ms",
+            _question(name, seen),
             str(seen["count"]),
-            _value(name, seen["candidate"]),
+            "not compared" if seen.get("not_compared") else _value(name, seen["candidate"]),
             _value(name, seen["baseline"]),
             _allowed(name, seen["bound"]),
             _bar(seen["proof"]) if seen["required"] else "not asked",
@@ -292,6 +293,12 @@ def _path(row: Row) -> str:
 
 def _share(weight: float) -> str:
     return f"{weight:.0%}" if weight else "copies"
+
+
+def _question(name: str, seen: Mapping[str, Any]) -> str:
+    if seen.get("over_s") is not None:
+        return f"slowest: over {1000 * seen['over_s']:.3g} ms"
+    return f"{name}: of one key" if seen.get("keys") == 1 else name
 
 
 def _value(name: str, value: Any) -> str:

@@ -39,6 +39,7 @@ from serve.gateway.release.feedback import Feedback
 from serve.gateway.release.metrics import ReleasesCollector
 from serve.gateway.release.released import Released
 from serve.gateway.release.releases import Releases
+from serve.gateway.release.users_rules import UsersRules
 from serve.gateway.settings import Settings
 from serve.gateway.site.docs import add_docs
 from serve.gateway.site.page import add_page
@@ -92,7 +93,8 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
     telemetry = Telemetry(access, tracing)
     memory = Memory(settings.memory_bytes)
     upstream = Upstream(settings, telemetry, memory)
-    releases = Releases(settings.state, upstream)
+    rules = None if settings.agree_module is None else UsersRules(settings.agree_module)
+    releases = Releases(settings.state, upstream, () if rules is None else rules.names)
     gate = Gate(settings, incidents, memory)
     contracts = Contracts(
         upstream, settings.max_elements, reader_bytes(settings.memory_bytes), validate=settings.validate
@@ -101,7 +103,7 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
     nobody = settings.anonymous and settings.keys is None  # anybody who reaches it could end a release
     answers = Answers(0 if nobody else settings.feedback_answers, settings.feedback_s, memory)
     feedback = Feedback(answers, releases)
-    released = Released(gate, upstream, contracts.apart, reader_bytes(settings.memory_bytes), answers)
+    released = Released(gate, upstream, contracts.apart, reader_bytes(settings.memory_bytes), answers, rules)
     history = History(telemetry, gate)
     upstream.follow(gate.incidents)
 
@@ -140,6 +142,8 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
         await released.close()
         await gate.slots.close()
         contracts.close()
+        if rules is not None:
+            rules.close()
         await releases.close()
         await upstream.close()
         if tracing is not None:

@@ -12,6 +12,7 @@ GatewayError
 ├── BadInputError           422
 ├── RateLimitedError        429
 ├── UpstreamBrokenError     502
+│   └── AnswerTooLargeError
 ├── UpstreamDownError       503
 ├── OverloadedError         503
 └── UpstreamTimeoutError    504
@@ -33,6 +34,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 __all__ = [
+    "AnswerTooLargeError",
     "BadInputError",
     "BadRequestError",
     "BodyTooLargeError",
@@ -225,6 +227,21 @@ class UpstreamBrokenError(GatewayError):
     """Triton's answer was not one."""
 
     status = 502
+
+
+class AnswerTooLargeError(UpstreamBrokenError):
+    """The model's answer is longer than the gateway holds of one.
+
+    Args:
+        why: how long it is, or may be.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            "the model's answer is too large",
+            why=why,
+            mend="ask for less at a time, or raise memory_bytes: an answer may take half of it, over gRPC a quarter",
+        )
 
 
 class UpstreamDownError(_LaterError):

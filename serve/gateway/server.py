@@ -24,6 +24,7 @@ from serve.gateway.app import create_app
 from serve.gateway.edge.connections import connection_class
 from serve.gateway.grpc.clients import Clients
 from serve.gateway.health.incidents import Incidents
+from serve.gateway.release.users_rules import UsersRules
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.loading import Loading
 
@@ -165,7 +166,7 @@ async def serve_gateway(
 
 
 def check_settings(settings: Settings) -> int:
-    """Read keys and certificate as a gateway would, without listening; the number of keys.
+    """Read keys, certificate and the file of --agree-module as a gateway would, without listening; the number of keys.
 
     Raises:
         ServerError: one of them can't be used.
@@ -181,6 +182,8 @@ def check_settings(settings: Settings) -> int:
                 why=str(err),
                 mend="name a PEM file with the chain, and one with its unencrypted private key",
             ) from err
+    if settings.agree_module is not None:
+        UsersRules(settings.agree_module).close()
     return len(KeyRing(settings.keys))
 
 

@@ -78,6 +78,10 @@ class Settings:
     state: Path = Path("rollouts.db")
     """State file of rollouts (`serve rollout`), which need not exist; the gateway follows it."""
 
+    agree_module: Path | None = None
+    """A Python file of yours with functions (candidate, baseline) -> bool, which `serve rollout start --agree
+    OUTPUT:function=NAME` may name; run in a process of its own."""
+
     anonymous: bool = False
     """Let other machines ask without a key: without --keys, the gateway listens on loopback only unless this is set."""
 
@@ -222,6 +226,8 @@ class Settings:
         for path in (self.tls_certificate, self.tls_key):
             if path is not None and not path.is_file():
                 raise _unusable(f"there is no file {path}", "name the PEM file")
+        if self.agree_module is not None and not self.agree_module.is_file():
+            raise _unusable(f"there is no file {self.agree_module}", "name a Python file for --agree-module")
         if self.keys is None and not self.anonymous and not _loopback(self.host):
             raise _unusable(
                 f"everybody who reaches {self.host} could use every model",

@@ -72,7 +72,7 @@ def _of_file(path: Path) -> dict[str, Any]:
         raise ServerError(f"can't read {path}", why="models holds no tables", mend="write [models.NAME]")
     for table in tables.values():
         _check(str(path), table, names)
-    for key in ("keys", "state", "tls_certificate", "tls_key", "access_log"):
+    for key in ("keys", "state", "agree_module", "tls_certificate", "tls_key", "access_log"):
         if isinstance(values.get(key), str) and values[key] != "-":
             values[key] = str(path.parent / values[key])  # beside the file, wherever the gateway is started
     for key in LISTS:

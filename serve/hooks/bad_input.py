@@ -29,7 +29,8 @@ class Tried:
     Attributes:
         argument: which input of the served model was bad.
         given: what it was given, in words.
-        status: what a client gets: 400 where preprocess refuses it, 500 where it fails, None where it takes it.
+        status: what a client gets: 400 where preprocess refuses it, 500 where that or the network fails, None where
+            both take it.
         message: what the client is told; where it is taken, what the network makes of it if that is NaN, else "".
     """
 
@@ -66,16 +67,19 @@ def _tried(hook: Hook, source: Artifact, argument: str, given: str, item: Mappin
     except (Exception, SystemExit) as err:  # the user's code: anything may come out of it
         message = first_line(RuntimeError(hook.message(err)))
         return Tried(argument, given, 400 if hook.at_fault(err) else 500, message)
-    return Tried(argument, given, None, _answer(source, made) if item[argument].dtype.kind == "f" else "")
+    return _through(source, argument, given, made)
 
 
-def _answer(source: Artifact, made: Mapping[str, Array]) -> str:
-    """What a client should not be answered: numbers go through a network where they are too large for it, too."""
+def _through(source: Artifact, argument: str, given: str, made: Mapping[str, Array]) -> Tried:
+    """What the network makes of it: it may fail over numbers that preprocess takes, or answer with none."""
     try:
         wrong = nans(run_network(source, made))
-    except (RepositoryError, MissingExtraError):
-        return ""
-    return f"the network answers NaN ({', '.join(wrong)}): bound the numbers in preprocess" if wrong else ""
+    except MissingExtraError:
+        return Tried(argument, given, None, "")
+    except RepositoryError as err:
+        return Tried(argument, given, 500, f"the network fails: {err.why}")
+    told = f"the network answers NaN ({', '.join(wrong)}): bound the numbers in preprocess" if wrong else ""
+    return Tried(argument, given, None, told)
 
 
 def _bad(tensor: HookTensor, good: Array) -> Iterator[tuple[str, Array]]:

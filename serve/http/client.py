@@ -31,7 +31,7 @@ class Pool:
         max_connections: bound on open connections; further requests wait for their turn, in order.
         timeout_s: for a whole exchange: the wait for a connection, connecting, sending, reading.
         max_response_bytes: longest response body that is accepted.
-        hold: makes what counts a long response's bytes; None to count none.
+        hold: makes what counts a long response's bytes for whoever asked; None to count none.
 
     Attributes:
         resent: requests that were sent once more.
@@ -44,7 +44,7 @@ class Pool:
         max_connections: int = 64,
         timeout_s: float = 30.0,
         max_response_bytes: int = 1 << 30,
-        hold: Callable[[], Held] | None = None,
+        hold: Callable[[str], Held] | None = None,
     ) -> None:
         self.address = address
         self.timeout_s = timeout_s
@@ -68,18 +68,20 @@ class Pool:
         *,
         timeout_s: float | None = None,
         repeatable: bool = True,
+        who: str = "",
     ) -> Response:
         """Send one request and read its response, whatever its status.
 
         Args:
             repeatable: whether it may be sent a second time, on a fresh connection.
+            who: asks, for `hold`.
 
         Raises:
             ExchangeError: no whole response came back.
             ValueError: the request can't be written as HTTP (see `encode_head`).
         """
         head = encode_head(method, target, self.address, headers, len(body))
-        return await self.exchange(head, body, timeout_s, repeatable=repeatable)
+        return await self.exchange(head, body, timeout_s, repeatable=repeatable, who=who)
 
     async def exchange(
         self,
@@ -88,18 +90,19 @@ class Pool:
         timeout_s: float | None = None,
         *,
         repeatable: bool = True,
+        who: str = "",
     ) -> Response:
         """Like `request`, with a head that was encoded before."""
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)  # the clock of event loops
         connection: Connection | None = self._idle.pop() if self._idle else await self._acquire(deadline)
         if connection is None or not connection.usable:  # an idle one may have been closed meanwhile
-            return await self._fresh(head, body, deadline)
+            return await self._fresh(head, body, deadline, who)
         self._busy.add(connection)
         try:
-            answer = await connection.exchange(head, body, deadline)
+            answer = await connection.exchange(head, body, deadline, who)
         except ExchangeError as err:
             if connection.used and err.unanswered and repeatable:
-                return await self.again(connection, err, head, body, deadline)
+                return await self.again(connection, err, head, body, deadline, who)
             self.give(connection)
             raise
         except BaseException:
@@ -116,11 +119,13 @@ class Pool:
         self._busy.add(connection)
         return connection
 
-    def send(self, connection: Connection, head: bytes, body: bytes, deadline: float, done: Done) -> None:
+    def send(
+        self, connection: Connection, head: bytes, body: bytes, deadline: float, done: Done, who: str = ""
+    ) -> None:
         """`Connection.send`, with the deadline looked after: coarsely, and without a timer for each request."""
         if self._look is None:
             self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_after)
-        connection.send(head, body, deadline, done)
+        connection.send(head, body, deadline, done, who)
 
     def _look_after(self) -> None:
         now = time.monotonic()
@@ -137,7 +142,13 @@ class Pool:
             self._release(connection)
 
     async def again(
-        self, connection: Connection, lost: ExchangeError, head: bytes, body: bytes | GrowingBody, deadline: float
+        self,
+        connection: Connection,
+        lost: ExchangeError,
+        head: bytes,
+        body: bytes | GrowingBody,
+        deadline: float,
+        who: str = "",
     ) -> Response:
         """Send a request once more, on a fresh connection in the place of one that was closed with no response.
 
@@ -148,10 +159,10 @@ class Pool:
         self.resent += 1
         self._busy.discard(connection)
         connection.close()
-        return await self._fresh(head, body, deadline, lost)
+        return await self._fresh(head, body, deadline, who, lost)
 
     async def _fresh(
-        self, head: bytes, body: bytes | GrowingBody, deadline: float, lost: ExchangeError | None = None
+        self, head: bytes, body: bytes | GrowingBody, deadline: float, who: str, lost: ExchangeError | None = None
     ) -> Response:
         """Over a connection of its own, for a slot that is held, and is given back."""
         connection: Connection | None = None
@@ -163,7 +174,7 @@ class Pool:
                     raise lost from err
                 raise
             self._busy.add(connection)
-            return await connection.exchange(head, body, deadline)
+            return await connection.exchange(head, body, deadline, who)
         finally:
             if connection is not None:
                 self._busy.discard(connection)

@@ -47,7 +47,7 @@ class Connection(asyncio.Protocol):
 
     Args:
         max_response_bytes: longest body that is accepted.
-        hold: makes what counts a long body's bytes; what it raises ends the exchange.
+        hold: makes what counts a long body's bytes for whoever asked; what it raises ends the exchange.
 
     Attributes:
         usable: open, idle and in step with the server.
@@ -55,8 +55,9 @@ class Connection(asyncio.Protocol):
         deadline: of the request in flight, where it is for others to watch; on the loop's clock.
     """
 
-    def __init__(self, max_response_bytes: int, hold: Callable[[], Held] | None = None) -> None:
+    def __init__(self, max_response_bytes: int, hold: Callable[[str], Held] | None = None) -> None:
         self._hold = hold
+        self._who = ""
         self.usable = False
         self.used = False
         self._max_bytes = max_response_bytes
@@ -81,7 +82,7 @@ class Connection(asyncio.Protocol):
         self._framed = False
         self._length: int | None = None
 
-    def send(self, head: bytes, body: bytes, deadline: float, done: Done) -> None:
+    def send(self, head: bytes, body: bytes, deadline: float, done: Done, who: str = "") -> None:
         """Send a request, and have `done` called with its response; for a connection that is usable.
 
         Args:
@@ -89,12 +90,13 @@ class Connection(asyncio.Protocol):
             body: of the length that the head says.
             deadline: on the loop's clock; whoever sends has to look after it, by `expire`.
             done: gets the response, or what `exchange` would raise.
+            who: asks, for `hold`.
         """
-        self._start(done)
+        self._start(done, who)
         self.deadline = deadline
         self._write(head, body)
 
-    async def exchange(self, head: bytes, body: bytes | GrowingBody, deadline: float) -> Response:
+    async def exchange(self, head: bytes, body: bytes | GrowingBody, deadline: float, who: str = "") -> Response:
         """Send a request and read its response.
 
         A cancelled exchange closes the connection: what the server still sends belongs to nobody.
@@ -103,6 +105,7 @@ class Connection(asyncio.Protocol):
             head: from `encode_head`.
             body: of the length that the head says; sent as it comes, where it is still coming.
             deadline: on the loop's clock.
+            who: asks, for `hold`.
 
         Raises:
             ExchangeError: "closed", "timeout", "stalled", "malformed" or "too_large".
@@ -119,7 +122,7 @@ class Connection(asyncio.Protocol):
             elif error is not None:
                 waiter.set_exception(error)
 
-        self._start(done)
+        self._start(done, who)
         timer = self._loop.call_at(deadline, self.expire)
         stall: asyncio.TimerHandle | None = None
         if isinstance(body, GrowingBody):
@@ -142,8 +145,9 @@ class Connection(asyncio.Protocol):
                 if not body.whole:
                     self.close()  # the server waits for the rest
 
-    def _start(self, done: Done) -> None:
+    def _start(self, done: Done, who: str) -> None:
         self.usable = False
+        self._who = who
         if self._wire_bytes:
             self._begin()
         self._done = done
@@ -305,9 +309,9 @@ class Connection(asyncio.Protocol):
             return
         self._complete(keep_alive=self._parser.should_keep_alive())
 
-    def _count(self, hold: Callable[[], Held], size: int) -> None:
+    def _count(self, hold: Callable[[str], Held], size: int) -> None:
         if self._held is None:
-            self._held = hold()
+            self._held = hold(self._who)
             size = self._body_bytes
         try:
             self._held.take(size)

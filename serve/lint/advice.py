@@ -31,7 +31,7 @@ def instance_advice(model: Model) -> Findings:
             yield warning(
                 model.name, f"instance_group has count {group.count}, which Triton takes for 1", "write count: 1"
             )
-    if model.backend in ("onnxruntime", "tensorrt", "pytorch") and not model.config.model_warmup:
+    if model.backend in ("onnxruntime", "openvino", "tensorrt", "pytorch") and not model.config.model_warmup:
         yield warning(
             model.name, "there is no model_warmup: the first requests pay for it", "write one, or pack it again"
         )
@@ -78,6 +78,8 @@ def queue_advice(model: Model) -> Findings:
 def core_advice(models: Sequence[Model], cores: int) -> Findings:
     """ONNX Runtime's threads of all instances of a model against the cores."""
     for model in models:
+        if model.backend == "openvino":
+            yield from _openvino_cores(model, cores)
         if model.backend != "onnxruntime":
             continue
         counts = [group.count for group in model.config.instance_group if group.kind in (0, 2)]
@@ -94,6 +96,15 @@ def core_advice(models: Sequence[Model], cores: int) -> Findings:
                 f"{instances} instances with {each} threads each, this machine has {cores} cores",
                 "keep instances times intra_op_thread_count within the cores",
             )
+
+
+def _openvino_cores(model: Model, cores: int) -> Findings:
+    """OpenVINO's threads are those of all instances together."""
+    name = "INFERENCE_NUM_THREADS"
+    told = model.config.parameters[name].string_value if name in model.config.parameters else ""
+    if len(told) <= 10 and told.isdecimal() and int(told) > max(cores, 1):
+        what = f"{name} is {told}, this machine has {cores} cores"
+        yield warning(model.name, what, f"keep {name} within the cores")
 
 
 def file_advice(model: Model) -> Findings:

@@ -56,6 +56,10 @@ def file_rules(model: Model, backends: Sequence[str] | None) -> Findings:
         return
     if backends is not None and model.backend not in backends:
         known = ", ".join(backends)
+        if model.backend == "openvino":
+            mend = "pip install the extra [openvino], pack it with --runtime onnxruntime, or lint with --container"
+            yield error(model.name, "this Triton has no backend 'openvino': its Python has no OpenVINO", mend)
+            return
         yield error(
             model.name,
             f"this Triton has no backend {model.backend!r}",
@@ -93,8 +97,11 @@ def session_rules(model: Model) -> Findings:
 
 
 def onnx_files(model: Model) -> list[Path]:
-    """The files that ONNX Runtime will open."""
-    paths = [model.file(version) for version in model.served] if model.backend == "onnxruntime" else []
+    """The ONNX files that a runtime will open."""
+    on_cpu = model.backend in ("onnxruntime", "openvino")
+    paths = [model.file(version) for version in model.served] if on_cpu else []
+    if model.backend == "openvino":
+        paths = [path for path in paths if path.suffix == ".onnx"]
     return [path for path in paths if path.is_file() and path.stat().st_size]
 
 

@@ -11,7 +11,10 @@ from serve.config.pbtxt import parse, read_config
 
 __all__ = ["AOTI", "FILES", "Model", "read"]
 
-FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan", "pytorch": "model.pt", "python": "model.py"}
+FILES = {
+    "onnxruntime": "model.onnx", "openvino": "model.xml", "tensorrt": "model.plan", "pytorch": "model.pt",
+    "python": "model.py",
+}  # fmt: skip
 """The model's file, by backend."""
 AOTI = "torch_aoti"
 """The platform of AOTInductor packages, which came with Triton 25.06; its backend is pytorch, too."""

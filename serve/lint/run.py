@@ -30,6 +30,7 @@ from serve.lint.file_rules import file_rules, onnx_files, onnx_rules, session_ru
 from serve.lint.finding import Finding, Findings, error, shown, unreadable, warning
 from serve.lint.hook_rules import hook_rules
 from serve.lint.model import Model, read
+from serve.lint.openvino_rules import openvino_place_rules, openvino_rules
 from serve.lint.packed_rules import packed_rules
 from serve.lint.plan_rules import Version, plan_rules
 from serve.lint.python_rules import python_rules
@@ -39,13 +40,19 @@ from serve.repository.folders import folders_of, hidden_of
 
 __all__ = ["lint"]
 
-EMBEDDED = ("onnxruntime", "python", *(("pytorch",) if importlib.util.find_spec("torch") else ()))
+EMBEDDED = (
+    "onnxruntime",
+    "python",
+    *(("pytorch",) if importlib.util.find_spec("torch") else ()),
+    *(("openvino",) if importlib.util.find_spec("openvino") else ()),
+)
 OWN_RULES = (
     backend_rules,
     tensor_rules,
     batch_tensor_rules,
     metric_rules,
     session_rules,
+    openvino_rules,
     batching_rules,
     sequence_rules,
     cache_rules,
@@ -116,6 +123,7 @@ def lint(
             found += _readable(model, here(model))
         found += _readable(model, packed_rules(model)) if packed else ()
         found += provider_rules(model, container=container)
+        found += openvino_place_rules(model, container=container)
         found += _readable(model, file_rules(model, None if container else EMBEDDED))
         found += advice.batch_advice(model, files)
         if files is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from serve.pack.options import PackOptions
 from serve.repository.folders import PACKED_FILE
 from serve.repository.provenance import write_provenance
 
-__all__ = ["BACKENDS", "Wanted", "keep_edits", "wanted_models", "write_model"]
+__all__ = ["BACKENDS", "Wanted", "keep_edits", "runs_on_openvino", "wanted_models", "write_model"]
 
 BACKENDS = {
     "onnx": ("onnxruntime", "", "model.onnx"),
@@ -59,7 +59,13 @@ def wanted_models(name: str, source: Artifact, hooks: Hooks | None, options: Pac
         RepositoryError: Triton can't serve it, a table names no model of this pack, or a field that there is not.
     """
     options, engine = for_plan(source, options)
-    configs = configs_for(name, source.signature, source.sha256, hooks, options, *BACKENDS[source.format][:2], engine)
+    backend, platform, _ = BACKENDS[source.format]
+    if runs_on_openvino(source, options):
+        backend = "openvino"
+    configs = configs_for(name, source.signature, source.sha256, hooks, options, backend, platform, engine)
+    if backend == "openvino" and source.stages and source.stages[-1].measured.runtime == "OpenVINO, BF16":
+        network = configs["network"]  # what was measured: without this it would be computed in FP32
+        configs["network"] = replace(network, parameters={**network.parameters, "HINT_BF16": "YES"})
     unused = sorted(set(options.models) - set(configs))
     if unused:
         raise RepositoryError(
@@ -80,6 +86,13 @@ def wanted_models(name: str, source: Artifact, hooks: Hooks | None, options: Pac
         labels = options.labels if role == "network" else None
         wanted[config.name] = Wanted(config.name, role, message, text_of(message), labels)
     return wanted
+
+
+def runs_on_openvino(source: Artifact, options: PackOptions) -> bool:
+    """Whether Triton's OpenVINO backend serves an artifact: by what it says, unless the options say otherwise."""
+    if source.format != "onnx" or options.device == "gpu":
+        return False
+    return (options.runtime or source.runtime) == "openvino"
 
 
 def keep_edits(repository: Path, names: Sequence[str], wanted: Mapping[str, Wanted], edits: Edits) -> tuple[str, ...]:

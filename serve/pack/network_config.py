@@ -85,7 +85,8 @@ def network_config(
         instance_group=(_instances(options),),
         metric_tags=options.metric_tags,
         dynamic_batching=batching(options) if batched else None,
-        parameters=parameters | (_runtime(options) if backend == "onnxruntime" else {}),
+        default_model_filename="model.onnx" if backend == "openvino" else "",
+        parameters=parameters | _runtime(backend, options, batched=batched),
         model_warmup=_warmups(signature, tensors, largest, engine) if options.warmup else (),
         response_cache=ModelResponseCache(enable=True) if options.response_cache else None,
     )
@@ -134,8 +135,20 @@ def batching(options: PackOptions) -> ModelDynamicBatching | None:
     )
 
 
-def _runtime(options: PackOptions) -> dict[str, str]:
-    """ONNX Runtime's threads; they don't spin, because instances share the cores."""
+def _runtime(backend: str, options: PackOptions, *, batched: bool) -> dict[str, str]:
+    """The runtime's threads. ONNX Runtime's don't spin, because instances share the cores.
+
+    OpenVINO's are those of all instances together, each of which is a stream. Triton's own backend gives the file
+    batches of one size, the largest, and has to be told to fill them up.
+    """
+    if backend == "openvino":
+        return {
+            "NUM_STREAMS": str(options.instances),
+            "INFERENCE_NUM_THREADS": str(options.instances * options.threads),
+            "PERFORMANCE_HINT": "LATENCY" if options.instances == 1 else "THROUGHPUT",
+        } | ({"ENABLE_BATCH_PADDING": "YES"} if batched else {})
+    if backend != "onnxruntime":
+        return {}
     return {
         "intra_op_thread_count": str(options.threads),
         "inter_op_thread_count": "1",

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from compress.artifact import Runtime
 from compress.errors import RepositoryError
 
 __all__ = ["ROLES", "PackOptions"]
@@ -31,7 +32,7 @@ class PackOptions:
 
     Attributes:
         instances: copies of the network that run side by side, each with its own memory; on GPUs, on each GPU.
-        threads: ONNX Runtime threads of each instance.
+        threads: of the network, in each instance.
         hook_instances: processes for each of preprocess and postprocess.
         pipeline: how hooks and network come together: an "ensemble" of models that Triton schedules, or "bls", one
             Python model that runs both hooks and asks the network.
@@ -61,6 +62,7 @@ class PackOptions:
         graph_level: how far ONNX Runtime rewrites the graph: -1 basic, 0 all, 1 extended, 2 not at all.
         warmup: run the network once at batch 1 and once at the largest batch before it is ready.
         response_cache: answer a request that came before from Triton's memory. Not for a network that draws at random.
+        runtime: what runs an ONNX file on the CPU; by default what its artifact was found to be fastest with.
         serve_latest: how many of the newest versions are served.
         labels: a text file with a name in each line for the network's first output; Triton's classification extension
             gives these.
@@ -93,6 +95,7 @@ class PackOptions:
     graph_level: Literal[-1, 0, 1, 2] | None = None
     warmup: bool = True
     response_cache: bool = False
+    runtime: Runtime | None = None
     serve_latest: int = 1
     labels: Path | None = None
     metric_tags: dict[str, str] = field(default_factory=dict)
@@ -126,6 +129,10 @@ class PackOptions:
         for name in ("precision", "engine_cache"):
             if self.accelerator != "tensorrt" and getattr(self, name):
                 self._refuse(name, getattr(self, name), "it is TensorRT's; add --accelerator tensorrt")
+        if self.device == "gpu" and self.runtime == "openvino":
+            self._refuse("runtime", self.runtime, "OpenVINO runs the network on the CPU")
+        if self.runtime == "openvino" and self.graph_level is not None:
+            self._refuse("graph_level", self.graph_level, "it is ONNX Runtime's")
         for role in self.models:
             if role not in ROLES:
                 raise RepositoryError(

@@ -11,11 +11,15 @@ from compress.errors import ServerError
 
 __all__ = ["Agree", "Kind", "check_agrees"]
 
-Kind = Literal["equal", "first", "overlap", "argmax", "close", "ignore"]
+Kind = Literal["equal", "first", "overlap", "argmax", "close", "ignore", "function"]
 PLAIN: dict[str, Kind] = {"equal": "equal", "first": "first", "argmax": "argmax", "ignore": "ignore"}
 NUMBER = re.compile(r"(?:\d{1,30}\.?\d{0,30}|\.\d{1,30})(?:[eE][+-]?\d{1,3})?")
 LONGEST = 256
-RULES = "equal, first, overlap=0.6, argmax, tolerance=0.05, rtol=0.01 (or both, with a comma) or ignore"
+RULES = (
+    "equal, first, overlap=0.6, argmax, tolerance=0.05, rtol=0.01 (or both, with a comma), ignore, or function=NAME of "
+    "the gateway's --agree-module"
+)
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -25,9 +29,10 @@ class Agree:
     Attributes:
         output: its name.
         kind: equal (every value), first (the first value along the last axis), overlap (of the values as sets), argmax
-            (where the largest along the last axis stands), close (every number), ignore.
+            (where the largest along the last axis stands), close (every number), ignore, function (of the operator's).
         overlap: share of the larger set that both must have, above 0.
         atol, rtol: for close: the two may differ by atol + rtol * |the baseline's|.
+        function: its name in the gateway's --agree-module.
     """
 
     output: str
@@ -35,6 +40,7 @@ class Agree:
     overlap: float = 0.0
     atol: float = 0.0
     rtol: float = 0.0
+    function: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -48,6 +54,10 @@ class Agree:
             raise _no_rule(text, "it names no output")
         if rule in PLAIN:
             return cls(output, PLAIN[rule])
+        if rule.startswith("function="):
+            if not NAME.fullmatch(function := rule.removeprefix("function=")):
+                raise _no_rule(text, f"{function!r} is no name of a function")
+            return cls(output, "function", function=function)
         given: dict[str, float] = {}
         for part in rule.split(","):
             name, equals, number = part.partition("=")
@@ -69,6 +79,8 @@ class Agree:
         """As `parse` reads it, without the output."""
         if self.kind == "overlap":
             return f"overlap={self.overlap!r}"
+        if self.kind == "function":
+            return f"function={self.function}"
         if self.kind != "close":
             return self.kind
         parts = [f"tolerance={self.atol!r}"] if self.atol or not self.rtol else []

@@ -11,10 +11,12 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from serve.rollout.evidence import Bet
 from serve.rollout.plan import Plan
+from serve.rollout.speakers import Speakers
 
 __all__ = ["Analysis", "Measure", "Outcome", "Question"]
 
@@ -24,6 +26,7 @@ KEPT = 500
 TAIL = 0.95
 TAIL_MARGIN = 0.05
 LOOK_AGAIN = 25
+UNRULED = "single numbers are judged with --tolerance or --agree alone"
 
 Question = Literal["errors", "latency", "slowest", "feedback", "disagreement"]
 
@@ -70,6 +73,7 @@ class Analysis:
     Attributes:
         judged: the questions that can end it.
         required: those that have to be answered for the step to be passed.
+        speakers: who gives feedback.
     """
 
     def __init__(self, plan: Plan, weight: float) -> None:
@@ -82,6 +86,8 @@ class Analysis:
             self.measures["feedback"] = Measure(plan.max_wrong_increase, -1.0, 1.0)
         if plan.shadow:
             self.measures["disagreement"] = Measure(plan.max_disagreement, 0.0, 1.0)
+        fresh = partial(Measure, plan.max_wrong_increase, -1.0, 1.0)
+        self.speakers = Speakers(self.measures.get("feedback") or fresh(), fresh)
         self.judged = [name for name in self.measures if name != "disagreement" or not plan.expect_change]
         optional = ("disagreement" if weight else "", "" if plan.require_feedback else "feedback")
         self.required = [name for name in self.judged if name not in optional]
@@ -92,15 +98,12 @@ class Analysis:
         self._untimed: tuple[deque[float], deque[float]] = (deque(maxlen=PAIRED), deque(maxlen=PAIRED))
         self._seconds: tuple[deque[float], deque[float]] = (deque(maxlen=KEPT), deque(maxlen=KEPT))
         self._counts = [[0, 0], [0, 0]]  # of the candidate, of the baseline: answers and failures
-        self._unjudged: tuple[deque[bool], deque[bool]] = (deque(maxlen=PAIRED), deque(maxlen=PAIRED))
         self._reported = [[0, 0], [0, 0]]  # the same: answers that clients spoke of, and of these the wrong ones
         self._tail = math.inf
         self._late = [0.0, 0.0, 0.0]  # times that the share of slow answers was looked at, and the sums of both shares
         self._until_look = LOOK_AGAIN
-        self.items = 0
-        self.disagreed = 0
-        self.difference = 0.0
-        self.largest = 0.0
+        self._compared = [0, 0, 0.0]  # requests, those of which nothing was judged, the sum of their disagreeing shares
+        self._numbers = [0, 0.0, 0.0]  # items, the sum of their differences, the largest one
 
     def candidate(self, outcome: Outcome) -> None:
         """The candidate has answered a client."""
@@ -139,35 +142,39 @@ class Analysis:
         self._count(1, baseline)
         self.measures["errors"].add(float(candidate.failed) - float(baseline.failed))
 
-    def compared(self, items: int, disagreed: int, difference: float, largest: float) -> None:
-        """The answers to a copied request have been compared.
+    def compared(self, items: int, disagreed: int, difference: float, largest: float, *, judged: bool = True) -> None:
+        """The answers to a copied request have been compared. A request counts once, however many items it holds.
 
         Args:
             items: that the request held.
             disagreed: for how many of them the answers are others.
             difference: mean absolute difference of their numbers.
             largest: the largest one.
+            judged: whether anything of them was held to a rule; False for single numbers, which have none by default.
         """
-        self.items += items
-        self.disagreed += disagreed
-        self.difference += items * difference
-        self.largest = max(self.largest, largest)
+        requests, unjudged, shares = self._compared
+        self._compared = [requests + 1, unjudged + (not judged), shares + disagreed / items]
+        all_items, differences, most = self._numbers
+        self._numbers = [all_items + items, differences + items * difference, max(most, largest)]
         self.measures["disagreement"].add(disagreed / items)
 
-    def reported(self, who: Literal["candidate", "baseline"], *, wrong: bool) -> None:
-        """A client has said of an answer whether it was wrong."""
-        if (measure := self.measures.get("feedback")) is None:
+    def reported(self, who: Literal["candidate", "baseline"], *, wrong: bool, key: str = "") -> None:
+        """A client has said of an answer whether it was wrong.
+
+        Args:
+            key: the id of its key.
+        """
+        if "feedback" not in self.measures:
             return
-        which = 0 if who == "candidate" else 1
+        which: Literal[0, 1] = 0 if who == "candidate" else 1
         self._reported[which][0] += 1
         self._reported[which][1] += wrong
-        self._unjudged[which].append(wrong)
-        _pair(self._unjudged, measure)
+        self.speakers.say(key, which, wrong=wrong)
 
     def worse(self) -> Question | None:
         """A question whose evidence says that the candidate is worse than allowed."""
         for name in self.judged:
-            if self.measures[name].worse.log_wealth >= self._alarm:
+            if self._alarm_of(name) >= self._alarm:
                 return name
         return None
 
@@ -236,15 +243,19 @@ class Analysis:
                 "baseline": baseline,
                 "bound": self._bound(name),
                 "proof": round(max(0.0, self._proof_of(name)) / self._proof, 3),
-                "alarm": round(max(0.0, measure.worse.log_wealth) / self._alarm, 3) if name in self.judged else 0.0,
-                "required": name in self.required,
+                "alarm": round(max(0.0, self._alarm_of(name)) / self._alarm, 3) if name in self.judged else 0.0,
+                "required": name in self.required and not (name == "disagreement" and self._uncompared),
                 "judged": name in self.judged,
             }
         if "slowest" in found:
             found["slowest"]["over_s"] = None if math.isinf(self._tail) else self._tail
-        if self.items:
-            found["disagreement"]["difference"] = self.difference / self.items
-            found["disagreement"]["largest"] = self.largest
+        if self._numbers[0]:
+            items, differences, largest = self._numbers
+            found["disagreement"] |= {
+                "difference": differences / items, "largest": largest, "not_compared": self._uncompared
+            }  # fmt: skip
+        if "feedback" in found:
+            found["feedback"]["keys"] = len(self.speakers)
         return found
 
     def snapshot(self) -> dict[str, Any]:
@@ -256,8 +267,10 @@ class Analysis:
             },
             "counts": self._counts,
             "seconds": [list(each) for each in self._seconds],
-            "compared": [self.items, self.disagreed, self.difference, self.largest],
+            "compared": self._compared,
+            "numbers": self._numbers,
             "reported": self._reported,
+            "speakers": self.speakers.snapshot(),
             "tail": None if math.isinf(self._tail) else self._tail,
             "late": self._late,
         }
@@ -276,9 +289,12 @@ class Analysis:
         self._reported = _both(snapshot.get("reported", self._reported))
         for kept, seconds in zip(self._seconds, snapshot.get("seconds", ()), strict=False):
             kept.extend(map(_finite, seconds))
-        items, disagreed, difference, largest = snapshot.get("compared", (0, 0, 0.0, 0.0))
-        self.items, self.disagreed = int(items), int(disagreed)
-        self.difference, self.largest = _finite(difference), _finite(largest)
+        self.speakers.restore(snapshot.get("speakers", {}), _finite)
+        if "numbers" in snapshot:  # else of an earlier release: figures begin anew, the evidence does not
+            requests, unjudged, shares = snapshot["compared"]
+            self._compared = [int(requests), int(unjudged), _finite(shares)]
+            items, differences, most = snapshot["numbers"]
+            self._numbers = [int(items), _finite(differences), _finite(most)]
         self._tail = math.inf if (tail := snapshot.get("tail")) is None else _finite(tail)
         late = [_finite(each) for each in snapshot.get("late", self._late)]
         if len(late) == len(self._late):
@@ -292,7 +308,17 @@ class Analysis:
         """
         if name == "feedback" and any(count == wrong for count, wrong in self._reported):
             return 0.0
-        return self.measures[name].fine.log_wealth
+        return self.speakers.least("fine") if name == "feedback" else self.measures[name].fine.log_wealth
+
+    def _alarm_of(self, name: Question) -> float:
+        """The wealth of who bets that the candidate is worse."""
+        return self.speakers.least("worse") if name == "feedback" else self.measures[name].worse.log_wealth
+
+    @property
+    def _uncompared(self) -> bool:
+        """Whether there was nothing to judge in any of the answers that were compared."""
+        requests, unjudged, shares = self._compared
+        return bool(requests) and requests == unjudged and not shares
 
     def _known(self, name: Question) -> bool:
         """Whether anything was seen of it."""
@@ -313,7 +339,8 @@ class Analysis:
             counts = self._counts if name == "errors" else self._reported
             return tuple(bad / count if count else None for count, bad in counts)  # type: ignore[return-value]
         if name == "disagreement":
-            return (self.disagreed / self.items if self.items else None), None
+            requests, _, shares = self._compared
+            return (shares / requests if requests and not self._uncompared else None), None
         if name == "slowest":
             times, *sums = self._late
             return tuple(each / times if times else None for each in sums)  # type: ignore[return-value]
@@ -327,9 +354,15 @@ class Analysis:
         if name == "errors":
             return f"{_percent(candidate)} of its requests fail, {_percent(baseline)} of the baseline's"
         if name == "feedback":
-            return f"{_percent(candidate)} of its answers are reported wrong, {_percent(baseline)} of the baseline's"
+            alone = " (all of it by one key)" if len(self.speakers) == 1 else ""
+            told = f"{_percent(candidate)} of its answers are reported wrong, {_percent(baseline)} of the baseline's"
+            return told + alone
         if name == "disagreement":
-            return f"it disagrees with the baseline on {_percent(candidate)} of {self.items} items"
+            requests = self._compared[0]
+            if self._uncompared:
+                return f"its answers to {requests} requests are not compared: {UNRULED}"
+            share = _percent(candidate)
+            return f"it disagrees with the baseline on {share} of a request's items, over {requests} requests"
         if name == "slowest":
             mine, theirs = map(_ms, self._quantiles(TAIL))
             if math.isinf(self._tail):  # nothing was judged yet

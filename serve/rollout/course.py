@@ -13,7 +13,7 @@ __all__ = ["Course", "Event", "State"]
 
 State = Literal["running", "promoted", "aborted"]
 MEANT = "; if other answers are meant, --expect-change records them unjudged, and --agree says which are the same"
-Kind = Literal["step", "promoted", "aborted", "refused"]
+Kind = Literal["step", "promoted", "aborted", "refused", "note"]
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class Plan:
     5 points more of its answers than of the baseline's may be slower by so much than nearly all of the baseline's."""
 
     max_disagreement: float = 0.02
-    """Share of items for which the candidate's answer may be another."""
+    """Share of a request's items for which the candidate's answer may be another, on average over requests."""
 
     max_wrong_increase: float = 0.02
     """How many more of the candidate's answers may be wrong than of the baseline's, as a share of those that clients
@@ -101,8 +101,8 @@ class Plan:
     agree: Annotated[tuple[Agree, ...], Parameter(converter=_agrees, accepts_keys=False, n_tokens=1)] = ()
     """When two answers are the same, by output, as label:first; may be given again. OUTPUT:first (the first label),
     :overlap=0.6 (labels in any order: the share that both have), :argmax (where the largest score stands),
-    :tolerance=0.05 and :rtol=0.01 (each number), :equal, or :ignore. Others: floating-point numbers by argmax, or by
-    --tolerance, and all else by equality."""
+    :tolerance=0.05 and :rtol=0.01 (each number), :equal, :ignore, or :function=NAME (of the gateway's --agree-module).
+    Others: floating-point numbers by argmax, or by --tolerance, and all else by equality."""
 
     expect_change: bool = False
     """The candidate is to answer otherwise, as one that was trained anew: its agreement is recorded and not judged, so
@@ -118,24 +118,24 @@ class Plan:
         if not self.steps and not self.shadow:
             raise _unusable("there are no steps", "give --step, or --shadow")
         if any(not 0 < step < 100 for step in self.steps) or list(self.steps) != sorted(set(self.steps)):
-            raise _unusable(f"the steps are {list(self.steps)}", "give percentages that grow, above 0 and below 100")
+            raise _unusable(f"--steps is {list(self.steps)}", "give percentages that grow, above 0 and below 100")
         if not 0 <= self.shadow <= 100:
-            raise _unusable(f"shadow is {self.shadow}", "give a percentage, 0 to 100")
+            raise _unusable(f"--shadow is {self.shadow}", "give a percentage, 0 to 100")
         for name in ("step_s", "give_up_s", "max_latency_increase"):
             if not getattr(self, name) >= 0:
-                raise _unusable(f"{name} is {getattr(self, name)}", "give 0 or more")
+                raise _unusable(f"{_flag(name)} is {getattr(self, name)}", "give 0 or more")
         for name in ("max_error_increase", "max_disagreement", "max_wrong_increase", "error_rate"):
             if not 0 < getattr(self, name) < 1:
-                raise _unusable(f"{name} is {getattr(self, name)}", "give a share between 0 and 1")
+                raise _unusable(f"{_flag(name)} is {getattr(self, name)}", "give a share between 0 and 1")
         if self.tolerance is not None and not self.tolerance >= 0:
-            raise _unusable(f"tolerance is {self.tolerance}", "give 0 or more")
+            raise _unusable(f"--tolerance is {self.tolerance}", "give 0 or more")
         if self.require_feedback and not self.steps:
             raise _unusable("copies answer nobody who could speak of them", "give --steps, or no --require-feedback")
         check_agrees(self.agree)
         if self.agree and not self.shadow:
             raise _unusable("--agree is about copies, and --shadow 0 makes none", "leave one of the two out")
         if not re.fullmatch(r"[A-Za-z0-9-]{0,64}", self.sticky):
-            raise _unusable(f"sticky is {self.sticky!r}", "give key, or the name of a header")
+            raise _unusable(f"--sticky is {self.sticky!r}", "give key, or the name of a header")
 
     @property
     def weights(self) -> tuple[float, ...]:
@@ -166,6 +166,10 @@ class Plan:
         if "agree" in kept:
             kept["agree"] = tuple(map(Agree.parse, kept["agree"]))
         return cls(**kept)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _unusable(why: str, mend: str) -> ServerError:

@@ -71,7 +71,7 @@ def find_triton(environ: Mapping[str, str] = os.environ) -> Triton:
 def build_backends(triton: Triton, folder: Path) -> Path:
     """The folder for --backend-directory; made in `folder` when the server has none of its own.
 
-    It holds `python` (the wheel's, with the stub of the running Python) and `onnxruntime` and `pytorch` (ours).
+    It holds `python` (the wheel's, with the stub of the running Python) and our `onnxruntime`, `openvino`, `pytorch`.
     """
     if triton.backends is not None or triton.stub is None or triton.python_backend is None:
         return triton.backends or folder

@@ -26,6 +26,7 @@ TRITON, NUMPY = "0.7.0", "1.26.4"
 DOWNLOAD_MB = 75
 PYTHONS = ((3, 11), (3, 12))  # for which that NumPy has wheels
 WHAT = "can't fetch Triton"
+RUNTIMES = ("onnxruntime", "openvino")  # of the backends, as far as they are here
 
 
 @dataclass(frozen=True)
@@ -151,8 +152,9 @@ def _environment(folder: Path, python: str | None) -> None:
             why="its Python models run under Python 3.11 or 3.12, and neither is on PATH",
             mend="install one of them, or uv, which fetches one",
         )
-    runtime = f"onnxruntime=={importlib.metadata.version('onnxruntime')}"
-    _fetch(folder, f"numpy=={NUMPY}", runtime, alone=False)
+    runtimes = [name for name in RUNTIMES if importlib.util.find_spec(name) is not None]
+    versions = (f"{name}=={importlib.metadata.version(name)}" for name in runtimes)
+    _fetch(folder, f"numpy=={NUMPY}", *versions, alone=False)
 
 
 def _runs(python: str) -> bool:

@@ -19,7 +19,7 @@ class Candidate:
 
     Attributes:
         instances: of the network.
-        threads: of ONNX Runtime in each; 0 for its own choice.
+        threads: of the network in each; 0 for the runtime's own choice.
         max_batch_size: of the network; 0 where it has no batch.
         delay_us: how long a request waits for others; None without dynamic batching.
         hook_instances: of each hook, or of the pipeline; 0 where there is none.
@@ -76,15 +76,15 @@ def candidate_of(messages: Mapping[str, Any], network: str) -> Candidate:
         network: the part that runs the network.
     """
     message = messages[network]
-    threads = (
-        message.parameters["intra_op_thread_count"].string_value
-        if "intra_op_thread_count" in message.parameters
-        else ""
-    )
+    name = "INFERENCE_NUM_THREADS" if message.backend == "openvino" else "intra_op_thread_count"
+    told = message.parameters[name].string_value if name in message.parameters else ""
+    threads = int(told) if told.isdecimal() else 0
+    if message.backend == "openvino":  # of all instances together
+        threads //= _count(message)
     hooks = [part for name, part in messages.items() if name != network and part.backend == "python"]
     return Candidate(
         instances=_count(message),
-        threads=int(threads) if threads.isdecimal() else 0,
+        threads=threads,
         max_batch_size=message.max_batch_size,
         delay_us=(
             message.dynamic_batching.max_queue_delay_microseconds if message.HasField("dynamic_batching") else None
@@ -113,7 +113,7 @@ def write_into(messages: Mapping[str, Any], network: str, candidate: Candidate) 
                     warmup.name = f"batch_{candidate.max_batch_size}"
         if name == network:
             _set_count(message, candidate.instances)
-            message.parameters["intra_op_thread_count"].string_value = str(candidate.threads)
+            _set_threads(message, candidate)
         elif message.backend == "python" and candidate.hook_instances:
             _set_count(message, candidate.hook_instances)
         if message.platform == "ensemble":
@@ -123,6 +123,14 @@ def write_into(messages: Mapping[str, Any], network: str, candidate: Candidate) 
         else:
             message.dynamic_batching.SetInParent()
             message.dynamic_batching.max_queue_delay_microseconds = candidate.delay_us
+
+
+def _set_threads(message: Any, candidate: Candidate) -> None:
+    if message.backend != "openvino":
+        message.parameters["intra_op_thread_count"].string_value = str(candidate.threads)
+        return
+    message.parameters["NUM_STREAMS"].string_value = str(candidate.instances)
+    message.parameters["INFERENCE_NUM_THREADS"].string_value = str(candidate.instances * candidate.threads)
 
 
 def _set_count(message: Any, count: int) -> None:

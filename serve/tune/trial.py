@@ -110,7 +110,8 @@ def load_subject(repository: Path, name: str) -> Subject:
     parts = parts_of(repository, name)
     paths = {part: repository / part / "config.pbtxt" for part in parts}
     texts = {part: config_text(path) for part, path in paths.items()}
-    networks = [part for part in parts if from_pbtxt(texts[part], source=str(paths[part])).backend == "onnxruntime"]
+    runtimes = ("onnxruntime", "openvino")
+    networks = [part for part in parts if from_pbtxt(texts[part], source=str(paths[part])).backend in runtimes]
     if len(networks) != 1:
         raise ServerError(
             f"can't tune {name!r}",

@@ -32,6 +32,9 @@ class UpOptions:
     """TOML file with more settings of the gateway, as for `serve gateway --config`: keys, limits, TLS; those of the
     environment (SERVE_GATEWAY_...) hold, too."""
 
+    agree_module: Path | None = None
+    """A Python file of yours with functions that `serve rollout start --agree OUTPUT:function=NAME` may name."""
+
     triton: str | None = None
     """URL of a Triton that runs already, in place of a repository; only the gateway is started."""
 
@@ -86,7 +89,7 @@ class UpOptions:
     def given(self) -> dict[str, Any]:
         """What was given of the gateway's settings, by their names."""
         drain = None if self.drain_timeout is None else max(1, round(self.drain_timeout))
-        flags = {"host": self.host, "port": self.port, "drain_timeout_s": drain}
+        flags = {"host": self.host, "port": self.port, "drain_timeout_s": drain, "agree_module": self.agree_module}
         return {name: value for name, value in flags.items() if value is not None}
 
     @property

@@ -119,10 +119,15 @@ def test_the_steps_by_hand_work_as_they_are_pasted(demo: tuple[Path, str], tmp_p
         (tmp_path / f"{number}.sh").write_text(activate + part.removeprefix(activate))
     run = pasted_beside(tmp_path / "0.sh", tmp_path / "1.sh", demo[0].parents[1], ready="http://127.0.0.1:8080/readyz")
     first = (tmp_path / "0.log").read_text()
-    assert run.returncode == 0, first + run.stdout + run.stderr
+    assert run.returncode in passing(block.splitlines()[-2]), first + run.stdout + run.stderr
     assert '"label": "7"' in run.stdout
     assert " 0 errors" in run.stdout + run.stderr
     assert (demo[0] / "load.html").exists()
+
+
+def passing(line: str) -> tuple[int, ...]:
+    """Exit codes; a load test on a busy machine says of its figures that they are its own."""
+    return (0, 4) if line.startswith("serve load ") else (0,)
 
 
 def done(line: str, folder: Path, script: Path) -> str:
@@ -133,5 +138,5 @@ def done(line: str, folder: Path, script: Path) -> str:
     else:
         words[0] = str(script / words[0])
     result = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=400, check=False)
-    assert result.returncode == 0, f"{line}\n{result.stdout}{result.stderr}"
+    assert result.returncode in passing(line), f"{line}\n{result.stdout}{result.stderr}"
     return result.stdout

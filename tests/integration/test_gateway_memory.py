@@ -25,6 +25,7 @@ from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc import service_pb2_grpc
 
 from serve.gateway.access.footprint import MIB, footprint_bytes
+from serve.gateway.access.keys import add_key
 from serve.triton.launch import TritonServer
 from tests.gateway_models import fetch, served_models
 
@@ -92,9 +93,9 @@ class Gateway:
                 total += int(match[1]) * 1024 if match else 0
         return total
 
-    def metric(self, name: str) -> float:
+    def metric(self, name: str, key: str = "") -> float:
         with contextlib.closing(http.client.HTTPConnection(self.address)) as connection:
-            connection.request("GET", "/metrics")
+            connection.request("GET", "/metrics", headers={"x-api-key": key} if key else {})
             text = connection.getresponse().read().decode()
         match = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
         assert match is not None, name
@@ -122,7 +123,7 @@ def gateway(triton: TritonServer, **settings: float | Path) -> Iterator[Gateway]
             yield Gateway(process, match[0], f"127.0.0.1:{port}")
         finally:
             process.send_signal(signal.SIGINT)
-            process.wait(60)
+            process.wait(200)
 
 
 def large() -> tuple[bytes, dict[str, str]]:
@@ -317,3 +318,100 @@ def test_long_values_are_read_and_written_in_another_process(triton: TritonServe
                                content_type="application/json")  # fmt: skip
         assert status == 200
         assert answer["outputs"]["zeros"] == [0] * MIB
+
+
+def asks_for(size: int) -> bytes:
+    """An answer of so many bytes of "echo"."""
+    item = {"name": "size", "datatype": "INT64", "shape": [1], "data": [size]}
+    return json.dumps({"inputs": [item], "outputs": [{"name": "zeros", "parameters": {"binary_data": True}}]}).encode()
+
+
+def asked(served: Gateway, key: str, size: int) -> tuple[int, bytes]:
+    with contextlib.closing(http.client.HTTPConnection(served.address, timeout=60)) as connection:
+        connection.request("POST", "/v2/models/echo/infer", asks_for(size), {"x-api-key": key})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+
+@pytest.fixture
+def keyed(tmp_path: Path) -> tuple[Path, str, str]:
+    path = tmp_path / "keys.json"
+    return path, add_key(path, "alice")[0], add_key(path, "bob", admin=True)[0]
+
+
+def test_an_answer_larger_than_the_bound_ends_with_an_error_that_says_so(
+    triton: TritonServer, keyed: tuple[Path, str, str]
+) -> None:
+    path, alice, _ = keyed
+    told = "the model's answer is too large"
+    with gateway(triton, keys=path) as served, grpc.insecure_channel(served.grpc_address, LONG) as channel:
+        before = served.peak()
+        for _ in range(3):
+            status, body = asked(served, alice, 2 * BOUND)
+            assert (status, json.loads(body)["error"]) == (502, told)
+            assert str(BOUND // 2) in json.loads(body)["why"]
+            assert "memory_bytes" in json.loads(body)["mend"]
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        metadata = [("x-api-key", alice)]
+        with pytest.raises(grpc.RpcError, match=told) as refused:
+            stub.ModelInfer(wanted(2 * BOUND), metadata=metadata, timeout=60)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        with pytest.raises(grpc.RpcError, match=told):
+            list(stub.ModelStreamInfer(iter([wanted(2 * BOUND)]), metadata=metadata, timeout=60))
+        assert served.peak() - before < BOUND // 2
+        assert asked(served, alice, MIB)[0] == 200, "the server was not ejected for it"
+        assert len(stub.ModelInfer(wanted(MIB), metadata=metadata, timeout=60).raw_output_contents[0]) == MIB
+
+
+LONG = [("grpc.max_receive_message_length", -1)]
+
+
+def wanted(size: int) -> Any:
+    message = messages.ModelInferRequest(model_name="echo", raw_input_contents=[struct.pack("<q", size)])
+    message.inputs.add(name="size", datatype="INT64", shape=[1])
+    return message
+
+
+@pytest.mark.parametrize("way", ["http", "grpc", "stream"])
+def test_answers_on_their_way_count_for_the_key_that_asked(
+    triton: TritonServer, keyed: tuple[Path, str, str], way: str
+) -> None:
+    """One key has many long answers come at once; what the other asks is answered meanwhile."""
+    path, alice, bob = keyed
+    outcomes: Counter[object] = Counter()
+
+    def attack(served: Gateway) -> None:
+        if way == "http":
+            outcomes[asked(served, alice, BODY)[0]] += 1
+            return
+        with grpc.insecure_channel(served.grpc_address, LONG) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            metadata = [("x-api-key", alice)]
+            try:
+                if way == "grpc":
+                    stub.ModelInfer(wanted(BODY // 2), metadata=metadata, timeout=60)
+                else:
+                    list(stub.ModelStreamInfer(iter([wanted(BODY // 2)]), metadata=metadata, timeout=60))
+                outcomes[200] += 1
+            except grpc.RpcError as err:
+                outcomes[503 if err.code() is grpc.StatusCode.RESOURCE_EXHAUSTED else err.code()] += 1
+
+    with gateway(triton, keys=path, max_in_flight=128) as served:
+        assert asked(served, bob, 4 * MIB)[0] == 200
+        clients = [threading.Thread(target=attack, args=(served,)) for _ in range(CLIENTS)]
+        for client in clients:
+            client.start()
+        others = []
+        while any(client.is_alive() for client in clients):
+            others.append(asked(served, bob, 4 * MIB)[0])
+        for client in clients:
+            client.join()
+        assert set(outcomes) <= {200, 503}, outcomes
+        assert outcomes[200] > 0
+        assert set(others) <= {200}, others
+        if way != "stream":  # of each stream, one answer is there before it can be counted
+            assert served.peak() < footprint_bytes(BOUND, BODY)
+        deadline = time.monotonic() + 30
+        while served.metric("gateway_memory_bytes", bob) > MIB:  # all of it was given back
+            assert time.monotonic() < deadline
+            time.sleep(0.1)

@@ -6,6 +6,7 @@ import http.client
 import json
 import queue
 import struct
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from tritonclient.grpc import service_pb2_grpc
 
 from serve.gateway.access.keys import add_key
 from serve.gateway.settings import Settings
+from serve.rollout.plan import Plan, Target
+from serve.rollout.store import Store
 from serve.triton.launch import TritonServer
 from tests.integration.test_gateway_grpc import free_port
 from tests.sequence_models import remembering
@@ -46,13 +49,18 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
 
 @contextmanager
 def served(
-    triton: TritonServer, keys: Path | None = None, *, validate: bool = True, wait_s: float = 5.0
+    triton: TritonServer,
+    keys: Path | None = None,
+    *,
+    validate: bool = True,
+    wait_s: float = 5.0,
+    state: Path | None = None,
 ) -> Iterator[tuple[str, str]]:
     """host:port of a gateway over HTTP, and over gRPC."""
     port = free_port()
     settings = Settings(
         upstream=(f"http://{triton.http_address}",), grpc_upstream=(triton.grpc_address,), port=0, grpc_port=port,
-        keys=keys, validate=validate, sequence_wait_s=wait_s,
+        keys=keys, validate=validate, sequence_wait_s=wait_s, state=state or Path("no-rollouts.db"),
     )  # fmt: skip
     with gateway_thread(settings) as url:
         yield url.removeprefix("http://"), f"127.0.0.1:{port}"
@@ -306,3 +314,38 @@ def test_sequences_whose_clients_left_before_they_began_hold_no_slot(
             assert begun.total == 1
         for sequence in (21, 22, 23, 24):
             over_http(addresses, alice, model, 1, raw=False, sequence_id=sequence, sequence_end=True)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30.0
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("way", ["json", "raw", "grpc"])
+def test_a_sequence_stays_with_its_version_when_another_comes_to_answer(
+    triton: TritonServer, keys: tuple[Path, str, str], tmp_path: Path, way: str
+) -> None:
+    _, alice, bob = keys
+    ask = WAYS[way]
+    state = tmp_path / "rollouts.db"
+    with served(triton, keys[0], state=state) as addresses:
+        store = Store(state)
+        store.start("twice", Target("twice", "2"), Plan(step_s=3600.0), Target("twice", "1"))
+        until(lambda: store.all("twice")[0].state == "running")
+        time.sleep(0.6)  # a gateway looks twice a second
+        for key in (alice, bob):
+            assert ask(addresses, key, "twice", 1, sequence_id=7, sequence_start=True).total == 1
+        store.wish("twice", "promote")
+        until(lambda: store.all("twice")[0].state == "promoted")
+        assert ask(addresses, alice, "twice", 1, sequence_id=8, sequence_start=True).total == 1001
+        for other in ("json", "raw", "grpc"):  # whichever way it is asked
+            WAYS[other](addresses, alice, "twice", 1, sequence_id=7)
+        store.clear("twice")
+        time.sleep(0.6)
+        assert ask(addresses, alice, "twice", 1, sequence_id=7, sequence_end=True).total == 5
+        assert "START" in ask(addresses, alice, "twice", 1, sequence_id=7).refused, "it has ended"
+        assert ask(addresses, bob, "twice", 1, sequence_id=7, sequence_start=True).total == 1001, "begun anew"
+        for key, sequence in ((alice, 8), (bob, 7)):
+            assert ask(addresses, key, "twice", 1, sequence_id=sequence, sequence_end=True).total == 1002

@@ -290,7 +290,7 @@ def test_who_stops_it_while_triton_is_down_is_told_of_no_error(tmp_path: Path, r
         os.kill(triton_of(running.process), signal.SIGKILL)
         until(running, lambda: "Triton has died" in running.said)
         running.process.send_signal(signal.SIGTERM)
-        assert running.process.wait(60) == 0, running.said
+        assert running.process.wait(200) == 0, running.said
 
 
 def test_starts_that_fail_end_it(tmp_path: Path, repository: Path) -> None:
@@ -298,7 +298,7 @@ def test_starts_that_fail_end_it(tmp_path: Path, repository: Path) -> None:
         running.url()
         (repository / "tiny/1/model.onnx").write_bytes(b"no model")
         os.kill(triton_of(running.process), signal.SIGKILL)
-        assert running.process.wait(120) != 0
+        assert running.process.wait(200) != 0
         assert running.said.count("Triton did not start") == 3  # once for the death, twice in a row for the starts
         assert "that is enough" in running.said
 

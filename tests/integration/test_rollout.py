@@ -100,7 +100,10 @@ def state(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def url(triton: TritonServer, state: Path) -> Iterator[str]:
-    with gateway_thread(Settings(upstream=(f"http://{triton.http_address}",), port=0, state=state)) as url:
+    rules = state.with_name("rules.py")
+    rules.write_text("def in_common(mine, theirs):\n    return len(set(mine) & set(theirs)) >= 2\n")
+    settings = Settings(upstream=(f"http://{triton.http_address}",), port=0, state=state, agree_module=rules)
+    with gateway_thread(settings) as url:
         yield url
 
 
@@ -232,6 +235,8 @@ ASK_LABELS = json.dumps({"inputs": [{"name": "x", "datatype": "INT64", "shape": 
         ("reranked", ("--agree", "labels:overlap=0.6"), True),
         ("reranked", ("--agree", "labels:overlap=0.9"), False),
         ("others", ("--agree", "labels:overlap=0.6"), False),
+        ("reranked", ("--agree", "labels:function=in_common"), True),
+        ("others", ("--agree", "labels:function=in_common"), False),
         ("others", ("--expect-change",), True),
     ],
 )
@@ -257,6 +262,7 @@ def test_labels_agree_as_was_asked_for(
     [
         ("label:first", ("has no such output", "name one of logits")),
         ("logits:first", ("the output is logits:FP32[-1,3]", "take argmax or tolerance=…")),
+        ("logits:function=alike", ("the gateway has no such function", "it has in_common")),
         ("logits:best", ("'best' is no rule", "OUTPUT:RULE")),
     ],
 )

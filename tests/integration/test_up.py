@@ -49,7 +49,7 @@ class Up:
     def said(self) -> str:
         return self.log.read_text(encoding="utf-8")
 
-    def until(self, what: Callable[[], Any], seconds: float = 60.0) -> Any:
+    def until(self, what: Callable[[], Any], seconds: float = 200.0) -> Any:
         """What the call gives, as soon as it is something."""
         deadline = time.monotonic() + seconds
         while not (found := what()):
@@ -70,7 +70,7 @@ def up(folder: Path, *words: str) -> Iterator[Up]:
         yield running
     finally:
         running.process.send_signal(signal.SIGINT)
-        running.process.wait(60)
+        running.process.wait(200)
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_a_triton_that_dies_too_often_ends_it(tmp_path: Path, repository: Path) 
     with up(tmp_path, str(repository), *FREE, "--restarts", "0") as running:
         running.url()
         os.kill(running.until(lambda: triton_of(running.process)), signal.SIGKILL)
-        assert running.process.wait(30) != 0
+        assert running.process.wait(200) != 0
     assert "error: Triton has died" in running.said
 
 
@@ -294,7 +294,7 @@ def test_a_second_one_on_a_repository_is_told_who_serves_it(tmp_path: Path, repo
         for other in (repository, link):
             second = subprocess.run(
                 [sys.executable, "-m", "serve", "up", str(other), *FREE],
-                capture_output=True, text=True, check=False, timeout=60,
+                capture_output=True, text=True, check=False, timeout=200,
             )  # fmt: skip
             assert second.returncode == 2
             assert f"the process {running.process.pid} serves it already" in second.stderr

@@ -57,6 +57,8 @@ def read_onnx(path: Path, *, runs: bool = False) -> onnx.ModelProto:
 def signature_of_onnx(path: Path) -> Signature:
     """The inputs and outputs of an ONNX file, its symbolic dimensions by their names.
 
+    One without a name is called by its tensor and its place, x_1; one that leads, batch.
+
     Raises:
         StageError: it is no ONNX file, or has an input that is no tensor.
     """
@@ -85,17 +87,42 @@ def signature_of_onnx(path: Path) -> Signature:
 
 def _spec(path: Path, value: onnx.ValueInfoProto) -> TensorSpec:
     kind = value.type.tensor_type
+    if kind.elem_type == onnx.TensorProto.STRING:
+        raise StageError(
+            f"can't use {path}",
+            why=f"{value.name!r} holds text",
+            mend="export the part behind its tokenizer or lookup, which takes numbers",
+        )
     try:
         dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)).name
     except (KeyError, TypeError, ValueError) as err:
         raise StageError(
-            f"can't use {path}", why=f"{value.name!r} is no tensor of numbers", mend="export it with plain tensors"
+            f"can't use {path}",
+            why=f"{value.name!r} is {_kind(value)}, no tensor of numbers",
+            mend="export it with plain tensors",
         ) from err
-    names = re.sub(r"\W", "_", value.name)
     shape = tuple(
-        dim.dim_value or re.sub(r"\W", "_", dim.dim_param) or f"{names}_{at}" for at, dim in enumerate(kind.shape.dim)
+        max(0, dim.dim_value) or _symbol(dim.dim_param) or (_symbol(f"{value.name}_{at}") if at else "batch")
+        for at, dim in enumerate(kind.shape.dim)
     )
     return TensorSpec(value.name, dtype, shape)
+
+
+def _kind(value: onnx.ValueInfoProto) -> str:
+    """What is no tensor of numbers, in words."""
+    kind = value.type.WhichOneof("value") or "of no type"
+    words = {"sequence_type": "a sequence", "optional_type": "optional", "map_type": "a map", "opaque_type": "opaque"}
+    words |= {"sparse_tensor_type": "a sparse tensor"}
+    if kind == "tensor_type":
+        known = onnx.TensorProto.DataType.items()
+        return next((name for name, number in known if number == value.type.tensor_type.elem_type), "of no type")
+    return words.get(kind, kind)
+
+
+def _symbol(name: str) -> str:
+    """A dimension's name as an identifier; empty where nothing is left of it, as of '?'."""
+    plain = re.sub(r"\W", "_", name)
+    return "" if not plain.strip("_") else plain if plain.isidentifier() else f"_{plain}"
 
 
 def _refused(path: Path, err: Exception) -> StageError:

@@ -75,6 +75,11 @@ class TrainQuantized:
         """The original, whose answers are taught."""
         return self.training.teacher
 
+    @property
+    def seen(self) -> tuple[str, ...]:
+        """As of the training."""
+        return self.training.seen
+
     def described(self) -> dict[str, Any]:
         """All but the teacher, as JSON values from which another process makes the stage again (`of`).
 
@@ -139,7 +144,7 @@ class TrainQuantized:
         return Given(
             given,
             did=f"trained in fake INT8 {told(trained, asked)}",
-            warnings=(*trained.warnings, *self.training.seen, *self._notes(simulation, off)),
+            warnings=(*trained.warnings, *self._notes(simulation, off)),
             details={
                 **details_of(trained),
                 "layers": simulation.layers,

@@ -1,4 +1,4 @@
-"""Open a model and run it: one small protocol for torch, ONNX Runtime and TensorRT."""
+"""Open a model and run it: one small protocol for torch, ONNX Runtime, OpenVINO and TensorRT."""
 
 from __future__ import annotations
 
@@ -32,4 +32,10 @@ def open_model(model: Model, *, threads: int) -> Backend:
         from compress.runtime.backends.trt import TrtBackend
 
         return TrtBackend(model)
-    return TorchBackend(model, threads) if isinstance(model, TorchModel) else OnnxBackend(model, threads)
+    if isinstance(model, TorchModel):
+        return TorchBackend(model, threads)
+    if model.runtime == "openvino":
+        from compress.runtime.backends.openvino_cpu import OpenVinoBackend, OpenVinoOptions
+
+        return OpenVinoBackend(model, OpenVinoOptions(threads=threads))
+    return OnnxBackend(model, threads)

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from compress.errors import StageError, first_line
 from compress.formats.onnx.outline import outline
 from compress.model import Arrays, OnnxModel
-from compress.model.inputs import run_on
+from compress.model.inputs import in_calls, run_on
 from compress.runtime.backends.bfloat16 import emulated
 from compress.runtime.backends.endless import Watched
 
@@ -89,6 +89,7 @@ class OnnxBackend:
         self._session = (_emulation if self._emulated else session)(model.path, threads)
         self._watched = Watched(model.path)
         self._names = [output.name for output in self._session.get_outputs()]
+        self._signature = model.signature
 
     @property
     def runtime(self) -> str:
@@ -99,5 +100,8 @@ class OnnxBackend:
         return self._emulated
 
     def infer(self, inputs: Arrays) -> Arrays:
+        return in_calls(self._signature, inputs, self._run)
+
+    def _run(self, inputs: Arrays) -> Arrays:
         outputs = run_on(inputs, lambda: self._watched.run(self._session, self._names, inputs))
         return dict(zip(self._names, outputs, strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from compress.model import Arrays, TorchModel, call
-from compress.model.inputs import run_on
+from compress.model.inputs import in_calls, run_on
 
 __all__ = ["TorchBackend"]
 
@@ -34,6 +34,9 @@ class TorchBackend:
     def infer(self, inputs: Arrays) -> Arrays:
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
+        return in_calls(self._model.signature, inputs, self._run)
+
+    def _run(self, inputs: Arrays) -> Arrays:
         with torch.inference_mode():
             outputs = run_on(inputs, lambda: call(self._model.module, self._model.signature.inputs, inputs))
         return {name: tensor.numpy() for name, tensor in zip(self._names, outputs.values(), strict=True)}

@@ -61,6 +61,11 @@ class Memory(Collector):
         self._by_key: Counter[str] = Counter()
         self._by_address: Counter[str] = Counter()
 
+    @property
+    def most_of_one(self) -> int:
+        """Bytes that one answer may have: as many as its key may hold."""
+        return self.bound // 2
+
     def take(self, size: int, *, small: bool) -> None:
         """Hold so many bytes more; raises MemoryFullError.
 
@@ -167,6 +172,11 @@ class Share:
         self._key = key
         self._of_key = 0
         self.size = 0
+
+    @property
+    def key(self) -> str:
+        """For whom it counts."""
+        return self._key
 
     def take(self, size: int) -> None:
         """Hold so many bytes more; raises MemoryFullError."""

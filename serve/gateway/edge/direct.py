@@ -191,7 +191,7 @@ class _Call(Observed):
         direct.calls.add(self)
         direct.gate.incidents.suspects.take_off(self._flight)
         self._client.when_leaving(self)
-        self._pool.send(self._connection, head, body, deadline, self._done)
+        self._pool.send(self._connection, head, body, deadline, self._done, self._identity.id)
 
     def left(self) -> None:
         """The client has closed its connection."""
@@ -222,7 +222,9 @@ class _Call(Observed):
         self._asking = True
         answer, error = None, None
         try:
-            answer = await self._pool.again(self._connection, lost, self._head, self._body, self._deadline)
+            answer = await self._pool.again(
+                self._connection, lost, self._head, self._body, self._deadline, self._identity.id
+            )
         except asyncio.CancelledError:
             if self._gone:
                 self._give_up()
@@ -252,7 +254,8 @@ class _Call(Observed):
             if answer.status == 200:
                 seconds = took
                 direct.gate.known(self._asked.target.model)
-            direct.gate.memory.check_for(self._identity.id, len(answer.body))
+            if answer.held is None:  # else it counts for the key already
+                direct.gate.memory.check_for(self._identity.id, len(answer.body))
             code, body = answer.status, answer.body
             head = returned_lines(answer.headers, self._identity.limit_lines())
             self.sent = len(body)

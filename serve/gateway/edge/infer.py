@@ -33,7 +33,7 @@ from serve.gateway.oip.contracts import Contracts
 from serve.gateway.oip.encoding import unpack
 from serve.gateway.oip.protocol import BINARY_HEADER
 from serve.gateway.oip.sequence import in_answer
-from serve.gateway.release.released import Released
+from serve.gateway.release.released import Released, is_gone
 from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.deadline import TIMEOUT_HEADER, patience_s
@@ -160,17 +160,21 @@ class InferEndpoint:
             forwarded.append((BINARY_HEADER, b"%d" % changed))
         if sequence is not None and sequence.renamed:  # its id may have to be read in the answer
             forwarded = [header for header in forwarded if header[0] != b"accept-encoding"]
-        place, turn = None, None
+        place, turn, stays, batcher = None, None, None, None
         if sequence is not None:
             place = sequence.place
-            batcher = (await self._contracts.of(kept)).batcher
-            turn = self._gate.slots.asked(batcher, kept, sequence, identity.id)
+            asked = Target(model, version)
+            stays, batcher = await self._releases.begun.who(self._contracts, asked, release, sequence)
+            path = stays.path.encode()
+            turn = self._gate.slots.asked(batcher, stays, sequence, identity.id)
 
         async def ask(body: bytes | GrowingBody) -> Response:
             left = deadline - time.monotonic()
             if turn is not None:
                 turn.sends()
-            return await self._released.infer(release, path, identity, scope["headers"], forwarded, body, left, place)
+            return await self._released.infer(
+                release, path, identity, scope["headers"], forwarded, body, left, place, stays
+            )
 
         send_it = partial(
             ask_model, self._gate, identity, model, scope=scope, receive=receive, deadline=deadline, size=len(body)
@@ -188,9 +192,13 @@ class InferEndpoint:
         finally:
             if turn is not None:
                 turn.leave(status)
-        if sequence is not None:
+        if sequence is not None and stays is not None:
+            self._releases.begun.answered(
+                asked, stays, sequence, batcher, response.status, gone=is_gone(response.status, response.body)
+            )
             response = in_answer(sequence, response)
-        self._gate.memory.check_for(identity.id, len(response.body))
+        if response.held is None:  # else it counts for the key already
+            self._gate.memory.check_for(identity.id, len(response.body))
         returned = [header for header in response.headers if header[0] in RETURNED]
         observed.sent = len(response.body)
         await _answer(scope, send, response.status, returned, identity.limits(), response.body)

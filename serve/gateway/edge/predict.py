@@ -148,7 +148,8 @@ def predict_router(
                 size=len(message.body),
             )
             response = await _plain(contracts, upstream, metadata, answer, item=item)
-            gate.memory.check_for(identity.id, len(response.body))
+            counted = 0 if answer.held is None else len(answer.body)  # for the key already
+            gate.memory.check_for(identity.id, len(response.body) - counted)
             share.resize(len(response.body))
             for name, value in identity.limits():
                 response.headers[name.decode()] = value.decode()

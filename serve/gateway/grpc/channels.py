@@ -11,6 +11,8 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2 as messages
 
+from serve.gateway.access.memory import Share
+from serve.gateway.grpc.arriving import Arriving
 from serve.gateway.health.suspects import ABOARD, StreamFlight
 from serve.gateway.upstream.balancer import MOST_SENT, STOPPING, Attempt, Balancer, Node
 from serve.gateway.upstream.deadline import tells
@@ -42,6 +44,7 @@ class GrpcChannels:
         self._channels: dict[Node, Any] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._left: set[asyncio.Task[None]] = set()
+        self._arriving = Arriving()
 
     def channel(self, node: Node) -> Any:
         """To a server; those of servers that are gone are closed once nothing uses them."""
@@ -88,16 +91,20 @@ class GrpcChannels:
             if attempt is not None:
                 attempt.end(server, Verdict.NOTHING)
 
-    async def infer(self, body: bytes, scope_name: bytes, sequence: bytes | None, deadline: float) -> bytes:
+    async def infer(
+        self, body: bytes, scope_name: bytes, sequence: bytes | None, deadline: float, share: Share | None = None
+    ) -> bytes:
         """ModelInfer of one server, and of others while they can't be reached.
 
         Args:
             scope_name: path of the model.
             sequence: id of its sequence; None for none.
             deadline: on the monotonic clock.
+            share: counts an answer that may be long; None for one that can't be.
 
         Raises:
             grpc.aio.AioRpcError: as it came.
+            MemoryFullError: there is no room for the answer.
         """
         balancer = self._balancer
         scope = balancer.scope(scope_name)
@@ -108,7 +115,7 @@ class GrpcChannels:
             attempt = balancer.begin(scope, tried, sequence, flight=flight)
             tried.append(attempt.node)
             try:
-                return await self._infer(attempt, body, deadline - time.monotonic())
+                return await self._infer(attempt, body, deadline - time.monotonic(), share)
             except grpc.aio.AioRpcError as err:
                 lost = _lost(err)
                 if lost:
@@ -124,11 +131,15 @@ class GrpcChannels:
                     raise
             balancer.retried()
 
-    async def _infer(self, attempt: Attempt, body: bytes, timeout_s: float) -> bytes:
+    async def _infer(self, attempt: Attempt, body: bytes, timeout_s: float, share: Share | None) -> bytes:
         server = model = Verdict.NOTHING
         try:
             channel = self.channel(attempt.node)
-            answer: bytes = await channel.unary_unary(f"{SERVICE}ModelInfer")(body, timeout=timeout_s)
+            if share is None:
+                answer: bytes = await channel.unary_unary(f"{SERVICE}ModelInfer")(body, timeout=timeout_s)
+            else:
+                call = channel.unary_stream(f"{SERVICE}ModelInfer")(body, timeout=timeout_s)
+                answer = await self._arriving.answer(call, share)
             server = model = Verdict.GOOD
             self._balancer.known(attempt.scope)
             return answer

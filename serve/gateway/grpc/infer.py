@@ -11,17 +11,18 @@ import grpc
 
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
+from serve.gateway.access.memory import Share
 from serve.gateway.errors import GatewayError
 from serve.gateway.grpc.channels import UNREACHED, GrpcChannels, chosen_wait
-from serve.gateway.grpc.message import Incoming, about
+from serve.gateway.grpc.message import Incoming, about, asked_of
 from serve.gateway.grpc.request import in_reply
-from serve.gateway.grpc.status import DEAD, STATUSES, Context, EndedCallError, keys_of, refuse
+from serve.gateway.grpc.status import DEAD, STATUSES, Context, EndedCallError, keys_of, refuse, too_large
 from serve.gateway.health.outages import ModelDownError
 from serve.gateway.health.suspects import ABOARD, Flight
 from serve.gateway.observe.telemetry import GRPC_ROUTE, Observed, Telemetry
 from serve.gateway.oip.sequence import Named
 from serve.gateway.release.release import Grade, Release
-from serve.gateway.release.released import grade_status, sticky_value
+from serve.gateway.release.released import grade_status, is_gone, sticky_value
 from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.deadline import tells
@@ -69,8 +70,10 @@ class Inference:
             share = self._incoming.share(context, identity)
             body = await self._incoming.message(context, share)
             seen.received = len(body)
-            answer = await self._infer(identity, body, context, seen, sequences)
-            share.take(2 * len(answer))  # gRPC has a copy of its own until it is read
+            before = share.size
+            answer = await self._infer(identity, body, context, seen, sequences, share)
+            # gRPC has a copy of its own until it is read; the first may be counted already.
+            share.take(max(0, before + 2 * len(answer) - share.size))
             code, seen.sent = 200, len(answer)
             return self._incoming.answering(context, answer)
         except GatewayError as err:
@@ -80,6 +83,9 @@ class Inference:
             if (dead := DEAD.fullmatch((err.details() or "").encode())) is not None:
                 code = 503
                 refuse(ModelDownError(seen.model or "", f"its process {dead[1].decode()} has died"))
+            if (longer := too_large(err)) is not None:
+                code = longer.status
+                refuse(longer)
             code = STATUSES.get(err.code(), 500)
             details = err.details() or ""
             raise EndedCallError(err.code(), sequences[0].told(details) if sequences else details) from None
@@ -90,20 +96,30 @@ class Inference:
             self._telemetry.observe(seen, code)
 
     async def _infer(
-        self, identity: Identity, body: bytes, context: Context, seen: Observed, sequences: list[Named]
+        self,
+        identity: Identity,
+        body: bytes,
+        context: Context,
+        seen: Observed,
+        sequences: list[Named],
+        share: Share,
     ) -> bytes:
         """Ask; `sequences` gets the request's, whose name an error of Triton's may say."""
         request, body, sequence = await self._incoming.request(identity, body)
         if sequence is not None:
             sequences.append(sequence)
         seen.model = model = request.model_name
+        counted = None if await self._incoming.answers_shortly(request) else share
         patience = self._incoming.patience(context)
         deadline = time.monotonic() + patience
         places = self._gate.places(model)
         seconds: float | None = None
         answered = entered = given_up = False
         sent = True
-        turn = None if sequence is None else await self._incoming.turn(identity, request, sequence)
+        asked, turn, stays, batcher = asked_of(request), None, None, None
+        if sequence is not None:
+            stays, batcher = await self._incoming.who(request, sequence)
+            turn = self._gate.slots.asked(batcher, stays, sequence, identity.id)
         status: int | None = None
         release: Release | None = None
         started = time.monotonic()
@@ -126,13 +142,18 @@ class Inference:
             if turn is not None:
                 turn.sends()
             if release is None:
-                answer = await self._calls.infer(body, *about(request), deadline)
+                if stays is not None and stays != asked:
+                    request.model_name, request.model_version = stays.model, stays.version or ""
+                    body = request.SerializeToString()
+                answer = await self._calls.infer(body, *about(request), deadline, counted)
             else:
-                answer = await self._released(release, identity, request, context, patience, deadline)
+                answer = await self._released(release, identity, request, context, patience, deadline, stays, counted)
             seconds = time.monotonic() - started
             answered = True
             status = 200
             self._gate.known(model)
+            if sequence is not None and stays is not None:
+                self._releases.begun.answered(asked, stays, sequence, batcher, status, gone=False)
             return answer if sequence is None else in_reply(sequence, answer)
         except grpc.aio.AioRpcError as err:
             answered = err.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -141,6 +162,9 @@ class Inference:
             if (dead := DEAD.fullmatch((err.details() or "").encode())) is not None:
                 answered = False
                 self._gate.incidents.outages.seen(dead[1].decode(), started, request.model_name)
+            if sequence is not None and stays is not None and status is not None:
+                gone = is_gone(status, (err.details() or "").encode())
+                self._releases.begun.answered(asked, stays, sequence, batcher, status, gone=gone)
             if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 flight.left = True
                 given_up = not tells(patience, self._settings.timeout_s)
@@ -170,6 +194,8 @@ class Inference:
         context: Context,
         patience: float,
         deadline: float,
+        stays: Target | None,
+        counted: Share | None,
     ) -> bytes:
         """Ask one of the two models under release."""
 
@@ -178,9 +204,9 @@ class Inference:
             body = request.SerializeToString()
             try:
                 if target.model == release.model:
-                    return Grade.GOOD, await self._calls.infer(body, *about(request), deadline)
+                    return Grade.GOOD, await self._calls.infer(body, *about(request), deadline, counted)
                 with self._gate.incidents.suspects.beside(identity.id, target.model, body):
-                    return Grade.GOOD, await self._calls.infer(body, *about(request), deadline)
+                    return Grade.GOOD, await self._calls.infer(body, *about(request), deadline, counted)
             except grpc.aio.AioRpcError as err:
                 if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                     return Grade.LATE if tells(patience, self._settings.timeout_s) else Grade.CUT, err
@@ -189,7 +215,7 @@ class Inference:
 
         came = [(name.encode(), str(value).encode()) for name, value in context.invocation_metadata() or ()]
         movable = "sequence_id" not in request.parameters
-        answered = await release.ask(sticky_value(release, identity, came), ask, movable=movable)
+        answered = await release.ask(sticky_value(release, identity, came), ask, movable=movable, stays=stays)
         if isinstance(answered.answer, grpc.aio.AioRpcError):
             raise answered.answer
         answer: bytes = answered.answer

@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2 as messages
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import CONNECTION_BYTES, Memory, Share
-from serve.gateway.access.slots import Turn
+from serve.gateway.access.slots import Batcher, Turn
 from serve.gateway.errors import BadRequestError, GatewayError
 from serve.gateway.grpc.clients import Clients, address_of, client_of
 from serve.gateway.grpc.request import check_message, rename
@@ -20,11 +20,12 @@ from serve.gateway.grpc.status import Context
 from serve.gateway.oip.contracts import Contracts
 from serve.gateway.oip.encoding import unpack
 from serve.gateway.oip.sequence import Named
+from serve.gateway.release.release import Release
 from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
 from serve.rollout.plan import Target
 
-__all__ = ["UNPACKED_HERE", "Held", "Incoming", "SlowMessageError", "about", "parsed"]
+__all__ = ["UNPACKED_HERE", "Held", "Incoming", "SlowMessageError", "about", "asked_of", "parsed"]
 
 UNPACKED_HERE = (
     ("grpc.per_message_decompression", 0),
@@ -215,21 +216,31 @@ class Incoming:
             body = request.SerializeToString()
         return request, body, sequence
 
-    async def turn(self, identity: Identity, request: Any, sequence: Named, *, released: bool = True) -> Turn | None:
-        """A request of a sequence, counted for its key.
+    async def answers_shortly(self, request: Any) -> bool:
+        """Whether the model's answers can't be long."""
+        return await self._contracts.answers_shortly(self._target(request))
 
-        Args:
-            released: whether it goes where a release says, not where Triton does by itself.
+    async def who(self, request: Any, sequence: Named) -> tuple[Target, Batcher | None]:
+        """Who has a request's sequence, and the batcher there; see `Begun.who`."""
+        return await self._releases.begun.who(self._contracts, asked_of(request), self._release(request), sequence)
+
+    async def turn_of_stream(self, identity: Identity, request: Any, sequence: Named) -> Turn | None:
+        """A message of a sequence, counted for its key: it goes where Triton chooses by itself.
 
         Raises:
             RateLimitedError: it has no slot any more, or too many of its key wait for one.
         """
-        target = self._target(request) if released else asked_of(request)
+        target = asked_of(request)
+        if sequence.start:
+            self._releases.begun.forget(target.model, sequence)
         return self._gate.slots.asked((await self._contracts.of(target)).batcher, target, sequence, identity.id)
 
     def _target(self, request: Any) -> Target:
-        release = self._releases.get(request.model_name) if not request.model_version else None
+        release = self._release(request)
         return release.kept if release is not None else asked_of(request)
+
+    def _release(self, request: Any) -> Release | None:
+        return self._releases.get(request.model_name) if not request.model_version else None
 
     async def kind(self, request: Any) -> object:
         """Of which kind an infer request's model is: requests for one kind may share a stream."""

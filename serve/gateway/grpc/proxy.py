@@ -16,6 +16,7 @@ import grpc
 from compress.errors import ServerError
 from serve.gateway.access.gate import Gate
 from serve.gateway.errors import GatewayError
+from serve.gateway.grpc.arriving import UNREAD_STAYS
 from serve.gateway.grpc.channels import SERVICE, GrpcChannels
 from serve.gateway.grpc.clients import Clients
 from serve.gateway.grpc.infer import Inference
@@ -36,8 +37,8 @@ MOST_STREAMS = 128  # calls of one connection at a time; its client keeps furthe
 # Calls that have come and wait to be taken up, one by one. Unless it is told otherwise, the library ends any of them,
 # whosever they are, where there are more than 1000. It holds some 16 KB for each, and up to 64 KiB sent with it.
 MOST_PENDING, LEAST_PENDING, PENDING_BYTES = 4096, 1000, 64 * 1024
+LONGEST = 2**31 - 1  # message, as gRPC counts
 UPSTREAM_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_metadata_size", 64 * 1024),
 )
@@ -71,7 +72,9 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         self._settings = settings
         self._gate = gate
         self._telemetry = telemetry
-        self._calls = GrpcChannels(balancer, settings.grpc_upstream, UPSTREAM_OPTIONS)
+        longest = min(gate.memory.most_of_one // 2, LONGEST)  # there are two of each: gRPC makes its own, to send it
+        bounded = ("grpc.max_receive_message_length", longest)
+        self._calls = GrpcChannels(balancer, settings.grpc_upstream, (*UPSTREAM_OPTIONS, UNREAD_STAYS, bounded))
         # Of all that there may be, so much that what is left serves the others.
         of_address = max(1, int(most_connections * settings.max_address_share))
         self._clients = Clients(of_address, max(1, settings.max_clients // 4))

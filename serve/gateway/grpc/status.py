@@ -11,10 +11,10 @@ import grpc
 
 from serve.gateway.access.identity import KEY_HEADERS
 from serve.gateway.access.memory import MemoryFullError
-from serve.gateway.errors import BadRequestError, GatewayError
+from serve.gateway.errors import AnswerTooLargeError, BadRequestError, GatewayError
 from serve.gateway.health.outages import DEAD_STUB
 
-__all__ = ["DEAD", "STATUSES", "Context", "EndedCallError", "keys_of", "refuse", "streaming", "unary"]
+__all__ = ["DEAD", "STATUSES", "Context", "EndedCallError", "keys_of", "refuse", "streaming", "too_large", "unary"]
 
 CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -30,6 +30,7 @@ CODES = {
 }
 STATUSES = {code: status for status, code in CODES.items() if status not in (408, 413)}
 DEAD = re.compile(rb"(?:in ensemble '[^']*', )?" + DEAD_STUB)
+TOO_LARGE = re.compile(r"CLIENT: Received message larger than max \((\d+) vs\. (\d+)\)")  # gRPC's own words
 Context = Any  # grpc.aio.ServicerContext, whose types are not published
 
 
@@ -42,6 +43,14 @@ def keys_of(metadata: Any) -> dict[bytes, bytes]:
         if header in KEY_HEADERS and found.setdefault(header, value.encode().strip()) != value.encode().strip():
             raise BadRequestError(f"the metadata {name} comes twice, with different values")
     return found
+
+
+def too_large(err: grpc.aio.AioRpcError) -> AnswerTooLargeError | None:
+    """What it means where Triton's answer was longer than is taken; None where it says something else."""
+    if err.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return None
+    found = TOO_LARGE.search(err.details() or "")
+    return None if found is None else AnswerTooLargeError(f"it has {found[1]} bytes, and at most {found[2]} are taken")
 
 
 class EndedCallError(Exception):
@@ -61,7 +70,7 @@ def refuse(err: GatewayError) -> NoReturn:
     parts = [err.error, err.why, err.mend]
     metadata = tuple((name.decode(), value.decode()) for name, value in err.headers)
     code = CODES.get(err.status, grpc.StatusCode.INTERNAL)
-    if isinstance(err, MemoryFullError):
+    if isinstance(err, MemoryFullError | AnswerTooLargeError):
         code = grpc.StatusCode.RESOURCE_EXHAUSTED
     raise EndedCallError(code, "; ".join(part for part in parts if part), metadata)
 

@@ -13,11 +13,12 @@ from contextlib import aclosing
 import grpc
 
 from serve.gateway.access.gate import Gate
+from serve.gateway.access.memory import MemoryFullError
 from serve.gateway.access.slots import Turn
 from serve.gateway.errors import BadRequestError, GatewayError, UnauthorizedError, bare
 from serve.gateway.grpc.channels import GrpcChannels
 from serve.gateway.grpc.message import Incoming, SlowMessageError, about
-from serve.gateway.grpc.status import Context, EndedCallError, keys_of, refuse
+from serve.gateway.grpc.status import Context, EndedCallError, keys_of, refuse, too_large
 from serve.gateway.grpc.unanswered import FINAL_ASKED, Unanswered
 from serve.gateway.health.suspects import StreamFlight
 from serve.gateway.settings import Settings
@@ -82,7 +83,7 @@ class Streams:
                     unanswered.of(sequence)
                     turn = None
                     if sequence is not None:
-                        turn = await self._incoming.turn(identity, request, sequence, released=False)
+                        turn = await self._incoming.turn_of_stream(identity, request, sequence)
                     turns.append(turn)
                     await flights.sent(identity.id, request.model_name, self._settings.timeout_s)
                 except GatewayError as err:
@@ -130,17 +131,25 @@ class Streams:
                                     # An error has no status here: it may be that the sequence was refused.
                                     turn.leave(400 if failed_at_triton else 200)
                             if answer is not None:
+                                try:
+                                    share.take(2 * len(answer))  # gRPC has a copy of its own until it is read
+                                except MemoryFullError as err:
+                                    failed.append(bare(err))
+                                    break
                                 writing = self._incoming.writing(context, len(answer))
                                 try:
                                     yield answer
                                 finally:
                                     writing.cancel()
+                                    share.resize(max(0, share.size - 2 * len(answer)))
                             if last:
                                 unanswered.answered()
         except SlowMessageError as err:
             failed.append(bare(err))
         except grpc.aio.AioRpcError as err:
             flights.end(left=False)
+            if (longer := too_large(err)) is not None:
+                refuse(longer)
             raise EndedCallError(err.code(), err.details() or "") from None
         except asyncio.CancelledError:
             if not failed:

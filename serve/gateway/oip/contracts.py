@@ -15,11 +15,13 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple, Unpack
 
 import orjson
 
+from serve.gateway.access.memory import SMALL_BYTES
 from serve.gateway.access.slots import Batcher
 from serve.gateway.errors import BadRequestError, GatewayError, UnknownModelError
 from serve.gateway.oip.bare_contract import BareContract
 from serve.gateway.oip.contract import Contract, UnfitError
 from serve.gateway.oip.metadata import ModelMetadata, example_json
+from serve.gateway.oip.remembered import Remembered
 from serve.gateway.oip.request import Request, check_json_bytes, loaded, raw_head, read_request
 from serve.gateway.oip.sequence import FLAGS, SEQUENCE_ID, Named
 from serve.gateway.oip.tensors import ProtocolError
@@ -36,6 +38,7 @@ AGAIN_S = 1.0
 HOLDS_S = 0.25
 # The JSON of a binary request is the same from a client's one request to the next.
 REMEMBERED, SHORT_JSON = 512, 2048
+MODELS = 4096  # and versions of such, whose contracts are remembered
 LONG_TEXTS = 16 * 1024
 JSON_AT_HAND = 16 * 1024
 DEEPEST = 8  # ensembles within ensembles
@@ -74,7 +77,7 @@ class Contracts:
         self._reader_bytes = reader_bytes
         self._source = source
         self._max_elements = max_elements
-        self._made: dict[str, tuple[object, Contract]] = {}
+        self._made: Remembered[str, tuple[object, Contract]] = Remembered(MODELS)
         self._holding: dict[tuple[str, str | None], tuple[float, Contract]] = {}
         self._looked: dict[str, float] = {}
         self._fits: dict[tuple[bytes, int, bool], tuple[Contract, Request, bytes]] = {}
@@ -97,6 +100,12 @@ class Contracts:
             return (await self._source.metadata(target.model, target.version)).decoupled
         return None
 
+    async def answers_shortly(self, target: Target) -> bool:
+        """Whether a model's answers are short, whatever is asked; False where nobody tells."""
+        with contextlib.suppress(GatewayError):
+            return (await self._source.metadata(target.model, target.version)).answer_bytes <= SMALL_BYTES
+        return False
+
     async def _told(self, target: Target) -> Contract:
         """The contract by the model's metadata."""
         try:
@@ -105,15 +114,14 @@ class Contracts:
             raise UnknownModelError(err.why or err.error) from err  # in Triton's own words
         made = self._made.get(target.path)
         if made is None or made[0] is not metadata:
-            if len(self._made) >= REMEMBERED:
-                self._made.clear()
             texts = await self._takes_texts(metadata)
             batcher = await self._batcher(metadata)
             contract = Contract.of(metadata, self._max_elements, sequence_texts=texts, batcher=batcher)
             if made is not None and made[1] == contract:
                 contract = made[1]  # what was read by it still holds
-            made = self._made[target.path] = metadata, contract
-        if len(self._holding) >= REMEMBERED:
+            made = metadata, contract
+            self._made.put(target.path, made)
+        if len(self._holding) >= MODELS:
             self._holding.clear()
         self._holding[target.model, target.version] = time.monotonic() + HOLDS_S, made[1]
         return made[1]
@@ -351,7 +359,7 @@ class Contracts:
         now = time.monotonic()
         if now - self._looked.get(target.path, -AGAIN_S) < AGAIN_S:
             return None
-        if len(self._looked) >= REMEMBERED:
+        if len(self._looked) >= MODELS:
             self._looked.clear()
         self._looked[target.path] = now
         self._holding.pop((target.model, target.version), None)

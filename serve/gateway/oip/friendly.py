@@ -3,13 +3,15 @@
 A value is an item or a batch, told apart by its depth: for an input of shape [-1, 3, 224, 224], three levels of
 lists are one item and four are a batch. All inputs of a request must be the same. The answer to one item has no
 batch dimension. Where a model declares one element an item ([-1, 1]), it is given, and may be sent, bare; a list of
-several such elements is a batch. Bytes that are not UTF-8 text go both ways as {"base64": "..."}.
+several such elements is a batch. Bytes that are not UTF-8 text go both ways as {"base64": "..."}. In answers, what
+JSON has no number for is a text: "NaN", "Infinity", "-Infinity".
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -89,7 +91,7 @@ def from_values(metadata: ModelMetadata, values: Mapping[str, Any]) -> tuple[tup
 
 
 def to_values(metadata: ModelMetadata, outputs: Sequence[Tensor], *, item: bool) -> dict[str, Any]:
-    """Outputs as plain values by name; arrays stay numpy arrays, which orjson writes as nested lists.
+    """Outputs as plain values by name; arrays of finite numbers stay numpy arrays, which orjson writes as nested lists.
 
     Args:
         item: drop the batch dimension, of size 1.
@@ -107,8 +109,23 @@ def to_values(metadata: ModelMetadata, outputs: Sequence[Tensor], *, item: bool)
         if tensor.datatype == "BYTES":
             values[tensor.name] = _texts(data.tolist() if isinstance(data, np.ndarray) else data)
         else:
-            values[tensor.name] = np.ascontiguousarray(data) if np.ndim(data) else data.item()
+            values[tensor.name] = _numbers(data)
     return values
+
+
+def _numbers(data: np.ndarray[Any, Any]) -> Any:
+    """Numbers for JSON, which has no NaN and no infinity: these are written as texts, as ProtoJSON does."""
+    if data.dtype.kind != "f" or np.isfinite(data).all():
+        return np.ascontiguousarray(data) if np.ndim(data) else data.item()
+    return _named(data.tolist())
+
+
+def _named(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_named(part) for part in value]
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _check_depth(spec: TensorMetadata, value: Any) -> None:

@@ -70,6 +70,17 @@ class ModelMetadata:
     decoupled: bool | None = None
     batcher: Batcher | None = None
 
+    @property
+    def answer_bytes(self) -> float:
+        """Bytes of the longest answer's tensors; infinite where its dimensions, or BYTES, leave it open."""
+        total = 0
+        for tensor in self.outputs:
+            dims = (max(1, self.max_batch_size), *tensor.shape[1:]) if self.batched else tensor.shape
+            if min(dims, default=1) < 0 or tensor.datatype == "BYTES" or (self.batched and not self.max_batch_size):
+                return math.inf
+            total += math.prod(dims) * DATATYPES[tensor.datatype].itemsize
+        return math.inf if self.decoupled is None or self.decoupled else total
+
     @classmethod
     def parse(cls, metadata: bytes, config: bytes | None) -> Self:
         """Read Triton's answers to /v2/models/M and, where it gives one, /v2/models/M/config.

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.oip.protocol import InferResponse
 from serve.gateway.oip.tensors import DATATYPES, Tensor
-from serve.gateway.release.differ import differing, in_blocks
+from serve.gateway.release.differ import differing, has_rows, in_blocks
 from serve.rollout.agree import Agree, Kind
 
-__all__ = ["Agreement", "agreement", "misfit", "unlike"]
+__all__ = ["Agreement", "FunctionError", "Functions", "agreement", "misfit", "unlike"]
+
+Functions = Mapping[str, Callable[..., Any]]
+
+
+class FunctionError(Exception):
+    """A function of the operator's gave no judgement."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +32,14 @@ class Agreement:
         disagreed: items for which an output is another.
         difference: mean absolute difference of all numbers.
         largest: the largest of them.
+        judged: whether anything was held to a rule; single numbers have none by default, and need only be numbers.
     """
 
     items: int
     disagreed: int
     difference: float
     largest: float
+    judged: bool = True
 
 
 def agreement(
@@ -41,6 +50,7 @@ def agreement(
     tolerance: float | None,
     texts: Collection[str] | None = None,
     agrees: Sequence[Agree] = (),
+    functions: Functions | None = None,
 ) -> Agreement | None:
     """Compare two answers, item by item; None where there is nothing that is to be compared.
 
@@ -58,6 +68,10 @@ def agreement(
         tolerance: absolute.
         texts: names of the models' outputs that are BYTES by themselves; None for all that come so.
         agrees: rules of single outputs.
+        functions: of rules that name one: (candidate's, baseline's) of one item -> whether they agree.
+
+    Raises:
+        FunctionError: one of them failed.
     """
     rules = {agree.output: agree for agree in agrees}
     theirs, mine = (
@@ -69,15 +83,21 @@ def agreement(
     sizes = {tensor.shape[0] for tensor in theirs.values() if batched and tensor.shape}
     items = max(sizes.pop(), 1) if len(sizes) == 1 else 1
     others = np.zeros(items, dtype=bool)
-    total, count, largest = 0.0, 0, 0.0
+    total, count, largest, judged = 0.0, 0, 0.0, False
     for name in theirs.keys() | mine.keys():
         a, b = mine.get(name), theirs.get(name)
         if a is None or b is None or a.datatype != b.datatype:
             others[:] = True
+            judged = True
             continue
         classes = a.datatype == "BYTES" and texts is not None and name not in texts
         agree = rules.get(name) or _usual(name, a, tolerance, classes=classes)
-        others |= differing(a, b, items, agree, batched=batched, classes=classes)
+        if agree.kind == "function":
+            others |= _by_function(a, b, items, agree.function, functions or {}, batched=batched)
+            judged = True
+        else:
+            others |= differing(a, b, items, agree, batched=batched, classes=classes)
+            judged |= agree.kind != "argmax" or classes or has_rows(a.data, items)
         if a.data.dtype.kind != "O" and a.shape == b.shape and a.data.size:
             for x, y in in_blocks(a.data, b.data):
                 with np.errstate(invalid="ignore"):
@@ -86,7 +106,27 @@ def agreement(
                 total += float(difference.sum())
                 count += difference.size
                 largest = max(largest, float(difference.max(initial=0.0)))
-    return Agreement(items, int(others.sum()), total / count if count else 0.0, largest)
+    disagreed = int(others.sum())
+    return Agreement(items, disagreed, total / count if count else 0.0, largest, judged or disagreed > 0)
+
+
+def _by_function(
+    a: Tensor, b: Tensor, items: int, name: str, functions: Functions, *, batched: bool
+) -> np.ndarray[Any, Any]:
+    """For each item, whether a function says that the two are others."""
+    if batched and a.shape[:1] != b.shape[:1]:
+        return np.ones(items, dtype=bool)
+    pairs = zip(a.data, b.data, strict=True) if batched and len(a.data) == items else [(a.data, b.data)]
+    found = []
+    for mine, theirs in pairs:
+        try:
+            same = functions[name](np.array(mine, a.data.dtype), np.array(theirs, b.data.dtype))  # its own to change
+        except (Exception, SystemExit) as err:  # the operator's code: anything may come out of it
+            raise FunctionError(name) from err
+        if not isinstance(same, bool | np.bool_):
+            raise FunctionError(f"{name} gave {str(same)[:100]} ({type(same).__name__}), and True or False is wanted")
+        found.append(not same)
+    return np.array(found) if len(found) == items else np.full(items, any(found))
 
 
 def _usual(name: str, tensor: Tensor, tolerance: float | None, *, classes: bool) -> Agree:
@@ -124,13 +164,16 @@ FITS: Mapping[Kind, tuple[frozenset[str], str]] = {
 }
 
 
-def misfit(agrees: Sequence[Agree], metadata: ModelMetadata) -> str:
+def misfit(agrees: Sequence[Agree], metadata: ModelMetadata, functions: Collection[str] = ()) -> str:
     """Why the rules can't be held against a model's outputs; and, behind "; ", what to write. "" where they can."""
     outputs = {output.name: output for output in metadata.outputs}
     for agree in agrees:
         output = outputs.get(agree.output)
         if output is None:
             return f"--agree {agree}: {metadata.name} has no such output; name one of {', '.join(sorted(outputs))}"
+        if agree.kind == "function" and agree.function not in functions:
+            has = f"it has {', '.join(sorted(functions))}" if functions else "start it with --agree-module FILE"
+            return f"--agree {agree}: the gateway has no such function; {has}"
         if agree.kind in FITS and output.datatype not in FITS[agree.kind][0]:
             return f"--agree {agree}: the output is {output}, and this compares {FITS[agree.kind][1]}"
         each = output.shape[1:] if metadata.batched else output.shape

@@ -10,7 +10,7 @@ import numpy as np
 from serve.gateway.oip.tensors import Tensor
 from serve.rollout.agree import Agree
 
-__all__ = ["differing", "in_blocks"]
+__all__ = ["differing", "has_rows", "in_blocks"]
 
 Array = np.ndarray[Any, Any]
 BLOCK = 64 * 1024
@@ -73,10 +73,14 @@ def _other_place(x: Array, y: Array, items: int) -> Array:
     """Where the largest of a row stands elsewhere, or one is not a number; a number that stands alone is not judged."""
     strange = (np.isfinite(x) != np.isfinite(y)) | (np.isnan(x) != np.isnan(y)) if x.dtype.kind == "f" else x != x
     wrong = _any(strange, items)
-    # The axis of the batch is no row of scores.
-    if x.ndim > (1 if items > 1 else 0) and x.shape[-1] > 1:
+    if has_rows(x, items):
         wrong = wrong | _any(_largest(x) != _largest(y), items)
     return wrong
+
+
+def has_rows(x: Array, items: int) -> bool:
+    """Whether there are rows of scores, of which one is the largest: the axis of the batch is none."""
+    return x.ndim > (1 if items > 1 else 0) and x.shape[-1] > 1
 
 
 def _largest(x: Array) -> Array:

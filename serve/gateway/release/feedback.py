@@ -119,7 +119,7 @@ class Feedback(Collector):
             self._counts[name] += 1
         release = self._releases.get(given.model)
         if release is not None and release.rollout == given.release and given.variant is not None:
-            release.reported(given.variant, wrong=not correct)
+            release.reported(given.variant, wrong=not correct, key=given.key)
         return told | {"counted": True, "correct": correct}
 
     def collect(self) -> Iterator[Metric]:

@@ -95,6 +95,7 @@ class Release:
         lost: whether the version that answers for the name was said to be served no longer.
         batched: whether the models' tensors have a batch dimension.
         texts: their outputs that are BYTES; None where that is not known.
+        unjudged_count: copies that a function of the operator's gave no judgement of.
         dropped: copies that were not made, because the candidate or the gateway had enough to do.
     """
 
@@ -125,7 +126,11 @@ class Release:
         self.copies = 0
         self.copied_bytes = 0
         self.dropped = 0
+        self.unjudged_count = 0
+        self._unjudged = ""
         self._weight = weight
+        self._speaker: str | None = None
+        self._speakers = False
         self._answer_bytes: int | None = None
         self._salt = f"{id_}:{model}:".encode()
 
@@ -156,7 +161,13 @@ class Release:
         return int.from_bytes(hashlib.blake2b(self._salt + sticky, digest_size=8).digest()) / 2**64
 
     async def ask(
-        self, sticky: bytes | None, ask: Ask[T], *, movable: bool, reserve: Callable[[], bool] | None = None
+        self,
+        sticky: bytes | None,
+        ask: Ask[T],
+        *,
+        movable: bool,
+        reserve: Callable[[], bool] | None = None,
+        stays: Target | None = None,
     ) -> Answered[T]:
         """Have a request answered by one of the two.
 
@@ -170,7 +181,11 @@ class Release:
             movable: whether any model may be asked, and a second one after the first; sequences stay with the baseline.
             reserve: decides for a request to the baseline, before it is asked, whether a copy follows, and takes the
                 place for it; None where none can. Chosen later, pairs would be those of well-answered requests only.
+            stays: who has the request's sequence; None for none. Where that is nobody who answers for the name now, its
+                answer says nothing of the two.
         """
+        if stays is not None and stays != self.kept:
+            return await _timed(ask, stays)
         weight = self.weight
         if weight and (weight >= 1 or (movable and self.place(sticky) < weight)):
             return await self._ask_candidate(ask, movable=movable)
@@ -260,7 +275,22 @@ class Release:
     def look(self) -> None:
         """Act on the evidence."""
         if self.course is not None and (event := self.course.look(time.monotonic())) is not None:
-            self.events.append(event)
+            self.events.append(replace(event, why=event.why + self.unjudged_told))
+
+    def unjudged(self, why: str) -> None:
+        """A function of the operator's gave no judgement of two answers, which counts as a disagreement."""
+        self.unjudged_count += 1
+        if self._unjudged != why and self.unjudged_count == 1:
+            logger.error("rollout of %s: --agree: %s", self.model, why)
+            self.events.append(Event("note", f"--agree gave no judgement, which counts as a disagreement: {why}"))
+        self._unjudged = why
+
+    @property
+    def unjudged_told(self) -> str:
+        """What to add to the reasons; "" where all was judged."""
+        if not self.unjudged_count:
+            return ""
+        return f"; --agree gave no judgement of {self.unjudged_count} copies, which count as others: {self._unjudged}"
 
     def copied(self, candidate: Answered[T], baseline: Answered[T]) -> None:
         """A copied request was answered by both, well or not.
@@ -281,7 +311,9 @@ class Release:
     def compared(self, found: Agreement) -> None:
         """Both answers to a copied request were good, and have been compared."""
         if self.course is not None and self.running and "disagreement" in self.course.analysis.measures:
-            self.course.analysis.compared(found.items, found.disagreed, found.difference, found.largest)
+            self.course.analysis.compared(
+                found.items, found.disagreed, found.difference, found.largest, judged=found.judged
+            )
             self.look()
 
     def variant(self, answered: Answered[T]) -> Variant | None:
@@ -289,10 +321,18 @@ class Release:
         by: dict[Target, Variant] = {self.baseline: "baseline", self.candidate: "candidate"}
         return by.get(answered.by) if answered.first else None
 
-    def reported(self, variant: Variant, *, wrong: bool) -> None:
+    def may_speak(self, key: str) -> None:
+        """An answer was given to a key that may say whether it was wrong."""
+        if self._speaker is None:
+            self._speaker = key
+        elif key != self._speaker:
+            self._speakers = True
+
+    def reported(self, variant: Variant, *, wrong: bool, key: str = "") -> None:
         """A client has said of an answer whether it was wrong."""
         if self.course is not None and self.running:
-            self.course.analysis.reported(variant, wrong=wrong)
+            self.course.analysis.speakers.several = self._speakers
+            self.course.analysis.reported(variant, wrong=wrong, key=key)
             self.look()
 
     def saw(self, size: int) -> None:

@@ -17,9 +17,10 @@ from serve.gateway.errors import GatewayError, UpstreamDownError, UpstreamTimeou
 from serve.gateway.oip.encoding import unpacked
 from serve.gateway.oip.protocol import BINARY_HEADER, InferResponse, parse_response
 from serve.gateway.oip.tensors import ProtocolError
-from serve.gateway.release.agreement import Agreement, agreement
+from serve.gateway.release.agreement import Agreement, FunctionError, Functions, agreement
 from serve.gateway.release.answers import ANSWER_ID, Answers, given
 from serve.gateway.release.release import Answered, Grade, Release
+from serve.gateway.release.users_rules import UsersRules
 from serve.gateway.upstream.deadline import EarlyTimeoutError
 from serve.gateway.upstream.upstream import Upstream
 from serve.gateway.upstream.verdicts import HURRY, was_hurried
@@ -28,7 +29,7 @@ from serve.http.client import Response
 from serve.rollout.agree import Agree
 from serve.rollout.plan import Target
 
-__all__ = ["SERVED_BY", "Released", "grade_status", "sticky_value"]
+__all__ = ["SERVED_BY", "Released", "grade_status", "is_gone", "sticky_value"]
 
 SERVED_BY = b"served-by"
 LARGE_BYTES = 64 * 1024
@@ -57,6 +58,7 @@ class Released:
         apart: calls a function of a module in another process, where long JSON is compared; by default in a thread.
         most_bytes: that two answers may become where they are compared.
         answers: keeps those that clients may speak of; None keeps none.
+        rules: functions of the operator's; None for none.
     """
 
     def __init__(
@@ -66,7 +68,9 @@ class Released:
         apart: Apart | None = None,
         most_bytes: int = MOST_UNPACKED,
         answers: Answers | None = None,
+        rules: UsersRules | None = None,
     ) -> None:
+        self._rules = rules
         self._answers = answers
         self._gate = gate
         self._upstream = upstream
@@ -86,6 +90,7 @@ class Released:
         body: bytes | GrowingBody,
         timeout_s: float,
         sequence: bytes | None = None,
+        stays: Target | None = None,
     ) -> Response:
         """An answer by one of the two models under release, whose header Served-By says which, and Answer-Id how to
         speak of it, where the key may; else by Triton's choice.
@@ -97,6 +102,7 @@ class Released:
             headers: those that go on to Triton.
             timeout_s: for all tries together.
             sequence: what says which server has the request's sequence; None for none.
+            stays: who has it, where that is nobody who answers for the name now.
 
         Raises:
             GatewayError: there was no answer.
@@ -122,7 +128,7 @@ class Released:
         copied = False
         try:
             sticky = sticky_value(release, who, came)
-            answered = await release.ask(sticky, ask, movable=movable, reserve=place.take)
+            answered = await release.ask(sticky, ask, movable=movable, reserve=place.take, stays=stays)
             if isinstance(answered.answer, Response):
                 release.saw(len(answered.answer.body))
             if answered.paired and answered.by == release.baseline:
@@ -141,6 +147,7 @@ class Released:
         if answer.status == 200 and self._answers is not None and may_speak:
             id_ = self._answers.add(given(release, who, answered, answer, movable=movable))
             if id_ is not None:
+                release.may_speak(who.id)
                 answer.headers.append((ANSWER_ID, id_.encode()))
         return answer
 
@@ -227,6 +234,14 @@ class Released:
         long = [len(body) if length is None or packed else int(length) for body, packed, length in both]
         total = len(copy.body) + len(answer.body)
         try:
+            if self._rules is not None and any(agree.kind == "function" for agree in plan.agree):
+                if total > MOST_COMPARED:
+                    raise FunctionError(f"they are {total} bytes, and at most {MOST_COMPARED} are given to a function")
+                async with self._comparing:  # it is one process
+                    found = await asyncio.to_thread(self._rules.compare, *compare.args)
+                if found is not None:
+                    release.compared(found)
+                return
             slow = total > LARGE_BYTES and any(agree.kind == "overlap" for agree in plan.agree)  # sets are Python's
             if slow or any(packed for _, packed, _ in both) or sum(long) > LARGE_BYTES:
                 if total > MOST_COMPARED and _others_by_length(
@@ -244,6 +259,10 @@ class Released:
                     found = await asyncio.to_thread(compare)
             else:
                 found = compare()
+        except FunctionError as err:  # nobody knows: what is not said to be the same is another
+            release.unjudged(str(err))
+            release.compared(OTHERS)
+            return
         except (ValueError, GatewayError) as err:
             if release.id != self._told:  # once: a client may choose such answers
                 logger.error("answers of %s and %s can't be compared: %s", release.candidate, release.baseline, err)
@@ -316,11 +335,16 @@ def grade_status(status: int, told: bytes, chosen: Callable[[], bool]) -> Grade:
     """
     if status == 200:
         return Grade.GOOD
-    if status in (404, 503) and b"unknown model" in told:
+    if is_gone(status, told):
         return Grade.GONE
     if status == 503 and was_hurried(told, chosen):
         return Grade.CUT
     return Grade.CLIENT if 400 <= status < 500 and status not in (404, 408, 429) else Grade.FAILED
+
+
+def is_gone(status: int, told: bytes) -> bool:
+    """Whether Triton says that it does not serve what was asked for."""
+    return status in (404, 503) and b"unknown model" in told
 
 
 def sticky_value(release: Release, who: Identity, came: Headers) -> bytes | None:
@@ -341,6 +365,7 @@ def compared(
     tolerance: float | None,
     texts: Collection[str] | None,
     agrees: Sequence[Agree] = (),
+    functions: Functions | None = None,
 ) -> Agreement | None:
     """Compare two answers; what they are, as `agreement` takes it.
 
@@ -367,7 +392,9 @@ def compared(
         raise candidate
     if isinstance(candidate, ProtocolError) or isinstance(baseline, ProtocolError):
         return OTHERS
-    return agreement(candidate, baseline, batched=batched, tolerance=tolerance, texts=texts, agrees=agrees)
+    return agreement(
+        candidate, baseline, batched=batched, tolerance=tolerance, texts=texts, agrees=agrees, functions=functions
+    )
 
 
 def _told(answer: Response) -> Told:

@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from compress.errors import ServerError
 from serve.gateway.errors import GatewayError, UpstreamTimeoutError
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.release.agreement import misfit, unlike
+from serve.gateway.release.begun import Begun
 from serve.gateway.release.release import Release
 from serve.gateway.upstream.upstream import Upstream, model_path
 from serve.http.client import ExchangeError
@@ -42,10 +43,16 @@ class Releases:
     Args:
         path: of the state file, which need not exist.
         upstream: where the models are.
+        functions: names of the operator's, that rules may name.
+
+    Attributes:
+        begun: which version has which sequence.
     """
 
-    def __init__(self, path: Path, upstream: Upstream) -> None:
+    def __init__(self, path: Path, upstream: Upstream, functions: Collection[str] = ()) -> None:
+        self._functions = functions
         self._store = Store(path)
+        self.begun = Begun()
         self._upstream = upstream
         self._owner = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._by_model: dict[str, Release] = {}
@@ -82,6 +89,7 @@ class Releases:
                         "step": release.course.step,
                         "seconds": round(release.course.seconds(time.monotonic()), 1),
                         "evidence": release.course.analysis.evidence(),
+                        "unjudged": release.unjudged_count,
                     }
             found.append(told)
         return found
@@ -167,7 +175,8 @@ class Releases:
             release.events.append(release.course.end("aborted", "asked for"))
         release.look()
         if release.events or row.wish or time.monotonic() - self._saved.get(row.id, 0.0) > SAVE_S:
-            await self._save(row, release, release.events[-1].why if release.events else row.why)
+            decided = [event.why for event in release.events if event.kind != "note"]
+            await self._save(row, release, decided[-1] if decided else row.why)
 
     async def _unread(self, row: Row) -> None:
         """Nobody knows what was asked for: the baseline goes on answering, where that can be told."""
@@ -251,7 +260,7 @@ class Releases:
         except GatewayError:  # asked again before it begins
             return ""
         release.knows(known)
-        return misfit(release.plan.agree, known)
+        return misfit(release.plan.agree, known, self._functions)
 
     async def _is_lost(self, release: Release) -> bool:
         """Whether the baseline is gone: an answer has said so, which may be a model's own words, and a Triton does."""
@@ -274,7 +283,7 @@ class Releases:
         if release.candidate.model == release.baseline.model and known[0].shares_steps:
             why = "the versions of a model with hooks run the same steps: pack the candidate under a name of its own"
             return why, True
-        return unlike(*known) or misfit(release.plan.agree, known[1]), True
+        return unlike(*known) or misfit(release.plan.agree, known[1], self._functions), True
 
     async def _not_loaded(self, target: Target) -> tuple[str, bool]:
         """Which Triton does not say that a model is ready, "" where all do; and whether one says that it is not."""

@@ -41,7 +41,7 @@ def with_models(general: dict[str, Any], models: Iterable[ModelMetadata], *, key
 
 def _operation(model: ModelMetadata) -> dict[str, Any]:
     inputs = {tensor.name: _value(tensor, batched=model.batched) for tensor in model.inputs}
-    outputs = {tensor.name: _value(tensor, batched=model.batched) for tensor in model.outputs}
+    outputs = {tensor.name: _value(tensor, batched=model.batched, answered=True) for tensor in model.outputs}
     values: dict[str, Any] = {
         "schema": {
             "type": "object",
@@ -90,17 +90,17 @@ _PROBLEM = {
 }
 
 
-def _value(tensor: TensorMetadata, *, batched: bool) -> dict[str, Any]:
-    """One item, or a batch of items, as nested lists."""
+def _value(tensor: TensorMetadata, *, batched: bool, answered: bool = False) -> dict[str, Any]:
+    """One item, or a batch of items, as nested lists; in an answer, a number may be none that JSON has."""
     dims = tensor.shape[1:] if batched else tensor.shape
-    item = _element(tensor.datatype)
+    item = single = _answered(tensor.datatype) if answered else _element(tensor.datatype)
     for dim in reversed(dims):
         item = {"type": "array", "items": item}
         if dim >= 0:
             item |= {"minItems": dim, "maxItems": dim}
     forms = [item]
     if dims == (1,):
-        forms.append(_element(tensor.datatype))
+        forms.append(single)
     if batched:
         forms += [{"type": "array", "items": form, "minItems": 1, "description": "a batch"} for form in list(forms)]
     shown = {"title": str(tensor)}
@@ -118,6 +118,13 @@ def _element(datatype: str) -> dict[str, Any]:
         return {"type": "integer", "minimum": int(limits.min), "maximum": int(limits.max)}
     form = FLOATS.get(datatype)
     return {"type": "number"} | ({"format": form} if form else {})
+
+
+def _answered(datatype: str) -> dict[str, Any]:
+    element = _element(datatype)
+    return (
+        {"anyOf": [element, {"enum": ["NaN", "Infinity", "-Infinity"]}]} if element.get("type") == "number" else element
+    )
 
 
 def example_values(model: ModelMetadata) -> dict[str, Any] | None:

@@ -28,7 +28,7 @@ from serve.gateway.health.incidents import Incidents
 from serve.gateway.health.suspects import ABOARD, Flight
 from serve.gateway.upstream.deadline import tells
 from serve.gateway.upstream.deaths import Deaths
-from serve.gateway.upstream.node import PROBE_TIMEOUT_S, Node
+from serve.gateway.upstream.node import LONGEST, PROBE_TIMEOUT_S, Node
 from serve.gateway.upstream.outliers import Outliers, State, Verdict
 from serve.gateway.upstream.scopes import Budget, Scope
 from serve.gateway.upstream.sequences import Sequences
@@ -118,7 +118,8 @@ class Balancer:
         on_eject: called with the server's address, the model's path ("" for the server as a whole), and the kind of
             each ejection.
         discover: whether each address is a name that stands for a set of servers, which changes.
-        hold: makes what counts a long answer's bytes; None to count none.
+        hold: makes what counts a long answer's bytes for the key that asked; None to count none.
+        max_answer_bytes: longest answer that is accepted.
     """
 
     def __init__(
@@ -131,10 +132,11 @@ class Balancer:
         on_retry: Callable[[], None] = lambda: None,
         on_eject: Callable[[Address, str, str], None] = lambda *_: None,
         discover: bool = False,
-        hold: Callable[[], Held] | None = None,
+        hold: Callable[[str], Held] | None = None,
+        max_answer_bytes: int = LONGEST,
     ) -> None:
         self._names = list(addresses) if discover else []
-        self._bounds = (max_connections, timeout_s, hold)
+        self._bounds = (max_connections, timeout_s, hold, max_answer_bytes)
         self.nodes = [Node(address, *self._bounds) for address in addresses]
         self._leaving: list[Node] = []
         self.timeout_s = timeout_s
@@ -220,12 +222,14 @@ class Balancer:
         *,
         timeout_s: float | None = None,
         sequence: bytes | None = None,
+        who: str = "",
     ) -> Response:
         """Send a request to one server, and to another where the first could not answer.
 
         Args:
             timeout_s: for all tries together.
             sequence: id of the sequence that it belongs to: it is asked once, of the server that has the others.
+            who: the id of the key that asks, for `hold`.
 
         Raises:
             ExchangeError: none gave a whole answer.
@@ -234,7 +238,7 @@ class Balancer:
         if self._only is not None:
             try:
                 return await self._only.pool.request(
-                    method, target, headers, body, timeout_s=given, repeatable=sequence is None
+                    method, target, headers, body, timeout_s=given, repeatable=sequence is None, who=who
                 )
             except ExchangeError as err:
                 self.failed(err)
@@ -253,12 +257,14 @@ class Balancer:
             left = deadline - time.monotonic()
             may = sequence is None and len(tried) < len(self.nodes)
             try:
-                answer = await self._one(attempt, method, target, headers, body, left, repeatable=sequence is None)
+                answer = await self._one(
+                    attempt, method, target, headers, body, left, repeatable=sequence is None, who=who
+                )
             except ExchangeError as err:
                 sent += err.kind not in ("refused", "busy")
                 self._look_after(attempt.node, err, flight)
                 if err.kind == "refused" and sequence is not None:
-                    self._sequences.forget(scope.name + sequence)
+                    self._sequences.forget(_place(scope, sequence))
                 again = may and sent < MOST_SENT and err.kind not in ("timeout", "stalled", "too_large")
                 again = again and not (flight is not None and flight.turn and err.kind != "refused")
                 if again and err.unanswered:
@@ -380,7 +386,8 @@ class Balancer:
         if flight is not None and self.deaths is not None:
             able, due = self.deaths.choose(flight, able, due, tried)
         if sequence is not None:
-            node = self._sequences.host(scope.name + sequence, self.nodes, lambda node: str(node.address), able)
+            place = _place(scope, sequence)
+            node = self._sequences.host(place, self.nodes, lambda node: str(node.address), able)
         elif due is not None and trial:
             node = due
         else:
@@ -432,11 +439,12 @@ class Balancer:
         timeout_s: float,
         *,
         repeatable: bool,
+        who: str,
     ) -> Response:
         server = model = Verdict.NOTHING
         try:
             answer = await attempt.node.pool.request(
-                method, target, headers, body, timeout_s=timeout_s, repeatable=repeatable
+                method, target, headers, body, timeout_s=timeout_s, repeatable=repeatable, who=who
             )
             server = Verdict.GOOD
             if method == b"POST" and attempt.scope.name and (attempt.scope.known or not is_leaving(answer)):
@@ -462,6 +470,11 @@ class Balancer:
             self._servers.joined(node, time.monotonic())
         if node.silent and any(other.ready and other is not node for other in self.nodes):
             node.pool.abort()  # what waits for it is better asked of another
+
+
+def _place(scope: Scope, sequence: bytes) -> bytes:
+    """What says which server has a sequence, whether or not a request names the version that Triton chooses."""
+    return scope.name.partition(b"/versions/")[0] + b"/" + sequence
 
 
 def _hash_of(scope: Scope, body: bytes | GrowingBody) -> bytes:

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from serve.http.client import Address, ExchangeError, Pool
 from serve.http.message import Held
 
-__all__ = ["PROBE_TIMEOUT_S", "READY", "Node"]
+__all__ = ["LONGEST", "PROBE_TIMEOUT_S", "READY", "Node"]
 
 READY = b"/v2/health/ready"
 PROBE_TIMEOUT_S = 2.0
 FAILED_PROBES = 2
 LATE = 1.5  # a probe whose time-out comes so much too late met a gateway that was busy, not a server
 CONTROL_CONNECTIONS = 2
+LONGEST = 1 << 30  # answer, where nobody bounds what is held
 
 
 class Node:
@@ -34,13 +35,24 @@ class Node:
     """
 
     def __init__(
-        self, address: Address, max_connections: int, timeout_s: float, hold: Callable[[], Held] | None = None
+        self,
+        address: Address,
+        max_connections: int,
+        timeout_s: float,
+        hold: Callable[[str], Held] | None = None,
+        max_answer_bytes: int = LONGEST,
     ) -> None:
         self.address = address
         self.name = str(address)
         self.refused_at = -math.inf
         self.stopping_since: float | None = None
-        self.pool = Pool(address, max_connections=max_connections, timeout_s=timeout_s, hold=hold)
+        self.pool = Pool(
+            address,
+            max_connections=max_connections,
+            timeout_s=timeout_s,
+            max_response_bytes=max_answer_bytes,
+            hold=hold,
+        )
         self.control = Pool(address, max_connections=CONTROL_CONNECTIONS, timeout_s=timeout_s)
         self._probes = Pool(address, max_connections=1, timeout_s=PROBE_TIMEOUT_S)
         self._held: deque[float] = deque()

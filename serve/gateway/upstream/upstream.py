@@ -14,6 +14,7 @@ import orjson
 from serve.config.names import MODEL_NAME, VERSION
 from serve.gateway.access.memory import LastingShare, Memory
 from serve.gateway.errors import (
+    AnswerTooLargeError,
     GatewayError,
     SlowBodyError,
     UnknownModelError,
@@ -25,12 +26,13 @@ from serve.gateway.health.incidents import Incidents
 from serve.gateway.health.outages import DEAD_STUB, ModelDownError
 from serve.gateway.observe.telemetry import Telemetry
 from serve.gateway.oip.metadata import ModelMetadata
+from serve.gateway.oip.remembered import Remembered
 from serve.gateway.oip.tensors import ProtocolError
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.balancer import Balancer
 from serve.gateway.upstream.coalesce import Coalescer
 from serve.gateway.upstream.deadline import EarlyTimeoutError
-from serve.gateway.upstream.node import Node
+from serve.gateway.upstream.node import LONGEST, Node
 from serve.http.body import GrowingBody
 from serve.http.client import Address, ExchangeError, Response
 
@@ -43,7 +45,11 @@ MOST_TOLD = 1024
 INDEX = "/v2/repository/index"
 CACHE_S = 5.0
 UNKNOWN_S = 0.2  # that a model is not there: who asks again and again asks Triton five times a second
-CACHE_MODELS = 256
+# What is known of models may take so much: of a few thousand, with configurations of some KB. Where JSON is read, it
+# becomes up to so many times as large.
+KNOWN_BYTES, BECOMES = 64 * 1024 * 1024, 8
+ENTRY_BYTES = 1024
+UNKNOWN_NAMES, JOINED = 256, 256
 
 
 def model_path(model: str, version: str | None = None) -> str:
@@ -74,6 +80,7 @@ class Upstream:
             on_eject=lambda address, model, kind: telemetry.ejections.labels(str(address), model, kind).inc(),
             discover=settings.discover,
             hold=None if memory is None else partial(LastingShare, memory),
+            max_answer_bytes=LONGEST if memory is None else memory.most_of_one,
         )
 
         def joined(count: int) -> None:
@@ -86,8 +93,8 @@ class Upstream:
         self._settings = settings
         self._coalescer = Coalescer(self._exchange, joined) if _coalesces(settings) else None
         self._joined: dict[bytes, tuple[float, int, float]] = {}
-        self._known: dict[str, tuple[float, ModelMetadata]] = {}
-        self._unknown: dict[str, tuple[float, UnknownModelError]] = {}
+        self._known: Remembered[str, tuple[float, ModelMetadata]] = Remembered(KNOWN_BYTES)
+        self._unknown: Remembered[str, tuple[float, UnknownModelError]] = Remembered(UNKNOWN_NAMES)
 
     @property
     def sole(self) -> Node | None:
@@ -119,19 +126,19 @@ class Upstream:
         """POST an infer request; raises GatewayError (502, 503, 504).
 
         Args:
-            who: whose it is; None for one that goes alone.
+            who: the id of the key that asks, for which its answer counts; None for nobody's, which goes alone.
             sequence: what says which server has the sequence that it belongs to; None for none.
         """
         began = time.monotonic()
         try:
             coalescer = self._coalescer
             if sequence is not None:
-                answer = await self._exchange(path, headers, body, timeout_s, sequence)
+                answer = await self._exchange(path, headers, body, timeout_s, sequence, who)
             elif coalescer is not None and who is not None and isinstance(body, bytes) and coalescer.takes(headers):
                 who = b"" if self._settings.coalesce_keys else who
                 answer = await self._coalesced(coalescer, path, headers, body, timeout_s, who)
             else:
-                answer = await self._exchange(path, headers, body, timeout_s)
+                answer = await self._exchange(path, headers, body, timeout_s, who=who)
         except ExchangeError as err:
             raise failure_of(err) from err
         self.check_alive(answer, path, began)
@@ -157,8 +164,12 @@ class Upstream:
         body: bytes | GrowingBody,
         timeout_s: float,
         sequence: bytes | None = None,
+        who: bytes | None = None,
     ) -> Response:
-        return await self.balancer.exchange(b"POST", path, headers, body, timeout_s=timeout_s, sequence=sequence)
+        key = "" if who is None else who.decode()
+        return await self.balancer.exchange(
+            b"POST", path, headers, body, timeout_s=timeout_s, sequence=sequence, who=key
+        )
 
     async def _coalesced(
         self,
@@ -175,7 +186,7 @@ class Upstream:
             known = await self._learn_joining(path)
         _, most, wait_s = known
         if most < 2:
-            return await self._exchange(path, headers, body, timeout_s)
+            return await self._exchange(path, headers, body, timeout_s, who=who)
         return await coalescer.infer(path, headers, body, timeout_s, most=most, wait_s=wait_s, who=who)
 
     async def post_all(self, path: str, body: bytes) -> Response:
@@ -215,7 +226,7 @@ class Upstream:
             return await self._metadata(model, None)
 
     async def _metadata(self, model: str, version: str | None) -> ModelMetadata:
-        path = model_path(model, version)
+        path = _known_path(model, version)
         now = time.monotonic()
         cached = self._known.get(path)
         if cached is not None and now - cached[0] < CACHE_S:
@@ -229,17 +240,14 @@ class Upstream:
                 why=triton_error(answer),
                 mend="look up the name in the model repository, and whether the model loaded",
             )
-            if len(self._unknown) >= CACHE_MODELS:
-                self._unknown.clear()
-            self._unknown[path] = now, missing
+            self._unknown.put(path, (now, missing))
             raise missing
         try:
             metadata = ModelMetadata.parse(answer.body, config.body if config.status == 200 else None)
         except ProtocolError as err:
             raise UpstreamBrokenError("Triton's answer can't be read", why=str(err)) from err
-        if len(self._known) >= CACHE_MODELS:
-            self._known.clear()
-        self._known[path] = (now, metadata)
+        size = ENTRY_BYTES + BECOMES * (len(answer.body) + len(config.body))
+        self._known.put(path, (now, metadata), size)
         return metadata
 
     async def loaded(self) -> list[str]:
@@ -263,7 +271,7 @@ class Upstream:
 
     def forget(self, model: str, version: str | None = None) -> None:
         """Ask for a model's metadata anew next time."""
-        self._known.pop(model_path(model, version), None)
+        self._known.pop(_known_path(model, version))
 
     async def _learn_joining(self, path: bytes) -> tuple[float, int, float]:
         """Until when this holds, how many items go together, and how long they may gather."""
@@ -276,7 +284,7 @@ class Upstream:
                 known = await self.metadata(model, version or None)
                 texts = any(tensor.datatype == "BYTES" for tensor in (*known.inputs, *known.outputs))
                 most = 0 if texts else known.max_batch_size
-        if len(self._joined) >= CACHE_MODELS:
+        if len(self._joined) >= JOINED:
             self._joined.clear()
         self._joined[path] = found = (time.monotonic() + CACHE_S, most, wait_s)
         return found
@@ -285,6 +293,12 @@ class Upstream:
         if self._coalescer is not None:
             await self._coalescer.close()
         await self.balancer.close()
+
+
+def _known_path(model: str, version: str | None) -> str:
+    """`model_path`, the same for all ways to write a version."""
+    path = model_path(model, version)
+    return path if version is None else model_path(model, str(int(version)))
 
 
 def _coalesces(settings: Settings) -> bool:
@@ -301,6 +315,8 @@ def failure_of(err: ExchangeError) -> GatewayError:
     if err.kind in ("refused", "busy"):
         mend = "try again in a moment; if it stays so, look whether the model server runs"
         return UpstreamDownError("the model server can't be reached", why=_public(err), mend=mend)
+    if err.kind == "too_large":
+        return AnswerTooLargeError(str(err))
     return UpstreamBrokenError("the model server's answer broke off", why=str(err))
 
 

@@ -198,7 +198,9 @@ def _tensor(
         raise ServerError(
             f"can't send {path}",
             why=f"the model takes {wanted}, the file has {', '.join(arrays)}",
-            mend="name its arrays as the model's inputs",
+            mend="give a folder of files, one for each request (in folders by label), or an array of this name"
+            if wanted.datatype == "BYTES" and len(metadata.inputs) == 1
+            else "name its arrays as the model's inputs",
         )
     part = array[list(rows)] if metadata.batched else array[rows[0]]
     if wanted.datatype == "BYTES":

@@ -114,6 +114,11 @@ class LoadReport:
         """Whether any request was answered as it should be."""
         return any(run.count for run in self.runs)
 
+    @property
+    def invalid(self) -> bool:
+        """Whether figures say more about the generator than about the server; a search's verdict allows for that."""
+        return self.found is None and any(run.invalid for run in self.runs)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON values by stable names."""
         return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,21 @@ from compress.jobs import prove, search
 from compress.report import export as report
 from compress.runtime import grid
 from compress.runtime.measure import latency
+
+
+@pytest.fixture(scope="package", autouse=True)
+def no_openvino() -> Iterator[None]:
+    """As where it is not installed: with it, each run measures its result on both runtimes, and most are not about it."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(sys.modules, "openvino", None)
+        yield
+
+
+@pytest.fixture
+def openvino(no_openvino: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenVINO is there, for a test that is about it."""
+    pytest.importorskip("openvino_telemetry", reason="OpenVINO is an extra")
+    monkeypatch.delitem(sys.modules, "openvino")
 
 
 @pytest.fixture(autouse=True)

@@ -214,7 +214,8 @@ function evidence(found) {
     const bar = (value, label) => element("meter",
       { min: 0, max: 1, value: Math.min(1, value), "aria-label": `${label} ${percent(100 * Math.min(1, value))}` });
     const proof = each.required ? bar(each.proof, "proof of no") : "not asked for";
-    const cells = [ASKED[name], each.count, seen(name, each.candidate), seen(name, each.baseline),
+    const cells = [each.keys === 1 ? `${ASKED[name]} (one key says)` : ASKED[name], each.count,
+      each.not_compared ? "not compared" : seen(name, each.candidate), seen(name, each.baseline),
       `${percent(100 * each.bound)}${name === "disagreement" ? "" : " more"}`, proof,
       each.judged === false ? "not judged" : bar(each.alarm, "evidence of yes")];
     return element("tr", {}, ...cells.map((cell) => element("td", {}, cell)));

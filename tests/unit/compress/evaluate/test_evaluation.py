@@ -665,4 +665,5 @@ def test_a_sensitivity_is_read_once_and_the_model_traced_once_to_know_it(
     prepared = prepare(task / "model.pt", asked)
     assert len(read) == 1
     assert len(traced) == 1
+    assert isinstance(prepared.model, TorchModel)
     assert checkpoint.fingerprint(prepared.model) in prepared.source

@@ -149,7 +149,7 @@ def test_on_the_cpu_models_are_timed_by_what_times_them_in_a_report(made: Path) 
     options = fast()
     for path in (made / "model.pt", made / "artifact"):
         model = measured._opened(path, options)
-        ((_, backend),) = measured._backends("it", model, torch.device("cpu"), options)
+        ((_, backend),) = measured._backends("it", model, torch.device("cpu"), options, model.signature, {})
         assert type(backend) is type(open_model(model, threads=1))
 
 

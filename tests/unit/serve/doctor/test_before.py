@@ -82,7 +82,7 @@ def test_who_told_pip_where_to_look_is_not_overruled(config: str, own: bool) -> 
 def test_a_build_for_gpus_is_asked_for_and_its_size_is_told() -> None:
     flags, words = before.plan("cuda", "")
     assert flags == ""
-    assert "3.5 GB to download, 9.0 GB on disk" in words
+    assert "3.6 GB to download, 9.3 GB on disk" in words
 
 
 def test_it_runs_where_nothing_is_installed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -141,8 +142,31 @@ def test_what_is_remembered_is_bounded(contracts: Contracts, told: Told) -> None
         fitted(contracts, *request(note=number))
         asyncio.run(contracts.of(Target(f"m{number}", None)))
     assert told.asked > 0
-    kept = (contracts._fits, contracts._holding, contracts._made)
-    assert all(len(each) <= module.REMEMBERED for each in kept)
+    assert len(contracts._fits) <= module.REMEMBERED
+
+
+def test_contracts_are_remembered_for_as_many_models_as_a_repository_may_have(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    monkeypatch.setattr(module, "MODELS", 600)
+    told = Told()
+    known = {f"m{number}": asyncio.run(told.metadata(f"m{number}")) for number in range(700)}
+
+    async def metadata(model: str, _version: str | None = None) -> ModelMetadata:
+        return known[model]
+
+    told.metadata = metadata  # type: ignore[method-assign]
+    contracts = Contracts(told, 0)
+
+    async def of(*numbers: int) -> list[object]:
+        return [await contracts.of(Target(f"m{number}", None)) for number in numbers]
+
+    first = asyncio.run(of(*range(600)))
+    clock.now += module.HOLDS_S
+    assert all(a is b for a, b in zip(first, asyncio.run(of(*range(600))), strict=True))
+    asyncio.run(of(*range(600, 700)))
+    assert len(contracts._made) == 600
+    assert len(contracts._holding) <= 600
 
 
 def config(batching: object = None, **more: Any) -> ModelMetadata:
@@ -193,3 +217,24 @@ def test_the_last_request_of_a_sequence_is_of_zeros_and_fits_the_model() -> None
         "parameters": {"sequence_id": 'a"b', "sequence_end": True},
         "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [0.0] * 4}],
     }
+
+
+@pytest.mark.parametrize(
+    ("outputs", "most", "decoupled", "size"),
+    [
+        ([("FP32", (-1, 10))], 8, False, 8 * 10 * 4),
+        ([("FP32", (-1, 10)), ("INT64", (-1, 1))], 8, False, 8 * 48),
+        ([("FP32", (-1, -1))], 8, False, math.inf),
+        ([("BYTES", (-1, 1))], 8, False, math.inf),
+        ([("UINT8", (3, 4))], 0, False, 12),
+        ([("UINT8", (-1,))], 0, False, math.inf),
+        ([("FP32", (-1, 10))], 8, True, math.inf),
+        ([("FP32", (-1, 10))], 8, None, math.inf),
+    ],
+)
+def test_how_long_an_answer_may_be_is_known_where_nothing_leaves_it_open(
+    outputs: list[tuple[str, tuple[int, ...]]], most: int, decoupled: bool | None, size: float
+) -> None:
+    tensors = tuple(TensorMetadata(f"y{number}", *each) for number, each in enumerate(outputs))
+    metadata = ModelMetadata("m", ("1",), (), tensors, batched=most > 0, max_batch_size=most, decoupled=decoupled)
+    assert metadata.answer_bytes == size

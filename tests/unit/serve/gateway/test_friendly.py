@@ -11,6 +11,7 @@ import numpy as np
 import orjson
 import pytest
 
+from serve.gateway.edge.predict_values import answer_of
 from serve.gateway.errors import BadInputError, UnsupportedMediaError
 from serve.gateway.oip.friendly import from_file, from_values, to_values
 from serve.gateway.oip.metadata import (
@@ -21,6 +22,7 @@ from serve.gateway.oip.metadata import (
     example_json,
     example_request,
 )
+from serve.gateway.oip.protocol import build_request
 from serve.gateway.oip.tensors import DATATYPES, ProtocolError, Tensor, object_array
 from serve.gateway.site.openapi import example_values, with_models
 
@@ -141,6 +143,32 @@ def test_outputs_lose_the_batch_of_one_item_and_what_is_declared_single_is_bare(
     batch = to_values(served, outputs, item=False)
     assert (batch["y"].shape, batch["n"].tolist(), batch["text"]) == ((1, 2), [3], [["é", {"base64": "/w=="}]])
     assert (batch["single"].tolist(), batch["varies"].tolist()) == ([0.5], [[0.5]])
+
+
+def answer(tensors: list[Tensor]) -> tuple[bytes, bytes]:
+    """A binary answer of Triton's, and the length of its JSON."""
+    asked = build_request(tensors)
+    length = asked.header_length or 0
+    head = asked.body[:length].replace(b'"inputs"', b'"outputs"')
+    return head + asked.body[length:], b"%d" % len(head)
+
+
+@pytest.mark.parametrize("kind", ["FP16", "FP32", "FP64"])
+def test_what_json_has_no_number_for_is_told_by_its_name_in_an_answer(kind: str) -> None:
+    dtype = DATATYPES[kind]
+    specs = (
+        TensorMetadata("y", kind, (-1, 2)),
+        TensorMetadata("one", kind, (-1, 1)),
+        TensorMetadata("ok", kind, (-1, 1)),
+    )
+    served = ModelMetadata("m", ("1",), (), specs, batched=True)
+    rows = np.array([[1, np.nan], [np.inf, -np.inf]], dtype)
+    batch = [Tensor("y", kind, rows), Tensor("one", kind, rows[:, 1:]), Tensor("ok", kind, np.ones((2, 1), dtype))]
+    found = json.loads(answer_of(*answer(batch), served, item=False))["outputs"]
+    assert found == {"y": [[1.0, "NaN"], ["Infinity", "-Infinity"]], "one": ["NaN", "-Infinity"], "ok": [1.0, 1.0]}
+    first = [Tensor(each.name, kind, each.data[:1]) for each in batch]
+    found = json.loads(answer_of(*answer(first), served, item=True))["outputs"]
+    assert found == {"y": [1.0, "NaN"], "one": "NaN", "ok": 1.0}
 
 
 METADATA = b"""{"name": "m", "versions": ["1"], "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}],

@@ -352,6 +352,52 @@ async def test_who_answers_otherwise_is_judged_by_what_was_asked_for(
         assert (shown["plan"]["agree"], shown["agreement"]) == (list(map(str, plan.agree)), plan.agreement)
 
 
+RULES = """
+def alike(candidate, baseline):
+    return bool(abs(candidate - baseline).max() < 0.5)
+
+def apart(candidate, baseline):
+    return False
+
+def failing(candidate, baseline):
+    raise ValueError("no boxes")
+"""
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("rule", "state"), [("alike", "promoted"), ("apart", "aborted"), ("failing", "aborted")])
+@in_loop
+async def test_a_function_of_the_operators_decides_who_disagrees(
+    tmp_path: Path, rule: str, state: str, packed: bool
+) -> None:
+    """One that fails says so, and lets nobody pass."""
+    (tmp_path / "rules.py").write_text(RULES)
+    triton = FakeTriton(scores={"m/1": [0.4, 0.6], "m/2": [0.6, 0.4]}, packs=packed)
+    async with world(tmp_path, triton, agree_module=tmp_path / "rules.py") as w:
+        plan = Plan(
+            steps=(), shadow=100.0, step_s=0.0, max_error_increase=0.05, max_disagreement=0.1,
+            agree=(Agree.parse(f"y:function={rule}"),),
+        )  # fmt: skip
+        w.store.start("m", Target("m", "2"), plan)
+        row = await w.until(ended, asking=True)
+        assert row.state == state
+        kinds = [event.kind for event in w.store.events(row.id)]
+        assert ("note" in kinds) == (rule == "failing")
+        assert ("which count as others: failing: ValueError: no boxes (line 9)" in row.why) == (rule == "failing")
+
+
+@pytest.mark.parametrize("module", [True, False])
+@in_loop
+async def test_a_function_that_the_gateway_was_not_given_is_refused(tmp_path: Path, module: bool) -> None:
+    (tmp_path / "rules.py").write_text(RULES)
+    given: dict[str, Any] = {"agree_module": tmp_path / "rules.py"} if module else {}
+    async with world(tmp_path, FakeTriton(), **given) as w:
+        w.store.start("m", Target("m", "2"), Plan(agree=(Agree.parse("y:function=other"),)))
+        row = await w.until(ended)
+        has = "it has alike, apart, failing" if module else "start it with --agree-module FILE"
+        assert row.why == f"--agree y:function=other: the gateway has no such function; {has}"
+
+
 @pytest.mark.parametrize("packed", [False, True])
 @in_loop
 async def test_long_answers_are_compared_away_from_the_loop_and_held_until_then(tmp_path: Path, packed: bool) -> None:

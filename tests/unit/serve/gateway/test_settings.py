@@ -109,6 +109,8 @@ def test_the_command_checks_settings_and_says_what_holds(
         (["--keys", "none.json"], "can't read the keys in none.json"),
         (["--config", "none.toml"], "can't read none.toml"),
         (["--host", "192.0.2.1"], "everybody who reaches"),
+        (["--agree-module", "gone.py"], "there is no file gone.py"),
+        (["--agree-module", str(Path(__file__).with_name("__init__.py"))], "it has no function of two arguments"),
         (["--tls-certificate", __file__, "--tls-key", __file__], "can't use the certificate"),
     ],
 )
@@ -144,6 +146,7 @@ CASES: dict[str, tuple[str, list[str], object, object]] = {
     "grpc_upstream": ('["a:1"]', ["--grpc-upstream", "b:1"], ("a:1",), ("b:1",)),
     "keys": ('"k.json"', ["--keys", "/f.json"], "k.json", Path("/f.json")),
     "state": ('"s.db"', ["--state", "/f.db"], "s.db", Path("/f.db")),
+    "agree_module": ('"gateway.toml"', ["--agree-module", __file__], "gateway.toml", Path(__file__)),
     "anonymous": ("true", ["--no-anonymous"], True, False),
     "tls_certificate": ('"gateway.toml"', ["--tls-certificate", __file__], "gateway.toml", Path(__file__)),
     "tls_key": ('"gateway.toml"', ["--tls-key", __file__], "gateway.toml", Path(__file__)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 from typing import Any
 
 import orjson
@@ -12,7 +13,9 @@ import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
 from compress.errors import ServerError
+from serve.gateway.observe.telemetry import Telemetry
 from serve.gateway.settings import Settings
+from serve.gateway.upstream import upstream as module
 from serve.http.client import Address, Pool, Response
 from tests.serve_http import Received, Scripted, answer, gateway, scripted_server
 
@@ -342,5 +345,41 @@ def test_readiness_is_what_the_last_probe_said() -> None:
                             while (await ask(address, target)).status != status:
                                 pass
                         assert (await ask(address, b"/v2/health/live")).status == live
+
+    uvloop.run(main())
+
+
+def test_what_is_known_of_many_models_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: Counter[str] = Counter()
+
+    async def respond(request: Received, writer: asyncio.StreamWriter) -> None:
+        asked[request.target] += 1
+        name = request.target.split("/")[3]
+        tensors = [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]
+        config = request.target.endswith("/config")
+        told = {"max_batch_size": 8} if config else {"name": name, "inputs": tensors, "outputs": tensors}
+        writer.write(answer(orjson.dumps(told)))
+
+    async def main() -> None:
+        monkeypatch.setattr(module, "CACHE_S", 600.0)
+        async with scripted_server(respond) as triton:
+            upstream = module.Upstream(Settings(upstream=(triton.url,), port=0), Telemetry())
+            names = [f"m{number}" for number in range(300)]
+            for _ in range(2):
+                for name in names:
+                    assert (await upstream.metadata(name)).name == name
+            assert len(asked) == 600, "a model and its configuration"
+            assert set(asked.values()) == {1}
+            for version in ("1", "01", "0001"):  # the same one, however it is written
+                await upstream.metadata("m0", version)
+            assert len(asked) == 602
+            before = upstream._known.size
+            monkeypatch.setattr(upstream._known, "_most", before)
+            for number in range(300, 350):  # no more than may be: those that were not asked for longest are forgotten
+                await upstream.metadata(f"m{number}")
+                assert upstream._known.size <= before
+            await upstream.metadata("m299")
+            assert len(asked) == 702
+            await upstream.close()
 
     uvloop.run(main())

@@ -124,6 +124,35 @@ def test_a_network_that_answers_nan_is_told(tmp_path: Path) -> None:
     assert "y is NaN" in caught.value.why
 
 
+@pytest.mark.parametrize(
+    ("annotation", "given", "status"),
+    [
+        ("int", "value", {"the lowest number": 500, "the highest": 500}),
+        ("str", "len(value)", {"10,000 letters": 500, "a word": None}),
+    ],
+)
+def test_what_preprocess_takes_and_the_network_fails_over_is_told(
+    annotation: str, given: str, status: dict[str, int | None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row of a table of 20, as a token's embedding is."""
+    nodes = [helper.make_node("Gather", ["table", "x"], ["y"])]
+    table = {"table": np.arange(20, dtype=np.float32)}
+    folder = artifact_of(tmp_path / "a", nodes, ["x:int64[batch,1]"], ["y:float32[batch,1]"], table)
+    text = (
+        f"import numpy as np\ndef preprocess(value: {annotation}):\n    return np.array([{given}], np.int64)\n"
+        f"def example(): return {{'value': {'7' if annotation == 'int' else repr('seven')}}}\n"
+    )
+    tried = {one.given: one for one in tried_of(hook_file(tmp_path, text), Artifact.load(folder), None)}
+    assert {given: tried[given].status for given in status} == status
+    failed = next(name for name, code in status.items() if code == 500)
+    assert "the network fails" in tried[failed].message
+    assert "indices element out of data bounds" in tried[failed].message
+    with pytest.raises(SystemExit):
+        main(["hooks", "check", str(tmp_path / "my_hooks.py"), "--artifact", str(folder)])
+    told = capsys.readouterr().out
+    assert f"value = {failed} fails (500): the network fails" in told
+
+
 def test_several_texts_of_one_item_are_told_how_they_are_annotated(source: Artifact, tmp_path: Path) -> None:
     """A list is a whole batch's; who wants three labels of one item means something else."""
     text = HOOKS.replace("label: str\n    score: float", "labels: list[str]")

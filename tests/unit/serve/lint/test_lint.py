@@ -16,7 +16,7 @@ from serve.lint import run as run_module
 from serve.lint.run import lint
 from serve.pack.onnx_reader import read_onnx
 from serve.pack.write import PackOptions, pack
-from tests.lint_corpus import BATCHING, CASES, GROUP, LOGITS, WARMUP, Case, X
+from tests.lint_corpus import BATCHING, CASES, GROUP, LOGITS, OPENVINO, WARMUP, Case, X, parameter
 from tests.serve_models import hook_file, tiny_artifact
 
 SHIPPED = Path(__file__).parents[4] / "model_repository"
@@ -51,6 +51,8 @@ ADVICE: tuple[tuple[Case, str], ...] = (
     (Case("own_threads", swaps=(('string_value: "1"', 'string_value: "0"'), (GROUP, GROUP.replace("1", "3")))), "cores"),
     (Case("cold", "network", swaps=((f'{WARMED} name: "one" batch_size: 1 inputs {{ key: "x" {WARMUP} }} }}', ""),)),
      "first requests pay"),
+    (Case("unpadded", swaps=(OPENVINO,)), "answers batches of 8 alone"),
+    (Case("crowded", swaps=(OPENVINO,), more=parameter("INFERENCE_NUM_THREADS", "4000")), "this machine has"),
     (Case("anyone", files=writable), "anyone on this machine may write 1/model.onnx"),
     (Case("elsewhere", files=linked), "link out of the model's folder"),
     (Case("stats"), "no client can ask for a model named 'stats'"),
@@ -173,3 +175,10 @@ def test_what_is_no_repository_is_refused(made: bool, tmp_path: Path) -> None:
         folder.mkdir()
     with pytest.raises(RepositoryError):
         lint(folder)
+
+
+def test_a_container_is_told_that_its_openvino_fills_batches_up(tmp_path: Path) -> None:
+    models = written(tmp_path, Case("padded", swaps=(OPENVINO,), more=parameter("ENABLE_BATCH_PADDING", "YES")))
+    assert lint(models) == []
+    (told,) = lint(models, container=True)
+    assert (told.severity, "fills every batch up to max_batch_size, 8" in told.what) == ("warning", True)

@@ -130,7 +130,7 @@ def test_any_address_takes_bodies_and_templates(tmp_path: Path, data: Path) -> N
     seen: list[Received] = []
     with served(echo) as server:
         result = run_load(
-            options(server, url=f"{server.url}/v1/predict?k=1", model="", body=template, data=data, max_requests=5, warmup=0,
+            options(server, url=f"{server.url}/v1/predict?k=1", model="", body=template, data=data, max_requests=5, duration=30, warmup=0,
                     concurrency=1, header=("X-Who: me",))
         )  # fmt: skip
     assert result.count == 5
@@ -173,6 +173,13 @@ def test_data_that_does_not_fit_the_model(tmp_path: Path, data: Path) -> None:
     template.write_text("${nothing}")
     with served(at_once) as server, pytest.raises(ServerError, match="asks for 'nothing'"):
         run_load(options(server, url=f"{server.url}/x", model="", body=template, data=data))
+
+
+def test_numbers_for_a_model_of_files_are_refused_with_what_to_give(tmp_path: Path) -> None:
+    np.savez(tmp_path / "eval.npz", x=np.zeros((5, 4)))
+    with pytest.raises(ServerError, match="the file has x") as caught:
+        target_of(BYTES, data=tmp_path / "eval.npz")
+    assert caught.value.mend.startswith("give a folder of files")
 
 
 @pytest.mark.parametrize(
@@ -270,7 +277,7 @@ def test_an_output_that_no_answer_of_an_address_has_is_told_before_the_load(data
         with pytest.raises(ServerError, match="there is no output 'nosuch'") as caught:
             run_load(asked.with_(label_output="nosuch"))
         assert inferences(server) == 1  # the one that finds out whether somebody answers
-        assert run_load(asked.with_(label_output="y", max_requests=10)).accuracy == 0.4
+        assert run_load(asked.with_(label_output="y", max_requests=10, duration=60)).accuracy == 0.4
     assert caught.value.why == "the model gives y"
 
 
@@ -287,7 +294,7 @@ def test_accuracy_under_load_and_wrong_answers_are_reported(data: Path, tmp_path
         writer.write(answer(made.body, "200 OK", f"inference-header-content-length: {made.header_length}"))
 
     with served(infer) as server:
-        asked = options(server, data=data, max_requests=50, concurrency=1, warmup=0)
+        asked = options(server, data=data, max_requests=50, concurrency=1, warmup=0, duration=60)  # the requests end it
         plain = run_load(asked)
         strict = run_load(asked.with_(expect=str(tmp_path / "expected.npz")))
     assert (plain.count, plain.labelled, plain.accuracy) == (50, 50, 0.8)

@@ -191,14 +191,34 @@ def test_the_command_writes_what_it_is_asked_for(tmp_path: Path, capsys: pytest.
     files = [tmp_path / f"load.{ending}" for ending in ("json", "html", "csv", "hlog")]
     with served(at_once) as server:
         words = ["load", server.url, "--model", "m", "--duration", "0.5", "--warmup", "0.1", "--processes", "0"]
+        words += ["--max-lateness-ms", "100000"]  # a busy machine is no matter here
         assert command(*words, "--rate", "100", "--output", *files) == 0
-        assert command(*words, "--concurrency", "1,2", "--slo", "p50<0.001us") == 3
+        assert command(*words, "--rate", "50,100", "--slo", "p50<0.001us") == 3
     assert all(path.stat().st_size > 100 for path in files)
     assert "throughput" in capsys.readouterr().out
     assert command("load", "report", files[0], "--output", tmp_path / "again.html") == 0
     assert command("load", "report", files[0], files[0], "--output", tmp_path / "both.html") == 0
     assert (tmp_path / "again.html").is_file()
     assert (tmp_path / "both.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        (["--rate", "200"], 4),
+        (["--rate", "200", "--slo", "p50<0.001us"], 4),
+        (["--rate", "200", "--max-lateness-ms", "100000"], 0),
+    ],
+)
+def test_a_run_that_is_invalid_says_why_and_does_not_end_well(
+    more: list[str], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served(at_once) as server:
+        words = ["load", server.url, "--model", "m", "--duration", "0.5", "--warmup", "0", "--processes", "0"]
+        late = [] if "--max-lateness-ms" in more else ["--max-lateness-ms", "0.000001"]
+        assert command(*words, *more, *late) == code
+    told = capsys.readouterr().out
+    assert ("invalid: this run: the generator itself was late" in " ".join(told.split())) == (code == 4)
 
 
 def test_the_exit_code_tells_a_ci_what_became_slower(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

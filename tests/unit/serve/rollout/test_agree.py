@@ -23,6 +23,7 @@ from serve.rollout.plan import Plan
         ("y:rtol=.5,tolerance=2.", Agree("y", "close", atol=2.0, rtol=0.5), "y:tolerance=2.0,rtol=0.5"),
         ("scores:argmax", Agree("scores", "argmax"), "scores:argmax"),
         ("output:0:equal", Agree("output:0", "equal"), "output:0:equal"),
+        ("boxes:function=alike", Agree("boxes", "function", function="alike"), "boxes:function=alike"),
         ("a b;c:ignore", Agree("a b;c", "ignore"), "a b;c:ignore"),
     ],
 )
@@ -38,7 +39,7 @@ def test_rules_are_read_and_written(text: str, rule: Agree, told: str) -> None:
         "", "label", ":first", "label:", "label:First", "label:overlap", "label:overlap=0", "label:overlap=1.1",
         "label:overlap=nan", "label:overlap=0.5,rtol=1", "y:tolerance=-1", "y:tolerance=inf", "y:tolerance=1e999",
         "y:rtol=1,rtol=2", "y:tolerance=1,", "y:tolerance= 1", "y:tolerance=1_0", "y:first=1", "y\n:first", "y:atol=1",
-        "y" * 300 + ":first",
+        "y" * 300 + ":first", "y:function", "y:function=", "y:function=_x", "y:function=a.b", "y:function=os;x",
     ],
 )  # fmt: skip
 def test_what_is_no_rule_is_refused_with_the_rules_there_are(text: str) -> None:

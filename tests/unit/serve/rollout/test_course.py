@@ -208,7 +208,7 @@ def test_a_change_that_is_expected_is_recorded_and_not_judged() -> None:
             break
     assert event is not None
     assert event.kind == "step", "errors alone had to be proven"
-    assert event.why.endswith(f"; it disagrees with the baseline on 100% of {course_items(event.why)} items")
+    assert "; it disagrees with the baseline on 100% of a request's items, over " in event.why
     seen = course.analysis.evidence()["disagreement"]
     assert (seen["judged"], seen["required"], seen["alarm"]) == (False, False, 0.0)
     for _ in range(50):
@@ -220,8 +220,80 @@ def test_a_change_that_is_expected_is_recorded_and_not_judged() -> None:
     assert (event.kind, event.why) == ("aborted", "100% of its requests fail, 0% of the baseline's")
 
 
-def course_items(why: str) -> str:
-    return why.rsplit(" ", 2)[1]
+def test_a_request_disagrees_by_its_share_of_items_in_what_is_judged_and_shown() -> None:
+    course = Course(Plan(steps=(), shadow=100.0, step_s=0.0), 0.0)
+    for _ in range(50):  # of all items, 2 of 33 are others; of the requests, each second one is
+        course.analysis.compared(1, 1, 0.0, 0.0)
+        course.analysis.compared(32, 0, 0.0, 0.0)
+    assert course.analysis.evidence()["disagreement"]["candidate"] == 0.5
+    event = course.look(0.0)
+    assert event is not None
+    assert event.why.startswith("it disagrees with the baseline on 50% of a request's items, over 100 requests")
+    later = Course(Plan(steps=(), shadow=100.0), 0.0)
+    later.restore(0.0, json.loads(json.dumps(course.analysis.snapshot())))
+    assert later.analysis.evidence() == course.analysis.evidence()
+
+
+def test_what_was_held_to_no_rule_is_shown_as_not_compared_and_not_waited_for() -> None:
+    course = Course(Plan(steps=(), shadow=100.0, step_s=0.0), 0.0)
+    for number in range(3000):
+        course.analysis.copied(GOOD, GOOD)
+        course.analysis.compared(1, 0, 0.5, 2.0, judged=False)
+        if (event := course.look(float(number))) is not None:
+            break
+    seen = course.analysis.evidence()["disagreement"]
+    assert (seen["candidate"], seen["not_compared"], seen["required"]) == (None, True, False)
+    assert (seen["difference"], seen["largest"]) == (0.5, 2.0)
+    assert event is not None
+    assert event.kind == "promoted"
+    assert "are not compared: single numbers are judged with --tolerance or --agree alone" in event.why
+    course.analysis.compared(1, 1, 0.0, 0.0)
+    assert course.analysis.evidence()["disagreement"]["not_compared"] is False
+
+
+@pytest.mark.parametrize(
+    ("liars", "honest", "several", "decided"),
+    [(1, 0, False, True), (1, 0, True, False), (1, 1, True, False), (1, 3, True, False), (2, 0, True, True)],
+)
+def test_where_several_keys_may_speak_none_ends_a_release_alone(
+    liars: int, honest: int, several: bool, decided: bool
+) -> None:
+    course = Course(Plan(steps=(50.0,), shadow=0.0), 0.0)
+    analysis = course.analysis
+    analysis.speakers.several = several
+    for number in range(200):
+        for who in range(liars + honest):
+            analysis.reported("candidate", wrong=who < liars, key=f"k{who}")
+            analysis.reported("baseline", wrong=False, key=f"k{who}")
+        if number == 100:  # a later process goes on with it
+            kept = json.loads(json.dumps(analysis.snapshot()))
+            course = Course(course.plan, 0.0)
+            course.restore(0.0, kept)
+            analysis = course.analysis
+            analysis.speakers.several = several
+    assert (analysis.worse() == "feedback") is decided
+    seen = analysis.evidence()["feedback"]
+    assert seen["keys"] == liars + honest
+    assert ("all of it by one key" in analysis.told(["feedback"])) is (liars + honest == 1)
+
+
+def test_a_bad_candidate_is_seen_by_all_keys_together_and_none_of_them_hides_it() -> None:
+    course = Course(Plan(steps=(50.0,), shadow=0.0), 0.0)
+    draw = random.Random(0)
+    for number in range(900):
+        key, liar = f"k{number % 30}", number % 30 == 0  # more keys than are told apart
+        course.analysis.reported("candidate", wrong=not liar and draw.random() < 0.5, key=key)
+        course.analysis.reported("baseline", wrong=liar or draw.random() < 0.1, key=key)
+    assert course.analysis.worse() == "feedback"
+
+
+def test_nobody_helps_a_candidate_alone() -> None:
+    course = Course(Plan(steps=(50.0,), shadow=0.0, require_feedback=True), 0.0)
+    course.analysis.speakers.several = True
+    for _ in range(3000):
+        for who in ("candidate", "baseline"):
+            course.analysis.reported(who, wrong=False, key="friend")
+    assert course.analysis.evidence()["feedback"]["proof"] == 0
 
 
 @pytest.mark.parametrize(
@@ -324,8 +396,9 @@ def test_what_names_no_model_is_refused(text: str) -> None:
     ],
 )
 def test_a_plan_that_can_not_work_is_refused(values: dict[str, object]) -> None:
-    with pytest.raises(ServerError, match="can't be started"):
+    with pytest.raises(ServerError, match="can't be started") as refused:
         Plan(**values)  # type: ignore[arg-type]
+    assert "_" not in (refused.value.why or ""), "flags are named, not fields"
 
 
 def test_a_plan_survives_the_state_file() -> None:

@@ -1,0 +1,171 @@
+"""Which runtime serves a finished file: the faster one, if it computes the file as the other does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from compress.artifact import Runtime
+from compress.model import Arrays
+from compress.runtime.backends import Backend
+from compress.runtime.latency import Ratio
+
+__all__ = ["SHOWN", "Choice", "RuntimeFigures", "choose", "distances"]
+
+SHOWN: dict[Runtime, str] = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
+# Two runtimes sum in other orders. What that does to float32 stays under this, as a share of an output's size (RMS).
+ROUNDING = 1e-3
+# Two roundings of one network, each as far from it as the other, are at most twice that apart.
+APART = 2.0
+
+
+@dataclass(frozen=True)
+class RuntimeFigures:
+    """The finished file on one runtime; None is "not measured".
+
+    Attributes:
+        runtime: which.
+        p50_ms: at batch 1; `p50_low_ms` and `p50_high_ms` bound its 95% interval.
+        value, drop, drop_high: of the metric, where there is data.
+        difference: RMS of its outputs minus ONNX Runtime's, as a share of theirs.
+    """
+
+    runtime: Runtime
+    p50_ms: float | None = None
+    p50_low_ms: float | None = None
+    p50_high_ms: float | None = None
+    value: float | None = None
+    drop: float | None = None
+    drop_high: float | None = None
+    difference: float | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What serves the file, and why.
+
+    Attributes:
+        runtime: the one that is chosen.
+        why: in one sentence.
+        figures: of both, ONNX Runtime's first; of the one alone, where the other can't run here.
+        speedup: how many times as fast as ONNX Runtime OpenVINO is, paired by round.
+        most_apart: the largest `difference` that is taken for rounding.
+        doubtful: whether OpenVINO can't run the file, or computes it differently.
+    """
+
+    runtime: Runtime
+    why: str = ""
+    figures: tuple[RuntimeFigures, ...] = ()
+    speedup: Ratio | None = None
+    most_apart: float | None = None
+    doubtful: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values: an infinite difference is null."""
+        told = asdict(self)
+        for row in told["figures"]:
+            row["difference"] = _finite(row["difference"])
+        return told
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def choose(
+    figures: tuple[RuntimeFigures, RuntimeFigures],
+    speedup: Ratio | None,
+    quantized: float,
+    *,
+    keeps: tuple[bool, bool] = (True, True),
+    worse: bool = False,
+) -> Choice:
+    """The faster runtime that keeps the accuracy; within noise, ONNX Runtime.
+
+    Args:
+        figures: ONNX Runtime's and OpenVINO's.
+        speedup: of OpenVINO over ONNX Runtime.
+        quantized: how far the file is from the float32 file before it, both on ONNX Runtime, as `difference` has it; 0
+            for a float32 file.
+        keeps: whether each keeps the budget.
+        worse: whether OpenVINO's metric is below ONNX Runtime's beyond doubt.
+    """
+    difference = figures[1].difference or 0.0
+    most = max(ROUNDING, APART * quantized)
+    apart = not difference <= most
+    if apart:
+        why = (
+            f"OpenVINO computes the file differently: its outputs are {difference:.2g} of their size from ONNX "
+            f"Runtime's, and rounding explains {most:.2g}. ONNX Runtime serves it."
+        )
+        return Choice("onnxruntime", why, figures, speedup, most, doubtful=True)
+    if figures[0].p50_ms is None and figures[1].p50_ms is not None and keeps[1] and not worse:
+        why = "ONNX Runtime only emulates the file's BF16 on this CPU: OpenVINO serves it."
+        return Choice("openvino", why, figures, speedup, most)
+    told = _told(speedup)
+    if worse or (keeps[0] and not keeps[1]):
+        lost = "loses more of the metric" if worse else "does not keep the largest drop"
+        return Choice("onnxruntime", f"OpenVINO {lost}, and is not taken: it is {told}.", figures, speedup, most)
+    if speedup is None or speedup.low is None or not (speedup.faster or speedup.slower):
+        why = f"On this machine OpenVINO is {told}: ONNX Runtime serves it."
+        return Choice("onnxruntime", why, figures, speedup, most)
+    chosen: Runtime = "openvino" if speedup.faster else "onnxruntime"
+    return Choice(chosen, f"On this machine OpenVINO is {told}: {SHOWN[chosen]} serves it.", figures, speedup, most)
+
+
+def _told(speedup: Ratio | None) -> str:
+    if speedup is None:
+        return "not timed beside ONNX Runtime"
+    if speedup.low is None or speedup.high is None:
+        return f"{speedup.value:.2f} times as fast as ONNX Runtime, after too few rounds to tell"
+    interval = f"{speedup.low:.2f} to {speedup.high:.2f}"
+    noise = "" if speedup.faster or speedup.slower else ", within noise"
+    return f"{speedup.value:.2f} times as fast as ONNX Runtime ({interval}{noise})"
+
+
+def distances(models: Mapping[str, Backend], reference: str, batches: Sequence[Arrays]) -> dict[str, float]:
+    """How far each model's outputs are from the reference's: RMS of the difference over RMS of the reference.
+
+    Of several outputs the largest counts; of integers, the share that differ. NaN where the reference has none, and
+    an output that is missing or of another shape, are infinitely far.
+
+    Args:
+        models: by name; the reference among them.
+        reference: its name.
+        batches: inputs.
+    """
+    sums: dict[str, dict[str, list[float]]] = {name: {} for name in models if name != reference}
+    for inputs in batches:
+        expected = models[reference].infer(inputs)
+        for name, by_output in sums.items():
+            got = models[name].infer(inputs)
+            for output, want in expected.items():
+                error, size = _squares(want, got.get(output))
+                held = by_output.setdefault(output, [0.0, 0.0])
+                held[0] += error
+                held[1] += size
+    return {
+        name: max((_share(error, size) for error, size in by_output.values()), default=0.0)
+        for name, by_output in sums.items()
+    }
+
+
+def _squares(want: np.ndarray[Any, Any], got: np.ndarray[Any, Any] | None) -> tuple[float, float]:
+    if got is None or got.shape != want.shape:
+        return math.inf, 1.0
+    if want.dtype.kind != "f":
+        return float((want != got).sum()), float(want.size)
+    x, y = want.astype(np.float64), got.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        error = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, np.square(x - y))
+    return float(np.nan_to_num(error, nan=np.inf).sum()), float(np.square(x[np.isfinite(x)]).sum())
+
+
+def _share(error: float, size: float) -> float:
+    if error == 0.0:
+        return 0.0
+    return math.sqrt(error / size) if size else math.inf

@@ -1,0 +1,187 @@
+"""The finished file on ONNX Runtime and on OpenVINO: measured in the same turns, compared, and one of them chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from compress.artifact import Measured
+from compress.data.dataset import Dataset
+from compress.data.sizes import typical_inputs
+from compress.errors import MissingExtraError, StageError
+from compress.evaluate.evaluation import Evaluation
+from compress.evaluate.judge import Budget, spread
+from compress.evaluate.runtime_choice import Choice, RuntimeFigures, choose, distances
+from compress.evaluate.scoring import batch_for
+from compress.formats.onnx.outline import outline
+from compress.jobs.prove import Found, judged_fields, loss_between
+from compress.jobs.recipe import find_data
+from compress.model import Arrays, Model, OnnxModel, sample_inputs
+from compress.options import ExportOptions
+from compress.report.findings import telling
+from compress.runtime.backends import Backend, open_model
+from compress.runtime.backends.onnxrt import is_emulated, is_half
+from compress.runtime.backends.openvino_cpu import installed
+from compress.runtime.latency import ratio
+from compress.runtime.machine import fast_bfloat16
+from compress.runtime.measure import cores
+
+__all__ = ["beside", "chosen", "refuse_missing", "served"]
+
+COMPARED = 256  # samples, whose outputs on both runtimes are held against each other
+QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
+_Value = TypeVar("_Value")
+
+
+def refuse_missing(runtime: str) -> None:
+    """Raise MissingExtraError where OpenVINO is asked for by name, and is not there."""
+    if runtime == "openvino" and not installed():
+        raise MissingExtraError("can't run the result with OpenVINO", module="openvino", extra="openvino")
+
+
+def beside(options: ExportOptions, rows: Mapping[str, Model]) -> tuple[dict[str, Model], Choice | None]:
+    """The last row's file on OpenVINO, by a name of its own, if that is to be measured; else why it is not.
+
+    Raises:
+        StageError: OpenVINO is asked for by name, and can't run the file.
+    """
+    last, final = list(rows.items())[-1]
+    if not isinstance(final, OnnxModel) or options.target != "cpu" or options.runtime == "onnxruntime":
+        return {}, None
+    asked = options.runtime == "openvino"
+    if not asked and (not installed() or (is_emulated(final.path) and not fast_bfloat16())):
+        return {}, None
+    model = dataclasses.replace(final, runtime="openvino")
+    try:
+        open_model(model, threads=options.threads).infer(sample_inputs(final.signature, 1))
+    except StageError as err:
+        if asked:
+            raise
+        why = f"OpenVINO does not run the file ({err.why}): ONNX Runtime serves it."
+        return {}, Choice("onnxruntime", why, doubtful=True)
+    return {f"{last} on OpenVINO": model}, None
+
+
+def chosen(
+    options: ExportOptions,
+    rows: Mapping[str, Model],
+    others: Mapping[str, Model],
+    found: Found,
+    budget: Budget | None,
+    checkpoint: Path,
+) -> Choice:
+    """What serves the file, by what was measured of both.
+
+    Args:
+        options: of the run.
+        rows: models by row.
+        others: what `beside` gave: one.
+        found: what was measured of both.
+        budget: of the drop, if there is one.
+        checkpoint: data is looked for beside it, too.
+
+    Raises:
+        StageError: OpenVINO is asked for by name, and computes the file differently.
+    """
+    last, other = list(rows)[-1], next(iter(others))
+    difference, quantized = _apart(options, rows, others[other], found.judged, checkpoint)
+    figures = (_figures(last, found, "onnxruntime", 0.0), _figures(other, found, "openvino", difference))
+    timed = [found.latency.get(name) for name in (last, other)]
+    speedup = ratio(timed[0].rounds_ms, timed[1].rounds_ms) if timed[0] and timed[1] else None
+    keeps = (True, True)
+    if budget is not None:
+        keeps = (
+            budget.keeps(figures[0].drop, figures[0].drop_high),
+            budget.keeps(figures[1].drop, figures[1].drop_high),
+        )
+    choice = choose(figures, speedup, quantized, keeps=keeps, worse=_worse(found, last, other))
+    if options.runtime != "openvino":
+        return choice
+    if choice.doubtful:
+        raise StageError(
+            f"OpenVINO computes the result of {last} differently than ONNX Runtime",
+            why=choice.why,
+            mend="take the runtime that it was quantized and judged on: --runtime onnxruntime",
+        )
+    return dataclasses.replace(choice, runtime="openvino", why="OpenVINO serves the file, as --runtime asks.")
+
+
+def _apart(
+    options: ExportOptions, rows: Mapping[str, Model], other: Model, judged: Evaluation | None, checkpoint: Path
+) -> tuple[float, float]:
+    """How far OpenVINO's outputs are from ONNX Runtime's, and how far the float32 file's, which it was made of."""
+    final = list(rows.values())[-1]
+    before = next((model for model in reversed(list(rows.values())) if _exact(model)), final)
+    compared = {"last": final, "other": other} | ({} if before is final else {"before": before})
+    opened = {name: open_model(model, threads=cores()) for name, model in compared.items()}
+    found = distances(opened, "last", _batches(options, final, opened["last"], judged, checkpoint))
+    return found["other"], found.get("before", 0.0)
+
+
+def _exact(model: Model) -> bool:
+    """Whether it is a file in float32."""
+    if not isinstance(model, OnnxModel) or is_half(model.path):
+        return False
+    return not any(node.op_type in QUANTIZED for node in outline(model.path).graph.node)
+
+
+def _batches(
+    options: ExportOptions, final: Model, backend: Backend, judged: Evaluation | None, checkpoint: Path
+) -> Sequence[Arrays]:
+    """Samples of the evaluation data, else of the calibration data, else random ones."""
+    data = judged.proof if judged is not None else None
+    if data is None and options.calibration is not None:
+        data = Dataset.open(find_data(options.calibration, checkpoint), final.signature)
+    if data is None:
+        return [typical_inputs(final.signature, None, 1)]
+    some = spread(data, COMPARED)
+    return [inputs for inputs, _ in some.batches(batch_for(backend, some))]
+
+
+def _figures(name: str, found: Found, runtime: str, difference: float) -> RuntimeFigures:
+    timed = found.latency.get(name)
+    told = {} if found.judged is None else judged_fields(name, name, found, found.judged)
+    return RuntimeFigures(
+        runtime="openvino" if runtime == "openvino" else "onnxruntime",
+        p50_ms=timed.p50_ms if timed else None,
+        p50_low_ms=timed.low_ms if timed else None,
+        p50_high_ms=timed.high_ms if timed else None,
+        value=told.get("value"),
+        drop=told.get("drop"),
+        drop_high=told.get("drop_high"),
+        difference=difference,
+    )
+
+
+def _worse(found: Found, last: str, other: str) -> bool:
+    """Whether the file loses more on OpenVINO, beyond doubt and by what is worth a word."""
+    if found.judged is None or (loss := loss_between(found, other, last)) is None:
+        return False
+    metric = found.judged.metric.name
+    return telling(Measured(metric=metric, drop=loss), Measured(value=found.compared["original"].value))
+
+
+def served(
+    rows: Mapping[str, Model], others: Mapping[str, Model], found: Found, choice: Choice | None
+) -> tuple[dict[str, Model], Found]:
+    """Rows and figures whose last row is the file on what serves it."""
+    if not others:
+        return dict(rows), found
+    last, other = list(rows)[-1], next(iter(others))
+    taken = other if choice is not None and choice.runtime == "openvino" else last
+
+    def moved(held: Mapping[str, _Value]) -> dict[str, _Value]:
+        kept = {name: value for name, value in held.items() if name not in (last, other)}
+        return kept | ({last: held[taken]} if taken in held else {})
+
+    models = dict(rows) | ({last: others[other]} if taken == other else {})
+    return models, dataclasses.replace(
+        found,
+        compared=moved(found.compared),
+        latency=dataclasses.replace(found.latency, found=moved(found.latency.found)),
+        runtimes=moved(found.runtimes),
+        batch_difference=moved(found.batch_difference),
+        footprints=moved(found.footprints),
+    )

@@ -1,0 +1,123 @@
+"""Whether a file gives the answers of the model that it was made of: at several batches, at other sizes, on data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from compress.artifact import Signature
+from compress.data.dataset import Dataset
+from compress.errors import StageError
+from compress.evaluate.parity import TOLERANCE, differences
+from compress.model import Arrays
+from compress.model.drawn import drawn_inputs, indices_of
+from compress.model.infer import elsewhere, runs_at
+from compress.model.inputs import telling
+from compress.runtime.backends import Backend
+
+__all__ = ["BATCHES", "Wording", "comparisons", "equal", "sizes_assumed"]
+
+BATCHES = (1, 2, 5)
+MOVED_BATCH = 2  # where what else varies has another size than the representative one
+SAMPLES = 8  # of the data
+
+
+@dataclass(frozen=True)
+class Wording:
+    """How a difference is told.
+
+    Attributes:
+        told: what was run, as "batch 5".
+        made, before: what is proven, and what it is held against.
+        fails, differs: how to mend either.
+    """
+
+    told: str
+    made: str = "the exported model"
+    before: str = "in torch"
+    fails: str = "look in the forward for sizes written as numbers, such as reshape(2, -1)"
+    differs: str = "look in the forward for branches on shapes, such as `if x.shape[0] == 1`"
+
+
+def comparisons(
+    module: nn.Module, signature: Signature, first: Backend, data: Dataset | None
+) -> Iterator[tuple[str, Arrays]]:
+    """What to compare on, and a name for it: random inputs at every batch, at one with other sizes, and the data.
+
+    Args:
+        module: the model, which tells by running what sizes and indices it takes.
+        signature: of it.
+        first: the same model, ready to run.
+        data: samples of it are compared, too.
+    """
+    runs = runs_at(module, signature.inputs)
+    indices = indices_of(module, signature)
+    for batch in BATCHES:
+        sizes = signature.at(batch)
+        if batch == MOVED_BATCH:
+            sizes = elsewhere(runs, sizes, signature.told)
+        drawn = drawn_inputs(signature, sizes, indices, seed=batch)
+        yield str(batch), telling(drawn, lambda given: first.infer(given).values())
+    if data is not None:
+        places = np.unique(np.linspace(0, len(data) - 1, min(SAMPLES, len(data))).astype(np.int64))
+        yield "data", data.take(places)[0]
+
+
+def equal(
+    first: Backend, second: Backend, signature: Signature, inputs: Arrays, words: Wording, tolerance: float = TOLERANCE
+) -> dict[str, Any]:
+    """Prove that two models give the same answers to some inputs; gives how far these are apart, as JSON values.
+
+    Raises:
+        StageError: the second fails, its answers are others, or the signature does not tell the shapes of both.
+    """
+    told = words.told
+    shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in inputs.items())
+    expected = first.infer(inputs)
+    try:
+        got = second.infer(inputs)
+    except Exception as err:  # ONNX Runtime's own exception classes have no common base but this
+        raise StageError(
+            f"{words.made} fails at {told}",
+            why=f"{shapes}: {str(err.__cause__ or err).strip().splitlines()[-1][:300]}",
+            mend=words.fails,
+        ) from err
+    for spec in signature.outputs:
+        shape = expected[spec.name].shape
+        fixed = [at for at, size in enumerate(spec.shape) if isinstance(size, int) and (at or not signature.singly)]
+        if len(shape) != len(spec.shape) or any(spec.shape[at] != shape[at] for at in fixed):
+            raise StageError(
+                f"the signature does not hold at {told}",
+                why=f"it says that the model gives {spec}, for {shapes} it gives {list(shape)}",
+                mend="save the model again with compress.save, or give the --size that is usual",
+            )
+    found = differences(expected, got, tolerance)
+    for name, apart in found.items():
+        if not apart.fits:
+            here, there = (list(answers[name].shape) for answers in (expected, got))
+            is_off = str(apart) if here == there else f"{there}, {words.before} it is {here}"
+            raise StageError(
+                f"{words.made} gives other answers at {told}",
+                why=f"for {shapes} its output {name!r} is {is_off}",
+                mend=words.differs,
+            )
+    return {
+        "max_abs_error": max(apart.max_abs_error for apart in found.values()),
+        "cosine_similarity": min(apart.cosine_similarity for apart in found.values()),
+        "relative_error": {name: apart.relative_error for name, apart in found.items()},
+        "shapes": {name: list(values.shape) for name, values in inputs.items()},
+    }
+
+
+def sizes_assumed(signature: Signature) -> tuple[str, ...]:
+    """A warning where nothing says how large what varies usually is."""
+    if not signature.unsaid:
+        return ()
+    sizes = ", ".join(f"{dim} = {size}" for dim, size in signature.unsaid.items())
+    flags = " ".join(f"--size {dim}=…" for dim in signature.unsaid)
+    said = f"Nothing says how large an input usually is: the model was measured, counted and tried at {sizes}."
+    return (f"{said} {flags} sets that, or data does.",)

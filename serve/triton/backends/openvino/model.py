@@ -1,0 +1,270 @@
+"""Triton's `openvino` backend for a Triton that has only the Python backend.
+
+Triton takes this file for every model whose config.pbtxt says backend "openvino". It reads the parameters that the C++
+backend of that name reads, so that one model repository is served by either:
+
+    NUM_STREAMS              requests that run side by side, over all instances: a number, AUTO or NUMA
+    INFERENCE_NUM_THREADS    threads of all of them together
+    COMPILATION_NUM_THREADS  threads of the start
+    PERFORMANCE_HINT         LATENCY, THROUGHPUT or CUMULATIVE_THROUGHPUT
+    HINT_BF16                YES computes float32 in BF16, on a CPU that multiplies it
+    RESHAPE_IO_LAYERS        YES gives the file's inputs the dims of config.pbtxt
+    ENABLE_BATCH_PADDING     YES fills a batch up where the file's own is of one size. The C++ backend gives every file
+                             the batch max_batch_size, and answers no smaller one without this
+
+There an instance is a request of one compiled model; here it is a process with a model of its own, which gets its share
+of streams and threads. Without HINT_BF16 float32 is computed in float32, on every CPU.
+"""
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+# OpenVINO's import would send an event, and write to the home folder.
+sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+try:
+    import openvino
+except ImportError as err:
+    raise RuntimeError(f"this Triton's Python has no OpenVINO: pip install the extra [openvino] ({err})") from err
+
+Array = np.ndarray[Any, Any]
+
+TYPES = {
+    "TYPE_BOOL": "boolean", "TYPE_UINT8": "u8", "TYPE_UINT16": "u16", "TYPE_UINT32": "u32", "TYPE_UINT64": "u64",
+    "TYPE_INT8": "i8", "TYPE_INT16": "i16", "TYPE_INT32": "i32", "TYPE_INT64": "i64", "TYPE_FP16": "f16",
+    "TYPE_FP32": "f32", "TYPE_FP64": "f64",
+}  # fmt: skip
+HINTS = ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")
+
+
+class MissingInputError(ValueError):
+    """A request lacks an input; Triton notices it only where none is optional."""
+
+
+class TritonPythonModel:
+    """One instance: a process with a compiled model of its own."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Open the file of the version folder and hold it against config.pbtxt."""
+        config = json.loads(args["model_config"])
+        name = config["default_model_filename"] or "model.xml"
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise RuntimeError(f"default_model_filename {name!r} leads out of the version's folder")
+        path = Path(args["model_repository"]) / args["model_version"] / name
+        if not path.is_file():
+            raise RuntimeError(f"{path} is missing")
+        if config.get("model_transaction_policy", {}).get("decoupled"):
+            raise RuntimeError("config.pbtxt says decoupled, and OpenVINO gives one answer to each request")
+        if args["model_instance_kind"] != "CPU":
+            raise RuntimeError("instance_group asks for another kind than KIND_CPU, which is all that OpenVINO's has")
+        parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
+        self.most = int(config["max_batch_size"])
+        core = openvino.Core()
+        graph = core.read_model(str(path), config={"ENABLE_MMAP": False})
+        if yes(parameters, "RESHAPE_IO_LAYERS"):
+            graph.reshape({tensor["name"]: self._dims(tensor) for tensor in config["input"]})
+        self.inputs = [tensor["name"] for tensor in config["input"]]
+        self.outputs = [tensor["name"] for tensor in config["output"]]
+        check("input", config["input"], graph.inputs, self._dims)
+        check("output", config["output"], graph.outputs, self._dims)
+        self.fixed = self._fixed_batch(graph, padding=yes(parameters, "ENABLE_BATCH_PADDING"))
+        self.model = core.compile_model(graph, "CPU", properties(parameters, instances(config), core))
+        ports = {name: at for at, port in enumerate(self.model.outputs) for name in port.names}
+        self.ports = [ports[name] for name in self.outputs]
+        self.streams = int(self.model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
+        self.local = threading.local()
+        self.free = threading.Semaphore(self.streams)
+        self.workers = ThreadPoolExecutor(self.streams) if self.streams > 1 else None
+
+    def execute(self, requests: Sequence[Any]) -> list[Any] | None:
+        """Run the requests that the dynamic batcher put together, each with [n, …] inputs, as one batch.
+
+        With several streams the batch is answered later, by a thread, and the next one is taken as soon as a stream is
+        free: batches overlap.
+        """
+        if self.workers is None:
+            return self._answers(requests)
+        senders = [request.get_response_sender() for request in requests]
+        self.free.acquire()
+        self.workers.submit(self._answer_later, requests, senders)
+        self.free.acquire()  # Triton brings the next batch when this returns: until a stream is free, it may grow
+        self.free.release()
+        return None
+
+    def finalize(self) -> None:
+        """Let what is under way be answered."""
+        if self.workers is not None:
+            self.workers.shutdown(wait=True)
+
+    def _answer_later(self, requests: Sequence[Any], senders: Sequence[Any]) -> None:
+        try:
+            for sender, response in zip(senders, self._answers(requests), strict=True):
+                sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        finally:
+            self.free.release()
+
+    def _answers(self, requests: Sequence[Any]) -> list[Any]:
+        if self.most and len(requests) > 1:
+            try:
+                return self._together(requests)
+            except Exception:  # one of them is at fault: the others must not pay for it
+                pb_utils.Logger.log_verbose("a batch failed, its requests are run one by one")
+        return [self._alone(request) for request in requests]
+
+    def _alone(self, request: Any) -> Any:
+        try:
+            outputs = self._run(self._feed(request))
+        except MissingInputError as err:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(err), pb_utils.TritonError.INVALID_ARG))
+        except Exception as err:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"OpenVINO: {err}"))
+        return self._response(request, outputs)
+
+    def _together(self, requests: Sequence[Any]) -> list[Any]:
+        feeds = [self._feed(request) for request in requests]
+        outputs = self._run({name: np.concatenate([feed[name] for feed in feeds]) for name in self.inputs})
+        sizes = [len(feed[self.inputs[0]]) for feed in feeds]
+        if any(len(array) != sum(sizes) for array in outputs.values()):
+            raise ValueError("an output does not have the batch's length")
+        responses, start = [], 0
+        for request, size in zip(requests, sizes, strict=True):
+            part = slice(start, start + size)
+            responses.append(self._response(request, {name: array[part] for name, array in outputs.items()}))
+            start += size
+        return responses
+
+    def _run(self, feed: dict[str, Array]) -> dict[str, Array]:
+        if not hasattr(self.local, "request"):  # one for each thread, and there are as many as streams
+            self.local.request = self.model.create_infer_request()
+        size = len(feed[self.inputs[0]]) if self.fixed else 0
+        if size < self.fixed:
+            missing = self.fixed - size
+            feed = {
+                name: np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)])
+                for name, array in feed.items()
+            }
+        self.local.request.start_async(feed, share_inputs=True)
+        self.local.request.wait()
+        found = [self.local.request.get_output_tensor(at).data for at in self.ports]
+        # Copies: the request writes its next answers into the same memory.
+        return {
+            name: np.array(array[:size] if self.fixed else array)
+            for name, array in zip(self.outputs, found, strict=True)
+        }
+
+    def _response(self, request: Any, outputs: Mapping[str, Array]) -> Any:
+        wanted = set(request.requested_output_names())
+        return pb_utils.InferenceResponse(
+            [pb_utils.Tensor(name, np.ascontiguousarray(outputs[name])) for name in self.outputs if name in wanted]
+        )
+
+    def _feed(self, request: Any) -> dict[str, Array]:
+        feed = {}
+        for name in self.inputs:
+            tensor = pb_utils.get_input_tensor_by_name(request, name)
+            if tensor is None:
+                raise MissingInputError(f"the request has no input {name!r}")
+            feed[name] = tensor.as_numpy()
+        return feed
+
+    def _dims(self, tensor: Mapping[str, Any]) -> list[int]:
+        """As the file has them: with the batch, as far as there is one."""
+        reshape = tensor.get("reshape")
+        dims = [int(dim) for dim in (tensor["dims"] if reshape is None else reshape.get("shape", []))]
+        return [-1, *dims] if self.most else dims
+
+    def _fixed_batch(self, graph: Any, *, padding: bool) -> int:
+        """The batch that the file takes alone, as Triton fills it up; 0 where it takes any."""
+        sizes = {port.partial_shape[0].get_length() for port in graph.inputs if port.partial_shape[0].is_static}
+        if not self.most or not sizes:
+            return 0
+        if sizes != {self.most} or not padding:
+            raise RuntimeError(
+                f"the file takes batches of {sorted(sizes)} alone: write max_batch_size: {min(sizes)}, and the "
+                "parameter ENABLE_BATCH_PADDING: YES"
+            )
+        return self.most
+
+
+def instances(config: Mapping[str, Any]) -> int:
+    """Processes that share what the parameters give to the model."""
+    return max(1, sum(int(group.get("count", 1)) for group in config.get("instance_group", [])))
+
+
+def properties(parameters: Mapping[str, str], share: int, core: Any) -> dict[str, Any]:
+    """OpenVINO's properties for one of so many instances.
+
+    Raises:
+        RuntimeError: a value that the C++ backend refuses, too, or what this one can't do.
+    """
+    for name in ("CPU_EXTENSION_PATH", "TARGET_DEVICE"):
+        if parameters.get(name, "").upper() not in ("", "CPU"):
+            raise RuntimeError(
+                f"the parameter {name} is {parameters[name]!r}: the embedded Triton runs on the CPU alone"
+            )
+    threads = number(parameters, "INFERENCE_NUM_THREADS") or len(os.sched_getaffinity(0))
+    found: dict[str, Any] = {
+        "INFERENCE_NUM_THREADS": max(1, threads // share),
+        "INFERENCE_PRECISION_HINT": "bf16" if yes(parameters, "HINT_BF16") else "f32",
+        "ENABLE_CPU_PINNING": False,  # each process would pin its threads to the same cores
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+    }
+    if parameters.get("HINT_BF16", "YES").lower() != "yes":
+        raise RuntimeError(f"the parameter HINT_BF16 is {parameters['HINT_BF16']!r}, and YES or nothing is wanted")
+    if yes(parameters, "HINT_BF16") and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        raise RuntimeError("the parameter HINT_BF16 is 'YES', and this CPU does not multiply BF16 in hardware")
+    if compiling := number(parameters, "COMPILATION_NUM_THREADS"):
+        found["COMPILATION_NUM_THREADS"] = compiling
+    hint = parameters.get("PERFORMANCE_HINT", "LATENCY").upper()
+    if hint not in HINTS:
+        raise RuntimeError(f"the parameter PERFORMANCE_HINT is {hint!r}, and one of {', '.join(HINTS)} is wanted")
+    found["PERFORMANCE_HINT"] = hint
+    streams = parameters.get("NUM_STREAMS", "").upper()
+    if streams in ("AUTO", "NUMA"):
+        found["NUM_STREAMS"] = streams
+    elif streams:
+        found["NUM_STREAMS"] = max(1, number(parameters, "NUM_STREAMS") // share)
+    return found
+
+
+def number(parameters: Mapping[str, str], name: str) -> int:
+    """A parameter that is a number, 0 where there is none."""
+    text = parameters.get(name, "0")
+    if not (text.isascii() and text.isdecimal() and int(text) < 2**31):
+        raise RuntimeError(f"the parameter {name} is {text!r}, and a number is wanted")
+    return int(text)
+
+
+def yes(parameters: Mapping[str, str], name: str) -> bool:
+    """Whether a parameter is YES, in any case."""
+    return parameters.get(name, "").lower() == "yes"
+
+
+def check(what: str, declared: Sequence[Mapping[str, Any]], ports: Sequence[Any], dims_of: Any) -> None:
+    """Raise RuntimeError unless config.pbtxt's tensors are those of the file; outputs may be left out."""
+    have = {name: port for port in ports for name in port.names}
+    names = {tensor["name"] for tensor in declared}
+    if not names and what == "output":
+        raise RuntimeError("config.pbtxt declares no output")
+    if names - have.keys() or (what == "input" and len(names) != len(ports)):
+        raise RuntimeError(f"config.pbtxt names the {what}s {sorted(names)}, the file has {sorted(have)}")
+    for tensor in declared:
+        port, dims = have[tensor["name"]], dims_of(tensor)
+        shape = [dim.get_length() if dim.is_static else -1 for dim in port.partial_shape]
+        fits = len(dims) == len(shape) and all(
+            -1 in pair or len(set(pair)) == 1 for pair in zip(dims, shape, strict=True)
+        )
+        kind = port.element_type.get_type_name()
+        if kind != TYPES.get(tensor["data_type"]) or not fits:
+            raise RuntimeError(
+                f"config.pbtxt says that {what} {tensor['name']!r} is {tensor['data_type']}{dims}, the file has "
+                f"{kind}{shape}"
+            )

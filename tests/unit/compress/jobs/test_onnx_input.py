@@ -1,0 +1,103 @@
+"""An ONNX file goes through the whole job: held against itself, resumed, repeated; what needs torch is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import compress
+from compress import Artifact, ExportOptions
+from compress.cli import main
+from compress.errors import CheckpointError, RecipeError, ToolkitError
+from compress.formats.checkpoint import load
+from compress.jobs.export import Silent, sensitivity
+from compress.jobs.plan import estimates
+from compress.options import OptimizeOptions, SensitivityOptions
+from tests.unit.compress.onnx_export.test_from_file import images, outside, stored
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A file that takes one image at a time, and data of many."""
+    stored(images(1, 11, declared=1), tmp_path)
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "c.npz", x=rng.standard_normal((24, 3, 8, 8)).astype(np.float32))
+    np.savez(tmp_path / "e.npz", x=rng.standard_normal((80, 3, 8, 8)).astype(np.float32))
+    return tmp_path
+
+
+def test_dynamic_int8_needs_nothing_but_the_file(tmp_path: Path) -> None:
+    artifact, report = compress.export(outside(tmp_path), ExportOptions(output=tmp_path / "out", int8="dynamic"))
+    assert [row.stage for row in report.stages] == ["original", "onnx_from_file", "fold_onnx", "quantize_onnx"]
+    assert report.stages[0].measured.size_bytes == sum(each.stat().st_size for each in tmp_path.glob("m.*"))
+    assert "latency_over_onnx" in report.gains
+    assert "latency_over_torch" not in report.gains
+    assert list(report.rooflines) == ["original", "result"]
+    assert str(Artifact.load(artifact.folder).signature.inputs[0]) == "x:float32[batch,16]"
+
+
+def test_a_file_of_one_sample_a_call_is_calibrated_and_judged_on_many(folder: Path) -> None:
+    options = ExportOptions(
+        output=folder / "out", int8="static", calibration="c.npz", eval="e.npz", metric="cosine", max_drop=50,
+        budget_by="point",
+    )  # fmt: skip
+    artifact, report = compress.export(folder / "m.onnx", options)
+    assert "24 samples" in report.stages[-1].did
+    assert report.data["samples"] == 40
+    assert str(artifact.signature.inputs[0]) == "x:float32[1,3,8,8]"
+    assert (report.stages[-1].measured.value or 0) > 0.9
+    again = estimates(folder / "m.onnx", options, Silent())[0]
+    assert [row.name for row in again if row.kept] == ["onnx_from_file", "fold_onnx", "quantize_within"]
+    said = json.loads((folder / "out" / "report.json").read_text())
+    assert said["source"] == str(folder / "m.onnx")
+    assert 'int8 = "static"' in (folder / "out" / "recipe.toml").read_text()
+
+
+def test_a_search_tries_precisions_alone(folder: Path) -> None:
+    options = OptimizeOptions(
+        output=folder / "best", eval="e.npz", metric="cosine", int8=("dynamic",), max_drop=50, budget_by="point"
+    )
+    found = compress.optimize(folder / "m.onnx", options)
+    assert [trial.candidate.name for trial in found.trials] == ["whole · float", "whole · INT8 dynamic"]
+    assert Artifact.load(folder / "best").stages[0].stage == "original"
+
+
+ASKED = {
+    "--prune": ExportOptions(output=Path("out"), prune=0.5),
+    "--target-params": ExportOptions(output=Path("out"), target_params=10),
+    "--finetune": ExportOptions(output=Path("out"), finetune="c.npz"),
+    "--model": ExportOptions(output=Path("out"), model="a:b"),
+    "--input": ExportOptions(output=Path("out"), input=("x:float32[1,3,8,8]",)),
+}
+
+
+@pytest.mark.parametrize("flag", ASKED)
+def test_what_needs_a_network_of_torch_is_refused_before_any_work(
+    flag: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(RecipeError, match=flag):
+        compress.export("m.onnx", ASKED[flag])
+    assert not (folder / "out").exists()
+    assert not (folder / "out.work").exists()
+
+
+def test_so_are_the_commands_that_prune_and_train(folder: Path) -> None:
+    with pytest.raises(RecipeError, match="what pruning costs"):
+        sensitivity(folder / "m.onnx", SensitivityOptions(output=folder / "s", eval="e.npz"))
+    with pytest.raises(CheckpointError, match="take ONNX files"):
+        load(folder / "m.onnx")
+    with pytest.raises(ToolkitError, match="there is no such file"):
+        compress.export(folder / "missing.onnx", ExportOptions(output=folder / "out"))
+
+
+def test_a_file_is_inspected(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["inspect", str(folder / "m.onnx")])
+    told = capsys.readouterr().out
+    assert "kind     ONNX file of opset 11" in told
+    assert "inputs   x:float32[1,3,8,8]" in told
+    assert "MACs     13,824" in told

@@ -1,0 +1,184 @@
+"""What serves the result of a run: real files on both runtimes, and what the artifact and the report say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import compress
+from compress.artifact import Artifact, Signature, TensorSpec
+from compress.errors import ArtifactError, MissingExtraError, RecipeError, StageError
+from compress.evaluate.runtime_choice import Choice
+from compress.jobs import serving_runtime
+from compress.jobs.export import Silent
+from compress.jobs.prove import measure
+from compress.jobs.serving_runtime import beside, chosen, served
+from compress.model import OnnxModel
+from compress.options import ExportOptions, OptimizeOptions
+from compress.runtime.latency import Ratio
+from tests.families import family
+from tests.serve_models import tiny_artifact
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """model.pt, and eval.npz beside it."""
+    folder = tmp_path_factory.mktemp("model")
+    module, inputs = family("residual")
+    compress.save(module, folder / "model.pt", inputs=inputs)
+    name = inputs[0].partition(":")[0]
+    samples = np.random.default_rng(0).standard_normal((40, 3, 16, 16)).astype(np.float32)
+    np.savez(folder / "eval.npz", **{name: samples})  # type: ignore[arg-type]
+    return folder / "model.pt"
+
+
+def export(model: Path, output: Path, **more: Any) -> tuple[Artifact, Any]:
+    asked = {"eval": str(model.parent / "eval.npz"), "metric": "cosine"} | more
+    return compress.export(model, ExportOptions(output=output, **asked))
+
+
+def report_of(folder: Path) -> Any:
+    return json.loads((folder / "report.json").read_text())
+
+
+@pytest.mark.usefixtures("openvino")
+def test_auto_measures_both_and_the_artifact_says_which_serves(model: Path, tmp_path: Path) -> None:
+    artifact, report = export(model, tmp_path / "a")
+    told = report_of(tmp_path / "a")["runtimes"]
+    assert [row["runtime"] for row in told["figures"]] == ["onnxruntime", "openvino"]
+    assert all(row["p50_ms"] > 0 and row["drop"] is not None for row in told["figures"])
+    assert told["figures"][1]["difference"] < 1e-4
+    # Two rounds are too few to tell one from the other: ONNX Runtime stays.
+    assert artifact.runtime == Artifact.load(tmp_path / "a").runtime == told["runtime"] == "onnxruntime"
+    assert report.stages[-1].measured.runtime == "ONNX Runtime"
+    page = (tmp_path / "a/report.html").read_text()
+    assert "Runtimes" in page
+    assert "OpenVINO" in page
+
+
+@pytest.mark.usefixtures("openvino")
+def test_a_runtime_that_is_asked_for_serves(model: Path, tmp_path: Path) -> None:
+    artifact, report = export(model, tmp_path / "a", runtime="openvino")
+    assert artifact.runtime == Artifact.load(tmp_path / "a").runtime == "openvino"
+    assert report.stages[-1].measured.runtime == "OpenVINO"
+    assert report.stages[-1].measured.load_ms > 0
+    assert report.stages[-2].measured.runtime == "ONNX Runtime"
+
+
+def test_one_that_is_asked_for_and_not_there_is_told_before_any_work(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(MissingExtraError, match=r"\[openvino\]"):
+        export(model, tmp_path / "a", runtime="openvino")
+    with pytest.raises(MissingExtraError):
+        compress.optimize(model, OptimizeOptions(output=tmp_path / "a", eval="eval.npz", runtime="openvino"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("openvino")
+def test_a_file_for_a_gpu_is_not_for_openvino(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="--target tensorrt"):
+        export(model, tmp_path / "a", runtime="openvino", target="tensorrt")
+
+
+def file_of(path: Path, *nodes: onnx.NodeProto) -> OnnxModel:
+    """x:float32[batch,8] to y of the same shape."""
+    signature = Signature((TensorSpec.parse("x:float32[batch,8]"),), (TensorSpec.parse("y:float32[batch,8]"),))
+    given, made = (
+        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 8])] for name in ("x", "y")
+    )
+    graph = onnx.helper.make_graph(list(nodes), "g", given, made)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10), path)
+    return OnnxModel(path, signature)
+
+
+def rows_of(tmp_path: Path, *nodes: onnx.NodeProto) -> dict[str, Any]:
+    """An original, its export, and a result of these nodes."""
+    plain = file_of(tmp_path / "plain.onnx", onnx.helper.make_node("Identity", ["x"], ["y"]))
+    return {"original": plain, "original_onnx": plain, "result": file_of(tmp_path / "result.onnx", *nodes)}
+
+
+def choice_of(options: ExportOptions, rows: dict[str, Any]) -> Choice | None:
+    others, choice = beside(options, rows)
+    if not others:
+        return choice
+    found = measure(rows, None, 1, Silent(), others)
+    choice = chosen(options, rows, others, found, None, Path("model.pt"))
+    models, kept = served(rows, others, found, choice)
+    assert list(models) == list(kept.latency) == list(kept.runtimes) == list(rows)
+    return choice
+
+
+@pytest.mark.usefixtures("openvino")
+def test_a_file_that_openvino_computes_differently_is_named_and_not_chosen(tmp_path: Path) -> None:
+    """Each draws other noise."""
+    noise = onnx.helper.make_node("RandomNormalLike", ["x"], ["n"], seed=1.0)
+    rows = rows_of(tmp_path, noise, onnx.helper.make_node("Add", ["x", "n"], ["y"]))
+    found = choice_of(ExportOptions(output=tmp_path / "a"), rows)
+    assert found is not None
+    assert (found.runtime, found.doubtful) == ("onnxruntime", True)
+    assert "computes the file differently" in found.why
+    with pytest.raises(StageError, match="computes the result of result differently"):
+        choice_of(ExportOptions(output=tmp_path / "a", runtime="openvino"), rows)
+
+
+@pytest.mark.usefixtures("openvino")
+def test_an_operator_that_openvino_lacks_leaves_the_file_to_onnx_runtime(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, onnx.helper.make_node("Bernoulli", ["x"], ["y"]))
+    found = choice_of(ExportOptions(output=tmp_path / "a"), rows)
+    assert found is not None
+    assert (found.runtime, found.doubtful) == ("onnxruntime", True)
+    assert "Bernoulli" in found.why
+    with pytest.raises(StageError, match="Bernoulli"):
+        choice_of(ExportOptions(output=tmp_path / "a", runtime="openvino"), rows)
+
+
+@pytest.mark.usefixtures("openvino")
+def test_the_faster_one_serves_and_the_last_row_is_its(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is real but the clock's verdict, which is another on each machine."""
+    monkeypatch.setattr(serving_runtime, "ratio", lambda *_: Ratio(2.0, 1.9, 2.1))
+    options = ExportOptions(output=tmp_path / "a")
+    rows = rows_of(tmp_path, onnx.helper.make_node("Relu", ["x"], ["y"]))
+    others, _ = beside(options, rows)
+    found = measure(rows, None, 1, Silent(), others)
+    choice = chosen(options, rows, others, found, None, Path("model.pt"))
+    assert "2.00 times as fast as ONNX Runtime" in choice.why
+    models, kept = served(rows, others, found, choice)
+    assert models["result"].runtime == choice.runtime == "openvino"  # type: ignore[union-attr]
+    assert kept.runtimes == {"original": "ONNX Runtime", "original_onnx": "ONNX Runtime", "result": "OpenVINO"}
+    assert kept.latency["result"] == found.latency["result on OpenVINO"]
+
+
+def test_without_openvino_auto_is_onnx_runtime_and_says_nothing(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, onnx.helper.make_node("Relu", ["x"], ["y"]))
+    assert beside(ExportOptions(output=tmp_path / "a"), rows) == ({}, None)
+
+
+@pytest.mark.usefixtures("openvino")
+def test_bf16_is_left_to_its_emulation_where_the_cpu_does_not_multiply_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("compress.jobs.serving_runtime", "compress.runtime.backends.openvino_cpu"):
+        monkeypatch.setattr(f"{module}.fast_bfloat16", lambda: False)
+    casts = [
+        onnx.helper.make_node("Cast", [given], [made], to=kind)
+        for given, made, kind in (("x", "h", onnx.TensorProto.BFLOAT16), ("h", "y", onnx.TensorProto.FLOAT))
+    ]
+    rows = rows_of(tmp_path, *casts)
+    assert beside(ExportOptions(output=tmp_path / "a"), rows) == ({}, None)
+    with pytest.raises(StageError, match="does not multiply BF16"):
+        beside(ExportOptions(output=tmp_path / "a", runtime="openvino"), rows)
+
+
+def test_an_artifact_of_an_earlier_release_is_served_by_onnx_runtime(tmp_path: Path) -> None:
+    path = tiny_artifact(tmp_path / "a") / "artifact.json"
+    data = json.loads(path.read_text())
+    assert data.pop("runtime") == "onnxruntime"
+    path.write_text(json.dumps(data))
+    assert Artifact.load(tmp_path / "a").runtime == "onnxruntime"
+    path.write_text(json.dumps(data | {"runtime": "magic"}))
+    with pytest.raises(ArtifactError, match="its runtime is 'magic'"):
+        Artifact.load(tmp_path / "a")
