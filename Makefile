@@ -17,7 +17,7 @@ LARGE := $(addprefix benchmarks/,compress_minilm.py compress_peers.py compress_f
 
 BASE ?= HEAD
 
-.PHONY: ready demo check test hunt pipeline deploy-check lint docs docs-serve bench clean
+.PHONY: ready demo check test hunt pipeline deploy-check images images-check lint docs docs-serve bench clean
 
 # What is missing is said before anything is downloaded, and how much that will be.
 ready:
@@ -68,6 +68,14 @@ pipeline: $(VENV)/.installed
 
 deploy-check: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/unit/serve/deploy tests/e2e/test_prometheus.py
+
+# Podman or Docker; PYTHON_IMAGE and DEBIAN_IMAGE name other bases, BUILD_FLAGS what their build needs here.
+images: $(VENV)/.installed-dev
+	$(BIN)/python -m deploy.containers build
+
+# The pods that `serve deploy render` writes for Podman, run: under load, killed, replaced, watched. Some ten minutes.
+images-check: $(VENV)/.installed-dev
+	$(BIN)/python -m deploy.containers check
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

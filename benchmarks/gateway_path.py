@@ -105,7 +105,9 @@ class AtHand(Pool):
         self.one = getattr(self, "one", None) or Connection(1 << 30)
         return self.one
 
-    def send(self, _connection: Connection, _head: bytes, _body: bytes, _deadline: float, done: Done) -> None:
+    def send(
+        self, _connection: Connection, _head: bytes, _body: bytes, _deadline: float, done: Done, _who: str = ""
+    ) -> None:
         length = b"%d" % (len(ANSWER) - len(RAW))
         answer = Response(200, [(b"inference-header-content-length", length)], ANSWER, 0)
         asyncio.get_running_loop().call_soon(done, answer, None)

@@ -19,7 +19,7 @@ from compress.artifact import Signature, sha256_of
 from compress.errors import CheckpointError, RecipeError, ToolkitError
 from compress.formats.checkpoint import load, write
 from compress.formats.onnx.read import vetted_onnx
-from compress.model import EngineModel, Model, OnnxModel, TorchModel
+from compress.model import EngineModel, Lost, Model, OnnxModel, TorchModel
 from compress.runtime.memory import give_back
 from compress.stage import Given, Progress, Stage
 from compress.storage.files import make_folder, remove_empty
@@ -117,7 +117,7 @@ def run(
             kept.add(folder)
             progress = watcher.started(stage.name)
             give_back()
-            outcome = _take(stage, folder) or _fetch(stage, folder, key, cache)
+            outcome = _take(stage, folder, model) or _fetch(stage, folder, key, cache, model)
             if outcome is None:
                 outcome = _run(stage, model, folder, progress)
                 if cache is not None and outcome.seconds >= CACHED_SECONDS and (folder / SAID).exists():
@@ -145,20 +145,23 @@ def with_seen(outcome: Outcome) -> Outcome:
 
 
 def kept_from_before(
-    stages: Sequence[Stage], work: Path, source: str, cache: StageCache | None = None, beside: Path | None = None
-) -> list[tuple[Outcome | None, Path]]:
+    stages: Sequence[Stage], work: Path, source: str, cache: StageCache | None = None, beside: Path | None = None,
+    model: Model | None = None,
+) -> list[tuple[Outcome | None, Path]]:  # fmt: skip
     """Of each stage, what `run` would not do again, and the folder that holds it, or would.
 
     Args:
         stages, work, source, cache: as in `run`.
         beside: a folder, to look at what the cache has.
+        model: what goes in.
     """
-    found = []
+    found: list[tuple[Outcome | None, Path]] = []
     for stage, folder, key in _folders(stages, work, source):
-        outcome = _take(stage, folder)
+        outcome = _take(stage, folder, model)
         if outcome is None and beside is not None:
-            outcome = _fetch(stage, beside / f"{folder.name}.cached", key, cache)
+            outcome = _fetch(stage, beside / f"{folder.name}.cached", key, cache, model)
         found.append((outcome, folder))
+        model = None if outcome is None else outcome.given.model
     return found
 
 
@@ -170,7 +173,7 @@ def _folders(stages: Sequence[Stage], work: Path, source: str) -> Iterator[tuple
         yield stage, work / f"{index:02d}-{stage.name}-{key[:12]}", key
 
 
-def _fetch(stage: Stage, folder: Path, key: str, cache: StageCache | None) -> Outcome | None:
+def _fetch(stage: Stage, folder: Path, key: str, cache: StageCache | None, before: Model | None) -> Outcome | None:
     """What the cache has of a stage, in its folder."""
     beside = folder.with_name(folder.name + ".fetched")
     shutil.rmtree(beside, ignore_errors=True)
@@ -178,7 +181,7 @@ def _fetch(stage: Stage, folder: Path, key: str, cache: StageCache | None) -> Ou
         return None
     shutil.rmtree(folder, ignore_errors=True)
     beside.rename(folder)
-    outcome = _take(stage, folder)
+    outcome = _take(stage, folder, before)
     if outcome is None:  # not as it was written
         shutil.rmtree(folder, ignore_errors=True)
         cache.drop(stage.name, key)
@@ -222,6 +225,8 @@ def _fill(stage: Stage, model: Model, folder: Path, beside: Path, progress: Prog
     }
     if not isinstance(given.model, EngineModel) and given.model.ranges:
         data["ranges"] = dict(given.model.ranges)
+    if isinstance(given.model, TorchModel) and given.model.lost is not None:
+        data["lost"] = [[*place, sorted(gone)] for place, gone in given.model.lost.channels.items()]
     data["sha256"] = _digest(data, beside)
     (beside / SAID).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
@@ -249,7 +254,8 @@ def _digest(data: Mapping[str, Any], folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _take(stage: Stage, folder: Path) -> Outcome | None:
+def _take(stage: Stage, folder: Path, before: Model | None) -> Outcome | None:
+    """What a stage gave, as it is kept; `before`, what went into it, where that is known."""
     try:
         data: Mapping[str, Any] = read_json(folder / SAID)
         if data["sha256"] != _digest(data, folder):
@@ -264,6 +270,8 @@ def _take(stage: Stage, folder: Path) -> Outcome | None:
             model = dataclasses.replace(
                 model, ranges={name: (_number(low), _number(high)) for name, (low, high) in data["ranges"].items()}
             )
+        if "lost" in data and isinstance(before, TorchModel):
+            model = dataclasses.replace(model, lost=Lost(before, _lost(data["lost"])))
         given = Given(model, did, details, told)
         return Outcome(stage, given, seconds, reused=True, size_bytes=path.stat().st_size)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ToolkitError):  # not as it was written
@@ -282,6 +290,17 @@ def _said(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], tuple[str, .
     if not all(type(text) is str for text in warnings):
         raise TypeError("a warning of it is no text")
     return did, details, tuple(warnings), _number(seconds)
+
+
+def _lost(told: Any) -> dict[tuple[str, str, int], frozenset[int]]:
+    """Channels by place; raises TypeError or ValueError where it is no list of places, each with its channels."""
+    found = {}
+    for name, side, axis, gone in told:
+        numbers = all(type(at) is int and at >= 0 for at in gone)
+        if not (type(name) is type(side) is str and type(axis) is int and numbers):
+            raise TypeError("what it lost is told otherwise")
+        found[name, side, axis] = frozenset(gone)
+    return found
 
 
 def _number(value: Any) -> float:

@@ -45,13 +45,14 @@ class Candidate:
             if field.name in {known.name for known in dataclasses.fields(ExportOptions)}
         }
         static = self.int8 == "static"
+        repair = bool(self.prune) and base.repair is not False
         smooth = base.smooth and (static or self.int8 == "dynamic")
         shared |= {
             "prune": self.prune or None,
             "sensitivity": base.sensitivity if self.prune else None,
             "finetune": base.finetune if self.prune else None,
             "int8": None if self.int8 == "none" else self.int8,
-            "calibration": base.calibration if static or smooth else None,
+            "calibration": base.calibration if static or smooth or repair else None,
             "calibrator": self.calibrator or "minmax",
             "smooth": smooth,
             "max_drop": None,  # the winner is judged by its search's own

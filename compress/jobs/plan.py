@@ -159,7 +159,7 @@ def _tried(
     """
     found: list[tuple[Outcome, Tried]] = [(outcome, Tried(outcome.given, 0.0)) for outcome in shared]
     folder.mkdir(exist_ok=True)
-    kept = kept_from_before(stages, work, prepared.source, prepared.cache, folder)
+    kept = kept_from_before(stages, work, prepared.source, prepared.cache, folder, prepared.model)
     for place, stage in list(enumerate(stages))[len(shared) :]:
         outcome, at = kept[place]
         if outcome is not None:

@@ -18,10 +18,19 @@ from compress.model.infer import proven
 from compress.onnx_export.fold import FoldOnnx
 from compress.onnx_export.from_file import OnnxFromFile
 from compress.onnx_export.from_torch import OnnxFromTorch
-from compress.options import CompressOptions, EngineOptions, ExportOptions, FinetuneOptions, SourceOptions
+from compress.options import (
+    CompressOptions,
+    EngineOptions,
+    ExportOptions,
+    FinetuneOptions,
+    OptimizeOptions,
+    SourceOptions,
+)
 from compress.options.training import TrainingOptions
+from compress.options.unused import prunes
 from compress.prune.prune_channels import PruneChannels
 from compress.prune.prune_to_budget import PruneToBudget
+from compress.prune.repair_channels import RepairChannels
 from compress.prune.sensitivity import Sensitivity
 from compress.quantize.half.half_onnx import HalfOnnx
 from compress.quantize.qat.train_quantized import TrainQuantized, shorter
@@ -89,6 +98,11 @@ def is_static(options: ExportOptions) -> bool:
     return options.int8 in ("static", "qat") or (options.int8 == "auto" and options.calibration is not None)
 
 
+def repairs(options: ExportOptions | OptimizeOptions) -> bool:
+    """Whether layers behind what is pruned are fitted."""
+    return prunes(options) and options.calibration is not None and options.repair is not False
+
+
 def inputs_of(options: SourceOptions, checkpoint: Path) -> list[Path]:
     """Files and folders that a run reads: the checkpoint, and of its options those that name one."""
     named = [getattr(options, name, None) for name in INPUTS]
@@ -134,7 +148,7 @@ def stages_for(
     samples = calibration if training is None else training
     if options.sensitivity is not None and sensitivity is None:
         sensitivity = Sensitivity.load(options.sensitivity)
-    pruning = _pruning(options, training, samples, recovery, precision, sensitivity)
+    pruning = _pruning(options, training, samples, recovery, precision, sensitivity, calibration)
     stages = [*pruning, *_qat(options, recovery, precision), *precision]
     return [*stages, *_engine(options)]
 
@@ -155,6 +169,7 @@ def _pruning(
     recovery: Finetune | None,
     precision: list[Stage],
     sensitivity: Sensitivity | None,
+    calibration: Dataset | None,
 ) -> list[Stage]:
     kind, limit = _budget(options)
     pruned = options.prune is not None or kind is not None
@@ -175,6 +190,7 @@ def _pruning(
         curves=curves,
         labelled=labelled_of(options),
         shared=rounds > 1,
+        calibration=calibration if options.importance == "obs" else None,
     )
     stages: list[Stage] = []
     for _ in range(rounds):
@@ -183,6 +199,8 @@ def _pruning(
             stages.append(PruneToBudget(prune, kind, limit, tail, options.threads))
         elif pruned:
             stages.append(prune)
+        if pruned and repairs(options) and calibration is not None:
+            stages.append(RepairChannels(calibration))
         if recovery is not None:
             stages.append(recovery)
     return stages
@@ -282,10 +300,29 @@ def _together(options: ExportOptions, judged: tuple[Dataset, Metric] | None) -> 
     rules = (
         (len(given) > 1, "can't prune to two goals", " and ".join(given) + " are given", "leave one of them"),
         (
-            options.calibration is not None and not (static or options.smooth or options.precision != "fp32"),
+            options.calibration is not None
+            and not (static or options.smooth or options.precision != "fp32" or repairs(options)),
             "calibration data is given, but nothing to calibrate",
-            "only static INT8, QAT, smoothing and half precision look at calibration data",
-            "add --int8 static, or leave --calibration out",
+            "only static INT8, QAT, smoothing, half precision and the repair after pruning look at calibration data",
+            "add --int8 static or --prune 0.5, or leave --calibration out",
+        ),
+        (
+            bool(options.repair) and bool(given) and options.calibration is None,
+            "can't repair what pruning costs",
+            "layers are fitted to calibration data, and there is none",
+            "add --calibration calibration.npz (unlabelled inputs, some hundreds), or leave --repair out",
+        ),
+        (
+            options.importance == "obs" and bool(given) and options.calibration is None,
+            "can't choose channels by obs",
+            "it looks at what layers read on calibration data, and there is none",
+            "add --calibration calibration.npz, or take --importance magnitude",
+        ),
+        (
+            options.importance == "obs" and bool(given) and options.repair is False,
+            "can't choose channels by obs without the repair",
+            "it takes channels that the others can stand in for, which they do once their layers are fitted",
+            "leave --no-repair out, or take --importance magnitude",
         ),
         (
             options.smooth and not ((static or options.int8 == "dynamic") and options.calibration is not None),

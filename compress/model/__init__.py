@@ -20,6 +20,7 @@ from compress.signature import Signature
 __all__ = [
     "Arrays",
     "EngineModel",
+    "Lost",
     "Model",
     "OnnxModel",
     "Ranges",
@@ -49,6 +50,7 @@ class TorchModel:
             training under 8 bits has found them.
         assumed: of the file that it was loaded from: which weights were taken, what was taken off their names or left
             out, in words; "" for nothing.
+        lost: what it was before it lost channels; None where the stage before did not prune it.
     """
 
     module: nn.Module
@@ -56,6 +58,21 @@ class TorchModel:
     layered: bool = True
     ranges: Ranges = field(default_factory=dict, compare=False)
     assumed: str = field(default="", compare=False)
+    lost: Lost | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Channels that a model has just lost.
+
+    Attributes:
+        before: the model with all of them.
+        channels: numbers of those that went, by the layer's name there, its side ("in", "out", or "parameter" of one
+            outside torch's layers) and the axis of such a parameter.
+    """
+
+    before: TorchModel
+    channels: Mapping[tuple[str, str, int], frozenset[int]]
 
 
 @dataclass(frozen=True)

@@ -78,13 +78,18 @@ class CompressOptions(TrainingOptions, SourceOptions):
     """Inputs and labels to judge each stage by; apart from training and calibration data."""
 
     calibration: Annotated[str | None, Parameter(group=DATA)] = None
-    """Typical inputs, about 100, for the ranges of activations."""
+    """Typical inputs, for the ranges of activations (about 100) and the repair after pruning (some hundreds)."""
 
     finetune: Annotated[str | None, Parameter(group=DATA)] = None
     """Training data for the recovery, with labels or without."""
 
-    importance: Annotated[Literal["magnitude", "taylor", "random"], Parameter(group=_PRUNE)] = "magnitude"
-    """How to choose the channels that go; taylor needs --finetune data, random is a control."""
+    importance: Annotated[Literal["magnitude", "taylor", "obs", "random"], Parameter(group=_PRUNE)] = "magnitude"
+    """How to choose the channels that go; taylor needs --finetune data, obs --calibration data and the repair behind
+    it, random is a control."""
+
+    repair: Annotated[bool | None, Parameter(group=_PRUNE)] = None
+    """After pruning, fit the layers behind it to what the original gave, by --calibration data: by default where there
+    is some."""
 
     scope: Annotated[Literal["global", "local"], Parameter(group=_PRUNE)] = "global"
     """Let the weakest layers lose most, or take the same share from each."""

@@ -51,8 +51,10 @@ TRAINING: tuple[Rule, ...] = (
 
 SHARED: tuple[Rule, ...] = (
     (_names(TrainingOptions), lambda o: o.finetune is not None, "nothing is trained without --finetune"),
-    (("importance", "scope", "round_to"), prunes, "nothing is pruned"),
+    (("importance", "repair", "scope", "round_to"), prunes, "nothing is pruned"),
+    (("repair",), lambda o: o.repair or o.calibration is not None, "nothing is repaired without --calibration"),
     (("scope",), lambda o: o.sensitivity is None, "--sensitivity sets what each layer loses, in its place"),
+    (("scope",), lambda o: o.importance != "obs", "obs has every layer lose what costs its consumers the same"),
     (("metric", "confidence"), lambda o: o.eval is not None, "nothing is judged without --eval"),
 )
 
@@ -80,8 +82,8 @@ RULES: dict[type, tuple[Rule, ...]] = {
         ),
         (
             ("calibration",),
-            lambda o: "static" in o.int8 or o.smooth,
-            "only static INT8 and smoothing look at calibration data",
+            lambda o: "static" in o.int8 or o.smooth or (prunes(o) and o.repair is not False),
+            "only static INT8, smoothing and the repair after pruning look at calibration data",
         ),
         (("smooth",), lambda o: o.calibration is not None, "smoothing looks at --calibration data, and there is none"),
     ),

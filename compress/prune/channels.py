@@ -157,6 +157,10 @@ class Channels:
                     within = index % (self._layers.width(place) // parts)
                     yield tensor, axis, within, unit
 
+    def places(self, removed: Mapping[str, Sequence[int]]) -> dict[tuple[str, str, int], frozenset[int]]:
+        """The channels that go with these units (by root), by place."""
+        return {(name, side, axis): gone for (name, side, axis), gone in self._cut(removed).items()}
+
     @property
     def _by_root(self) -> dict[str, ChannelGroup]:
         return {group.root: group for group in self.groups}

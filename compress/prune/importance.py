@@ -24,7 +24,7 @@ from compress.training.losses import CLASSES, fits, labelled, logits_of
 
 __all__ = ["Importance", "importance_of", "squared_changes"]
 
-Importance = Literal["magnitude", "taylor", "random"]
+Importance = Literal["magnitude", "taylor", "obs", "random"]
 
 SAMPLES = 1024
 BATCH = 32

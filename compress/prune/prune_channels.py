@@ -14,11 +14,13 @@ from torch import nn
 
 from compress.data.dataset import Dataset
 from compress.errors import RecipeError, StageError
-from compress.model import Model, TorchModel
-from compress.prune.channels import PRUNABLE, SECONDS, ChannelGroup, Channels, same_outputs
+from compress.model import Lost, Model, TorchModel
+from compress.prune.channels import PRUNABLE, SECONDS, Channels, same_outputs
 from compress.prune.choose_channels import MOST, TOLERANCE, Choice, bearable
 from compress.prune.importance import Importance, importance_of
 from compress.prune.known_channels import KnownChannels
+from compress.prune.rank_by_obs import ranked, shares_at
+from compress.prune.repair.obs import Elimination
 from compress.runtime.measure import torch_params
 from compress.stage import Given, Progress
 
@@ -30,12 +32,23 @@ ROUND_TO = (16, 8, 4, 2, 1)
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model looked at: what can go, the importance of each unit by its group's root, and the MACs of the whole."""
+    """A model looked at.
+
+    Attributes:
+        model: it.
+        channels: what can go.
+        scores: the importance of each unit, by its group's root.
+        before: the MACs of the whole.
+        eliminated: by a group's root, in which order its units go and what that costs, where obs has told.
+        warnings: of what could not be told.
+    """
 
     model: TorchModel
     channels: Channels
     scores: Mapping[str, torch.Tensor]
     before: int
+    eliminated: Mapping[str, Elimination] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,7 +57,9 @@ class PruneChannels:
 
     Attributes:
         fraction: of the MACs, above 0 and below 1; reached within 0.02.
-        importance: "magnitude", "taylor" (needs `data`) or "random", the control; see `importance_of`.
+        importance: "magnitude", "taylor" (needs `data`) or "random", the control; see `importance_of`. "obs" (needs
+            `calibration`) takes channels that the others can stand in for, from each group until its consumers lose the
+            same; without the repair behind it, that is worse than magnitude. See `eliminations`.
         seed: for "random".
         round_to: channel counts are multiples of this; None takes the largest of 16, 8, 4, 2, 1 that still reaches the
             fraction.
@@ -58,6 +73,7 @@ class PruneChannels:
             `compress sensitivity` measures them: every layer then loses what costs it the same drop, in place of
             `scope`.
         labelled: the output that labels are of, where they fit several: for taylor.
+        calibration: what obs looks at.
         shared: whether what can lose channels is kept in the work folder, for the rounds and candidates that follow.
     """
 
@@ -72,6 +88,7 @@ class PruneChannels:
     curves: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
     labelled: str | None = None
     shared: bool = False
+    calibration: Dataset | None = None
 
     name: ClassVar[str] = "prune_channels"
     takes: ClassVar[type] = TorchModel
@@ -79,6 +96,9 @@ class PruneChannels:
 
     @property
     def options(self) -> Mapping[str, Any]:
+        more = {"labelled": self.labelled} if self.labelled is not None and self.importance == "taylor" else {}
+        if self.calibration is not None and self.importance == "obs":
+            more = {"calibration": self.calibration.sha256}
         return {
             "fraction": self.fraction,
             "importance": self.importance,
@@ -89,7 +109,7 @@ class PruneChannels:
             "samples": self.samples.sha256 if self.samples is not None else None,
             "seconds": self.seconds,
             "curves": {name: [list(pair) for pair in curve] for name, curve in self.curves.items()},
-        } | ({"labelled": self.labelled} if self.labelled is not None and self.importance == "taylor" else {})
+        } | more
 
     def check(self, model: Model) -> None:
         if not 0 < self.fraction < 1:
@@ -111,6 +131,9 @@ class PruneChannels:
         if self.importance == "taylor" and self.data is None:
             why = "it takes gradients on data, and there is none"
             raise RecipeError("can't rank channels by taylor", why=why, mend="give training data, or take magnitude")
+        if self.importance == "obs" and self.calibration is None:
+            why = "it looks at what layers read, and there is no data"
+            raise RecipeError("can't rank channels by obs", why=why, mend="give calibration data, or take magnitude")
         if isinstance(model, TorchModel) and not model.layered:
             raise RecipeError(
                 "can't prune this file",
@@ -139,6 +162,11 @@ class PruneChannels:
         before = channels.macs({})
         if not channels.groups or before == 0:
             raise _nothing(channels, model)
+        if self.importance == "obs" and self.calibration is not None:
+            found, warnings = ranked(channels, self.calibration, progress)
+            return Prepared(
+                model, channels, {root: one.scores() for root, one in found.items()}, before, found, warnings
+            )
         scores = importance_of(channels, self.importance, self.seed, self.data, progress, self.labelled)
         return Prepared(model, channels, scores, before)
 
@@ -171,7 +199,7 @@ class PruneChannels:
         same_outputs(pruned, model.signature)
         lost = 1 - torch_params(pruned) / torch_params(model.module)
         progress(1, 1, f"{reached:.1%} of the MACs removed")
-        warnings = []
+        warnings = list(prepared.warnings)
         unknown = sorted(set(self.curves) - {layer for group in channels.groups for layer in group.layers})
         if unknown:
             warnings.append(f"the sensitivity names layers that can't be pruned here: {', '.join(unknown)}")
@@ -181,9 +209,9 @@ class PruneChannels:
                 "layers may be pruned"
             )
         return Given(
-            TorchModel(pruned, model.signature),
+            TorchModel(pruned, model.signature, lost=Lost(model, channels.places(removed))),
             did=f"removed {reached:.1%} of the MACs and {lost:.1%} of the weights by {self.importance}, "
-            + ("each layer as it bears it" if self.curves else self.scope),
+            + ("each layer as it bears it" if self.curves or prepared.eliminated else self.scope),
             details={
                 "macs_removed": reached,
                 "round_to": rounded,
@@ -218,14 +246,13 @@ class PruneChannels:
                 return None
 
         choice = Choice(
-            channels.groups, scores, lambda ratio: self._shares(channels.groups, scores, ratio), count, self.fraction
+            channels.groups, scores, lambda ratio: self._shares(prepared, scores, ratio), count, self.fraction
         )
         return choice.nearest(ROUND_TO if self.round_to is None else (self.round_to,), progress)
 
-    def _shares(
-        self, groups: Sequence[ChannelGroup], scores: Mapping[str, torch.Tensor], ratio: float
-    ) -> dict[str, float]:
+    def _shares(self, prepared: Prepared, scores: Mapping[str, torch.Tensor], ratio: float) -> dict[str, float]:
         """How much each group loses when, over all, this share is to go; it rises with the ratio for each."""
+        groups = prepared.channels.groups
         if self.curves:
             most = max(drop for curve in self.curves.values() for _, drop in curve)
             allowed = max(most, 0.0) * ratio**3  # small drops finely, large ones coarsely
@@ -236,6 +263,8 @@ class PruneChannels:
                 )
                 for group in groups
             }
+        if prepared.eliminated:
+            return shares_at({root: prepared.eliminated[root] for root in scores}, ratio)
         if self.scope == "local":
             return {group.root: ratio for group in groups}
         everything = torch.cat(list(scores.values()))

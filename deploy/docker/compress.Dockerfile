@@ -5,15 +5,18 @@
 ARG PYTHON=python:3.11-slim-bookworm
 
 FROM ${PYTHON} AS build
+ENV PYTHONDONTWRITEBYTECODE=1 PYTHONHASHSEED=0
 ARG TORCH_INDEX=""
 WORKDIR /src
 RUN python -m venv /opt/compress
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY compress ./compress
 COPY serve ./serve
-RUN /opt/compress/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt \
+RUN /opt/compress/bin/pip install --no-cache-dir --no-compile --disable-pip-version-check -c constraints.txt \
       ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} ".[compress,finetune]" \
-    && /opt/compress/bin/pip uninstall --yes pip
+    && /opt/compress/bin/pip uninstall --quiet --yes pip setuptools \
+    && find /opt/compress -name __pycache__ -prune -exec rm -r {} + \
+    && python -m compileall -q --invalidation-mode unchecked-hash /opt/compress/lib
 
 FROM ${PYTHON}
 ARG VERSION=0.1.0

@@ -4,13 +4,16 @@
 ARG PYTHON=python:3.11-slim-bookworm
 
 FROM ${PYTHON} AS build
+ENV PYTHONDONTWRITEBYTECODE=1 PYTHONHASHSEED=0
 WORKDIR /src
 RUN python -m venv /opt/serve
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY compress ./compress
 COPY serve ./serve
-RUN /opt/serve/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt ".[serve,otel,sign]" \
-    && /opt/serve/bin/pip uninstall --yes pip
+RUN /opt/serve/bin/pip install --no-cache-dir --no-compile --disable-pip-version-check -c constraints.txt ".[serve,otel,sign]" \
+    && /opt/serve/bin/pip uninstall --quiet --yes pip setuptools \
+    && find /opt/serve -name __pycache__ -prune -exec rm -r {} + \
+    && python -m compileall -q --invalidation-mode unchecked-hash /opt/serve/lib
 
 FROM ${PYTHON}
 ARG VERSION=0.1.0
@@ -20,11 +23,12 @@ LABEL org.opencontainers.image.title="compress-serve gateway" \
 RUN useradd --uid 1000 --user-group --no-create-home --shell /usr/sbin/nologin serve \
     && install --directory --owner=1000 --group=1000 /var/lib/gateway
 COPY --from=build /opt/serve /opt/serve
+COPY --chmod=755 deploy/docker/http-ok /usr/local/bin/
 ENV PATH=/opt/serve/bin:${PATH} PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 USER 1000:1000
 EXPOSE 8080
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10s \
-    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/healthz', timeout=4)"]
+    CMD ["http-ok", "http://127.0.0.1:8080/healthz"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["serve"]
 CMD ["gateway", "--help"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -93,7 +94,7 @@ def verify(
     output
         The output that holds the label or the scores; the first by default.
     url
-        The gateway.
+        The gateway. A key for it is taken from the environment's SERVE_API_KEY.
     timeout
         For each answer, in seconds.
     """
@@ -107,6 +108,7 @@ def verify(
         task = bar.add_task("")
         found = run(
             url, name, eval_, artifact=artifact, tolerance=tolerance, output=output, timeout_s=timeout,
+            key=os.environ.get("SERVE_API_KEY", ""),
             on_progress=lambda done, total: bar.update(task, completed=done, total=total),
         )  # fmt: skip
     out.print(f"{name} through the server: {found.accuracy:.2%} of {found.count:,} samples")

@@ -85,6 +85,15 @@ class RenderOptions:
     fetch_image: str = "public.ecr.aws/aws-cli/aws-cli:2.17.0"
     """With AWS's command line, which copies a bucket into each pod."""
 
+    prometheus_image: str = "localhost/compress-serve-prometheus:0.1.0"
+    """Of Prometheus beside the pods that Podman plays; deploy/docker/prometheus.Dockerfile, or any with `http-ok`."""
+
+    gateway_port: int = 8080
+    """Of this machine, where Podman publishes the gateway, on 127.0.0.1 alone."""
+
+    prometheus_port: int = 9090
+    """The same, of Prometheus."""
+
     signed_by: str = ""
     """A ConfigMap whose public.pem is the key of `serve sign`: pods then serve nothing else."""
 
@@ -99,6 +108,7 @@ class RenderOptions:
         image_of(self.image, "--image")
         image_of(self.gateway_image, "--gateway-image")
         image_of(self.fetch_image, "--fetch-image")
+        image_of(self.prometheus_image, "--prometheus-image")
         for flag, name in (("--name", self.name), ("--namespace", self.namespace)):
             if not NAME.fullmatch(name):
                 raise _unusable(flag, name, "it is no name of Kubernetes", "take letters, digits and -, 40 at most")
@@ -118,6 +128,9 @@ class RenderOptions:
             )
         if kind == "image":
             image_of(where, "--storage")
+        for flag, port in (("--gateway-port", self.gateway_port), ("--prometheus-port", self.prometheus_port)):
+            if not 0 < port < 65536:
+                raise _unusable(flag, port, "it is no port", "give one of 1 to 65535")
         for field in ("target", "min_replicas", "max_replicas", "max_queue_ms", "start_s", "drain_s", "max_drop"):
             value = getattr(self, field)
             if value is not None and not (math.isfinite(value) and value > 0):

@@ -80,6 +80,7 @@ def verify(
     tolerance: float = 0.0,
     output: str | None = None,
     timeout_s: float = 30.0,
+    key: str = "",
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Verified:
     """Ask the served model for each sample, and count the right answers.
@@ -96,6 +97,7 @@ def verify(
         tolerance: how far the two may be apart, as a share (0.002 is 0.2 points).
         output: which output to look at; the first by default.
         timeout_s: for one answer.
+        key: where the gateway asks for one.
         on_progress: told how many of how many are done.
 
     Raises:
@@ -106,16 +108,16 @@ def verify(
     expected, proven, measured_on = None, None, None
     if artifact is not None:
         loaded = Artifact.load(artifact)
-        proven = _same_file(url, name, loaded, timeout_s)
+        proven = _same_file(url, name, loaded, timeout_s, key)
         expected, measured_on = _accuracy(loaded), _samples_of(loaded)
-    inputs = [str(each.get("name", "")) for each in _config(url, name, timeout_s).get("input") or ()]
+    inputs = [str(each.get("name", "")) for each in _config(url, name, timeout_s, key).get("input") or ()]
     samples = list(samples_of(evaluation, inputs))
     right = 0
     wrong: list[tuple[int, str, str]] = []
     with ThreadPoolExecutor(IN_FLIGHT) as pool:
 
         def ask(sample: Sample) -> dict[str, Any]:
-            return infer_content(url, name, sample.content, sample.content_type, timeout_s=timeout_s)
+            return infer_content(url, name, sample.content, sample.content_type, timeout_s=timeout_s, key=key)
 
         for number, (sample, answer) in enumerate(zip(samples, pool.map(ask, samples), strict=True)):
             found = label_of(answer, output)
@@ -127,13 +129,13 @@ def verify(
     return Verified(len(samples), right, expected, tolerance, tuple(wrong), proven, measured_on)
 
 
-def _same_file(url: str, name: str, artifact: Artifact, timeout_s: float) -> bool | None:
+def _same_file(url: str, name: str, artifact: Artifact, timeout_s: float, key: str) -> bool | None:
     """Whether the served network is the artifact's own file; None where the server does not say.
 
     Raises:
         ArtifactError: it is another one: then their accuracies have nothing to do with each other.
     """
-    served = _served_sha256(url, name, timeout_s)
+    served = _served_sha256(url, name, timeout_s, key)
     if served is None:
         return None
     if served == artifact.sha256:
@@ -146,21 +148,21 @@ def _same_file(url: str, name: str, artifact: Artifact, timeout_s: float) -> boo
     )
 
 
-def _served_sha256(url: str, name: str, timeout_s: float) -> str | None:
+def _served_sha256(url: str, name: str, timeout_s: float, key: str) -> str | None:
     """What `serve pack` wrote into the configuration of the network: the model itself, or one that it asks."""
-    config = _config(url, name, timeout_s)
+    config = _config(url, name, timeout_s, key)
     own = _parameter(config, "model_sha256")
     if own:
         return own
     steps = (config.get("ensemble_scheduling") or {}).get("step") or ()
     behind = [_parameter(config, "network"), *(str(step.get("model_name", "")) for step in steps)]
-    found = (_parameter(_config(url, part, timeout_s), "model_sha256") for part in behind if part)
+    found = (_parameter(_config(url, part, timeout_s, key), "model_sha256") for part in behind if part)
     return next(filter(None, found), None)
 
 
-def _config(url: str, name: str, timeout_s: float) -> dict[str, Any]:
+def _config(url: str, name: str, timeout_s: float, key: str) -> dict[str, Any]:
     try:
-        return config_of(url, name, timeout_s=timeout_s)
+        return config_of(url, name, timeout_s=timeout_s, key=key)
     except ServerError:  # it does not tell; whether it answers at all is seen with the samples
         return {}
 

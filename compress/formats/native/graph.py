@@ -26,7 +26,7 @@ from compress.formats.pickles.names import Instance
 from compress.vetting.calls.growth import Growth, GrowthError
 from compress.vetting.calls.guards import AS_FUNCTIONS
 
-__all__ = ["GraphError", "from_data", "to_data"]
+__all__ = ["GraphError", "from_data", "to_data", "traced_of"]
 
 _NODES = 50_000
 _TYPES = {
@@ -51,9 +51,7 @@ def to_data(module: nn.Module, *, inputs: int) -> dict[str, Any]:
     Raises:
         GraphError: the forward depends on tensor values, or uses something that has no plain form.
     """
-    if isinstance(module, torch.jit.ScriptModule):
-        raise GraphError("TorchScript has no forward in Python to be traced")
-    traced = module if isinstance(module, fx.GraphModule) else _trace(module, inputs)
+    traced = traced_of(module, inputs)
     nodes: list[dict[str, Any]] = []
     modules: dict[str, Any] = {}
     parameters: dict[str, torch.Tensor] = {}
@@ -81,6 +79,21 @@ def to_data(module: nn.Module, *, inputs: int) -> dict[str, Any]:
         args, kwargs = encode(node.args, names), encode(dict(node.kwargs), names)
         nodes.append({"name": name, "op": node.op, "target": target, "args": args, "kwargs": kwargs})
     return {"nodes": nodes, "modules": modules, "parameters": parameters, "buffers": buffers}
+
+
+def traced_of(module: nn.Module, inputs: int) -> fx.GraphModule:
+    """The module's steps as a graph that has the very layers of the module, not copies; itself, if it is one.
+
+    Args:
+        module: in eval mode.
+        inputs: how many positional arguments its forward is called with.
+
+    Raises:
+        GraphError: its forward can't be traced.
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        raise GraphError("TorchScript has no forward in Python to be traced")
+    return module if isinstance(module, fx.GraphModule) else _trace(module, inputs)
 
 
 def from_data(data: Mapping[str, Any]) -> fx.GraphModule:

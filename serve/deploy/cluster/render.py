@@ -22,6 +22,7 @@ from serve.deploy.cluster.manifests import (
     base,
 )
 from serve.deploy.cluster.operator import monitors, rules_object
+from serve.deploy.cluster.played import played
 from serve.deploy.cluster.scaling import scaled_object, signals
 from serve.deploy.cluster.storage import helper, models_volume
 from serve.deploy.cluster.workload import Workload, workload_of
@@ -126,7 +127,8 @@ def warnings_of(workload: Workload, options: RenderOptions) -> list[str]:
 def files(workload: Workload, options: RenderOptions) -> dict[str, str]:
     """Every file by its path."""
     plan = read_plan(options.plan)
-    goal = objectives_of(_watchable(options.slo or plan["objective"])[0])
+    watched, _ = _watchable(options.slo or plan["objective"])
+    goal = objectives_of(watched)
     course = Plan()
     cpu, gpu = (signals(options, plan, goal.slow_s, gpu=each) for each in (False, True))
     found: dict[str, str] = {}
@@ -144,9 +146,10 @@ def files(workload: Workload, options: RenderOptions) -> dict[str, str]:
     found["base/gateway.toml"] = GATEWAY_TOML.format(
         name=options.name, notice=NOTICE_S, drain=options.drain_s, holds=GATEWAY_HOLDS, body=GATEWAY_BODY
     )
+    whole = base(workload, options)
     put(
         "base",
-        base(workload, options),
+        whole,
         namespace=options.namespace,
         configMapGenerator=[{"name": f"{options.name}-gateway", "files": ["gateway.toml"]}],
     )
@@ -180,6 +183,8 @@ def files(workload: Workload, options: RenderOptions) -> dict[str, str]:
             ),
         ),
     )
+    deployments = {part: whole[f"{part}.yaml"][0] for part in ("triton", "gateway")}
+    found |= played(deployments, options, found["base/gateway.toml"], watched)
     models = models_volume(options)
     gate = None if models is None else _gate(workload, options, models)
     to_rollout = [

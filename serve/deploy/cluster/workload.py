@@ -54,8 +54,8 @@ def workload_of(repository: Path, load: Path | None = None) -> Workload:
     """
     check_hidden(repository)
     models = read_models(repository)
-    python = [model for model in models if model.config.backend == "python"]
-    shared = (instance_count(python) * region_bytes(models) + SPARE_BYTES) // MIB
+    # Of every instance: in the image for CPUs, networks run in the Python backend's processes, too.
+    shared = (instance_count(models) * region_bytes(models) + SPARE_BYTES) // MIB
     if load is None:
         cores = max(sum(map(_threads, models)), 1)
         files = sum(path.stat().st_size for path in files_of(repository))

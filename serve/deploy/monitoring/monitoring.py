@@ -35,6 +35,7 @@ class MonitoringOptions:
         triton: host:port of each Triton's metrics.
         slo: a percentile of the latency and the share of errors, as `serve load` takes them.
         interval_s: seconds between two looks.
+        by_name: look up anew who answers to each name, and scrape all of them: a headless service, a network alias.
         key_file: where Prometheus finds the gateway's key with --metrics; a path on its machine, never the key itself.
     """
 
@@ -42,6 +43,7 @@ class MonitoringOptions:
     triton: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ("127.0.0.1:8002",)
     slo: str = DEFAULT
     interval_s: int = 15
+    by_name: bool = False
     key_file: str | None = None
 
     def __post_init__(self) -> None:
@@ -92,15 +94,23 @@ def write_monitoring(folder: Path, options: MonitoringOptions) -> list[Path]:
 
 def _scraping(options: MonitoringOptions) -> dict[str, Any]:
     every = f"{options.interval_s}s"
-    gateway: dict[str, Any] = {"job_name": "gateway", "static_configs": _targets(options.gateway)}
+    gateway: dict[str, Any] = {"job_name": "gateway", **_targets(options, options.gateway)}
     if options.key_file is not None:
         gateway["authorization"] = {"type": "Bearer", "credentials_file": options.key_file}
     return {
         "global": {"scrape_interval": every, "evaluation_interval": every},
         "rule_files": ["recording.yml", "alerts.yml"],
-        "scrape_configs": [gateway, {"job_name": "triton", "static_configs": _targets(options.triton)}],
+        "scrape_configs": [gateway, {"job_name": "triton", **_targets(options, options.triton)}],
     }
 
 
-def _targets(addresses: Sequence[str]) -> list[dict[str, list[str]]]:
-    return [{"targets": list(addresses)}]
+def _targets(options: MonitoringOptions, addresses: Sequence[str]) -> dict[str, Any]:
+    if not options.by_name:
+        return {"static_configs": [{"targets": list(addresses)}]}
+    parts = [address.rpartition(":") for address in addresses]
+    each = f"{min(options.interval_s, 5)}s"
+    return {
+        "dns_sd_configs": [
+            {"names": [host], "type": "A", "port": int(port), "refresh_interval": each} for host, _, port in parts
+        ]
+    }

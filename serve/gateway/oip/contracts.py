@@ -101,7 +101,9 @@ class Contracts:
         return None
 
     async def answers_shortly(self, target: Target) -> bool:
-        """Whether a model's answers are short, whatever is asked; False where nobody tells."""
+        """Whether a model's answers are short, whatever is asked; False where nobody tells, or is asked."""
+        if self._bare is not None:
+            return False
         with contextlib.suppress(GatewayError):
             return (await self._source.metadata(target.model, target.version)).answer_bytes <= SMALL_BYTES
         return False

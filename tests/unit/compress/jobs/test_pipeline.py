@@ -175,7 +175,7 @@ def test_a_kept_stage_that_is_not_as_it_was_written_is_run_again(tmp_path: Path,
     signature = {"inputs": ["x:float32[batch,4]"], "outputs": ["y:float32[batch,4]"]}
     kept = {"did": "", "details": {}, "warnings": [], "seconds": 1, "signature": signature, "model": model}
     (folder / "stage.json").write_text(json.dumps({**kept, "sha256": _digest(kept, folder)}))
-    assert _take(FoldOnnx(), folder) is None
+    assert _take(FoldOnnx(), folder, None) is None
 
 
 @pytest.mark.parametrize("value", [None, "5", [5], {}, True, float("nan"), float("inf"), 10**400, ["text", 5]], ids=str)

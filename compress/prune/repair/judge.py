@@ -1,0 +1,104 @@
+"""How far a network's outputs are from the original's: over all samples, and for the worst of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from compress.model import TorchModel, call
+from compress.model.inputs import run_on
+from compress.prune.layer_kinds import BATCH_NORM
+from compress.prune.repair.samples import Samples
+
+__all__ = ["Apart", "Judge", "statistics_again"]
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Squared differences of outputs, by the original's spread over samples: 0 is the same, 1 as bad as its mean."""
+
+    mean: float
+    worst: float
+
+    def below(self, other: Apart) -> bool:
+        """Whether neither is higher, and the mean is lower."""
+        return self.mean < other.mean and self.worst <= other.worst
+
+
+class Judge:
+    """Holds networks against the original.
+
+    Args:
+        original: its answers are kept.
+        samples: of which those that are held out judge.
+    """
+
+    def __init__(self, original: TorchModel, samples: Samples) -> None:
+        self._samples, self._specs = samples, original.signature.inputs
+        self._wanted = self._answers(original.module)
+        self._spread = []
+        for place in range(len(self._wanted[0])):
+            answers = torch.cat([rows[place] for rows in self._wanted])
+            self._spread.append(max(float((answers - answers.mean(0)).square().sum(1).mean()), 1e-30))
+
+    @property
+    def tells(self) -> bool:
+        """Whether there is an output of numbers to compare."""
+        return bool(self._wanted[0])
+
+    def apart(self, module: nn.Module) -> Apart:
+        """A network's distance."""
+        each = []
+        for have, want in zip(self._answers(module), self._wanted, strict=True):
+            errors = [(h - w).square().sum(1) / spread for h, w, spread in zip(have, want, self._spread, strict=True)]
+            each.append(torch.stack(errors).mean(0))
+        errors_of = torch.nan_to_num(torch.cat(each), nan=torch.inf)
+        return Apart(float(errors_of.mean()), float(errors_of.max()))
+
+    @torch.no_grad()
+    def _answers(self, module: nn.Module) -> list[list[torch.Tensor]]:
+        """By batch and output, float64 [samples, numbers]; of padding, zeros."""
+        found = []
+        for batch in self._samples.judging:
+            given = dict(zip((spec.name for spec in self._specs), self._samples.tensors(batch), strict=True))
+            outputs = run_on(given, partial(call, module, self._specs, given))
+            rows = []
+            for output in outputs.values():
+                if output.is_floating_point():
+                    kept = self._samples.kept(batch, output)
+                    seen = output if kept is None else output * kept[:, :, None].to(output.dtype)
+                    rows.append(seen.double().flatten(1) if seen.ndim > 1 else seen.double()[:, None])
+            found.append(rows)
+        return found
+
+
+@torch.no_grad()
+def statistics_again(module: nn.Module, samples: Samples) -> nn.Module | None:
+    """A copy whose batch normalizations have the statistics of all samples; None where it has no such layer."""
+    own = copy.deepcopy(module)
+    norms = [layer for layer in own.modules() if isinstance(layer, BATCH_NORM) and layer.track_running_stats]
+    if not norms:
+        return None
+    usual = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # the mean over batches
+        norm.train()
+    try:
+        for batch in _fitting(samples):
+            own(*samples.tensors(batch))
+    except ValueError:  # one value for each channel has no spread
+        return None
+    for norm, momentum in zip(norms, usual, strict=True):
+        norm.momentum = momentum
+        norm.eval()
+    return own
+
+
+def _fitting(samples: Samples) -> Sequence[int]:
+    return [at for at, held in enumerate(samples.held) if not held]

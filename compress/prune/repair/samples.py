@@ -1,0 +1,83 @@
+"""Calibration samples in batches, some of them held out, with what is padding in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from compress.data.dataset import Dataset
+from compress.prune.repair.walk import Values, Walk
+from compress.signature import Signature
+
+__all__ = ["Samples"]
+
+BATCH = 32
+HELD_OUT = 8  # every so many samples, one judges
+FEWEST = 16  # samples, of which some can be spared to judge
+
+
+class Samples:
+    """Batches of a dataset.
+
+    Args:
+        data: typical inputs.
+        signature: of the model.
+        batch: samples in each.
+
+    Attributes:
+        batches: indices of the samples of each.
+        held: of each, whether it is held out: it judges what the others were fitted by. Those come last.
+        count: samples.
+    """
+
+    def __init__(self, data: Dataset, signature: Signature, batch: int = BATCH) -> None:
+        self._data, self.specs = data, signature.inputs
+        every = np.arange(len(data))
+        judging = every % HELD_OUT == HELD_OUT - 1 if len(data) >= FEWEST else np.zeros(len(data), bool)
+        self.batches: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+        self.held: list[bool] = []
+        for held in (False, True):
+            index = every[judging == held]
+            for start in range(0, len(index), batch):
+                self.batches.append(index[start : start + batch])
+                self.held.append(held)
+        self.count = len(data)
+        self._masks: dict[int, torch.Tensor] = {}
+
+    @property
+    def judging(self) -> list[int]:
+        """Batches that are held out; all of them, where there are too few."""
+        return [at for at, held in enumerate(self.held) if held] or list(range(len(self.batches)))
+
+    def tensors(self, batch: int) -> list[torch.Tensor]:
+        """The inputs of a batch, in the order of the forward."""
+        arrays, _ = self._data.take(self.batches[batch])
+        return [torch.as_tensor(arrays[spec.name]) for spec in self.specs]
+
+    def begin(self, batch: int, walks: Sequence[Walk]) -> list[Values]:
+        """The inputs of a batch, as each of some walks begins with."""
+        tensors = self.tensors(batch)
+        return [walk.begin([tensor.clone() for tensor in tensors]) for walk in walks]
+
+    def kept(self, batch: int, given: torch.Tensor | None) -> torch.Tensor | None:
+        """Which tokens of a value [samples, tokens, …] are no padding, bool [samples, tokens]; None where all count."""
+        if given is None or given.ndim != 3 or self._mask is None:
+            return None
+        if batch not in self._masks:
+            arrays, _ = self._data.take(self.batches[batch])
+            self._masks[batch] = torch.as_tensor(arrays[self._mask]).bool()
+        mask = self._masks[batch]
+        return mask if mask.shape == given.shape[:2] else None
+
+    @cached_property
+    def _mask(self) -> str | None:
+        """The input that says which tokens count: its name says so, and it holds ones and zeros."""
+        for spec in self.specs:
+            if "mask" in spec.name and len(spec.shape) == 2 and not spec.dtype.startswith("float"):
+                few = np.asarray(self._data.take(np.arange(min(len(self._data), 256)))[0][spec.name])
+                if np.isin(few, (0, 1)).all():
+                    return spec.name
+        return None

@@ -1,0 +1,124 @@
+"""Repair after pruning: accuracy regained in seconds from unlabelled data, without a gradient."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from compress.console.wording import Note, counted
+from compress.data.dataset import Dataset
+from compress.errors import RecipeError, StageError
+from compress.model import Model, TorchModel
+from compress.prune.repair.fit import Fitted, fit_layers
+from compress.prune.repair.judge import Judge, statistics_again
+from compress.prune.repair.samples import FEWEST, Samples
+from compress.stage import Given, Progress
+
+__all__ = ["RepairChannels"]
+
+
+@dataclass(frozen=True)
+class RepairChannels:
+    """Fit each layer behind what was pruned, so that it gives what it gave with all channels.
+
+    In the order of the forward, each linear layer and convolution is regressed on what comes into it in the pruned
+    network, against what the original's gave; see `fit_layers`. One calibration sample of eight is held out: these say
+    whether a layer's fit is taken, and, by the outputs of the whole, on the mean and for the worst of them, whether the
+    repair is. Statistics of batch normalizations are taken again only where that brings the outputs nearer.
+
+    Attributes:
+        calibration: typical inputs; labels are not looked at.
+        ridge: share of the mean of a Gram matrix' diagonal that holds weights to those that there were.
+    """
+
+    calibration: Dataset
+    ridge: float = 1e-3
+
+    name: ClassVar[str] = "repair_channels"
+    takes: ClassVar[type] = TorchModel
+    gives: ClassVar[type] = TorchModel
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return {"calibration": self.calibration.sha256, "ridge": self.ridge}
+
+    def check(self, model: Model) -> None:  # noqa: ARG002
+        if not 0 <= self.ridge < 1:
+            why = f"the ridge is {self.ridge:g} of a matrix' diagonal"
+            raise RecipeError("can't fit layers like this", why=why, mend="give 0 to below 1; 0.001 is usual")
+
+    def run(self, model: TorchModel, folder: Path, progress: Progress) -> Given:
+        if model.lost is None:
+            return Given(model, "nothing: no channels went")
+        before = model.lost.before
+        samples = Samples(self.calibration, before.signature)
+        judge = Judge(before, samples)
+        if not judge.tells:
+            why = "The outputs are no numbers, by which a repair could be judged: nothing was repaired."
+            return Given(_as_it_was(model), "nothing", warnings=(why,))
+        pruned = judge.apart(model.module)
+        module = copy.deepcopy(model.module)
+        try:
+            with tempfile.TemporaryDirectory(dir=folder) as held:
+                fitted = fit_layers(
+                    before.module, module, model.lost.channels, samples, Path(held), progress, ridge=self.ridge
+                )
+        except StageError as err:
+            return Given(_as_it_was(model), "nothing", warnings=(f"Nothing was repaired: {err.what}, {err.why}.",))
+        repaired = judge.apart(module)
+        again = statistics_again(module, samples)
+        taken_again = again is not None and (renewed := judge.apart(again)).below(repaired)
+        if again is not None and taken_again:
+            module, repaired = again, renewed
+        details = {
+            "error_pruned": {"mean": pruned.mean, "worst": pruned.worst},
+            "error_repaired": {"mean": repaired.mean, "worst": repaired.worst},
+            "kept": repaired.below(pruned),
+            "batch_norm_statistics_again": bool(taken_again),
+            "layers": fitted.layers,
+            "left_alone": fitted.left_alone,
+        }
+        told = (
+            f"on samples held out, outputs are {repaired.mean:.2%} of their spread from the original's, "
+            f"{pruned.mean:.2%} before (the worst sample {repaired.worst:.1%}, {pruned.worst:.1%} before)"
+        )
+        if not repaired.below(pruned):
+            warning = f"The repair was not kept: {told}. --finetune trains instead."
+            return Given(
+                _as_it_was(model), "nothing: the repair was not kept", details, (warning, *self._cautions(fitted))
+            )
+        did = f"fitted {counted(len(fitted.layers), 'layers')} to {counted(len(self.calibration), 'samples')}: {told}"
+        return Given(TorchModel(module, model.signature), did, details, self._cautions(fitted))
+
+    def _cautions(self, fitted: Fitted) -> tuple[str, ...]:
+        """What calibration data was not enough for, and what it costs."""
+        found = []
+        if fitted.short:
+            shown = _listed(f"{name} ({rows} for {columns})" for name, (rows, columns) in fitted.short.items())
+            found.append(
+                f"Fewer rows of calibration data than a layer reads columns: {shown}. Such a fit leans on the weights "
+                "as they were, and regains less; give more samples."
+            )
+        if fitted.constant:
+            shown = _listed(f"{name} ({dead} of {all_})" for name, (dead, all_) in fitted.constant.items())
+            found.append(Note(f"What some layers read never varies on the calibration data, in part: {shown}."))
+        if fitted.left_alone:
+            shown = _listed(f"{name} ({why})" for name, why in fitted.left_alone.items())
+            found.append(Note(f"Left as pruning made them by the repair: {shown}."))
+        if len(self.calibration) < FEWEST:
+            few = counted(len(self.calibration), "samples")
+            found.append(f"The repair had {few}, too few to hold some out: those that it was made with judged it.")
+        return tuple(found)
+
+
+def _as_it_was(model: TorchModel) -> TorchModel:
+    return TorchModel(model.module, model.signature, model.layered, model.ranges)
+
+
+def _listed(texts: Iterable[str]) -> str:
+    every = list(texts)
+    return ", ".join(every[:3]) + (f" and {len(every) - 3} more" if len(every) > 3 else "")

@@ -1,0 +1,163 @@
+"""`make images`: each image built, measured, and listed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from compress.errors import ServerError
+from deploy.containers.engine import Engine, missing
+from deploy.containers.sbom import write_sbom
+from serve.repository.read import read_models
+from serve.up.container import requirements_of
+
+__all__ = ["IMAGES", "Built", "Image", "bases", "build", "build_all", "check_machine", "tag_of"]
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "deploy/docker"
+VERSION = "0.1.0"
+MB = 1_000_000
+
+
+@dataclass(frozen=True)
+class Image:
+    """What is built.
+
+    Attributes:
+        name: of it, and of its Dockerfile.
+        base: the build argument that names its base; "" for none.
+        packages: whether there is something to list.
+    """
+
+    name: str
+    base: str = "PYTHON"
+    packages: bool = True
+
+
+@dataclass(frozen=True)
+class Built:
+    """An image that was built.
+
+    Attributes:
+        tag: by which it is run.
+        id: of its content.
+        layers: digests of the file systems that it is made of.
+        size_bytes: of its files.
+        seconds: that the build took.
+    """
+
+    tag: str
+    id: str
+    layers: tuple[str, ...]
+    size_bytes: int
+    seconds: float
+
+
+IMAGES = (
+    Image("gateway"),
+    Image("triton-cpu"),
+    Image("prometheus", base="DEBIAN"),
+    Image("compress"),
+    Image("models", base="", packages=False),
+)
+
+
+def tag_of(name: str) -> str:
+    return f"localhost/compress-serve-{name}:{VERSION}"
+
+
+def bases(names: Iterable[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The base images, by their build argument: of the environment, else of the Dockerfiles."""
+    found = {}
+    for image in IMAGES:
+        if image.name in names and image.base:
+            lines = (DOCKER / f"{image.name}.Dockerfile").read_text().splitlines()
+            default = next(line.partition("=")[2] for line in lines if line.startswith(f"ARG {image.base}="))
+            found[image.base] = environ.get(f"{image.base}_IMAGE") or f"docker.io/library/{default}"
+    return found
+
+
+def check_machine(engine: Engine, names: Iterable[str], *, play: bool) -> None:
+    """Say all that is missing before anything is built.
+
+    Raises:
+        ServerError: something is.
+    """
+    lacks = missing(engine, list(dict.fromkeys(bases(names).values())), play=play)
+    if lacks:
+        why, mend = ("; ".join(dict.fromkeys(words)) for words in zip(*lacks, strict=True))
+        raise ServerError("can't build the images here", why=why, mend=mend)
+
+
+def build(engine: Engine, image: Image, repository: Path, *, cache: bool = True) -> Built:
+    """Build one.
+
+    Args:
+        engine: builds it.
+        image: which.
+        repository: whose hooks a Triton shall be able to run, and what the image "models" holds.
+        cache: take steps of an earlier build that nothing has changed.
+
+    Raises:
+        ServerError: the build failed; its own words stand above.
+    """
+    file = DOCKER / f"{image.name}.Dockerfile"
+    context, tag = (repository if image.name == "models" else ROOT), tag_of(image.name)
+    words = ["build", "--file", str(file), "--tag", tag, *([] if cache else ["--no-cache"])]
+    words += [f"--build-arg={name}={base}" for name, base in bases([image.name]).items()]
+    if engine.podman:
+        ignored = file.with_name(f"{file.name}.dockerignore")
+        words += ["--format=docker", f"--timestamp={_epoch()}"]  # the other format has no place for health checks
+        words += [f"--ignorefile={ignored}"] if ignored.exists() else []
+    begun = time.perf_counter()
+    with tempfile.TemporaryFile("w+") as log:
+        command = [engine.command, *words, *shlex.split(os.environ.get("BUILD_FLAGS", "")), str(context)]
+        environ = os.environ | {"SOURCE_DATE_EPOCH": _epoch()}
+        done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False, env=environ)
+        if done.returncode:
+            log.seek(0)
+            print(log.read()[-4000:])
+            raise ServerError(f"can't build {tag}", why=f"exit code {done.returncode}", mend="see what it said above")
+    seconds = time.perf_counter() - begun
+    (told,) = engine.ask("image", "inspect", tag)
+    return Built(tag, told["Id"], tuple(told["RootFS"]["Layers"]), told["Size"], seconds)
+
+
+def build_all(engine: Engine, names: Iterable[str], repository: Path, folder: Path) -> list[Built]:
+    """Build those named, print a line of each, and write their bills of materials.
+
+    Args:
+        engine: builds them.
+        names: of images.
+        repository: as for `build`.
+        folder: gets NAME.cdx.json.
+    """
+    (DOCKER / "hooks.txt").write_text("".join(f"{text}\n" for text in requirements_of(read_models(repository))))
+    done = []
+    for image in IMAGES:
+        if image.name not in names:
+            continue
+        made = build(engine, image, repository)
+        words = f"{made.tag:45} {made.size_bytes / MB:7.0f} MB  {made.seconds:5.0f} s"
+        if image.packages:
+            path = folder / f"{image.name}.cdx.json"
+            words += f"  {write_sbom(engine, made.tag, path)} packages: {path}"
+        print(words, flush=True)
+        done.append(made)
+    return done
+
+
+def _epoch() -> str:
+    """Of the commit: what is built from it again has the same times."""
+    given = os.environ.get("SOURCE_DATE_EPOCH")
+    if given:
+        return given
+    command = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "0"

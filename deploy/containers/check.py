@@ -1,0 +1,223 @@
+"""`make images-check`: what is claimed of the images and of the pods, tried on this machine.
+
+Two versions of the digits network are served one after the other, and asked through the gateway; the server that runs
+them is killed under load, and replaced under load.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from compress.errors import ServerError
+from deploy.containers.build import IMAGES, MB, ROOT, Built, build, build_all
+from deploy.containers.stack import Stack
+from serve.load.report.report import read_report
+
+__all__ = ["run"]
+
+DIGITS = ROOT / "examples/digits"
+RATE, LOAD_S, SETTLE_S = 50, 20, 5.0
+SERVING = ("gateway", "triton-cpu")
+# What the kernel says of the first process of each container.
+STATUS = "grep -E '^(Uid|NoNewPrivs|CapEff|CapBnd):' /proc/1/status; touch /anywhere 2>&1; true"
+
+
+def run(stack: Stack, *, twice: bool) -> dict[str, Any]:
+    """Build, serve, disturb, and stop.
+
+    Args:
+        stack: where; nothing of its name may run.
+        twice: build those that serve once more.
+
+    Returns:
+        The figures.
+
+    Raises:
+        ServerError: a claim does not hold.
+    """
+    versions = [_version(stack.folder, name, flags) for name, flags in (
+        ("first", []), ("second", ["--int8", "static", "--calibration", "calibration.npz"]),
+    )]  # fmt: skip
+    images = build_all(stack.engine, [image.name for image in IMAGES], versions[0], stack.folder)
+    found: dict[str, Any] = {"images_mb": {each.tag: round(each.size_bytes / MB) for each in images}}
+    if twice:
+        found["same_when_built_again"] = [_again(stack, each, versions[0]) for each in images if _serves(each)]
+    try:
+        begun = time.perf_counter()
+        pod = _said("Triton, gateway and Prometheus come up", stack.up, versions[0])
+        found["up_s"] = round(time.perf_counter() - begun, 1)
+        for container in (f"{pod}-triton", f"{stack.name}-gateway-gateway", f"{stack.name}-prometheus-prometheus"):
+            _confined(stack, container)
+        found["accuracy_first"] = _verify(stack, "first")
+        with _load(stack, "kill_alone") as alone:
+            _kill(stack, pod)
+        found["killed_alone"] = _counted(alone)
+        second = _said("a second version beside the first", stack.add, versions[1])
+        with _load(stack, "kill_one_of_two") as one:
+            _kill(stack, pod)
+        found["killed_one_of_two"] = _counted(one)
+        with _load(stack, "roll") as roll:
+            _said("the first goes, under load", stack.take_away, pod)
+        found["rolled"] = _counted(roll)
+        _hold(stack.tritons() == [second], "the second version alone is left")
+        found["accuracy_second"] = _verify(stack, "second")
+        found["scraped"] = _scraped(stack)
+        for each in ("killed_one_of_two", "rolled"):
+            _hold(not found[each]["failed"], f"no request failed: {each}, {found[each]}")
+        begun = time.perf_counter()
+    finally:
+        stack.down()
+    found["down_s"] = round(time.perf_counter() - begun, 1)
+    _hold(not stack.pods(), "nothing is left")
+    return found
+
+
+def _serves(image: Built) -> bool:
+    return any(f"-{name}:" in image.tag for name in SERVING)
+
+
+def _again(stack: Stack, before: Built, repository: Path) -> str:
+    """A build from nothing has the same layers."""
+    (image,) = [each for each in IMAGES if f"-{each.name}:" in before.tag]
+    after = build(stack.engine, image, repository, cache=False)
+    _hold(after.layers == before.layers, f"{before.tag} built again holds the same bytes")
+    return before.tag
+
+
+def _version(folder: Path, name: str, flags: list[str]) -> Path:
+    """The repository of a network that is trained and packed once; beside it its artifact and the evaluation images."""
+    data, repository = folder / "digits", folder / name
+    if repository.exists():
+        return repository
+    if not (data / "model.pt").exists():
+        _python(str(DIGITS / "train.py"), str(data))
+        _python(str(DIGITS / "images.py"), str(data / "eval.npz"), str(data / "images"))
+    artifact = str(data / name)
+    _python("-m", "compress", "export", str(data / "model.pt"), *flags, "--eval", "eval.npz", "-o", artifact)
+    _python("-m", "serve", "pack", artifact, "--repository", str(repository), "--name", "digits",
+            "--hooks", str(DIGITS / "hooks.py"))  # fmt: skip
+    return repository
+
+
+def _python(*words: str, environ: dict[str, str] | None = None, fails: bool = False) -> str:
+    """A command of ours, quiet; what it says on stdout."""
+    done = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env=environ, check=False, stdout=subprocess.PIPE, text=True
+    )  # fmt: skip
+    if done.returncode and not fails:
+        raise ServerError(f"{' '.join(words[:4])} failed", why=done.stdout[-500:], mend="see what it said above")
+    return done.stdout
+
+
+def _said(what: str, call: Callable[[Path], Any] | Callable[[str], Any], *given: Any) -> Any:
+    begun = time.perf_counter()
+    result = call(*given)
+    print(f"{what}: {time.perf_counter() - begun:.1f} s", flush=True)
+    return result
+
+
+def _hold(holds: bool, what: str) -> None:
+    if not holds:
+        raise ServerError(f"not so: {what}", why="the check found otherwise", mend="look at the lines above")
+    print(f"holds: {what}", flush=True)
+
+
+def _confined(stack: Stack, container: str) -> None:
+    told = stack.engine.run("exec", container, "sh", "-c", STATUS).stdout
+    status = {line.partition(":")[0]: line.split()[1:] for line in told.splitlines() if ":\t" in line}
+    _hold(
+        status["Uid"] == ["1000"] * 4 and status["NoNewPrivs"] == ["1"] and "Read-only file system" in told
+        and int(status["CapEff"][0], 16) == int(status["CapBnd"][0], 16) == 0,
+        f"{container} is not root, has no capabilities and a read-only root",
+    )  # fmt: skip
+    done = stack.engine.run("healthcheck", "run", container, check=False)
+    _hold(done.returncode == 0, f"{container} passes its probe")
+
+
+def _keyed(stack: Stack) -> dict[str, str]:
+    return os.environ | {"SERVE_API_KEY": stack.key}
+
+
+def _verify(stack: Stack, name: str) -> str:
+    """Each evaluation image through the gateway; fails unless the artifact's own accuracy comes out."""
+    data = stack.folder / "digits"
+    words = ["--eval", str(data / "images"), "--artifact", str(data / name), "--output", "label", "--url", stack.url]
+    said = _python("-m", "serve", "verify", "digits", *words, environ=_keyed(stack))
+    print(said.strip(), flush=True)
+    return said.splitlines()[0]
+
+
+@contextmanager
+def _load(stack: Stack, name: str) -> Iterator[Path]:
+    """Requests at a steady rate, meanwhile; the body begins after some seconds of them."""
+    path = stack.folder / f"{name}.json"
+    path.unlink(missing_ok=True)
+    words = ["--model", "digits", "--rate", str(RATE), "--duration", str(LOAD_S), "--warmup", "1"]
+    command = ["-m", "serve", "load", stack.url, *words, "--output", str(path)]
+    thread = threading.Thread(target=_python, args=command, kwargs={"environ": _keyed(stack), "fails": True})
+    thread.start()
+    try:
+        time.sleep(SETTLE_S)
+        yield path
+    finally:
+        thread.join()
+
+
+def _counted(path: Path) -> dict[str, Any]:
+    (result,) = read_report(path).runs
+    failed = sum(result.errors.values()) + result.unfinished
+    slowest = result.latency.at("max")
+    found = {"answered": result.count, "failed": failed, "errors": dict(result.errors), "max_ms": slowest}
+    print(f"{path.stem}: {found}", flush=True)
+    return found
+
+
+def _kill(stack: Stack, pod: str) -> None:
+    """As the kernel does when memory runs out; Podman starts it again."""
+    container = f"{pod}-triton"
+    before = _pid(stack, container)
+    stack.engine.run("kill", "--signal", "KILL", container)
+    begun = time.perf_counter()
+    ready = ["exec", container, "http-ok", "http://127.0.0.1:8000/v2/health/ready"]
+    while _pid(stack, container) == before or stack.engine.run(*ready, check=False).returncode:
+        if time.perf_counter() - begun > 60:
+            raise ServerError(f"{container} did not come back", why="60 s went by", mend=f"podman logs {container}")
+        time.sleep(0.1)
+    print(f"{container} was killed, and is ready again after {time.perf_counter() - begun:.1f} s", flush=True)
+
+
+def _pid(stack: Stack, container: str) -> int:
+    (told,) = stack.engine.ask("container", "inspect", container)
+    return int(told["State"]["Pid"])
+
+
+def _scraped(stack: Stack) -> dict[str, float]:
+    """What Prometheus has of both, by the names that autoscalers and alerts use."""
+    queries = {
+        "gateways up": 'sum(up{job="gateway"})',
+        "Tritons up": 'sum(up{job="triton"})',
+        "requests a second": "autoscale:requests:rate1m",
+        "inferences": "sum(nv_inference_request_success)",
+    }
+    found = {}
+    for name, query in queries.items():
+        url = f"{stack.prometheus}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
+        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310  on this machine
+            rows = json.load(answer)["data"]["result"]
+        _hold(bool(rows) and float(rows[0]["value"][1]) > 0, f"Prometheus knows {name}")
+        found[name] = float(rows[0]["value"][1])
+    _hold(
+        found["Tritons up"] == found["gateways up"] == 1, "it scrapes the one Triton and the one gateway"
+    )
+    return found

@@ -1,0 +1,105 @@
+"""The container engine of this machine, and what it lacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from compress.errors import ServerError
+
+__all__ = ["Engine", "find_engine", "missing"]
+
+PACKAGES = "podman buildah runc catatonit netavark aardvark-dns"
+LEAST = (4, 3)
+NAMES = 'apt-get install netavark aardvark-dns; network_backend = "netavark" in containers.conf; podman system reset'
+DEBIAN = "localhost/debian-python:3.11"
+OWN_BASE = f"deploy/docker/debian.sh; then PYTHON_IMAGE={DEBIAN} DEBIAN_IMAGE={DEBIAN}"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Podman, or Docker.
+
+    Attributes:
+        command: its executable.
+        podman: whether it is Podman, which alone plays manifests.
+    """
+
+    command: str
+    podman: bool
+
+    def run(self, *words: str, check: bool = True, text: str | None = None) -> subprocess.CompletedProcess[str]:
+        """One call of it, quiet.
+
+        Raises:
+            ServerError: it failed, and `check` is set.
+        """
+        done = subprocess.run([self.command, *words], capture_output=True, text=True, check=False, input=text)
+        if check and done.returncode:
+            said = done.stderr.strip().splitlines() or ["it said nothing"]
+            raise ServerError(
+                f"can't run {shlex.join([self.command, *words[:4]])} …",
+                why=said[-1],
+                mend="look at the whole command by hand",
+            )
+        return done
+
+    def ask(self, *words: str) -> Any:
+        """What it answers as JSON."""
+        return json.loads(self.run(*words).stdout)
+
+    def has_image(self, name: str) -> bool:
+        return self.run("image", "inspect", name, check=False).returncode == 0
+
+
+def find_engine(environ: Mapping[str, str] = os.environ) -> Engine:
+    """The one that ENGINE names, else Podman, else a Docker whose daemon answers.
+
+    Raises:
+        ServerError: there is none.
+    """
+    for name in [environ["ENGINE"]] if environ.get("ENGINE") else ["podman", "docker"]:
+        found = shutil.which(name)
+        if found is None:
+            continue
+        engine = Engine(found, podman=os.path.basename(name) != "docker")  # noqa: PTH119  a command, maybe no path
+        if engine.podman or engine.run("info", check=False).returncode == 0:
+            return engine
+    raise ServerError(
+        "can't build images",
+        why="this machine has neither Podman nor a Docker that answers",
+        mend=f"apt-get install --no-install-recommends {PACKAGES}; or start Docker",
+    )
+
+
+def missing(engine: Engine, bases: Sequence[str], *, play: bool) -> list[tuple[str, str]]:
+    """What would fail later, each with the command that mends it.
+
+    Args:
+        engine: that is to be used.
+        bases: images that the build begins from; those that are not here are fetched now.
+        play: whether pods are to run, too.
+    """
+    found = []
+    if engine.podman:
+        version = engine.run("version", "--format", "{{.Client.Version}}").stdout.strip()
+        if tuple(map(int, version.split(".")[:2])) < LEAST:
+            found.append((f"Podman {version} is too old: 4.3 plays pods", f"apt-get install {PACKAGES}"))
+        info = engine.run("info", "--format", "json", check=False)
+        if info.returncode:
+            found.append((f"Podman can't work: {info.stderr.strip()}", "see deploy/README.md, On a bare machine"))
+        elif play and json.loads(info.stdout)["host"].get("networkBackend") != "netavark":
+            found.append(("pods can't find each other by name: Podman's network is CNI's", NAMES))
+    elif play:
+        found.append(("Docker plays no manifests", f"apt-get install --no-install-recommends {PACKAGES}"))
+    return found + [(f"the base {base} can't be had", OWN_BASE) for base in bases if not _had(engine, base)]
+
+
+def _had(engine: Engine, base: str) -> bool:
+    return engine.has_image(base) or engine.run("pull", "--quiet", base, check=False).returncode == 0

@@ -1,0 +1,233 @@
+"""What `serve deploy render` writes for Podman, brought up, changed and stopped in order.
+
+Triton is on a network without a way out; the gateway and Prometheus are on that one, and on one that this machine
+reaches.
+Pods that serve stand under one name there, NAME-triton, as behind a headless service.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import tarfile
+import time
+import urllib.error
+import urllib.request
+from base64 import b64encode
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compress.errors import ServerError
+from deploy.containers.build import tag_of
+from deploy.containers.engine import Engine
+from serve.deploy.cluster.render import render
+from serve.deploy.options import RenderOptions
+from serve.repository.folders import check_hidden, files_of
+
+__all__ = ["Stack"]
+
+NOTICE_S = 5.0  # for the gateway to look up the new one
+GRACE_S = 45
+READY_S = 120.0
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One application on this machine.
+
+    Attributes:
+        engine: Podman.
+        folder: for manifests and keys.
+        name: of the application.
+        gateway_port: on 127.0.0.1.
+        prometheus_port: on 127.0.0.1.
+    """
+
+    engine: Engine
+    folder: Path
+    name: str = "serving"
+    gateway_port: int = 8080
+    prometheus_port: int = 9090
+
+    @property
+    def url(self) -> str:
+        """The gateway's."""
+        return f"http://127.0.0.1:{self.gateway_port}"
+
+    @property
+    def prometheus(self) -> str:
+        """The URL of Prometheus."""
+        return f"http://127.0.0.1:{self.prometheus_port}"
+
+    @property
+    def key(self) -> str:
+        """What clients show to the gateway."""
+        return (self.folder / "client-key").read_text().strip()
+
+    def up(self, repository: Path) -> str:
+        """Bring all up, one after the other.
+
+        Returns:
+            The name of the Triton's pod.
+
+        Raises:
+            ServerError: something runs already, or does not come up.
+        """
+        if self.pods():
+            raise ServerError(
+                f"can't bring {self.name} up", why="it runs already", mend="python -m deploy.containers down, or roll"
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._networks()
+        self._secrets()
+        pod = self.add(repository)
+        both = ["--network", f"{self.name}-models:alias={self.name}-gateway", "--network", f"{self.name}-front"]
+        self._play("gateway.yaml", *both)
+        self._until(lambda: _answers(f"{self.url}/readyz"), "the gateway", f"{self.name}-gateway")
+        self._play("prometheus.yaml", *both[2:], "--network", f"{self.name}-models")
+        self._until(lambda: _answers(f"{self.prometheus}/-/ready"), "Prometheus", f"{self.name}-prometheus")
+        return pod
+
+    def add(self, repository: Path) -> str:
+        """Another Triton, with a volume of its own; returns its pod's name once it is ready.
+
+        Raises:
+            ServerError: this very repository is served already, it is not what was packed, or Triton does not come up.
+        """
+        claim = f"models-{_digest(repository)}"
+        pod = f"{self.name}-triton-{claim}"
+        if pod in self.pods():
+            raise ServerError(f"can't add {repository}", why="its files are served already", mend="name another")
+        self._forget(pod)
+        options = RenderOptions(
+            gateway_image=tag_of("gateway"), image=tag_of("triton-cpu"), prometheus_image=tag_of("prometheus"),
+            name=self.name, storage=f"pvc:{claim}",
+            gateway_port=self.gateway_port, prometheus_port=self.prometheus_port,
+        )  # fmt: skip
+        render(repository, self.folder / "kubernetes", options)
+        self._volume(claim, repository)
+        self._play("triton.yaml", "--network", f"{self.name}-models:alias={self.name}-triton")
+        ready = ["exec", f"{pod}-triton", "http-ok", "http://127.0.0.1:8000/v2/health/ready"]
+        self._until(lambda: self.engine.run(*ready, check=False).returncode == 0, "Triton", pod)
+        return pod
+
+    def roll(self, repository: Path) -> str:
+        """A second version beside the first, then the first away: no moment without one."""
+        before = self.tritons()
+        pod = self.add(repository)
+        time.sleep(NOTICE_S)
+        for each in before:
+            self.take_away(each)
+        return pod
+
+    def take_away(self, pod: str) -> None:
+        """Stop a Triton, which answers what it has, and remove what it alone had."""
+        self.engine.run("pod", "stop", "--time", str(GRACE_S), pod)
+        self._forget(pod)
+
+    def down(self) -> None:
+        """Stop those that ask before those that answer; what clients keep (keys, releases) stays."""
+        pods = self.pods()
+        for pod in sorted(pods, key=lambda pod: f"{self.name}-triton" in pod):
+            self.engine.run("pod", "stop", "--time", str(GRACE_S), pod)
+            self._forget(pod)
+        for part in ("models", "front"):
+            self.engine.run("network", "rm", "--force", f"{self.name}-{part}", check=False)
+
+    def pods(self) -> list[str]:
+        """Names of its pods."""
+        words = ["pod", "ps", "--filter", f"label=app.kubernetes.io/part-of={self.name}", "--format", "{{.Name}}"]
+        return self.engine.run(*words).stdout.split()
+
+    def tritons(self) -> list[str]:
+        """Names of the pods that serve."""
+        return [pod for pod in self.pods() if pod.startswith(f"{self.name}-triton-")]
+
+    def _forget(self, pod: str) -> None:
+        """The pod, and the volumes that it alone had."""
+        self.engine.run("pod", "rm", "--force", pod, check=False)
+        models = [pod.removeprefix(f"{self.name}-triton-")] if pod.startswith(f"{self.name}-triton-") else []
+        for volume in [f"{pod}-shm", f"{pod}-tmp", *models]:
+            self.engine.run("volume", "rm", "--force", volume, check=False)
+
+    def _networks(self) -> None:
+        for part, flags in (("models", ["--internal"]), ("front", [])):
+            if self.engine.run("network", "exists", f"{self.name}-{part}", check=False).returncode:
+                self.engine.run("network", "create", *flags, f"{self.name}-{part}")
+
+    def _secrets(self) -> None:
+        """Keys of a client and of Prometheus, made once."""
+        keys = self.folder / "keys.json"
+        if not keys.exists():
+            for name, file, flags in (
+                ("client", "client-key", []), ("prometheus", "metrics-key", ["--metrics", "--model", "none"]),
+            ):  # fmt: skip
+                words = [sys.executable, "-m", "serve", "keys", "add", name, "--file", str(keys), *flags]
+                made = subprocess.run(words, check=True, capture_output=True, text=True)
+                path = self.folder / file
+                path.touch(mode=0o600)
+                path.write_text(made.stdout)
+        for secret, entry, path in (
+            ("keys", "keys.json", keys), ("metrics-key", "key", self.folder / "metrics-key"),
+        ):  # fmt: skip
+            name = f"{self.name}-{secret}"
+            self.engine.run("secret", "rm", name, check=False)
+            data = {entry: b64encode(path.read_bytes().strip()).decode()}
+            whole = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "data": data}
+            self.engine.run("kube", "play", "-", text=json.dumps(whole))
+
+    def _volume(self, claim: str, repository: Path) -> None:
+        """A volume with the repository's files, for anybody to read."""
+        check_hidden(repository)
+        packed = self.folder / f"{claim}.tar"
+        with tarfile.open(packed, "w") as archive:
+            archive.add(repository, ".", filter=_readable)
+        try:
+            self.engine.run("volume", "create", claim)
+            self.engine.run("volume", "import", claim, str(packed))
+        finally:
+            packed.unlink()
+
+    def _play(self, file: str, *flags: str) -> None:
+        self.engine.run("kube", "play", *flags, str(self.folder / "kubernetes/podman" / file))
+
+    def _until(self, ready: Callable[[], bool], what: str, pod: str) -> None:
+        deadline = time.monotonic() + READY_S
+        while not ready():
+            if time.monotonic() > deadline:
+                said = self.engine.run("pod", "logs", "--tail", "20", pod, check=False)
+                print(said.stdout[-4000:], said.stderr[-2000:], file=sys.stderr)
+                raise ServerError(
+                    f"can't bring {what} up", why=f"not ready after {READY_S:g} s", mend=f"podman pod logs {pod}"
+                )
+            time.sleep(0.2)
+
+
+def _digest(repository: Path) -> str:
+    """Of names and contents."""
+    found = hashlib.sha256()
+    for path in sorted(files_of(repository)):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        found.update(f"{path.relative_to(repository)} {content}\n".encode())
+    return found.hexdigest()[:10]
+
+
+def _readable(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Owned by root: Triton may read what it serves, and nobody in a pod may write it."""
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    entry.mode = 0o755 if entry.isdir() else 0o644
+    return entry
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:  # noqa: S310  on this machine
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
