@@ -13,9 +13,9 @@ from typing import Any, Literal
 from compress.errors import MissingExtraError, RecipeError, StageError
 from compress.model import Arrays, OnnxModel
 from compress.model.inputs import in_calls, run_on
-from compress.runtime.backends.endless import may_not_end
 from compress.runtime.backends.onnxrt import is_emulated
 from compress.runtime.machine import fast_bfloat16
+from compress.vetting.loops import may_not_end
 
 __all__ = ["OpenVinoBackend", "OpenVinoOptions", "installed", "library"]
 
