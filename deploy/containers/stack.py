@@ -8,14 +8,12 @@ Pods that serve stand under one name there, NAME-triton, as behind a headless se
 from __future__ import annotations
 
 import hashlib
-import json
 import subprocess
 import sys
 import tarfile
 import time
 import urllib.error
 import urllib.request
-from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +107,7 @@ class Stack:
             name=self.name, storage=f"pvc:{claim}",
             gateway_port=self.gateway_port, prometheus_port=self.prometheus_port,
         )  # fmt: skip
+        check_hidden(repository)
         render(repository, self.folder / "kubernetes", options)
         self._volume(claim, repository)
         self._play("triton.yaml", "--network", f"{self.name}-models:alias={self.name}-triton")
@@ -126,16 +125,24 @@ class Stack:
         return pod
 
     def take_away(self, pod: str) -> None:
-        """Stop a Triton, which answers what it has, and remove what it alone had."""
-        self.engine.run("pod", "stop", "--time", str(GRACE_S), pod)
+        """End a Triton that another one stands in for, and remove what it alone had.
+
+        At once: Podman knows no preStop, and a Triton that is told to end while it is asked takes requests that it
+        never answers, until its time is up. Of one that has gone, the gateway asks another for what was in flight.
+        Sequences that it held are lost.
+        """
+        self.engine.run("kill", "--signal", "KILL", f"{pod}-triton")
         self._forget(pod)
 
     def down(self) -> None:
         """Stop those that ask before those that answer; what clients keep (keys, releases) stays."""
-        pods = self.pods()
-        for pod in sorted(pods, key=lambda pod: f"{self.name}-triton" in pod):
+        order = (f"{self.name}-prometheus", f"{self.name}-gateway", *self.tritons())
+        there = self.pods()
+        for pod in (each for each in order if each in there):
+            begun = time.perf_counter()
             self.engine.run("pod", "stop", "--time", str(GRACE_S), pod)
             self._forget(pod)
+            print(f"{pod} is stopped: {time.perf_counter() - begun:.1f} s", flush=True)
         for part in ("models", "front"):
             self.engine.run("network", "rm", "--force", f"{self.name}-{part}", check=False)
 
@@ -172,24 +179,23 @@ class Stack:
                 path = self.folder / file
                 path.touch(mode=0o600)
                 path.write_text(made.stdout)
-        for secret, entry, path in (
-            ("keys", "keys.json", keys), ("metrics-key", "key", self.folder / "metrics-key"),
-        ):  # fmt: skip
-            name = f"{self.name}-{secret}"
-            self.engine.run("secret", "rm", name, check=False)
-            data = {entry: b64encode(path.read_bytes().strip()).decode()}
-            whole = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "data": data}
-            self.engine.run("kube", "play", "-", text=json.dumps(whole))
+        for volume, entry, path in (
+            ("keys", "keys.json", keys),
+            ("metrics-key", "key", self.folder / "metrics-key"),
+        ):
+            name = f"{self.name}-{volume}"
+            self.engine.run("volume", "rm", "--force", name, check=False)
+            self._volume(name, path, entry)
 
-    def _volume(self, claim: str, repository: Path) -> None:
-        """A volume with the repository's files, for anybody to read."""
-        check_hidden(repository)
-        packed = self.folder / f"{claim}.tar"
-        with tarfile.open(packed, "w") as archive:
-            archive.add(repository, ".", filter=_readable)
+    def _volume(self, name: str, source: Path, entry: str = ".") -> None:
+        """A volume with a file or a folder, for anybody in a pod to read."""
+        packed = self.folder / f"{name}.tar"
+        packed.touch(mode=0o600)
         try:
-            self.engine.run("volume", "create", claim)
-            self.engine.run("volume", "import", claim, str(packed))
+            with tarfile.open(packed, "w") as archive:
+                archive.add(source, entry, filter=_readable)
+            self.engine.run("volume", "create", name)
+            self.engine.run("volume", "import", name, str(packed))
         finally:
             packed.unlink()
 

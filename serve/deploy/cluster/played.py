@@ -6,6 +6,7 @@ Podman reads a part of what Kubernetes reads, and reads some of it otherwise. Wh
   Pod that starts again if it fails, named after its claim: another version of the repository is another pod.
 - A volume that is made empty is on the disk, and shared by pods that call theirs alike. So each is a claim of its own,
   which Podman mounts as memory of the size that the manifests allow.
+- A Secret is mounted as it is written, in base64, by Podman 4.3. So a secret is a volume, which holds its file.
 - Ports of containers are published to every interface. So only what is meant for this machine's users is named.
 - A probe by HTTP becomes a call of curl, which the images don't have, of a port that must be a number. So it is the
   command that the images have for it. Podman knows one probe; it is the one that asks whether a container lives.
@@ -76,8 +77,9 @@ def _pod(deployment: Object, part: str, name: str, at: int) -> list[Object]:
             volume["persistentVolumeClaim"] = {"claimName": f"{name}-{volume['name']}"}
             if volume["name"] != LASTING:
                 claims.append(_in_memory(f"{name}-{volume['name']}", empty.get("sizeLimit", "1Gi")))
-        if "secret" in volume:  # it knows no group of a pod's volumes, and has to be told that there is no choice
-            volume["secret"] |= {"defaultMode": 0o444, "optional": False}
+        secret = volume.pop("secret", None)
+        if secret is not None:
+            volume["persistentVolumeClaim"] = {"claimName": secret["secretName"], "readOnly": True}
     for container in spec["containers"]:
         for key in ("startupProbe", "readinessProbe", "lifecycle", "ports"):
             container.pop(key, None)
@@ -146,7 +148,7 @@ def _prometheus(options: RenderOptions, slo: str) -> Sequence[Object]:
         "containers": [container],
         "volumes": [
             {"name": "settings", "configMap": {"name": name}},
-            {"name": "key", "secret": {"secretName": f"{options.name}-metrics-key", "optional": False}},
+            {"name": "key", "persistentVolumeClaim": {"claimName": f"{options.name}-metrics-key", "readOnly": True}},
             {"name": "data", "persistentVolumeClaim": {"claimName": f"{name}-data"}},
         ],
     }

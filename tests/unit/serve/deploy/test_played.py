@@ -18,7 +18,7 @@ from tests.custom_resources import VERSIONS, check
 ROOT = Path(__file__).parents[4]
 OPTIONS = RenderOptions(gateway_image="registry.example/gateway:1.0", image="registry.example/triton-cpu:1.0")
 PARTS = ("triton", "gateway", "prometheus")
-LASTING = {"models", "serving-gateway-state", "serving-prometheus-data"}
+LASTING = {"models", "serving-keys", "serving-metrics-key", "serving-gateway-state", "serving-prometheus-data"}
 Object = dict[str, Any]
 
 
@@ -104,12 +104,11 @@ def test_files_are_checked_before_triton_reads_them(workload: Workload) -> None:
     assert first["args"] == ["check", "/models"]
 
 
-def test_a_secret_says_that_it_must_be_there(workload: Workload) -> None:
-    for part in ("gateway", "prometheus"):
-        (secret,) = [
-            each["secret"] for each in pod_of(documents(workload, part))["spec"]["volumes"] if "secret" in each
-        ]
-        assert secret["optional"] is False
+def test_keys_are_volumes_as_a_secret_would_be_read_in_base64(workload: Workload) -> None:
+    for part, claim in (("gateway", "serving-keys"), ("prometheus", "serving-metrics-key")):
+        volumes = pod_of(documents(workload, part))["spec"]["volumes"]
+        assert not any("secret" in each for each in volumes)
+        assert {"claimName": claim, "readOnly": True} in [each.get("persistentVolumeClaim") for each in volumes]
 
 
 def test_prometheus_looks_up_every_server_behind_a_name(workload: Workload) -> None:
