@@ -45,7 +45,7 @@ class OpenVinoOptions:
         if self.threads < 1 or (self.streams != "auto" and self.streams < 1):
             raise RecipeError(
                 "can't run OpenVINO so",
-                why=f"it is asked for {self.threads} threads and {self.streams} streams",
+                why=f"it is asked for --threads {self.threads}, and for {self.streams} as the number of streams",
                 mend="give 1 or more of both",
             )
 

@@ -87,6 +87,7 @@ def test_a_network_of_any_family_comes_nearer_to_the_original_or_stays(name: str
 def test_the_usual_families_are_repaired(name: str, tmp_path: Path) -> None:
     model = of_family(name)
     pruned = PruneChannels(0.3).run(model, tmp_path, quiet).model
+    assert isinstance(pruned, TorchModel)
     told = RepairChannels(typical(model, 256)).run(pruned, tmp_path, quiet)
     assert told.details["kept"], told.warnings
     assert told.details["error_repaired"]["mean"] < 0.7 * told.details["error_pruned"]["mean"]
@@ -98,6 +99,7 @@ def test_channels_chosen_by_obs_lie_nearer_after_the_repair_than_those_chosen_at
     apart = {}
     for importance in ("obs", "random"):
         cut = PruneChannels(0.375, importance, calibration=data).run(model, tmp_path, quiet).model
+        assert isinstance(cut, TorchModel)
         apart[importance] = RepairChannels(data).run(cut, tmp_path, quiet).details["error_repaired"]["mean"]
     assert apart["obs"] < apart["random"]
 
