@@ -23,6 +23,7 @@ class _Exact(ort.SessionOptions):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
+        self.add_session_config_entry("session.disable_quant_qdq", "1")
         self.add_session_config_entry("session.x64quantprecision", "1")
 
 
