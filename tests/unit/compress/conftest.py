@@ -27,12 +27,20 @@ class _Exact(ort.SessionOptions):  # type: ignore[misc]
         self.add_session_config_entry("session.x64quantprecision", "1")
 
 
+class _ExactSession(ort.InferenceSession):  # type: ignore[misc]
+    """The same for whoever asks for a session without options."""
+
+    def __init__(self, model: Any, sess_options: Any = None, *args: Any, **kwargs: Any) -> None:
+        super().__init__(model, sess_options or _Exact(), *args, **kwargs)
+
+
 @pytest.fixture(scope="package", autouse=True)
 def exact_products() -> Iterator[None]:
     """Figures of INT8 files are the same on each machine that runs the tests."""
     with pytest.MonkeyPatch.context() as patched:
         if int8_saturates():
             patched.setattr(ort, "SessionOptions", _Exact)
+            patched.setattr(ort, "InferenceSession", _ExactSession)
         yield
 
 
