@@ -8,6 +8,7 @@ import onnxruntime as ort
 import torch
 from torch import nn
 
+from compress.model.watched import Watched
 from compress.signature import Signature
 
 __all__ = ["OnnxModule"]
@@ -31,14 +32,16 @@ class OnnxModule(nn.Module):
         """Outputs by name.
 
         Raises:
+            StageError, ResourceError: it has a loop, and does not come to an end.
             Exception: what ONNX Runtime refuses, by its own classes.
         """
         if self._session is None:
             options = ort.SessionOptions()
             options.log_severity_level = 4  # what it can't run is raised, too
             options.intra_op_num_threads = torch.get_num_threads()
+            self._watched = Watched(self.path)
             self._session = ort.InferenceSession(str(self.path), options, providers=["CPUExecutionProvider"])
         arrays = {name: tensor.numpy() for name, tensor in zip(self._inputs, tensors, strict=True)}
         names = [output.name for output in self._session.get_outputs()]
-        found = self._session.run(names, arrays)
+        found = self._watched.run(self._session, names, arrays)
         return {name: torch.as_tensor(values) for name, values in zip(names, found, strict=True)}

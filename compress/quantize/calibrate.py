@@ -17,6 +17,7 @@ from compress.errors import StageError
 from compress.formats.onnx.outline import outline
 from compress.model import OnnxModel, Ranges
 from compress.model.inputs import run_on
+from compress.model.watched import Watched
 from compress.onnx_export.tied import apart
 from compress.quantize.half.mask_chain import mask_chain
 from compress.quantize.half.no_numbers import no_numbers
@@ -68,10 +69,10 @@ def calibrate(
     with tempfile.TemporaryDirectory() as folder:
         augmented = Path(folder) / "augmented.onnx"
         onnx.save(model, augmented)
-        running = session(augmented, cores())
+        running, watched = session(augmented, cores()), Watched(path)
     done = 0
     for inputs, _ in data.batches(batch_for(path, tensors, data)):
-        found = dict(zip(computed, run_on(inputs, partial(running.run, computed, inputs)), strict=True))
+        found = dict(zip(computed, run_on(inputs, partial(watched.run, running, computed, inputs)), strict=True))
         found |= {name: inputs[name] for name in fed}
         for name in order:  # the first that is no number is the cause of those behind it
             values = found[name]

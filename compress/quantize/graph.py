@@ -16,6 +16,7 @@ from compress.data.dataset import Dataset
 from compress.formats.onnx.scope import captured, drop_unused, name_nodes
 from compress.model import Arrays
 from compress.model.inputs import run_on
+from compress.model.watched import Watched
 from compress.onnx_export.tied import apart, share
 from compress.quantize.calibrate import batch_for
 from compress.runtime.backends.onnxrt import session
@@ -166,8 +167,8 @@ def observe(path: Path, names: Sequence[str], data: Dataset) -> Iterator[Arrays]
     with tempfile.TemporaryDirectory() as folder:
         augmented = Path(folder) / "augmented.onnx"
         onnx.save(model, augmented)
-        running = session(augmented, cores())
+        running, watched = session(augmented, cores()), Watched(path)
     for inputs, _ in data.batches(batch_for(path, floats, data)):
-        run = partial(running.run, computed, inputs)
+        run = partial(watched.run, running, computed, inputs)
         found = dict(zip(computed, run_on(inputs, run), strict=True)) if computed else {}
         yield found | {name: inputs[name] for name in names if name in fed}

@@ -272,6 +272,10 @@ def _through(model: ModelProto, run: Callable[[Path, Path, _Names], None]) -> Mo
     shown = _copy(model)
     graph = shown.graph
     outputs = {value.name for value in graph.output}
+    weights = {tensor.name for tensor in graph.initializer}
+    said = [value for value in graph.value_info if value.name not in weights]  # a Gemm's weight it turns, no more
+    del graph.value_info[:]
+    graph.value_info.extend(said)
     known = {value.name: value for value in graph.value_info}
     made = {name for node in graph.node for name in node.output}
     inside = {name for node in graph.node for name in captured(node)}
@@ -282,7 +286,7 @@ def _through(model: ModelProto, run: Callable[[Path, Path, _Names], None]) -> Mo
     with tempfile.TemporaryDirectory() as folder, errors_only():
         whole, source, target = (Path(folder) / name for name in ("whole.onnx", "float.onnx", "int8.onnx"))
         save(shown, whole)
-        del shown, graph, known  # the quantizer has copies of its own, and any part of a model holds all of it
+        del shown, graph, known, said  # the quantizer has copies of its own, and any part of a model holds all of it
         onnx.save(set_apart(whole, Path(folder) / "float.weights"), source)  # it infers shapes without the weights
         whole.unlink()
         give_back()

@@ -13,9 +13,9 @@ from typing import Any
 from compress.artifact import Runtime
 from compress.errors import ResourceError, StageError
 from compress.model import OnnxModel
-from compress.runtime.backends.endless import may_not_end, without_end
+from compress.model.watched import without_end
 from compress.runtime.backends.onnxrt import is_emulated, is_half
-from compress.vetting.loop_time import loop_seconds
+from compress.vetting.loops import loop_seconds, may_not_end
 
 __all__ = ["Footprint", "footprint"]
 

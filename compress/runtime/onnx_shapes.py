@@ -12,8 +12,8 @@ from onnx import shape_inference
 
 from compress.formats.onnx.outline import outline
 from compress.model.inputs import Arrays
+from compress.model.watched import Watched
 from compress.runtime.backends.bfloat16 import emulated
-from compress.runtime.backends.endless import Watched
 from compress.runtime.backends.onnxrt import is_half
 
 __all__ = ["shapes_for"]

@@ -24,7 +24,7 @@ from onnx import TensorProto
 from compress.errors import StageError, ToolkitError, first_line
 from compress.formats.onnx.outline import outline
 from compress.model import Arrays
-from compress.runtime.backends.endless import Watched
+from compress.model.watched import Watched
 from compress.runtime.backends.onnxrt import WRONG_IN_HALF, is_half
 from compress.runtime.roofs import KINDS, Machine, machine
 

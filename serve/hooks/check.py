@@ -16,7 +16,7 @@ import numpy as np
 
 from compress.artifact import Artifact
 from compress.errors import MissingExtraError, RepositoryError
-from compress.vetting.loop_time import SETTING, loop_seconds
+from compress.vetting.loops import SETTING, loop_seconds
 from compress.vetting.texts import read_bytes
 from serve.config.named import LARGEST_DATA
 from serve.hooks.load import Hooks

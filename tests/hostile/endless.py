@@ -68,6 +68,19 @@ def _in_a_function() -> ModelProto:
     return made
 
 
+def _by_reference() -> ModelProto:
+    """The loop's body is what the function is called with; its name says that nothing is repeated."""
+    made = _in_a_function()
+    inner = made.functions[0].node[0].attribute[0]
+    call = node("If", ["yes", "x"], ["z"], domain="own", then_branch=inner.g)
+    inner.ClearField("g")
+    inner.ref_attr_name = "then_branch"
+    made.functions[0].name = "If"
+    made.functions[0].attribute.append("then_branch")
+    made.graph.node[0].CopyFrom(call)
+    return made
+
+
 ENDLESS: dict[str, Callable[[], ModelProto]] = {
     "without_a_trip_count": loop,
     "of_2_to_the_63_rounds": lambda: loop(trips=2**63 - 1),
@@ -75,4 +88,5 @@ ENDLESS: dict[str, Callable[[], ModelProto]] = {
     "that_collects": lambda: loop(_body([*_SAME, node("Identity", ["v"], ["k"])], "go", "w", "k"), more=1),
     "in_a_branch": _in_a_branch,
     "in_a_function": _in_a_function,
+    "by_reference": _by_reference,
 }

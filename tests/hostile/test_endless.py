@@ -16,15 +16,18 @@ import onnxruntime as ort
 import pytest
 
 from compress.cli import main as compress
-from compress.errors import RecipeError, ResourceError
-from compress.runtime.backends import endless
-from compress.runtime.backends.endless import Watched, may_not_end
-from compress.vetting.loop_time import loop_seconds
+from compress.data.dataset import Dataset
+from compress.errors import RecipeError, ResourceError, StageError
+from compress.jobs.measure import signature_of_onnx
+from compress.model import watched as endless
+from compress.model.watched import Watched
+from compress.quantize.calibrate import calibrate
+from compress.vetting.loops import loop_seconds, may_not_end
 from serve.cli.main import main as serve
 from tests.hostile.endless import ENDLESS, loop
 from tests.hostile.onnx_files import artifact
 
-STOPS = [name for name in ENDLESS if name != "without_nodes"]
+STOPS = [name for name in ENDLESS if name not in ("without_nodes", "by_reference")]
 INPUTS = {"x": np.ones((1, 4), np.float32)}
 
 
@@ -47,6 +50,49 @@ def test_measuring_ends_in_three_lines(name: str, tmp_path: Path, capsys: pytest
     assert lines[0] == "error: m.onnx does not come to an end"
     assert [line.split(":")[0] for line in lines[1:]] == ["why", "mend"]
     assert not [thread for thread in threading.enumerate() if thread.name == "onnx-loop"]  # it has stopped
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["inspect", "m.onnx"],
+        ["export", "m.onnx", "-o", "out"],
+        ["export", "m.onnx", "-o", "out", "--int8", "static", "--calibration", "data.npz"],
+        ["export", "m.onnx", "-o", "out", "--dry-run"],
+        ["optimize", "m.onnx", "-o", "out", "--eval", "data.npz", "--max-drop", "1"],
+    ],
+    ids=" ".join,
+)
+def test_each_command_that_takes_onnx_files_gives_it_up(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    onnx.save(loop(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "data.npz", x=np.ones((64, 4), np.float32), label=np.arange(64) % 4)
+    monkeypatch.chdir(tmp_path)
+    assert told(capsys, compress, words)[0] == "error: m.onnx does not come to an end"
+    assert not (tmp_path / "out").exists()
+
+
+def test_calibrating_gives_up_a_loop_that_samples_alone_bring_into_being(tmp_path: Path) -> None:
+    """It ends on the ones that are drawn, and not on the user's: as many rounds as the first number says."""
+    made = loop(trips=1)
+    del made.graph.initializer[1]
+    made.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0), "first"))
+    head = [
+        onnx.helper.make_node("Gather", ["x", "first"], ["row"], axis=0),
+        onnx.helper.make_node("Gather", ["row", "first"], ["number"], axis=0),
+        onnx.helper.make_node("Cast", ["number"], ["n"], to=onnx.TensorProto.INT64),
+    ]
+    nodes = [*head, *made.graph.node]
+    del made.graph.node[:]
+    made.graph.node.extend(nodes)
+    onnx.save(made, tmp_path / "m.onnx")
+    signature = signature_of_onnx(tmp_path / "m.onnx")
+    np.savez(tmp_path / "many.npz", x=np.full((4, 4), 1e18, np.float32))
+    np.savez(tmp_path / "few.npz", x=np.ones((4, 4), np.float32))
+    assert calibrate(tmp_path / "m.onnx", Dataset.open(str(tmp_path / "few.npz"), signature), "minmax", lambda *_: None)
+    with pytest.raises(StageError, match="does not come to an end"):
+        calibrate(tmp_path / "m.onnx", Dataset.open(str(tmp_path / "many.npz"), signature), "minmax", lambda *_: None)
 
 
 def test_one_that_does_not_stop_when_told_to_goes_with_its_process(tmp_path: Path) -> None:

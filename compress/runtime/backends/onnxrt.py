@@ -13,8 +13,8 @@ from compress.errors import StageError, first_line
 from compress.formats.onnx.outline import outline
 from compress.model import Arrays, OnnxModel
 from compress.model.inputs import in_calls, run_on
+from compress.model.watched import Watched
 from compress.runtime.backends.bfloat16 import emulated
-from compress.runtime.backends.endless import Watched
 
 __all__ = ["WRONG_IN_HALF", "OnnxBackend", "is_emulated", "is_half", "session"]
 

@@ -16,7 +16,7 @@ import onnxruntime as ort
 
 from compress.errors import RecipeError, StageError, first_line
 from compress.model import Arrays, OnnxModel
-from compress.runtime.backends.endless import Watched
+from compress.model.watched import Watched
 from compress.runtime.backends.onnxrt import WRONG_IN_HALF, is_half
 from compress.runtime.device import accelerator, new_stream, stream_handle
 

@@ -13,9 +13,9 @@ from typing import Any, Literal
 from compress.errors import MissingExtraError, RecipeError, StageError
 from compress.model import Arrays, OnnxModel
 from compress.model.inputs import in_calls, run_on
-from compress.runtime.backends.endless import may_not_end
 from compress.runtime.backends.onnxrt import is_emulated
 from compress.runtime.machine import fast_bfloat16
+from compress.vetting.loops import may_not_end
 
 __all__ = ["OpenVinoBackend", "OpenVinoOptions", "installed", "library"]
 
@@ -45,7 +45,7 @@ class OpenVinoOptions:
         if self.threads < 1 or (self.streams != "auto" and self.streams < 1):
             raise RecipeError(
                 "can't run OpenVINO so",
-                why=f"it is asked for {self.threads} threads and {self.streams} streams",
+                why=f"it is asked for --threads {self.threads}, and for {self.streams} as the number of streams",
                 mend="give 1 or more of both",
             )
 

@@ -7,13 +7,41 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import onnxruntime as ort
 import pytest
 from torch.onnx._internal.exporter import _registration
 
 from compress.jobs import prove, search
 from compress.report import export as report
 from compress.runtime import grid
+from compress.runtime.machine import int8_saturates
 from compress.runtime.measure import latency
+
+
+class _Exact(ort.SessionOptions):  # type: ignore[misc]
+    """Products of 8-bit numbers as CPUs with VNNI compute them: without it their sums are cut at 16 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_session_config_entry("session.disable_quant_qdq", "1")
+        self.add_session_config_entry("session.x64quantprecision", "1")
+
+
+class _ExactSession(ort.InferenceSession):  # type: ignore[misc]
+    """The same for whoever asks for a session without options."""
+
+    def __init__(self, model: Any, sess_options: Any = None, *args: Any, **kwargs: Any) -> None:
+        super().__init__(model, sess_options or _Exact(), *args, **kwargs)
+
+
+@pytest.fixture(scope="package", autouse=True)
+def exact_products() -> Iterator[None]:
+    """Figures of INT8 files are the same on each machine that runs the tests."""
+    with pytest.MonkeyPatch.context() as patched:
+        if int8_saturates():
+            patched.setattr(ort, "SessionOptions", _Exact)
+            patched.setattr(ort, "InferenceSession", _ExactSession)
+        yield
 
 
 @pytest.fixture(scope="package", autouse=True)

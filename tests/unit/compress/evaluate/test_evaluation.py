@@ -140,14 +140,14 @@ def exported(task: Path, output: Path, **more: Any) -> dict[str, Any]:
 
 
 def test_layers_are_chosen_by_one_half_and_proven_on_the_other(task: Path, tmp_path: Path) -> None:
-    report = exported(task, tmp_path / "out", max_drop=3.0)
+    report = exported(task, tmp_path / "out", max_drop=5.0)
     assert report["evaluation"]["samples"] == 600
     assert report["evaluation"]["chosen_on"]["samples"] == 600
     assert report["evaluation"]["chosen_on"]["sha256"] != report["evaluation"]["sha256"]
     assert any("600 of the 1,200 evaluation samples and proven on the other 600" in text for text in report["findings"])
     last = report["stages"][-1]
     assert last["details"]["samples"] == 600
-    assert last["measured"]["drop_high"] <= 3.0
+    assert last["measured"]["drop_high"] <= 5.0
     assert last["options"]["target"] == "cpu", "findings, inspect and lint go by it"
 
 
@@ -161,7 +161,7 @@ def test_what_makes_a_sensitivity_doubtful_is_told_where_it_is_used(task: Path, 
     assert f"{file}: Its drops tell nothing." in report["findings"]
 
 
-@pytest.mark.parametrize("max_drop", [None, 3.0])
+@pytest.mark.parametrize("max_drop", [None, 5.0])
 def test_copies_within_the_evaluation_data_are_told(task: Path, tmp_path: Path, max_drop: float | None) -> None:
     """Intervals are those of samples that are not there; one and the same sample never chooses and proves."""
     with np.load(task / "eval.npz") as found:

@@ -18,6 +18,7 @@ from compress.onnx_export.tied import apart, share
 from compress.quantize.half.half_onnx import HalfOnnx
 from compress.quantize.quantize_onnx import QuantizeOnnx
 from compress.quantize.smooth_onnx import SmoothOnnx
+from compress.runtime.machine import int8_saturates
 from compress.runtime.measure import onnx_layer_bytes, onnx_macs, onnx_params
 from compress.stage import Stage
 from tests.unit.compress.onnx_graphs import data_for, normal, written
@@ -78,7 +79,9 @@ def test_so_they_are_in_every_precision(name: str, smaller: float, attends: bool
     given = stages[name].run(model, tmp_path / "next", quiet)
     assert isinstance(given.model, OnnxModel)
     assert model.path.stat().st_size > smaller * given.model.path.stat().st_size
-    assert cosine(model, given.model, data) > 0.999
+    # A CPU without VNNI has 7 bits for weights that are multiplied in INT8.
+    seven_bits = int8_saturates() and name in ("dynamic", "static")
+    assert cosine(model, given.model, data) > (0.98 if seven_bits else 0.999)
 
 
 def test_smoothing_keeps_what_it_does_not_change_tied(tmp_path: Path) -> None:
@@ -143,7 +146,7 @@ def test_a_recurrent_layers_matrices_take_a_quarter(
     given = QuantizeOnnx(mode, data if mode == "static" else None).run(model, tmp_path / "next", quiet)  # type: ignore[arg-type]
     assert isinstance(given.model, OnnxModel)
     assert model.path.stat().st_size > 3.4 * given.model.path.stat().st_size
-    assert cosine(model, given.model, data) > 0.999
+    assert cosine(model, given.model, data) > (0.98 if int8_saturates() and mode != "weights" else 0.999)
     recurring = set(given.details["operators"]) & {"LSTM", "GRU", "DynamicQuantizeLSTM"}
     assert recurring == ({"DynamicQuantizeLSTM"} if (kind, mode) == (nn.LSTM, "dynamic") else {kind.__name__})
     alone = 0 if mode == "weights" or recurring == {"DynamicQuantizeLSTM"} else 1

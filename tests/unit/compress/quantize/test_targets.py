@@ -8,13 +8,14 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 from compress.data.dataset import Dataset
 from compress.errors import BudgetError, RecipeError, StageError
 from compress.evaluate.metrics import METRICS
 from compress.model import OnnxModel, TorchModel, sample_inputs
+from compress.quantize.int8_onnx import dynamic
 from compress.quantize.precision import LAYERS
 from compress.quantize.quantize_onnx import QuantizeOnnx
 from compress.quantize.quantize_within import QuantizeWithin
@@ -219,3 +220,15 @@ def test_a_limit_that_no_mixture_keeps_says_how_close_it_came(
         stage.run(model, tmp_path, quiet)
     assert "the float model before it +0.00" in caught.value.why
     assert caught.value.exit_code == 3
+
+
+def test_what_a_file_says_of_a_weights_shape_does_not_hinder_dynamic_int8() -> None:
+    rng = np.random.default_rng(0)
+    weight = numpy_helper.from_array(rng.standard_normal((3, 8)).astype(np.float32), "weight")
+    node = helper.make_node("Gemm", ["x", "weight"], ["y"], name="gemm", transB=1)
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", size]) for name, size in (("x", 8), ("y", 3))]
+    said = [helper.make_tensor_value_info("weight", TensorProto.FLOAT, [3, 8])]
+    graph = helper.make_graph([node], "head", ends[:1], ends[1:], [weight], value_info=said)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    given = dynamic(model, [], reduce_range=False)
+    assert "MatMulInteger" in {node.op_type for node in given.graph.node}

@@ -8,38 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import onnx
 import onnxruntime as ort
-from google.protobuf.message import DecodeError
 
 from compress.errors import ResourceError, StageError, ToolkitError
-from compress.formats.onnx.outline import outline
-from compress.formats.onnx.scope import bodies
-from compress.vetting.loop_time import SETTING, loop_seconds
+from compress.vetting.loops import SETTING, loop_seconds, may_not_end
 from compress.vetting.memory import memory_left
 
-__all__ = ["Watched", "may_not_end", "without_end"]
+__all__ = ["Watched", "without_end"]
 
 GRACE = 2.0
 """Seconds that ONNX Runtime has to stop: it looks before each node, and a body without any has no node."""
 EVERY = 0.25
 LEAST_MEMORY = 512 << 20
 """Bytes that are left to everybody else: a loop that collects what its rounds give takes all there is."""
-
-
-def may_not_end(path: Path) -> bool:
-    """Whether a file has a Loop, or a body that another operator repeats; what can't be read is not run."""
-    try:
-        model = outline(path)
-    except (OSError, DecodeError):
-        return False
-    graphs = [model.graph.node, *(function.node for function in model.functions)]
-    return any(_repeats(node) for nodes in graphs for node in nodes)
-
-
-def _repeats(node: onnx.NodeProto) -> bool:
-    found = bodies(node)
-    return bool(found) and (node.op_type != "If" or any(_repeats(inner) for body in found for inner in body.node))
 
 
 def without_end(name: str, seconds: float) -> StageError:
