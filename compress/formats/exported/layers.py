@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.nn import functional as F
 
-from compress.formats.native.layers import LayerError, plain_name
+from compress.formats.exported.placed import Placed
 from compress.vetting.calls.functions import functions, methods
 
 __all__ = ["NoLayersError", "layered"]
@@ -41,7 +41,6 @@ _SPACES = (
     (torch, "torch", ""), (F, "torch.nn.functional", ""), (torch.linalg, "torch.linalg", "linalg_"),
     (torch.special, "torch.special", "special_"),
 )  # fmt: skip
-_TAKEN = frozenset(dir(fx.GraphModule(nn.Module(), fx.Graph())))
 _NORMALIZING = ("batch_norm", "_native_batch_norm_legit_no_training")
 
 
@@ -77,11 +76,9 @@ def _names(program: ExportedProgram) -> set[str]:
 class _Layering:
     def __init__(self, program: ExportedProgram, prefix: str) -> None:
         self._program, self._prefix = program, prefix
-        self._root, self._graph = nn.Module(), fx.Graph()
+        self._placed, self._graph = Placed(), fx.Graph()
         self._made: dict[fx.Node, Any] = {}
         self._tensors: dict[fx.Node, tuple[str, torch.Tensor]] = {}  # weights and constants, by their names
-        self._parameters: dict[int, nn.Parameter] = {}
-        self._layers: dict[Any, str] = {}
         self._first: fx.Node | None = None
 
     def made(self) -> fx.GraphModule:
@@ -107,7 +104,7 @@ class _Layering:
                 self._graph.output(self._outputs(node.args[0]))
             else:
                 raise NoLayersError(f"{node.target} holds a graph of its own")
-        module = fx.GraphModule(self._root, self._graph)
+        module = fx.GraphModule(self._placed.root, self._graph)
         module.graph.eliminate_dead_code()
         module.graph.lint()
         module.recompile()
@@ -163,7 +160,7 @@ class _Layering:
         if name in _NORMALIZING and not given.get("training", False):
             return self._batch_norm(given)
         if name == "dropout":
-            path = self._put(f"{_word(node.name)}_layer", nn.Dropout(given["p"]))
+            path = self._placed.put(f"{node.name}_layer", nn.Dropout(given["p"]))
             return path, given["input"]
         return None
 
@@ -200,53 +197,8 @@ class _Layering:
     def _named(
         self, kind: type[nn.Module], form: tuple[Any, ...], given: Mapping[str, Any], names: tuple[str, ...]
     ) -> str:
-        """The path of the layer with these weights: the one that there is, if the same was called before."""
         held = {name: None if given[name] is None else self._tensors[given[name]] for name in names}
-        with torch.device("meta"):
-            layer = kind(*form)
-        key = (kind, form, *(None if each is None else id(each[1]) for each in held.values()))
-        if key not in self._layers:
-            for name, each in held.items():
-                if each is not None and name in layer._buffers:
-                    layer._buffers[name] = each[1].detach()
-                elif each is not None:
-                    layer._parameters[name] = self._parameter(each[1])
-            if "num_batches_tracked" in layer._buffers:
-                layer._buffers["num_batches_tracked"] = torch.zeros((), dtype=torch.int64)
-            first = next(each for each in held.values() if each is not None)
-            self._layers[key] = self._put(first[0].rpartition(".")[0] or "layer", layer)
-        return self._layers[key]
-
-    def _parameter(self, tensor: torch.Tensor) -> nn.Parameter:
-        """A tensor as a parameter, the same one wherever it is used."""
-        if id(tensor) not in self._parameters:
-            kept = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, tensor.is_floating_point())
-            self._parameters[id(tensor)] = kept
-        return self._parameters[id(tensor)]
-
-    def _put(self, path: str, value: nn.Module | torch.Tensor) -> str:
-        """Place it under that path, or one with a number where that is taken or is no name of a layer's."""
-        words = [_word(word) for word in path.split(".")]
-        if words[0] in _TAKEN:
-            words[0] = f"{words[0]}_"
-        *parents, name = words
-        place = self._root
-        for at, parent in enumerate(parents):
-            if parent not in place._modules:
-                place.add_module(parent, nn.Module())
-            inner = place._modules[parent]
-            if type(inner) is not nn.Module:  # a layer with weights of its own: beside it
-                return self._put(".".join([*words[:at], f"{parent}_{'_'.join(words[at + 1 :])}"]), value)
-            place = inner
-        taken = {*place._modules, *place._parameters, *place._buffers}
-        name = next(each for each in (name, *(f"{name}_{n}" for n in range(1, len(taken) + 2))) if each not in taken)
-        if isinstance(value, nn.Module):
-            place.add_module(name, value)
-        elif isinstance(value, nn.Parameter):
-            place.register_parameter(name, value)
-        else:
-            place.register_buffer(name, value)
-        return ".".join([*parents, name])
+        return self._placed.layer(kind, form, held)
 
     # Functions
 
@@ -304,7 +256,9 @@ class _Layering:
             if value in self._tensors and value not in self._made:
                 name, tensor = self._tensors[value]
                 parameter = isinstance(tensor, nn.Parameter)
-                path = self._free(name, self._parameter(tensor) if parameter else tensor.detach())
+                # One that a layer has, too, is read under a name of its own, and is the same.
+                kept = self._placed.parameter(tensor) if parameter else tensor.detach()
+                path = self._placed.put(f"{name}_read", kept)
                 self._made[value] = self._graph.get_attr(path)
             return self._made[value]
         if isinstance(value, list | tuple):
@@ -313,10 +267,6 @@ class _Layering:
         if isinstance(value, dict):
             return {key: self._value(each) for key, each in value.items()}
         return value
-
-    def _free(self, name: str, tensor: torch.Tensor) -> str:
-        """A tensor outside of layers; one that a layer has, too, is read under a name of its own, and is the same."""
-        return self._put(f"{name}_read", tensor)
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
@@ -336,11 +286,3 @@ def _takes_self(target: torch._ops.OpOverload) -> bool:
 def _spread(value: Any, dims: int) -> tuple[int, ...]:
     found = tuple(value) if isinstance(value, list | tuple) else (value,)
     return found * dims if len(found) == 1 else found
-
-
-def _word(word: str) -> str:
-    """A name that a module of a file may have."""
-    try:
-        return plain_name(word)
-    except LayerError:
-        return f"at_{''.join(c if c.isalnum() or c == '_' else '_' for c in word)}"[:100]
