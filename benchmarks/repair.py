@@ -3,9 +3,9 @@
     python benchmarks/repair.py [--seeds 3] [--fractions 0.5 0.7] [--networks resnet mobilenet] [--data FOLDER]
     python benchmarks/repair.py --resnet50 [--samples 256]
 
-The networks are examples/fashion_mnist's, trained beforehand; each seed draws 512 other training images, without labels,
-to calibrate on. Accuracy is over all 10,000 test images. Torch-Pruning's own magnitude pruner stands beside, on the
-same networks, to the same multiply-accumulates. `--resnet50` is of time and memory alone: random weights, 224 x 224.
+The networks are examples/fashion_mnist's, trained beforehand; each seed draws 512 other training images, without
+labels, to calibrate on. Accuracy is over all 10,000 test images. Torch-Pruning's own magnitude pruner stands beside, on
+the same networks, to the same multiply-accumulates. `--resnet50` is of time and memory alone: random weights, 224 x 224.
 The last line of stdout is one JSON object.
 """
 
@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -52,9 +52,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--fractions", type=float, nargs="+", default=[0.5, 0.7])
     parser.add_argument("--networks", nargs="+", default=["resnet", "mobilenet"])
-    parser.add_argument(
-        "--data", type=Path, help="of the .gz files of Fashion-MNIST, if not where Debian installs them"
-    )
+    parser.add_argument("--data", type=Path, help="of Fashion-MNIST, if not where Debian installs it")
     parser.add_argument("--work", type=Path, default=ROOT / "build/repair-benchmark")
     parser.add_argument("--resnet50", action="store_true")
     parser.add_argument("--samples", type=int, default=256)
@@ -87,8 +85,7 @@ def rows_of(network: str, folder: Path, fractions: list[float], seeds: int) -> l
         dataclasses.replace(plain, importance="obs", calibration=each).prepare(model, quiet, folder) for each in data
     ]
     for fraction in fractions:
-        given = dataclasses.replace(plain, fraction=fraction).cut(prepared, quiet).model
-        assert isinstance(given, TorchModel)
+        given = cast(TorchModel, dataclasses.replace(plain, fraction=fraction).cut(prepared, quiet).model)
         removed = 1 - torch_macs(given.module, model.signature) / whole
         theirs = torch_pruning(model, fraction)
         own = {"network": network, "macs_removed": removed}
@@ -115,9 +112,8 @@ def repaired(pruned: list[TorchModel], data: list[Dataset], judge: Judge) -> dic
     for model, each in zip(pruned, data, strict=True):
         start = time.process_time()
         with tempfile.TemporaryDirectory() as work:
-            given = RepairChannels(each).run(model, Path(work), quiet).model
+            given = cast(TorchModel, RepairChannels(each).run(model, Path(work), quiet).model)
         seconds.append(time.process_time() - start)
-        assert isinstance(given, TorchModel)
         accuracy.append(judge(given.module))
     return {"accuracy": accuracy, "cpu_seconds": seconds}
 
@@ -170,10 +166,10 @@ def torch_pruning(model: TorchModel, fraction: float) -> nn.Module:
 def large(samples: int) -> dict[str, Any]:
     """Seconds and peak memory of pruning by half and repairing a ResNet-50 with random weights."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
-    from compress_resnet50 import ResNet50
+    from compress_resnet50 import resnet50
 
     torch.manual_seed(0)
-    module = ResNet50().eval()
+    module = resnet50().eval()
     signature = infer_signature(module, (TensorSpec.parse("image:float32[batch,3,224,224]"),), ("logits",))
     model = TorchModel(module, signature)
     with tempfile.TemporaryDirectory() as name:
@@ -183,7 +179,7 @@ def large(samples: int) -> dict[str, Any]:
             held[at] = np.random.default_rng(at).standard_normal((3, 224, 224), np.float32)
         held.flush()
         data = Dataset.open(str(path), signature)
-        pruned = PruneChannels(0.5).run(model, Path(name), quiet).model
+        pruned = cast(TorchModel, PruneChannels(0.5).run(model, Path(name), quiet).model)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         start, cpu = time.perf_counter(), time.process_time()
         given = RepairChannels(data).run(pruned, Path(name), quiet)
