@@ -5,8 +5,8 @@
 
 The networks are examples/fashion_mnist's, trained beforehand; each seed draws 512 other training images, without
 labels, to calibrate on. Accuracy is over all 10,000 test images. Torch-Pruning's own magnitude pruner stands beside, on
-the same networks, to the same multiply-accumulates. `--resnet50` is of time and memory alone: random weights, 224 x 224.
-The last line of stdout is one JSON object.
+the same networks, to the same multiply-accumulates. `--resnet50` is of time and memory: random weights, 224 x 224. The
+last line of stdout is one JSON object.
 """
 
 from __future__ import annotations

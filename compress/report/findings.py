@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from compress.artifact import Measured, StageReport
@@ -94,7 +95,7 @@ def findings(rows: Sequence[StageReport], confidence: float = CONFIDENCE) -> tup
 def _regained(rows: Sequence[StageReport]) -> list[str]:
     """What the repair and the training behind a pruning brought, by the metric."""
     found = []
-    for before, row in zip(rows, rows[1:], strict=False):
+    for before, row in itertools.pairwise(rows):
         repair = row.stage.startswith("repair_channels") and row.details.get("kept")
         training = row.stage.startswith("finetune") and before.stage.startswith(("prune", "repair"))
         was, now = before.measured.value, row.measured.value
