@@ -5,8 +5,8 @@
 
 The networks are examples/fashion_mnist's, trained beforehand; each seed draws 512 other training images, without
 labels, to calibrate on. Accuracy is over all 10,000 test images. Torch-Pruning's own magnitude pruner stands beside, on
-the same networks, to the same multiply-accumulates. `--resnet50` is of time and memory alone: random weights, 224².
-The last line of stdout is one JSON object.
+the same networks, to the same multiply-accumulates. `--resnet50` is of time and memory: random weights, 224 x 224. The
+last line of stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Judge:
     @torch.no_grad()
     def __call__(self, module: nn.Module) -> float:
         right = 0
-        for images, labels in zip(torch.split(self._images, 500), torch.split(self._labels, 500), strict=True):
+        for images, labels in zip(self._images.split(500), self._labels.split(500), strict=True):
             right += int((module(images).argmax(1) == labels).sum())
         return right / len(self._labels)
 

@@ -17,6 +17,7 @@ from compress.errors import StageError
 from compress.evaluate.judge import Judge, spread
 from compress.model import Model, OnnxModel, sample_inputs
 from compress.prune.prune_to_budget import STEPS, PruneToBudget
+from compress.prune.repair_channels import RepairChannels
 from compress.quantize.faster import LONGER, ROUNDS, fastest, turns
 from compress.quantize.int8_onnx import plain
 from compress.quantize.qat.train_quantized import TrainQuantized
@@ -106,6 +107,8 @@ def rehearse(stage: Stage, model: Model, folder: Path, kept: Path, progress: Pro
         return _budget(stage, model, folder, progress)
     if isinstance(stage, QuantizeWithin | QuantizeFaster):
         return _chosen(stage, model, folder, clock)
+    if isinstance(stage, RepairChannels):
+        return _repair(stage, model, folder, clock)
     if stage.name == "engine_from_onnx":  # takes minutes, and says nothing on the way
         return Tried(Given(model, ""), None)
     return _calibrated(stage, model, folder, clock)
@@ -147,6 +150,13 @@ def _few(stage: Any, model: Model) -> tuple[Any, float]:
     fewest, most = CALIBRATED
     few = spread(data, max(fewest, min(most, int(2 * SECONDS / max(1e-9, _call_seconds(model))))))
     return dataclasses.replace(stage, calibration=few), len(data) - len(few)
+
+
+def _repair(stage: RepairChannels, model: Any, folder: Path, clock: Clock) -> Tried:
+    """On some samples: all that it does is in proportion to them, but for the solving, which is little."""
+    few = spread(stage.calibration, min(CALIBRATED[1], len(stage.calibration)))
+    given = dataclasses.replace(stage, calibration=few).run(model, folder, clock)
+    return Tried(given, clock.spent * len(stage.calibration) / len(few))
 
 
 def _call_seconds(model: Model) -> float:

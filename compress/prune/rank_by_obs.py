@@ -15,8 +15,10 @@ from compress.stage import Progress
 
 __all__ = ["MOST_BY_OBS", "ranked", "shares_at"]
 
-# Of a group that seems to be of a low rank, no more goes: the rank is that of the calibration data.
+# Of a group that seems to be of a low rank, no more goes, since the rank is that of the calibration data: unless all
+# groups lose so much that the fraction is not to be had otherwise.
 MOST_BY_OBS = 0.75
+ALL_LOSE = 0.9
 
 
 def ranked(
@@ -48,5 +50,6 @@ def ranked(
 
 def shares_at(eliminated: Mapping[str, Elimination], ratio: float) -> dict[str, float]:
     """How much of each group may go for one error, which rises with the ratio: small errors finely."""
-    most = max(one.errors[-1] for one in eliminated.values())
-    return {root: min(one.share(most * ratio**4), MOST_BY_OBS) for root, one in eliminated.items()}
+    worst = max(one.errors[-1] for one in eliminated.values())
+    most = MOST_BY_OBS + (1 - MOST_BY_OBS) * max(0.0, ratio - ALL_LOSE) / (1 - ALL_LOSE)
+    return {root: min(one.share(worst * ratio**4), most) for root, one in eliminated.items()}

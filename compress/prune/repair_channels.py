@@ -81,6 +81,7 @@ class RepairChannels:
             "batch_norm_statistics_again": bool(taken_again),
             "layers": fitted.layers,
             "left_alone": fitted.left_alone,
+            "constant": {name: list(counts) for name, counts in fitted.constant.items()},
         }
         told = (
             f"on samples held out, outputs are {repaired.mean:.2%} of their spread from the original's, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from compress.artifact import Measured, StageReport
@@ -61,8 +62,11 @@ def findings(rows: Sequence[StageReport], confidence: float = CONFIDENCE) -> tup
         found.append(f"Pruning removed MACs, and yet the model is {slower} in ONNX Runtime than it was.")
     elif pruned and floats and (unsure := _no_faster(onnx, floats)):
         found.append(f"Pruning removed MACs, but no gain in time can be told from noise: {unsure}.")
+    found += _regained(rows)
     if pruned and "finetune" not in by_name:
-        found.append(Note("Pruned but not trained since: --finetune usually recovers most of what was lost."))
+        repaired = any(row.stage.startswith("repair_channels") and row.details.get("kept") for row in rows)
+        recovers = "may recover more" if repaired else "usually recovers most of what was lost"
+        found.append(Note(f"Pruned but not trained since: --finetune {recovers}."))
     if onnx.size_bytes and last.size_bytes and last.size_bytes > onnx.size_bytes:
         grown = f"The file has grown, from {onnx.size_bytes:,} to {last.size_bytes:,} bytes"
         scales = ": in so small a model, scales and Q/DQ nodes outweigh what 8-bit weights save"
@@ -88,6 +92,20 @@ def findings(rows: Sequence[StageReport], confidence: float = CONFIDENCE) -> tup
     if last.metric is None:
         found.append("Nothing was compared on real data: without --eval neither accuracy nor agreement is known.")
     return tuple(found)
+
+
+def _regained(rows: Sequence[StageReport]) -> list[str]:
+    """What the repair and the training behind a pruning brought, by the metric."""
+    found = []
+    for before, row in itertools.pairwise(rows):
+        repair = row.stage.startswith("repair_channels") and row.details.get("kept")
+        training = row.stage.startswith("finetune") and before.stage.startswith(("prune", "repair"))
+        was, now = before.measured.value, row.measured.value
+        if (repair or training) and was is not None and now is not None:
+            left, right = apart(was, now, 4)
+            by = "The repair, without training," if repair else "Training"
+            found.append(Note(f"{by} took {row.measured.metric} from {left} to {right} ({row.stage})."))
+    return found
 
 
 def _of_its_batch(original: Measured, last: Measured, *, dynamic: bool) -> str:

@@ -29,7 +29,7 @@ __all__ = ["Fitted", "fit_layers"]
 
 HARDER = (1, 10, 100)  # times the ridge, until samples that had no part agree
 LEAST_GAMMA = 1e-3  # below it a channel hardly reaches the sum, and what is added there is not divided by it
-ALIKE = 1e-10  # share of a layer's spread: what is nearer is the same
+ALIKE = 1e-6  # share of a layer's spread: what is nearer is the same, for single precision
 
 
 @dataclass
@@ -191,15 +191,17 @@ def _fit(site: Site, pair: _Pair, fitted: Fitted, ridge: float) -> None:
         fitted.short[site.name] = (fitting.rows, columns)
     diagonal = fitting.centred(intercept=True)[0].diagonal(dim1=1, dim2=2)
     dead = int((diagonal <= 1e-12 * diagonal.max()).sum())
+    if not bool((diagonal > 0).any()):
+        fitted.left_alone[site.name] = "what it reads never varies on the calibration data"
+        return
     if dead:
         fitted.constant[site.name] = (dead, diagonal.numel())
     intercept = layer.bias is not None or norm is not None
     for times in HARDER:
         found = solved(fitting, before, ridge * times, intercept=intercept)
         if found is None:
-            fitted.left_alone[site.name] = "what it reads never varies on the calibration data"
-            return
-        left = judge.error(found.weights, found.bias) / spread
+            continue
+        left = max(0.0, judge.error(found.weights, found.bias)) / spread
         if left < lost and bool(torch.isfinite(found.weights).all()):
             break
     else:

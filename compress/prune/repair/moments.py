@@ -84,7 +84,7 @@ class Solved:
 
 
 def solved(moments: Moments, before: torch.Tensor, ridge: float, *, intercept: bool) -> Solved | None:
-    """Weights of least squares, held by a ridge to those that there were; None where nothing varies.
+    """Weights of least squares, held by a ridge to those that there were; None where that is too little to solve it.
 
     Args:
         moments: of all rows.
@@ -95,8 +95,6 @@ def solved(moments: Moments, before: torch.Tensor, ridge: float, *, intercept: b
     xx, xt = moments.centred(intercept=intercept)
     size = xx.diagonal(dim1=1, dim2=2).mean(1)
     alive = size > 0
-    if not bool(alive.any()):
-        return None
     size = torch.where(alive, size, torch.ones_like(size))
     held = xx + (ridge * size)[:, None, None] * torch.eye(xx.shape[1]).double()
     factor, failed = torch.linalg.cholesky_ex(held)

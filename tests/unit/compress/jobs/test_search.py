@@ -354,6 +354,42 @@ def test_rounds_prune_and_recover_step_by_step(task: Path, tmp_path: Path) -> No
     assert 1 - macs[-1] / macs[0] == pytest.approx(0.6, abs=0.05)
 
 
+@pytest.mark.parametrize("importance", ["magnitude", "obs"])
+def test_pruning_is_repaired_where_there_is_calibration_data(task: Path, tmp_path: Path, importance: Any) -> None:
+    asked = compress.ExportOptions(
+        output=tmp_path / "out", prune=0.6, calibration="calibration.npz", eval="eval.npz", importance=importance
+    )
+    artifact, report = compress.export(task / "model.pt", asked)
+    rows = {row.stage: row for row in artifact.stages}
+    assert list(rows)[2:] == ["prune_channels", "repair_channels", "onnx_from_torch", "fold_onnx"]
+    repaired, pruned = rows["repair_channels"], rows["prune_channels"]
+    assert repaired.details["kept"]
+    assert repaired.measured.macs == pruned.measured.macs
+    assert (repaired.measured.value or 0) >= (pruned.measured.value or 0)
+    assert any("The repair, without training, took" in finding for finding in report.findings)
+
+
+def test_a_repair_goes_on_from_a_pruning_that_was_kept(task: Path, tmp_path: Path) -> None:
+    asked = compress.ExportOptions(output=tmp_path / "out", prune=0.6, calibration="calibration.npz", rounds=2,
+                                   finetune="train.npz", epochs=2, work=tmp_path / "work")  # fmt: skip
+    first, _ = compress.export(task / "model.pt", asked)
+    for kept in (tmp_path / "work").glob("[0-9][0-9]-repair_channels-*"):
+        shutil.rmtree(kept)
+    again, _ = compress.export(task / "model.pt", asked)
+    names = [row.stage for row in again.stages]
+    assert names[2:8] == [
+        "prune_channels",
+        "repair_channels",
+        "finetune",
+        "prune_channels 2",
+        "repair_channels 2",
+        "finetune 2",
+    ]
+    for one, other in zip(first.stages, again.stages, strict=True):
+        if one.stage.startswith("repair_channels"):
+            assert one.details["layers"] == other.details["layers"] != {}
+
+
 @pytest.mark.parametrize(
     ("more", "what"),
     [
@@ -363,6 +399,10 @@ def test_rounds_prune_and_recover_step_by_step(task: Path, tmp_path: Path) -> No
         ({"to": "tensorrt"}, "can't build a TensorRT engine"),
         ({"int8": "qat", "calibration": "calibration.npz"}, "fake quantization"),
         ({"prune": 0.5, "importance": "taylor"}, "by taylor"),
+        ({"prune": 0.5, "importance": "obs"}, "by obs"),
+        ({"prune": 0.5, "importance": "obs", "calibration": "calibration.npz", "repair": False}, "without the repair"),
+        ({"prune": 0.5, "repair": True}, "can't repair what pruning costs"),
+        ({"prune": 0.5, "repair": False, "calibration": "calibration.npz"}, "nothing to calibrate"),
         ({"prune": 0.5, "rounds": 2}, "2 rounds"),
         ({"max_drop": 1.0}, "largest drop"),
         ({"sensitivity": Path("s")}, "nothing is pruned"),
