@@ -187,7 +187,9 @@ class Connection(asyncio.Protocol):
     def _fail(self, error: Exception) -> None:
         self.close()
         self._chunks = []
-        self._held = None
+        if self._held is not None:
+            self._held.close()  # its bytes are gone, though an error that is kept may have it
+            self._held = None
         if self._answer is None:
             self._deliver(None, error)
 

@@ -75,6 +75,9 @@ class Held(Protocol):
     def take(self, size: int, /) -> None:
         """Count so many more; raises where there is no room."""
 
+    def close(self) -> None:
+        """Count nothing any more."""
+
 
 @dataclass(slots=True)  # a frozen one takes three times as long to make
 class Response:

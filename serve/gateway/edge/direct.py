@@ -256,6 +256,8 @@ class _Call(Observed):
                 direct.gate.known(self._asked.target.model)
             if answer.held is None:  # else it counts for the key already
                 direct.gate.memory.check_for(self._identity.id, len(answer.body))
+            else:  # from here on it counts where it waits for its reader
+                answer.held.close()
             code, body = answer.status, answer.body
             head = returned_lines(answer.headers, self._identity.limit_lines())
             self.sent = len(body)

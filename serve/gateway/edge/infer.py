@@ -199,6 +199,8 @@ class InferEndpoint:
             response = in_answer(sequence, response)
         if response.held is None:  # else it counts for the key already
             self._gate.memory.check_for(identity.id, len(response.body))
+        elif release is None:  # a copy may wait to be compared with it
+            response.held.close()  # from here on it counts where it waits for its reader
         returned = [header for header in response.headers if header[0] in RETURNED]
         observed.sent = len(response.body)
         await _answer(scope, send, response.status, returned, identity.limits(), response.body)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
+from functools import partial
 
 import pytest
 
@@ -11,6 +13,8 @@ from serve.gateway.access.memory import CONNECTION_BYTES, SMALL_BYTES, LastingSh
 from serve.gateway.errors import BodyTooLargeError, GatewayError, TooManyElementsError
 from serve.gateway.oip.contract import UnfitError
 from serve.gateway.oip.request import check_json_bytes
+from serve.http.client import Address, Pool, Response
+from tests.serve_http import Received, in_loop, scripted_server
 
 
 def test_small_requests_have_room_where_large_ones_have_none() -> None:
@@ -107,3 +111,42 @@ def test_json_is_measured_by_what_it_becomes() -> None:
     with pytest.raises(GatewayError) as caught:
         check_json_bytes(b"[" + b"[]," * 1000 + b"1]", 50_000)
     assert caught.value.status == 413
+
+
+@in_loop
+async def test_an_answer_counts_for_the_key_that_asked_while_it_comes() -> None:
+    """Of each answer most has come, and the rest does not: what is there counts all the same."""
+    going_on = asyncio.Event()
+
+    async def respond(request: Received, writer: asyncio.StreamWriter) -> None:
+        size = int(request.target.rpartition("/")[2])
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size + bytes(size - 1))
+        await writer.drain()
+        if size > MIB:
+            await going_on.wait()
+        writer.write(b"0")
+
+    memory = Memory(16 * MIB)
+    async with scripted_server(respond) as server:
+        pool = Pool(Address.parse(server.url), hold=partial(LastingShare, memory))
+
+        def ask(who: str, size: int) -> asyncio.Task[Response]:
+            return asyncio.create_task(pool.request(b"GET", b"/%d" % size, who=who))
+
+        waiting = ask("alice", 6 * MIB)
+        await asyncio.sleep(0.5)
+        assert memory.used == 6 * MIB - 1
+        with pytest.raises(MemoryFullError):
+            await asyncio.wait_for(ask("alice", 3 * MIB), 10)
+        assert len((await ask("alice", MIB)).body) == MIB, "what was refused is held no more"
+        other = ask("bob", 5 * MIB)
+        await asyncio.sleep(0.5)
+        assert memory.used == 11 * MIB - 2
+        going_on.set()
+        answers = [await waiting, await other]
+        assert [len(answer.body) for answer in answers] == [6 * MIB, 5 * MIB]
+        for answer in answers:
+            assert answer.held is not None
+            answer.held.close()
+        assert memory.used == 0
+        await pool.close()
