@@ -128,7 +128,7 @@ class Judge:
     @torch.no_grad()
     def __call__(self, module: nn.Module) -> float:
         right = 0
-        for images, labels in zip(self._images.split(500), self._labels.split(500), strict=True):
+        for images, labels in zip(torch.split(self._images, 500), torch.split(self._labels, 500), strict=True):
             right += int((module(images).argmax(1) == labels).sum())
         return right / len(self._labels)
 

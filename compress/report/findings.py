@@ -94,7 +94,7 @@ def findings(rows: Sequence[StageReport], confidence: float = CONFIDENCE) -> tup
     return tuple(found)
 
 
-def _regained(rows: Sequence[StageReport]) -> list[str]:
+def _regained(rows: Sequence[StageReport]) -> list[Note]:
     """What the repair and the training behind a pruning brought, by the metric."""
     found = []
     for before, row in itertools.pairwise(rows):

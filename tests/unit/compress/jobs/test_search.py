@@ -369,6 +369,14 @@ def test_pruning_is_repaired_where_there_is_calibration_data(task: Path, tmp_pat
     assert any("The repair, without training, took" in finding for finding in report.findings)
 
 
+def test_no_repair_leaves_it_out(task: Path, tmp_path: Path) -> None:
+    asked = compress.ExportOptions(
+        output=tmp_path / "out", prune=0.6, int8="static", calibration="calibration.npz", repair=False
+    )
+    artifact, _ = compress.export(task / "model.pt", asked)
+    assert "repair_channels" not in [row.stage for row in artifact.stages]
+
+
 def test_a_repair_goes_on_from_a_pruning_that_was_kept(task: Path, tmp_path: Path) -> None:
     asked = compress.ExportOptions(output=tmp_path / "out", prune=0.6, calibration="calibration.npz", rounds=2,
                                    finetune="train.npz", epochs=2, work=tmp_path / "work")  # fmt: skip
@@ -400,7 +408,10 @@ def test_a_repair_goes_on_from_a_pruning_that_was_kept(task: Path, tmp_path: Pat
         ({"int8": "qat", "calibration": "calibration.npz"}, "fake quantization"),
         ({"prune": 0.5, "importance": "taylor"}, "by taylor"),
         ({"prune": 0.5, "importance": "obs"}, "by obs"),
-        ({"prune": 0.5, "importance": "obs", "calibration": "calibration.npz", "repair": False}, "without the repair"),
+        (
+            {"prune": 0.5, "importance": "obs", "int8": "static", "calibration": "calibration.npz", "repair": False},
+            "without the repair",
+        ),
         ({"prune": 0.5, "repair": True}, "can't repair what pruning costs"),
         ({"prune": 0.5, "repair": False, "calibration": "calibration.npz"}, "nothing to calibrate"),
         ({"prune": 0.5, "rounds": 2}, "2 rounds"),

@@ -6,6 +6,7 @@ import copy
 import itertools
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,11 +50,12 @@ LAYERS = {
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_layer_is_its_weights_times_its_columns(kind: str) -> None:
+    layer: Any
     layer, shape = LAYERS[kind]
     x = torch.randn(shape)
     assert fits(layer, x)
     made = torch.einsum("npgc,goc->npgo", columns_of(layer, x).double(), weights_of(layer))
-    bias = 0 if layer.bias is None else layer.bias.detach().view(made.shape[2:])  # type: ignore[union-attr]
+    bias = 0 if layer.bias is None else layer.bias.detach().view(made.shape[2:])
     torch.testing.assert_close(made + bias, outputs_of(layer, layer(x).detach()).double(), rtol=1e-5, atol=1e-5)
     again = copy.deepcopy(layer)
     put_weights(again, 2 * weights_of(layer))
@@ -80,23 +82,23 @@ def test_channels_that_others_stand_in_for_exactly_cost_nothing(seed: int, keep:
     """A linear network whose dropped channels are combinations of those that are kept gives what it gave."""
     torch.manual_seed(seed)
     width = keep + more
-    made: list[nn.Module] = (
+    made: list[Any] = (
         [nn.Conv2d(8, width, 1), nn.Conv2d(width, 4, 3, padding=1), nn.Flatten(), nn.Linear(4 * 16, 3)]
         if images
         else [nn.Linear(8, width), nn.Linear(width, 6), nn.Linear(6, 3)]
     )
     module = nn.Sequential(*made).eval()
-    first = module[0]
+    first: Any = module[0]
     with torch.no_grad():
         mixed = torch.randn(more, keep)
         first.weight[keep:] = torch.einsum("mk,k...->m...", mixed, first.weight[:keep])
         first.bias[keep:] = mixed @ first.bias[:keep] + (0.0 if images else 1.0)  # at a border there is no constant
     model = wrapped(module, "x:float32[batch,8,4,4]" if images else "x:float32[batch,8]")
     gone = frozenset(range(keep, width))
-    small = copy.deepcopy(module)
+    small: Any = copy.deepcopy(module)
     with torch.no_grad():
         small[0].weight, small[0].bias = (nn.Parameter(t[:keep].clone()) for t in (first.weight, first.bias))
-        small[1].weight = nn.Parameter(module[1].weight[:, :keep].clone())
+        small[1].weight = nn.Parameter(made[1].weight[:, :keep].clone())
     lost = Lost(model, {("0", "out", 0): gone, ("1", "in", 0): gone})
     data = data_for(model, 96, seed)
     with tempfile.TemporaryDirectory() as folder:
@@ -116,7 +118,7 @@ def test_channels_that_others_stand_in_for_exactly_cost_nothing(seed: int, keep:
 def test_every_family_is_nearer_to_the_original_or_as_it_was(name: str, importance: str, tmp_path: Path) -> None:
     model = loaded(name, FAMILIES)
     data = data_for(model)
-    prune = PruneChannels(0.34, importance, calibration=data)  # type: ignore[arg-type]
+    prune = PruneChannels(0.375 if name == "mlp" else 0.34, importance, calibration=data)  # type: ignore[arg-type]
     pruned = prune.run(model, tmp_path, quiet).model
     assert isinstance(pruned, TorchModel)
     before = copy.deepcopy(pruned.module.state_dict())
@@ -191,7 +193,7 @@ def test_what_was_not_pruned_is_not_repaired(tmp_path: Path) -> None:
 
 def test_obs_takes_the_channels_that_others_stand_in_for(tmp_path: Path) -> None:
     """Every second channel is the one before it, and larger: by its weights it would stay."""
-    module = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 6)).eval()
+    module: Any = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 6)).eval()
     with torch.no_grad():
         module[0].weight[1::2], module[0].bias[1::2] = 3 * module[0].weight[::2], 3 * module[0].bias[::2]
         module[2].weight[:, 1::2] *= 2
@@ -199,7 +201,7 @@ def test_obs_takes_the_channels_that_others_stand_in_for(tmp_path: Path) -> None
     data = data_for(model, 256)
     errors = {}
     for importance in ("obs", "magnitude"):
-        stage = PruneChannels(0.5, importance, round_to=1, calibration=data)  # type: ignore[arg-type]
+        stage = PruneChannels(0.5, importance, round_to=1, calibration=data)
         pruned = stage.run(model, tmp_path, quiet).model
         found = RepairChannels(data).run(pruned, tmp_path, quiet)  # type: ignore[arg-type]
         errors[importance] = found.details["error_repaired"]["mean"] if found.details["kept"] else 1.0
