@@ -70,7 +70,7 @@ def findings(rows: Sequence[StageReport], confidence: float = CONFIDENCE) -> tup
     if onnx.size_bytes and last.size_bytes and last.size_bytes > onnx.size_bytes:
         grown = f"The file has grown, from {onnx.size_bytes:,} to {last.size_bytes:,} bytes"
         scales = ": in so small a model, scales and Q/DQ nodes outweigh what 8-bit weights save"
-        quantized = int8 and any(row.details.get("layers", {}).get("int8") for row in rows)
+        quantized = any(row.stage.startswith("quantize") and row.details.get("layers", {}).get("int8") for row in rows)
         found.append(f"{grown}{scales if quantized and not engine else ''}.")
     if last.drop is not None and original.value is not None and last.value is not None and telling(last, original):
         went = "rose" if last.value > original.value else "fell"

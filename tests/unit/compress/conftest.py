@@ -44,6 +44,13 @@ def exact_products() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def own_products(exact_products: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime as it is, for a test that is about its fused operators: those have no exact form everywhere."""
+    for patched in (_Exact, _ExactSession):
+        monkeypatch.setattr(ort, patched.__base__.__name__, patched.__base__)
+
+
 @pytest.fixture(scope="package", autouse=True)
 def no_openvino() -> Iterator[None]:
     """As where it is not installed: with it, each run measures its result on both runtimes, and most are not about it."""

@@ -133,6 +133,7 @@ def recurrent(folder: Path, kind: type[nn.LSTM] | type[nn.GRU], *, both_ways: bo
     return exported(Recurrent(kind, both_ways=both_ways).eval(), ("x:float32[batch,12,40]",), folder)
 
 
+@pytest.mark.usefixtures("own_products")
 @pytest.mark.parametrize("mode", ["dynamic", "weights", "static"])
 @pytest.mark.parametrize(("kind", "both_ways"), [(nn.LSTM, True), (nn.GRU, False)])
 def test_a_recurrent_layers_matrices_take_a_quarter(

@@ -88,6 +88,7 @@ def test_what_nothing_reads_is_told_by_name_and_once(options: Any, flags: set[st
 
 def test_what_is_for_torch_is_told_where_there_is_no_such_file(tmp_path: Path) -> None:
     options = MeasureOptions(compile=True)
+    (tmp_path / "artifact.json").touch()
     assert "--compile" in unused(options, [tmp_path, Path("m.onnx")])[0]
     assert unused(options, [tmp_path, Path("m.pt")]) == ()
 

@@ -55,7 +55,14 @@ BASE = [row("original", 5.0, value=0.9), row("original_onnx", 2.0, value=0.9)]
             "miou fell by 30 points, from 0.9000 to 0.6000, without",
         ),
         ([row("fold_onnx", 1.0), row("half_onnx", 1.0, size_bytes=1006)], "from 1,000 to 1,006 bytes."),
-        ([row("fold_onnx", 1.0), row("quantize_onnx", 0.5, size_bytes=1006)], "scales and Q/DQ nodes outweigh"),
+        (
+            [row("fold_onnx", 1.0), row("quantize_onnx", 0.5, size_bytes=1006, layers={"int8": 3})],
+            "scales and Q/DQ nodes outweigh",
+        ),
+        (
+            [row("repair_channels", layers=4), row("quantize_onnx", 0.5, size_bytes=1006, layers={"int8": 0})],
+            "from 1,000 to 1,006 bytes.",
+        ),
         ([row("fold_onnx", 1.0, batch_difference=0.5)], "by up to 50.0% of the largest output: a server that joins"),
         (
             [row("quantize_onnx", 0.5, batch_difference=0.5, options={"mode": "dynamic"})],

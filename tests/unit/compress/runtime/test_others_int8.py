@@ -86,6 +86,7 @@ def plain(path: Path, x: np.ndarray[Any, Any], batch: int) -> np.ndarray[Any, An
     return np.concatenate(found).astype(float)
 
 
+@pytest.mark.usefixtures("own_products")
 def test_differences_from_the_float_model_are_those_of_a_plain_run(made: Path) -> None:
     names = ["float", *STATIC, "dynamic"]
     options = MeasureOptions(rounds=1, batches=(1,), data=str(made / "data.npz"))

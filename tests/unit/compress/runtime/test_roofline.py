@@ -62,6 +62,7 @@ def test_the_operations_of_a_model_are_its_multiply_accumulates(name: str, tmp_p
     assert multiplying >= 2 * onnx_macs(model.path, model.signature) * 0.99, "and padding of ONNX Runtime's own layouts"
 
 
+@pytest.mark.usefixtures("own_products")
 def test_int8_layers_have_a_roof_of_their_own(tmp_path: Path) -> None:
     module, inputs = family("residual")
     model = exported(module, inputs, tmp_path)

@@ -150,7 +150,7 @@ def test_an_input_that_is_no_tensor_is_named(tmp_path: Path, value: str) -> None
     types = {"sequence": helper.make_sequence_type_proto(kind), "optional": helper.make_optional_type_proto(kind)}
     made.graph.input[0].type.CopyFrom(types.get(value, onnx.TypeProto()))
     onnx.save(made, tmp_path / "m.onnx")
-    with pytest.raises(StageError, match="'x' is no tensor"):
+    with pytest.raises(StageError, match=r"'x' is .*no tensor"):
         signature_of_onnx(tmp_path / "m.onnx")
 
 

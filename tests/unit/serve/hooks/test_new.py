@@ -42,7 +42,8 @@ def test_what_is_written_fits_the_network_and_passes_its_own_test_and_the_linter
     assert [result.name for result in (postprocess.results if postprocess else ())] == outputs
     steps = steps_of(hooks, source, None)
     assert [step.name for step in steps] == ["preprocess", "network", *(["postprocess"] if outputs else [])]
-    assert [tried for tried in tried_of(hooks, source, None) if tried.status == 500] == []
+    own = [tried for tried in tried_of(hooks, source, None) if not tried.message.startswith("the network fails")]
+    assert [tried for tried in own if tried.status == 500] == []
     for command in (
         ["pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "."],
         ["ruff", "check", "--isolated", "--select", "E,F,I,UP,B,N,PT,ANN", "--ignore", "ANN401", "--line-length=120"],
