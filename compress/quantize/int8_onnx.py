@@ -37,7 +37,9 @@ Ranges = Mapping[str, tuple[float, float]]
 
 DYNAMIC = ("MatMul", "Gemm", "Gather", "Conv")
 # In a graph with attention, static INT8 is for layers with weights alone: a mask of -10,000 that is added to the scores
-# would leave them one step of 8 bits.
+# would leave them one step of 8 bits. What a product gives stays in float there: it is added up, normalized or
+# activated next, none of it in INT8.
+FLOAT_RESULTS = ("MatMul", "Gemm")
 WHOLE = {"quant_type": QuantType.QInt8}  # of a weight with one scale
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 LSTM_INPUTS = 8  # before the scales and zero-points of its 8-bit form
@@ -142,7 +144,10 @@ def static_for_cpu(model: ModelProto, ranges: Ranges, exclude: Collection[str], 
             calibrate_method=CalibrationMethod.MinMax,
             op_types_to_quantize=kinds,
             nodes_to_exclude=left,
-            extra_options={"TensorQuantOverrides": {names.plain[name]: [dict(WHOLE)] for name in whole}},
+            extra_options={
+                "TensorQuantOverrides": {names.plain[name]: [dict(WHOLE)] for name in whole},
+                "OpTypesToExcludeOutputQuantization": [] if kinds is None else list(FLOAT_RESULTS),
+            },
         )
 
     return _through(model, run)

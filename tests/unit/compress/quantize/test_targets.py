@@ -76,6 +76,18 @@ def test_a_mask_of_minus_10000_does_not_ruin_attention(tmp_path: Path) -> None:
     assert cosine(model, given.model, data) > 0.99  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["bert", "vit"])
+def test_what_a_product_of_a_transformer_gives_is_not_rounded(name: str, tmp_path: Path) -> None:
+    module, inputs = family(name)
+    model = exported(module, inputs, tmp_path)
+    given = QuantizeOnnx("static", random_data(model, 16)).run(model, tmp_path / "next", quiet)
+    graph = onnx.load(given.model.path).graph  # type: ignore[union-attr]
+    made = {node.output[0] for node in graph.node if node.op_type in ("MatMul", "Gemm")}
+    rounded = {node.input[0] for node in graph.node if node.op_type == "QuantizeLinear"}
+    assert given.details["layers"]["int8"] > 1
+    assert not made & rounded
+
+
 def zero_points(path: Path) -> set[int]:
     """All zero-points of a file; one that is not written is 0."""
     graph = onnx.load(path).graph
