@@ -278,6 +278,8 @@ def judged(
         notes += (Note(f"The model gives {given}: {metric.name} judges {which}{other}."),)
     elif name is None and notes and not metric.needs_labels:
         notes += (Note(f"The metric is {metric.name}, with the original's own answers."),)
+    if name is None and metric.name == "agreement" and data.labels is None:
+        notes += (Note("No labels in the evaluation data: agreement with the original is judged, not accuracy."),)
     return data, metric, notes
 
 
