@@ -91,7 +91,7 @@ class Judge:
 
 @torch.no_grad()
 def statistics_again(module: nn.Module, samples: Samples) -> nn.Module | None:
-    """A copy whose batch normalizations have the statistics of all samples; None where it has none, or they overflow."""
+    """A copy whose batch normalizations have all samples' statistics; None where it has none, or one overflows."""
     own = copy.deepcopy(module)
     norms = [layer for layer in own.modules() if isinstance(layer, BATCH_NORM) and layer.track_running_stats]
     if not norms:
@@ -109,7 +109,9 @@ def statistics_again(module: nn.Module, samples: Samples) -> nn.Module | None:
     for norm, momentum in zip(norms, usual, strict=True):
         norm.momentum = momentum
         norm.eval()
-    return own if all(bool(norm.running_var.isfinite().all()) for norm in norms) else None
+    return (
+        own if all(norm.running_var is not None and bool(norm.running_var.isfinite().all()) for norm in norms) else None
+    )
 
 
 def _fitting(samples: Samples) -> Sequence[int]:

@@ -177,11 +177,8 @@ def test_data_that_can_repair_nothing_is_told_by_what_is_wrong_with_it(value: fl
     model = loaded("residual")
     pruned = PruneChannels(0.5).run(model, tmp_path, quiet).model
     image = data_for(model, 32).inputs["image"][:] * value if value == 1e25 else np.full((32, 3, 16, 16), value)
-    found = RepairChannels(Dataset("made up", {"image": image.astype(np.float32)}, None, "odd")).run(
-        pruned,
-        tmp_path,
-        quiet,  # type: ignore[arg-type]
-    )
+    data = Dataset("made up", {"image": image.astype(np.float32)}, None, "odd")
+    found = RepairChannels(data).run(pruned, tmp_path, quiet)  # type: ignore[arg-type]
     assert not found.details.get("kept")
     assert not found.details.get("constant")
     assert found.model.module is pruned.module  # type: ignore[union-attr]
