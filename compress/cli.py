@@ -70,8 +70,8 @@ def export(
     Parameters
     ----------
     checkpoint
-        What compress.save, torch.save, torch.jit.save, torch.export.save or safetensors wrote; a Hugging Face folder; an ONNX
-        file, for all but pruning and training.
+        What compress.save, torch.save, torch.jit.save, torch.export.save or safetensors wrote; a Hugging Face folder;
+        an ONNX file, for all but pruning and training.
     dry_run
         Print the stages and how long they will take, by trying a little of each; write nothing.
     save_config
