@@ -17,6 +17,7 @@ from typing import Any, Literal
 from serve.rollout.evidence import Measure
 from serve.rollout.plan import Plan
 from serve.rollout.speakers import Speakers
+from serve.rollout.waits import AGAINST, ALONE, near
 
 __all__ = ["Analysis", "Outcome", "Question"]
 
@@ -163,6 +164,10 @@ class Analysis:
         self._reported[which][1] += wrong
         self.speakers.say(key, which, bad=wrong)
 
+    def expect_others(self, expected: bool) -> None:
+        """Whether other keys may yet ask: until then, one that asks alone ends nothing by other answers."""
+        self._heard["disagreement"].several = expected
+
     def worse(self) -> Question | None:
         """A question whose evidence says that the candidate is worse than allowed."""
         for name in self.judged:
@@ -220,8 +225,9 @@ class Analysis:
     def evidence(self) -> dict[str, dict[str, Any]]:
         """By question: what was seen, the bound, and how far each gambler is from deciding (1.0).
 
-        Of the slowest answers it is the candidate's share of those that take longer than "over_s" (seconds), and the
-        baseline's of those that would if the candidate's longer time that is allowed were added to them.
+        Of the slowest answers it is the candidate's share of those that took over "times" the 95th percentile of the
+        baseline's answers at the time, and the baseline's of those over that percentile itself. Where a question
+        waits for more than observations, "waits" says for what.
         """
         found: dict[str, dict[str, Any]] = {}
         for name, measure in self.measures.items():
@@ -238,8 +244,10 @@ class Analysis:
                 "required": name in self.required and not (name == "disagreement" and self._uncompared),
                 "judged": name in self.judged,
             }
+            if waits := self._waits(name):
+                found[name]["waits"] = waits
         if "slowest" in found:
-            found["slowest"]["over_s"] = None if math.isinf(self._tail) else self._tail
+            found["slowest"]["times"] = self._slower
         if self._numbers[0]:
             items, differences, largest = self._numbers
             found["disagreement"] |= {
@@ -247,6 +255,14 @@ class Analysis:
             }  # fmt: skip
         if "feedback" in found:
             found["feedback"]["keys"] = len(self.speakers)
+        return found
+
+    def decisive(self) -> dict[Question, str]:
+        """By question, the id of the one key whose requests or words stand between what all show and a decision."""
+        found: dict[Question, str] = {}
+        for name in self.judged:
+            if key := self._heard[name].without() if self._alone(name) else self._hiding(name):
+                found[name] = key
         return found
 
     def snapshot(self) -> dict[str, Any]:
@@ -261,6 +277,7 @@ class Analysis:
             "heard": {name: speakers.snapshot() for name, speakers in self._heard.items()},
             "tail": None if math.isinf(self._tail) else self._tail,
             "late": self._late,
+            "decisive": self.decisive(),
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
@@ -310,6 +327,26 @@ class Analysis:
         if name in ("feedback", "disagreement"):
             return self._heard[name].least("worse")
         return self.measures[name].worse.log_wealth
+
+    def _alone(self, name: Question) -> bool:
+        """Whether all requests say that the candidate is worse, and those of all keys but one do not."""
+        return self.measures[name].worse.log_wealth >= self._alarm > self._alarm_of(name)
+
+    def _waits(self, name: Question) -> str:
+        """What a decision waits for, besides more observations; "" for nothing."""
+        if name not in self.judged:
+            return ""
+        if self._alone(name):
+            return ALONE
+        measure = self.measures[name]
+        if measure.fine.log_wealth >= self._proof and self._hiding(name) is not None:
+            return AGAINST
+        share, _ = self._seen(name)
+        if name != "disagreement" or share is None or self._proof_of(name) >= self._proof:
+            return ""
+        bound = self._plan.max_disagreement
+        lacks = self._alarm - self._alarm_of(name) if share > bound else self._proof - self._proof_of(name)
+        return near(share, bound, measure.count, lacks)
 
     @property
     def _uncompared(self) -> bool:
@@ -362,11 +399,12 @@ class Analysis:
             return f"it disagrees with the baseline on {share} of a request's items, over {requests} requests"
         if name == "slowest":
             mine, theirs = map(_ms, self._quantiles(TAIL))
-            if math.isinf(self._tail):  # nothing was judged yet
+            if not self._late[0]:  # nothing was judged yet
                 return f"its 95th percentile is {mine}, the baseline's {theirs}"
             return (
-                f"{_percent(candidate)} of its answers take longer than {_ms(self._tail)}, {_percent(baseline)} of the "
-                f"baseline's longer than {_ms(self._tail / self._slower)} (95th percentiles {mine} and {theirs})"
+                f"{_percent(candidate)} of its answers took over {self._slower:g} times the baseline's 95th percentile "
+                f"at the time, {_percent(baseline)} of the baseline's over that percentile itself (95th percentiles of "
+                f"the last answers, {KEPT} at most: {mine} and {theirs})"
             )
         return f"its median is {_ms(candidate)}, the baseline's {_ms(baseline)}"
 

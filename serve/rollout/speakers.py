@@ -79,7 +79,7 @@ class Speakers:
         return min((each.worse if side == "worse" else each.fine).log_wealth for each in measures)
 
     def without(self) -> str | None:
-        """A key without which the rest is poorest in evidence that the candidate is worse; None where one key speaks."""
+        """The key without which least says that the candidate is worse; None where one speaks alone."""
         others = self._others()
         return min(others, key=lambda key: others[key].worse.log_wealth, default=None)
 

@@ -215,6 +215,8 @@ class Released:
                 seconds = time.monotonic() - started
             finally:
                 place.answered()
+            if release.course is not None:
+                release.course.shared = len(self._gate.keys) > 1
             release.copied(Answered(copy, grade, release.candidate, seconds), answered, key=who)
             answer = answered.answer
             both_good = grade is Grade.GOOD and answered.grade is Grade.GOOD
