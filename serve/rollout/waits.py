@@ -30,6 +30,6 @@ def near(share: float, bound: float, count: int, missing: float) -> str:
         return ""
     takes = f"some {int(float(f'{more:.0e}')):,}" if more < MOST else f"over {MOST:,}"
     return (
-        f"{share:.2%} is too near the {100 * bound:.3g}% allowed to decide soon (that takes {takes} more copies); abort, and "
-        "start again with --expect-change if it was trained anew, or with another --tolerance or --agree"
+        f"{share:.2%} is too near the {100 * bound:.3g}% allowed to decide soon (that takes {takes} more copies); "
+        "abort, and start again with --expect-change if it was trained anew, or with another --tolerance or --agree"
     )

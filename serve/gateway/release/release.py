@@ -129,6 +129,7 @@ class Release:
         self.unjudged_count = 0
         self._unjudged = ""
         self._weight = weight
+        self._asker: str | None = None
         self._speaker: str | None = None
         self._speakers = False
         self._answer_bytes: int | None = None
@@ -188,6 +189,9 @@ class Release:
         """
         if stays is not None and stays != self.kept:
             return await _timed(ask, stays)
+        if self.course is not None:
+            self._asker = key if self._asker is None else self._asker
+            self.course.joined |= key != self._asker
         weight = self.weight
         if weight and (weight >= 1 or (movable and self.place(sticky) < weight)):
             return await self._ask_candidate(ask, key, movable=movable)

@@ -359,7 +359,7 @@ async def test_who_answers_otherwise_is_judged_by_what_was_asked_for(
 
 CHOOSY = """
 def choosy(candidate, baseline):
-    if candidate[0, 0] == 2:
+    if candidate[0] == 2:
         raise MemoryError("too long")
     return bool((candidate == baseline).all())
 """
@@ -409,13 +409,13 @@ async def test_one_of_several_keys_takes_no_candidate_back(tmp_path: Path, sends
         plan = Plan(steps=(), shadow=100.0, step_s=1.0, agree=(Agree.parse("y:function=choosy"),))
         w.store.start("m", Target("m", "2"), plan)
         await w.until(lambda row: row.state == "running")
-        until = time.monotonic() + 3.0
+        until = time.monotonic() + 2.0
         while time.monotonic() < until:
             asks = [w.ask(INFER, sends.encode(), x_api_key=liar)]
             asks += [w.ask(INFER, b"{}", x_api_key=key) for key in honest]
             assert {each.status for each in await asyncio.gather(*asks)} == {200}
         shown = json.loads((await w.pool.request(b"GET", b"/rollouts", [(b"x-api-key", honest[0].encode())])).body)[0]
-        assert shown["state"] == "running"
+        assert shown["state"] == "running", (shown["why"], shown["evidence"])
         assert shown["evidence"]["disagreement"]["candidate"] > 0.2, "a third of them were others"
         assert "one key alone" in shown["evidence"]["disagreement"]["waits"]
         assert (shown["unjudged"] > 10) == (says == "no judgement")

@@ -69,12 +69,16 @@ def test_what_one_of_several_keys_asks_neither_promotes_a_candidate_nor_takes_it
     assert json.loads(json.dumps(course.analysis.snapshot()))["decisive"] == {"disagreement": "flood"}
 
 
-@pytest.mark.parametrize(("shared", "least", "most"), [(False, 5, 30), (True, 61, 61)])
-def test_a_key_that_asks_alone_decides_once_others_had_the_time_to_ask(shared: bool, least: int, most: int) -> None:
+@pytest.mark.parametrize(
+    ("shared", "joined", "least", "most"), [(False, False, 5, 30), (True, False, 61, 61), (True, True, 100, 100)]
+)
+def test_a_key_that_asks_alone_decides_once_others_had_the_time_to_ask(
+    shared: bool, joined: bool, least: int, most: int
+) -> None:
     course = Course(MINUTE, 0.0)
-    course.shared = shared
+    course.shared, course.joined = shared, joined
     assert least <= copies(course, {"alone": (1.0, 0.9)}, 100) <= most
-    assert course.state == "aborted"
+    assert course.state == ("running" if joined else "aborted")
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 40])
