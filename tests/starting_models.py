@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
+from compress.artifact import Artifact, sha256_of
+from compress.processor import Processor
 from tests.serve_models import artifact_of, lookup_artifact, tiny_artifact
 
 
@@ -42,6 +45,37 @@ def ids(folder: Path, names: tuple[str, ...], length: str, output: str = "logits
     ]
     inputs = [f"{name}:int64[batch,{length}]" for name in names]
     return artifact_of(folder, nodes, inputs, [f"{output}:float32[batch,2]"], {"axes": np.array([1], np.int64)})
+
+
+def positions(folder: Path, most: int, labels: tuple[str, ...]) -> Path:
+    """Token ids, with a mask, of at most so many places, as scores of the labels, and the processor that comes along.
+
+    The file says that any length fits; ONNX Runtime fails over what is longer, as a network with a table of positions.
+    """
+    names = ("input_ids", "attention_mask")
+    nodes = [
+        *(helper.make_node("Cast", [name], [f"{name}_real"], to=onnx.TensorProto.FLOAT) for name in names),
+        helper.make_node("Shape", ["input_ids"], ["length"], start=1),
+        helper.make_node("Slice", ["table", "zero", "length"], ["places"]),
+        helper.make_node("Add", ["input_ids_real", "places"], ["placed"]),
+        helper.make_node("Mul", ["placed", "attention_mask_real"], ["masked"]),
+        helper.make_node("ReduceSum", ["masked", "axes"], ["one"], keepdims=1),
+        helper.make_node("Mul", ["one", "row"], ["logits"]),
+    ]
+    weights: dict[str, np.ndarray[Any, Any]] = {
+        "table": np.ones(most, np.float32), "zero": np.array([0], np.int64), "axes": np.array([1], np.int64),
+        "row": np.arange(len(labels), dtype=np.float32),
+    }  # fmt: skip
+    inputs = [f"{name}:int64[batch,seq]" for name in names]
+    artifact_of(folder, nodes, inputs, [f"logits:float32[batch,{len(labels)}]"], weights)
+    (folder / "processor").mkdir()
+    tokenizer = folder / "processor" / "tokenizer.json"
+    tokenizer_file(folder).rename(tokenizer)
+    processor = Processor(
+        "text", "sequence-classification", {tokenizer.name: sha256_of(tokenizer)}, labels, most, tokenizer.parent
+    )
+    replace(Artifact.load(folder), processor=processor).save()
+    return folder
 
 
 def one_number(folder: Path) -> Path:
@@ -80,6 +114,20 @@ def ending(folder: Path, operators: tuple[str, ...], output: str = "y") -> Path:
     return artifact_of(folder, nodes, ["x:float32[batch,4]"], [f"{output}:float32[batch,3]"], weights)
 
 
+def one_sample(folder: Path, given: str, made: str) -> Path:
+    """The mean of an input whose batch is fixed at 1, counted on from 0 in an output."""
+    (name, _), (output, shape) = given.split(":"), made.split(":")
+    sizes = [int(size) for size in shape[shape.index("[") + 1 : -1].split(",")]
+    nodes = [
+        helper.make_node("Cast", [name], ["real"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["real"], ["mean"], keepdims=0),
+        helper.make_node("Add", ["mean", "counted"], [output]),
+    ]
+    return artifact_of(
+        folder, nodes, [given], [made], {"counted": np.arange(np.prod(sizes), dtype=np.float32).reshape(sizes)}
+    )
+
+
 def one_text(folder: Path) -> Path:
     """words:string[batch] to same:string[batch]."""
     node = helper.make_node("Identity", ["words"], ["same"])
@@ -113,4 +161,11 @@ KINDS: list[tuple[str, Any, tuple[Any, ...], list[str]]] = [
     ("text", ids, (("input_ids",), "6"), ["label", "probability"]),
     ("text", ids, (("input_ids", "attention_mask", "token_type_ids"), "length"), ["label", "probability"]),
     ("text", ids, (("input_ids", "attention_mask"), "length", "sentence_embedding"), []),
+    ("text", positions, (16, tuple(f"class number {each}" for each in range(9))), ["label", "probability"]),
+    ("image-classification", one_sample, ("x:float32[1,3,8,10]", "y:float32[1,5]"), ["label", "probability"]),
+    ("image-classification", one_sample, ("x:float16[1,8,10,1]", "y:float32[5]"), ["label", "probability"]),
+    ("image-classification", one_sample, ("x:uint8[1,3,8,10]", "y:float32[1,1]"), ["value"]),
+    ("tabular", one_sample, ("x:float32[1,4]", "y:float32[1,5]"), ["label", "probability"]),
+    ("tabular", one_sample, ("x:int64[1,4]", "y:float32[1]"), ["value"]),
+    ("text", one_sample, ("input_ids:int64[1,6]", "y:float32[1,2]"), ["label", "probability"]),
 ]
