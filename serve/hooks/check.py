@@ -25,7 +25,7 @@ from serve.hooks.module import Guarded
 from serve.hooks.packed.values import Array, named, to_array
 from serve.hooks.types import HookTensor, of_spec
 
-__all__ = ["Step", "Unproven", "check_hooks", "nans", "run_network", "sample_of", "shown"]
+__all__ = ["Step", "UnprovenError", "check_hooks", "nans", "run_network", "sample_of", "shown"]
 
 SHOWN = 6  # elements of an array
 LONGEST = 60  # characters of a text
@@ -63,7 +63,7 @@ NOT_OPENED, REFUSED = 3, 4  # how the program above ends
 MOST_TOLD = 300  # letters of ONNX Runtime's, from the end, where it says what did not fit
 
 
-class Unproven(RepositoryError):
+class UnprovenError(RepositoryError):
     """What a try on this machine ended with, and says nothing of the hooks for sure."""
 
 
@@ -96,7 +96,7 @@ def check_hooks(hooks: Hooks, source: Artifact, item: Mapping[str, Array]) -> li
     Raises:
         HookError: the hooks fail; the message names the line.
         RepositoryError: the network refuses what preprocess gave.
-        Unproven: it can't be opened here, does not come to an end, or answers NaN.
+        UnprovenError: it can't be opened here, does not come to an end, or answers NaN.
         MissingExtraError: there is no onnxruntime to run the network with.
     """
     steps = []
@@ -105,7 +105,7 @@ def check_hooks(hooks: Hooks, source: Artifact, item: Mapping[str, Array]) -> li
         item = steps[-1].made
     steps.append(run_network(source, item))
     if nans(steps[-1]):
-        raise Unproven(
+        raise UnprovenError(
             f"can't use what {source.model_path} answers",
             why=f"to a good sample, {', '.join(nans(steps[-1]))} is NaN",
             mend="see whether preprocess gives what the network was trained with, and whether it answers at all",
@@ -174,7 +174,7 @@ def run_network(source: Artifact, item: Mapping[str, Array]) -> Step:
 
     Raises:
         RepositoryError: it refuses the item.
-        Unproven: it can't be opened here, or does not come to an end.
+        UnprovenError: it can't be opened here, or does not come to an end.
         MissingExtraError: there is no onnxruntime to run it with.
     """
     batched = source.signature.batched
@@ -194,7 +194,7 @@ def run_network(source: Artifact, item: Mapping[str, Array]) -> Step:
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
         except subprocess.TimeoutExpired as err:
-            raise Unproven(
+            raise UnprovenError(
                 f"can't run {source.model_path}",
                 why=f"it does not come to an end within {seconds:g} s",
                 mend=f"see whether it has a loop without an end; if it is only slow, set {SETTING} to more seconds",
@@ -204,7 +204,7 @@ def run_network(source: Artifact, item: Mapping[str, Array]) -> Step:
                 raise MissingExtraError("can't run the network", module="onnxruntime", extra="triton")
             lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
             if done.returncode == NOT_OPENED:
-                raise Unproven(
+                raise UnprovenError(
                     f"can't open {source.model_path}",
                     why=_end_of(lines[-1]),
                     mend="see whether this machine's ONNX Runtime has all of its operators",

@@ -12,7 +12,7 @@ from serve.config.merge import Edits
 from serve.config.model_config import ModelConfig, ModelInput, ModelOutput
 from serve.config.names import PACKED_NAME
 from serve.config.pbtxt import from_message
-from serve.hooks.check import Unproven, check_hooks
+from serve.hooks.check import UnprovenError, check_hooks
 from serve.hooks.load import Hooks, load_hooks
 from serve.pack.models import BACKENDS, keep_edits, wanted_models, write_model
 from serve.pack.options import PackOptions
@@ -146,7 +146,7 @@ def _try_out(hooks: Hooks, source: Artifact) -> tuple[str, ...]:
         return ()
     try:
         check_hooks(hooks, source, hooks.example)
-    except (Unproven, MissingExtraError) as err:
+    except (UnprovenError, MissingExtraError) as err:
         return (f"the hooks were not tried on the network: {err.what}: {err.why}",)
     return ()
 
