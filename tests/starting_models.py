@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,11 +70,30 @@ def positions(folder: Path, most: int, labels: tuple[str, ...]) -> Path:
     inputs = [f"{name}:int64[batch,seq]" for name in names]
     artifact_of(folder, nodes, inputs, [f"logits:float32[batch,{len(labels)}]"], weights)
     (folder / "processor").mkdir()
-    tokenizer = folder / "processor" / "tokenizer.json"
-    tokenizer_file(folder).rename(tokenizer)
-    processor = Processor(
-        "text", "sequence-classification", {tokenizer.name: sha256_of(tokenizer)}, labels, most, tokenizer.parent
-    )
+    tokenizer_file(folder).rename(folder / "processor" / "tokenizer.json")
+    return with_processor(folder, "text", "tokenizer.json", labels, most)
+
+
+CROPPED = {
+    "do_resize": True, "size": {"shortest_edge": 16}, "do_center_crop": True, "crop_size": {"height": 8, "width": 8},
+    "resample": 3, "do_rescale": True, "do_normalize": True, "image_mean": [0.5, 0.25, 0.0], "image_std": [0.5, 0.5, 1],
+}  # fmt: skip
+"""Settings of an image processor: the shorter side becomes 16 pixels, and its centre of 8 by 8 is taken."""
+
+
+def own_images(folder: Path, shape: str, settings: dict[str, Any], labels: tuple[str, ...] = ()) -> Path:
+    """As `mean_of_images`, with an image processor of these settings."""
+    mean_of_images(folder, shape)
+    (folder / "processor").mkdir()
+    (folder / "processor" / "preprocessor_config.json").write_text(json.dumps(settings))
+    return with_processor(folder, "image", "preprocessor_config.json", labels, None)
+
+
+def with_processor(folder: Path, kind: str, name: str, labels: tuple[str, ...], longest: int | None) -> Path:
+    """Note in an artifact which file makes its inputs, as `compress` does."""
+    file = folder / "processor" / name
+    task = {"text": "sequence-classification", "image": "image-classification"}[kind]
+    processor = Processor(kind, task, {name: sha256_of(file)}, labels, longest, file.parent)
     replace(Artifact.load(folder), processor=processor).save()
     return folder
 
@@ -165,6 +185,7 @@ KINDS: list[tuple[str, Any, tuple[Any, ...], list[str]]] = [
     ("image-classification", one_sample, ("x:float32[1,3,8,10]", "y:float32[1,5]"), ["label", "probability"]),
     ("image-classification", one_sample, ("x:float16[1,8,10,1]", "y:float32[5]"), ["label", "probability"]),
     ("image-classification", one_sample, ("x:uint8[1,3,8,10]", "y:float32[1,1]"), ["value"]),
+    ("image-classification", own_images, ("3,8,8", CROPPED, tuple("abcde")), ["label", "probability"]),
     ("tabular", one_sample, ("x:float32[1,4]", "y:float32[1,5]"), ["label", "probability"]),
     ("tabular", one_sample, ("x:int64[1,4]", "y:float32[1]"), ["value"]),
     ("text", one_sample, ("input_ids:int64[1,6]", "y:float32[1,2]"), ["label", "probability"]),

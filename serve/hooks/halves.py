@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from serve.hooks.image_settings import ImageSettings
 from serve.hooks.starting import Part
 
 __all__ = ["images", "labels", "number", "rows"]
@@ -15,7 +16,10 @@ __all__ = ["images", "labels", "number", "rows"]
 LINE = 120 - len("LABELS = ")  # letters
 
 
-def images(*, name: str, channels: int, height: int, width: int, dtype: str, last: bool, alone: bool = False) -> Part:
+def images(
+    *, name: str, channels: int, height: int, width: int, dtype: str, last: bool, settings: ImageSettings,
+    alone: bool = False,
+) -> Part:  # fmt: skip
     """An image file in, float32 or uint8 [C, H, W] or (last) [H, W, C] out."""
     shape = f"{height}, {width}, {channels}" if last else f"{channels}, {height}, {width}"
     mode = {1: "L", 3: "RGB", 4: "RGBA"}[channels]
@@ -24,11 +28,27 @@ def images(*, name: str, channels: int, height: int, width: int, dtype: str, las
         ""
         if dtype == "uint8"
         else f"""\
-# What the network was trained with, for each channel: values of 0 to 1, less MEAN, divided by STD.
-MEAN = np.array({[0.0] * channels}, np.float32)
-STD = np.array({[1.0] * channels}, np.float32)
+# {"As the model's own processor" if settings.mean else "What the network was trained with"}, \
+for each channel: values of 0 to 1, less MEAN, divided by STD.
+MEAN = np.array({list(settings.mean) or [0.0] * channels}, np.float32)
+STD = np.array({list(settings.std) or [1.0] * channels}, np.float32)
 """
     )
+    resized = f"resize((WIDTH, HEIGHT), Image.Resampling.{settings.filter})"
+    fitted, centre = f'fitted = decoded(picture).convert("{mode}").{resized}', ""
+    if settings.shorter is not None:
+        says = "pixels of an image's shorter side before its centre is cut out"
+        constants = f"SHORTER = {settings.shorter}  # {says}\n{constants}"
+        fitted = f'''whole = decoded(picture).convert("{mode}")
+            fitted = whole.{resized[:-1]}, box=centre(*whole.size))'''
+        centre = '''
+
+def centre(width: int, height: int) -> tuple[float, float, float, float]:
+    """What of an image is looked at: left, upper, right and lower edge in its own pixels."""
+    scale = min(width, height) / SHORTER
+    left, upper = max(0.0, (width - WIDTH * scale) / 2), max(0.0, (height - HEIGHT * scale) / 2)
+    return left, upper, width - left, height - upper
+'''
     turned = ("" if last else ".transpose(2, 0, 1)") + (".astype(np.float16)" if dtype == "float16" else "")
     result = f"pixels{turned}" if dtype == "uint8" else "(pixels - MEAN) / STD"
     if turned and dtype != "uint8":
@@ -46,7 +66,7 @@ def preprocess({name}: bytes) -> np.ndarray[Any, Any]:
     """A PNG or JPEG file -> {dtype}[{shape}]."""
     try:
         with Image.open(io.BytesIO({name}), formats=("PNG", "JPEG")) as picture:
-            fitted = decoded(picture).convert("{mode}").resize((WIDTH, HEIGHT), Image.Resampling.BILINEAR)
+            {fitted}
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as err:
         raise ValueError(f"the image has more than {{MOST_PIXELS:,}} pixels") from err
     except (OSError, SyntaxError) as err:
@@ -67,7 +87,7 @@ def decoded(picture: Image.Image) -> Image.Image:
         turned = Image.fromarray((np.asarray(turned) >> 8).astype(np.uint8))
     return turned
 
-
+{centre}
 def example() -> dict[str, bytes]:
     """One sample, for warm-up, documentation and load tests."""
     file = io.BytesIO()

@@ -18,6 +18,7 @@ from compress.vetting.replace import replace_file
 from compress.vetting.texts import read_bytes
 from serve.config.named import LARGEST_DATA
 from serve.hooks import halves, starting, text_halves
+from serve.hooks.image_settings import image_settings
 from serve.hooks.last_node import gives_probabilities
 from serve.hooks.starting import Part
 from serve.hooks.types import item_shape, outputs_of
@@ -53,7 +54,8 @@ def new_hooks(task: str, source: Artifact, path: Path, tokenizer: Path | None = 
         source: what they are for: its signature says names, dtypes and shapes.
         path: of the hooks; the test is `test_` and its name.
         tokenizer: a tokenizer.json of the `tokenizers` library, where token ids are taken; it is copied beside. None
-            is the artifact's own. Lengths of texts and names of classes are the artifact's, too, where it has them.
+            is the artifact's own. How long texts are, what is done to images and the names of classes are the
+            artifact's, too, where it has them.
 
     Returns:
         The files that were written.
@@ -137,9 +139,11 @@ def _image(source: Artifact, path: Path, _: Path | None, *, alone: bool) -> Name
     sides = shape[:2] if last else shape[1:]
     height, width = (SIDE if isinstance(side, str) else side for side in sides)
     depth = shape[channels[0]]
+    settings = image_settings(source, int(depth), height, width)
     return partial(
-        halves.images, channels=int(depth), height=height, width=width, dtype=spec.dtype, last=last, alone=alone
-    )
+        halves.images, channels=int(depth), height=height, width=width, dtype=spec.dtype, last=last, settings=settings,
+        alone=alone,
+    )  # fmt: skip
 
 
 def _text(source: Artifact, path: Path, tokenizer: Path | None, *, alone: bool) -> Named:

@@ -27,7 +27,18 @@ from serve.hooks.module import import_module, read_source
 from serve.hooks.new import new_hooks
 from tests.hook_checks import steps_of, tried_of
 from tests.serve_models import artifact_of, sum_artifact, text_artifact, tiny_artifact
-from tests.starting_models import KINDS, ending, ids, mean_of_images, one_text, outputs, positions, tokenizer_file
+from tests.starting_models import (
+    CROPPED,
+    KINDS,
+    ending,
+    ids,
+    mean_of_images,
+    one_text,
+    outputs,
+    own_images,
+    positions,
+    tokenizer_file,
+)
 
 
 @pytest.mark.parametrize(("task", "make", "arguments", "outputs"), KINDS)
@@ -340,6 +351,51 @@ def test_an_image_of_too_many_pixels_is_not_decoded(side: int, tmp_path: Path) -
     bomb = whole[:12] + size + zlib.crc32(size).to_bytes(4, "big") + whole[33:]
     with pytest.raises(ValueError, match="more than 64,000,000 pixels"):
         hooks.preprocess(bomb)
+
+
+def test_images_are_made_as_the_artifacts_own_processor_makes_them(tmp_path: Path) -> None:
+    hooks = written(
+        tmp_path, "image-classification", own_images(tmp_path / "artifact", "3,8,8", CROPPED, tuple("abcde"))
+    )
+    assert list("abcde") == hooks.LABELS
+    picture = Image.new("RGB", (64, 32), "black")
+    picture.paste("white", (24, 8, 40, 24))  # the half of the shorter side around the centre
+    made = hooks.preprocess(png(picture))
+    assert made.dtype == np.float32
+    assert made == pytest.approx(np.broadcast_to(np.array([1, 1.5, 1])[:, None, None], (3, 8, 8)), abs=1e-6)
+
+
+@pytest.mark.parametrize("size", [(100_000, 1), (1, 100_000), (1, 1), (7, 3)])
+def test_no_shape_of_an_image_takes_more_memory_or_none_of_it(size: tuple[int, int], tmp_path: Path) -> None:
+    hooks = written(tmp_path, "image-classification", own_images(tmp_path / "artifact", "3,8,8", CROPPED))
+    assert hooks.preprocess(png(Image.new("RGB", size))).shape == (3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"image_mean": None}, {"image_std": [1, 0, 1]}, {"image_mean": [0.5]}, {"rescale_factor": 0.5},
+     {"do_rescale": False}, {"image_std": [1, "x = 1", 1]}],
+)  # fmt: skip
+def test_settings_that_do_not_say_it_plainly_are_left_to_fill_in(
+    changes: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    artifact = own_images(tmp_path / "artifact", "3,8,8", CROPPED | changes, tuple("abcde"))
+    with pytest.raises(SystemExit):
+        main(
+            [
+                "hooks",
+                "new",
+                "--task",
+                "image-classification",
+                "--artifact",
+                str(artifact),
+                "-o",
+                str(tmp_path / "h.py"),
+            ]
+        )
+    assert "fill in:    MEAN, STD, as" in capsys.readouterr().out
+    hooks = import_module(read_source(tmp_path / "h.py"))
+    assert (hooks.MEAN.tolist(), hooks.STD.tolist(), hooks.SHORTER) == ([0, 0, 0], [1, 1, 1], 16)
 
 
 def test_a_row_too_large_to_be_standardised_is_refused(tmp_path: Path) -> None:
