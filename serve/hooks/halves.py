@@ -48,6 +48,7 @@ def centre(width: int, height: int) -> tuple[float, float, float, float]:
     scale = min(width, height) / SHORTER
     left, upper = max(0.0, (width - WIDTH * scale) / 2), max(0.0, (height - HEIGHT * scale) / 2)
     return left, upper, width - left, height - upper
+
 '''
     turned = ("" if last else ".transpose(2, 0, 1)") + (".astype(np.float16)" if dtype == "float16" else "")
     result = f"pixels{turned}" if dtype == "uint8" else "(pixels - MEAN) / STD"
