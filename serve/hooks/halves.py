@@ -42,7 +42,6 @@ STD = np.array({list(settings.std) or [1.0] * channels}, np.float32)
         fitted = f'''whole = decoded(picture).convert("{mode}")
             fitted = whole.{resized[:-1]}, box=centre(*whole.size))'''
         centre = '''
-
 def centre(width: int, height: int) -> tuple[float, float, float, float]:
     """What of an image is looked at: left, upper, right and lower edge in its own pixels."""
     scale = min(width, height) / SHORTER
