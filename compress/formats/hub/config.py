@@ -10,8 +10,11 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+
 from compress.console.wording import AssumedWarning
 from compress.errors import CheckpointError, MissingExtraError, first_line
+from compress.formats.hub.bounds import refuse_vast
 from compress.formats.hub.folder import WHOLE, HubFolder
 
 __all__ = ["architecture_of", "config_of", "labels_of", "offline"]
@@ -62,11 +65,17 @@ def offline() -> Iterator[Any]:
                 os.environ[name] = value
 
 
-def config_of(transformers: Any, folder: HubFolder) -> Any:
+def config_of(transformers: Any, folder: HubFolder, state: Mapping[str, torch.Tensor]) -> Any:
     """The configuration, an object of one of transformers' own classes.
 
+    Args:
+        transformers: the library.
+        folder: whose it is.
+        state: the weights, which its numbers are held against.
+
     Raises:
-        CheckpointError: it is of no kind that is built in, of quantized weights, or malformed.
+        CheckpointError: it is of no kind that is built in, of quantized weights, malformed, or asks for far more than
+            the weights explain.
     """
     kind = folder.config.get("model_type")
     if type(kind) is not str or kind not in transformers.CONFIG_MAPPING:
@@ -86,6 +95,7 @@ def config_of(transformers: Any, folder: HubFolder) -> Any:
     if "auto_map" in folder.config:
         told = f"{folder.path} names code of its own (auto_map), which is not run: transformers' own {kind} is taken"
         warnings.warn(told, AssumedWarning, stacklevel=3)
+    refuse_vast(folder, state)
     try:
         config = transformers.CONFIG_MAPPING[kind].from_dict(_plain(folder.config))
     except Exception as err:  # a configuration is anybody's, and each class checks its own in its own way

@@ -15,7 +15,8 @@ from compress.formats.hub.tensors import read_safetensors
 
 __all__ = ["Tail", "tail_of"]
 
-MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+# In the order in which sentence-transformers' Pooling puts the vectors of several side by side.
+MODES = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
 _ACTIVATIONS: Mapping[str, type[nn.Module]] = {
     f"torch.nn.modules.{path}": kind
     for path, kind in {
@@ -96,14 +97,15 @@ def _modes(config: Any, folder: HubFolder) -> tuple[str, ...]:
     named = config.get("pooling_mode")
     if isinstance(named, str):
         named = [named]
-    if isinstance(named, list):  # the newer form
+    if isinstance(named, list):  # the newer form, whose own order counts
         found = tuple(short.get(str(mode), str(mode)) for mode in named)
     else:
-        found = tuple(
+        asked = {
             key.removeprefix("pooling_mode_")
             for key, value in config.items()
             if str(key).startswith("pooling_mode_") and value is True
-        )
+        }
+        found = (*(mode for mode in MODES if mode in asked), *sorted(asked - set(MODES)))
     unknown = [mode for mode in found if mode not in MODES]
     if unknown or not found:
         why = f"it pools by {unknown[0][:60]!a}" if unknown else "it does not say how tokens are pooled"
