@@ -21,8 +21,9 @@ from compress.console.wording import counted
 from compress.errors import CheckpointError
 from compress.formats.hub.folder import WHOLE, HubFolder
 
-__all__ = ["TooMuchError", "counted_building", "refuse_vast"]
+__all__ = ["DEEPEST", "TooMuchError", "counted_building", "refuse_vast"]
 
+DEEPEST = 8  # that a configuration is nested
 LARGEST_COUNT = 10_000  # a number that no tensor explains
 # Positions, lengths and bases of rotary embeddings have no tensor; a class makes nothing of their size, or a table,
 # which is counted when it is built.
@@ -57,22 +58,24 @@ def refuse_vast(folder: HubFolder, state: Mapping[str, torch.Tensor]) -> None:
         if abs(value) > most and (deep or not _NO_TENSOR.search(key)):
             raise CheckpointError(
                 f"the weights of {folder.path} don't fit its configuration",
-                why=f"{key[:60]!a} is {value:,}, the files hold {counted(len(state), 'tensors')}, none of them wider "
-                f"than {widest:,}",
+                why=f"{key[:60]!a} is {f'{value:,}'[:30]}, the files hold {counted(len(state), 'tensors')}, none of "
+                f"them wider than {widest:,}",
                 mend=WHOLE,
             )
 
 
-def _numbers(key: str, value: Any) -> Iterator[tuple[str, int]]:
-    """All whole numbers, each with the key it stands under."""
+def _numbers(key: str, value: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
+    """All whole numbers, each with the key it stands under; what is nested deeper is refused where it is taken over."""
+    if depth > DEEPEST:
+        return
     if type(value) is int:
         yield key, value
     elif isinstance(value, Mapping):
         for name, each in value.items():
-            yield from _numbers(str(name), each)
+            yield from _numbers(str(name), each, depth + 1)
     elif isinstance(value, list):
         for each in value:
-            yield from _numbers(key, each)
+            yield from _numbers(key, each, depth + 1)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import torch
 
 from compress.console.wording import AssumedWarning
 from compress.errors import CheckpointError, MissingExtraError, first_line
-from compress.formats.hub.bounds import refuse_vast
+from compress.formats.hub.bounds import DEEPEST, refuse_vast
 from compress.formats.hub.folder import WHOLE, HubFolder
 
 __all__ = ["architecture_of", "config_of", "labels_of", "offline"]
@@ -27,7 +27,7 @@ _LEFT_OUT = {
     "torchscript",
 }  # fmt: skip
 _INSTEAD = "write the model as a torch module, and save it with compress.save(module, path, inputs=…)"
-_DEEPEST, _LARGEST = 8, 1 << 31
+_LARGEST = 1 << 31
 
 
 @contextlib.contextmanager
@@ -127,7 +127,7 @@ def labels_of(config: Any) -> tuple[str, ...]:
 
 def _plain(value: Any, depth: int = 0) -> Any:
     """Without what chooses code or files; the timm backbones and other networks that it names are not fetched."""
-    if depth > _DEEPEST:
+    if depth > DEEPEST:
         raise ValueError("it is nested too deeply")
     if isinstance(value, dict):
         kept = {

@@ -17,7 +17,7 @@ from compress.errors import CheckpointError, ToolkitError, first_line
 from compress.formats.exported.layers import NoLayersError, layered
 from compress.formats.hub.config import config_of, labels_of, offline
 from compress.formats.hub.fit import refuse_made_up
-from compress.formats.hub.folder import HubFolder, open_hub_folder
+from compress.formats.hub.folder import WHOLE, HubFolder, open_hub_folder
 from compress.formats.hub.network import Built, build
 from compress.formats.hub.processor import processor_of
 from compress.formats.hub.tensors import state_of
@@ -125,6 +125,12 @@ def _layered(program: ExportedProgram, built: Built, folder: HubFolder) -> tuple
         except Exception as err:  # the graph is of whatever the forward did
             raise _fixed(folder, f"at batch {OTHER_BATCH} it fails: {first_line(err)[:200]}") from err
     for name, want in wanted.items():
+        if bool(want.isnan().any()):
+            raise CheckpointError(
+                f"won't load {folder.path}",
+                why=f"its network gives NaN as {name!r}, though no weight is: a number of config.json is none, or too large",
+                mend=WHOLE,
+            )
         apart = share_of_own_size(want.double().numpy(), given[name].double().numpy())
         if want.shape != given[name].shape or apart > APART:
             raise _fixed(folder, f"its output {name!r} is another at batch {OTHER_BATCH}")

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from compress.errors import CheckpointError
+from compress.formats.hub.fit import refuse_no_numbers, refuse_types
 from compress.formats.hub.folder import SINGLE, WHOLE, HubFolder, inside, json_of
 from compress.formats.hub.tensors import read_safetensors
 
@@ -127,9 +128,11 @@ def _dense(folder: HubFolder, path: str) -> list[nn.Module]:
             mend="download it with its weights, or save the encoder with compress.save(module, path, inputs=…)",
         )
     state = read_safetensors(weights)
+    refuse_types(state, (), folder)
     weight, bias = state.get("linear.weight"), state.get("linear.bias")
     if weight is None or weight.ndim != 2:
         raise CheckpointError(f"can't read {weights}", why="it holds no linear.weight", mend=WHOLE)
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
     layer.load_state_dict({"weight": weight, **({} if bias is None else {"bias": bias})})
+    refuse_no_numbers(layer, folder)
     return [layer, activation()]

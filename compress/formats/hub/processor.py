@@ -7,6 +7,7 @@ from typing import Any
 
 from compress.artifact import sha256_of
 from compress.errors import CheckpointError, DatasetError
+from compress.formats.hub.bounds import DEEPEST
 from compress.formats.hub.folder import HubFolder, inside, json_of
 from compress.processor import FILES, Processor
 
@@ -128,12 +129,14 @@ def _on_the_way(process: Any, width: int, height: int) -> float:
     return min(pixels, float(longest * longest)) if longest else pixels
 
 
-def _too_large(key: str, value: Any) -> str:
+def _too_large(key: str, value: Any, depth: int = 0) -> str:
     """Which number of a processor's settings has an image take more memory than any image should; "" if none."""
+    if depth > DEEPEST:
+        return f"{key[:60]!a} is nested too deeply"
     if isinstance(value, Mapping):
-        return next((why for name, each in value.items() if (why := _too_large(str(name), each))), "")
+        return next((why for name, each in value.items() if (why := _too_large(str(name), each, depth + 1))), "")
     if isinstance(value, list):
-        return next((why for each in value if (why := _too_large(key, each))), "")
+        return next((why for each in value if (why := _too_large(key, each, depth + 1))), "")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return ""
     most = LARGEST_AREA if key.endswith("pixels") else LARGEST_SIDE

@@ -15,6 +15,8 @@ from compress.console.wording import AssumedWarning
 from compress.errors import CheckpointError
 from compress.formats.checkpoint import load
 from compress.formats.hub.config import offline
+from compress.formats.hub.folder import open_hub_folder
+from compress.formats.hub.pooling import tail_of
 from compress.model import call
 from tests.hub_models import bert_folder, with_config
 
@@ -88,16 +90,15 @@ def test_weights_of_another_network_are_refused_and_named(folder: Path, fault: s
     assert mend in refused.mend
 
 
-def test_a_head_that_the_class_has_no_use_for_is_left_out_and_told(folder: Path) -> None:
-    more = {"cls.seq_relationship.weight": torch.ones(2, 32), "bert.embeddings.position_ids": torch.arange(40)[None]}
-    with pytest.warns(AssumedWarning, match=r"1 tensor left out.*: cls\.seq_relationship\.weight"):
-        assert load(_with_weights(folder, lambda state: state | more)).layered
-
-
-def test_a_poolers_weights_in_a_language_models_folder_are_left_out(tmp_path: Path) -> None:
+def test_heads_that_the_class_has_no_use_for_are_left_out_and_told(tmp_path: Path) -> None:
     folder = with_config(bert_folder(tmp_path, kind="BertForPreTraining"), architectures=["BertForMaskedLM"])
-    with pytest.warns(AssumedWarning, match="4 tensors"):
-        assert load(folder).layered
+    older = {"bert.embeddings.position_ids": torch.arange(40)[None]}
+    with pytest.warns(AssumedWarning, match=r"4 tensors left out.*: bert\.pooler\.dense\.bias"):
+        assert load(_with_weights(folder, lambda state: state | older)).layered
+
+
+def test_a_configuration_that_is_no_number_is_told_apart_from_weights(folder: Path) -> None:
+    assert "gives NaN as 'logits'" in _refused(with_config(folder, layer_norm_eps=float("nan"))).why
 
 
 def test_statistics_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
@@ -120,15 +121,14 @@ def test_several_poolings_stand_in_the_order_of_sentence_transformers(tmp_path: 
     ids, mask = torch.randint(4, 60, (2, 7)), torch.ones(2, 7, dtype=torch.int64)
     with offline() as transformers, torch.no_grad():
         states = transformers.BertModel.from_pretrained(folder).eval()(ids, mask).last_hidden_state
-    mean, largest = states.mean(1), states.amax(1)
-    for pooling, wanted in (
-        ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, (largest, mean)),
-        ({"pooling_mode": ["mean", "max"]}, (mean, largest)),  # the newer form is a list, and has an order
-    ):
-        (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-        model = load(folder)
-        given = call(model.module, model.signature.inputs, {"input_ids": ids, "attention_mask": mask})["embeddings"]
-        torch.testing.assert_close(given, torch.cat(wanted, 1))
+    (folder / "1_Pooling" / "config.json").write_text(
+        json.dumps({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True})
+    )
+    model = load(folder)
+    given = call(model.module, model.signature.inputs, {"input_ids": ids, "attention_mask": mask})["embeddings"]
+    torch.testing.assert_close(given, torch.cat([states.amax(1), states.mean(1)], 1))
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": ["mean", "max"]}))
+    assert tail_of(open_hub_folder(folder)).modes == ("mean_tokens", "max_tokens")  # the newer form has its own order
 
 
 SMALL = {
@@ -172,6 +172,34 @@ def test_numbers_that_no_weights_explain_are_refused_before_a_class_sees_them(
         monkeypatch.setattr(transformers, "CONFIG_MAPPING", dict.fromkeys(("bert", "qwen2", "swin")))
         refused = _refused(with_config(folder, **VAST[what]))
     assert "the files hold 25 tensors" in refused.why
+
+
+def _nested(depth: int) -> Any:
+    return {"more": _nested(depth - 1)} if depth else 1
+
+
+def test_a_configuration_that_is_nested_deeply_is_refused(folder: Path) -> None:
+    assert "nested too deeply" in _refused(with_config(folder, more=_nested(400))).why
+
+
+@pytest.mark.parametrize(("value", "why"), [(torch.int8, "int8"), (torch.float32, "NaN")])
+def test_a_sentence_encoders_dense_layer_has_weights_that_are_numbers(
+    tmp_path: Path, value: torch.dtype, why: str
+) -> None:
+    from safetensors.torch import save_file
+
+    folder = bert_folder(tmp_path, kind="BertModel")
+    kinds = {"Transformer": "", "Pooling": "1_Pooling", "Dense": "2_Dense"}
+    (folder / "modules.json").write_text(json.dumps([{"type": f"x.{kind}", "path": at} for kind, at in kinds.items()]))
+    for place, config in (
+        ("1_Pooling", {"pooling_mode": "mean"}),
+        ("2_Dense", {"activation_function": "torch.nn.modules.activation.Tanh"}),
+    ):
+        (folder / place).mkdir()
+        (folder / place / "config.json").write_text(json.dumps(config))
+    weight = torch.full((4, 32), torch.nan) if value.is_floating_point else torch.ones(4, 32, dtype=value)
+    save_file({"linear.weight": weight}, folder / "2_Dense" / "model.safetensors")
+    assert why in _refused(folder).why
 
 
 def test_masks_that_grow_with_the_square_of_positions_are_counted(tmp_path: Path) -> None:
