@@ -112,6 +112,12 @@ def _layered(program: ExportedProgram, built: Built, folder: HubFolder) -> tuple
     arrays = {spec.name: tensor.numpy() for spec, tensor in zip(built.inputs, args, strict=True)}
     with torch.no_grad():
         wanted = call(built.module, built.inputs, arrays)
+        if nan := [name for name, want in wanted.items() if bool(want.isnan().any())]:
+            raise CheckpointError(
+                f"won't load {folder.path}",
+                why=f"its network gives NaN as {nan[0]!r}, though no weight is NaN: a number of config.json is wrong",
+                mend=WHOLE,
+            )
         try:
             module: nn.Module = layered(program, prefix="model.")
             from_data(to_data(module, inputs=len(built.inputs)))  # what can't be written can't be pruned by a run
@@ -125,12 +131,6 @@ def _layered(program: ExportedProgram, built: Built, folder: HubFolder) -> tuple
         except Exception as err:  # the graph is of whatever the forward did
             raise _fixed(folder, f"at batch {OTHER_BATCH} it fails: {first_line(err)[:200]}") from err
     for name, want in wanted.items():
-        if bool(want.isnan().any()):
-            raise CheckpointError(
-                f"won't load {folder.path}",
-                why=f"its network gives NaN as {name!r}, though no weight is: a number of config.json is none, or too large",
-                mend=WHOLE,
-            )
         apart = share_of_own_size(want.double().numpy(), given[name].double().numpy())
         if want.shape != given[name].shape or apart > APART:
             raise _fixed(folder, f"its output {name!r} is another at batch {OTHER_BATCH}")
