@@ -131,6 +131,7 @@ class Images:
 
 def _processor(folder: Path) -> Any:
     from compress.formats.hub.config import offline
+    from compress.formats.hub.processor import within_bounds
 
     with offline() as transformers:
         try:
@@ -145,7 +146,7 @@ def _processor(folder: Path) -> Any:
         try:
             if not hasattr(kind, "preprocess"):
                 raise ValueError(f"transformers has no image processor {name[:60]!a}")
-            return kind.from_dict(kept)
+            return within_bounds(kind.from_dict(kept), kept)
         except Exception as err:  # a configuration is anybody's
             raise DatasetError(
                 f"can't make the image processor of {folder}",

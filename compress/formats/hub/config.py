@@ -10,8 +10,11 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+
 from compress.console.wording import AssumedWarning
 from compress.errors import CheckpointError, MissingExtraError, first_line
+from compress.formats.hub.bounds import DEEPEST, refuse_vast
 from compress.formats.hub.folder import WHOLE, HubFolder
 
 __all__ = ["architecture_of", "config_of", "labels_of", "offline"]
@@ -24,7 +27,7 @@ _LEFT_OUT = {
     "torchscript",
 }  # fmt: skip
 _INSTEAD = "write the model as a torch module, and save it with compress.save(module, path, inputs=…)"
-_DEEPEST, _LARGEST = 8, 1 << 31
+_LARGEST = 1 << 31
 
 
 @contextlib.contextmanager
@@ -62,11 +65,17 @@ def offline() -> Iterator[Any]:
                 os.environ[name] = value
 
 
-def config_of(transformers: Any, folder: HubFolder) -> Any:
+def config_of(transformers: Any, folder: HubFolder, state: Mapping[str, torch.Tensor]) -> Any:
     """The configuration, an object of one of transformers' own classes.
 
+    Args:
+        transformers: the library.
+        folder: whose it is.
+        state: the weights, which its numbers are held against.
+
     Raises:
-        CheckpointError: it is of no kind that is built in, of quantized weights, or malformed.
+        CheckpointError: it is of no kind that is built in, of quantized weights, malformed, or asks for far more than
+            the weights explain.
     """
     kind = folder.config.get("model_type")
     if type(kind) is not str or kind not in transformers.CONFIG_MAPPING:
@@ -86,6 +95,7 @@ def config_of(transformers: Any, folder: HubFolder) -> Any:
     if "auto_map" in folder.config:
         told = f"{folder.path} names code of its own (auto_map), which is not run: transformers' own {kind} is taken"
         warnings.warn(told, AssumedWarning, stacklevel=3)
+    refuse_vast(folder, state)
     try:
         config = transformers.CONFIG_MAPPING[kind].from_dict(_plain(folder.config))
     except Exception as err:  # a configuration is anybody's, and each class checks its own in its own way
@@ -117,7 +127,7 @@ def labels_of(config: Any) -> tuple[str, ...]:
 
 def _plain(value: Any, depth: int = 0) -> Any:
     """Without what chooses code or files; the timm backbones and other networks that it names are not fetched."""
-    if depth > _DEEPEST:
+    if depth > DEEPEST:
         raise ValueError("it is nested too deeply")
     if isinstance(value, dict):
         kept = {

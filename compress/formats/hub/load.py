@@ -12,11 +12,12 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from compress.artifact import TensorSpec
-from compress.console.wording import AssumedWarning, counted
-from compress.errors import CheckpointError, first_line
+from compress.console.wording import AssumedWarning
+from compress.errors import CheckpointError, ToolkitError, first_line
 from compress.formats.exported.layers import NoLayersError, layered
 from compress.formats.hub.config import config_of, labels_of, offline
-from compress.formats.hub.folder import HubFolder, open_hub_folder
+from compress.formats.hub.fit import refuse_made_up
+from compress.formats.hub.folder import WHOLE, HubFolder, open_hub_folder
 from compress.formats.hub.network import Built, build
 from compress.formats.hub.processor import processor_of
 from compress.formats.hub.tensors import state_of
@@ -52,14 +53,16 @@ def load_hub_folder(
     """
     folder = open_hub_folder(path)
     with offline() as transformers:
-        config = config_of(transformers, folder)
-        built = build(transformers, folder, config, state_of(folder, trust=trust), part)
+        state = state_of(folder, trust=trust)
+        config = config_of(transformers, folder, state)
+        built = build(transformers, folder, config, state, part)
         program = _exported(built, folder)
-        _refuse_made_up(program, built, folder)
+        refuse_made_up(program, built.module, built.missing, folder)
         module, has_layers = _layered(program, built, folder)
     signature = infer_signature(module, built.inputs, sizes=sizes)
     labels = labels_of(built.config) if built.task.endswith("classification") else ()
-    processor = processor_of(folder, built.kind, built.task, labels, built.longest)
+    pad = getattr(built.config, "pad_token_id", None)
+    processor = processor_of(folder, built.kind, built.task, labels, built.longest, pad)
     return TorchModel(module, signature, has_layers, processor=processor)
 
 
@@ -92,29 +95,14 @@ def _exported(built: Built, folder: HubFolder) -> ExportedProgram:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.export.export(built.module, args, dynamic_shapes=(shapes,), strict=False)
+    except ToolkitError:
+        raise
     except Exception as err:  # the forward is transformers', on a configuration of anybody's
         raise CheckpointError(
             f"can't export the network of {folder.path}",
             why=f"torch.export fails on it: {type(err).__name__}: {first_line(err)[:250]}",
             mend="write the model as a torch module whose sizes vary freely, and save it with compress.save",
         ) from err
-
-
-def _refuse_made_up(program: ExportedProgram, built: Built, folder: HubFolder) -> None:
-    """Weights that the folder lacks are random numbers; what the outputs need of them is missing."""
-    signature = program.graph_signature
-    used = {
-        signature.inputs_to_parameters[node.name]
-        for node in program.graph.nodes
-        if node.op == "placeholder" and node.name in signature.inputs_to_parameters and node.users
-    }
-    if lacking := sorted(name.removeprefix("model.") for name in used & built.missing):
-        kind = type(built.module.get_submodule("model")).__name__
-        raise CheckpointError(
-            f"the weights of {folder.path} are not those of a whole {kind}",
-            why=f"{counted(len(lacking), 'tensors')} are missing: {', '.join(lacking[:5])}",
-            mend="name the folder of the trained model; one for another task has to be trained first",
-        )
 
 
 def _layered(program: ExportedProgram, built: Built, folder: HubFolder) -> tuple[nn.Module, bool]:
@@ -124,6 +112,12 @@ def _layered(program: ExportedProgram, built: Built, folder: HubFolder) -> tuple
     arrays = {spec.name: tensor.numpy() for spec, tensor in zip(built.inputs, args, strict=True)}
     with torch.no_grad():
         wanted = call(built.module, built.inputs, arrays)
+        if nan := [name for name, want in wanted.items() if bool(want.isnan().any())]:
+            raise CheckpointError(
+                f"won't load {folder.path}",
+                why=f"its network gives NaN as {nan[0]!r}, though no weight is NaN: a number of config.json is wrong",
+                mend=WHOLE,
+            )
         try:
             module: nn.Module = layered(program, prefix="model.")
             from_data(to_data(module, inputs=len(built.inputs)))  # what can't be written can't be pruned by a run

@@ -18,7 +18,9 @@ from torch import nn
 from compress.artifact import TensorSpec
 from compress.console.wording import AssumedWarning, counted
 from compress.errors import CheckpointError, ToolkitError, first_line
+from compress.formats.hub.bounds import TooMuchError, counted_building
 from compress.formats.hub.config import architecture_of
+from compress.formats.hub.fit import refuse_lack, refuse_leftovers, refuse_misfits, refuse_no_numbers, refuse_types
 from compress.formats.hub.folder import WHOLE, HubFolder
 from compress.formats.hub.pooling import tail_of
 
@@ -43,7 +45,7 @@ _TOWERS: Mapping[str, Mapping[str, str]] = {
 }
 _PART_CONFIGS = {"text": "text_config", "image": "vision_config"}
 _OUTPUTS = ("logits", "text_embeds", "image_embeds", "last_hidden_state")
-MOST_MADE_UP = 1 << 26  # elements that a configuration may ask for beyond those that the weights hold
+OWN_MODULE = "write it as a torch module that takes and gives plain tensors, and save it with compress.save"
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,13 @@ class Network(nn.Module):
         found = self.model(**given, return_dict=True)
         if self.tail is not None:
             return {"embeddings": self.tail(found["last_hidden_state"], given["attention_mask"])}
-        name = next(name for name in _OUTPUTS if found.get(name) is not None)
+        name = next((name for name in _OUTPUTS if found.get(name) is not None), "")
+        if not name:
+            raise CheckpointError(
+                f"can't take a {type(self.model).__name__}",
+                why=f"its outputs are {', '.join(list(found)[:4])}, none of {', '.join(_OUTPUTS)}",
+                mend=OWN_MODULE,
+            )
         return {"embeddings" if name.endswith("_embeds") else name: found[name]}
 
 
@@ -116,13 +124,21 @@ def build(
             f"can't take a part of {folder.path}", why=f"a {name} is one network", mend="leave --part out"
         )
     kind = _class(transformers, name, config, folder)
-    _bearable(kind, config, state, folder)
+    double = bool(getattr(config, "is_encoder_decoder", False))
+    if name.endswith("ForMultipleChoice") or (double and name.endswith("Classification") and not folder.modules):
+        raise CheckpointError(
+            f"can't take the network of {folder.path}",
+            why=f"a {name} " + ("classifies by its decoder, and encoders alone are taken" if double else
+                                "takes several texts for each sample"),
+            mend=OWN_MODULE,
+        )  # fmt: skip
+    refuse_types(state, _bearable(kind, config, state, folder), folder)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model, told = kind.from_pretrained(
                 None, config=config, state_dict=dict(state), dtype=torch.float32, attn_implementation="eager",
-                output_loading_info=True,
+                output_loading_info=True, ignore_mismatched_sizes=True,
             )  # fmt: skip
     except ToolkitError:
         raise
@@ -132,9 +148,14 @@ def build(
             why=f"{kind.__name__}: {first_line(err)[:250]}",
             mend=WHOLE,
         ) from err
+    refuse_misfits(told, folder)
+    refuse_leftovers(model, told, folder, on_purpose=towers is not None or bool(folder.modules))
+    refuse_no_numbers(model, folder)
+    if 2 * len(told["missing_keys"]) > sum(1 for _ in model.parameters()):
+        refuse_lack(told["missing_keys"], model, folder)  # before a network is exported that is mostly made up
     missing = frozenset(f"model.{key}" for key in told["missing_keys"])
     model = model.eval()
-    if getattr(config, "is_encoder_decoder", False):
+    if double:
         told_of = f"{folder.path}: of a {kind.__name__}, an encoder and a decoder, the encoder alone is taken"
         warnings.warn(told_of, AssumedWarning, stacklevel=3)
         whole = {id(module): path for path, module in model.named_modules()}
@@ -167,28 +188,28 @@ def _class(transformers: Any, name: str, config: Any, folder: HubFolder) -> Any:
     return found
 
 
-def _bearable(kind: Any, config: Any, state: Mapping[str, torch.Tensor], folder: HubFolder) -> None:
-    """Refuse a configuration of far more weights than there are, before memory is taken for them."""
-    layers = [getattr(config, name, 0) for name in ("num_hidden_layers", "encoder_layers", "decoder_layers")]
+def _bearable(kind: Any, config: Any, state: Mapping[str, torch.Tensor], folder: HubFolder) -> set[str]:
+    """Refuse a configuration of far more than the weights explain, before memory is taken for it.
+
+    Returns:
+        Names of the network's tensors of whole numbers.
+    """
     held = sum(tensor.numel() for tensor in state.values())
-    deep = max((each for each in layers if isinstance(each, int)), default=0)
-    asked = 0
-    if deep <= len(state) + 64:
-        try:
-            with torch.device("meta"), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                asked = sum(tensor.numel() for tensor in kind(config).parameters())
-        except Exception as err:  # a configuration is anybody's
-            raise CheckpointError(
-                f"can't build {folder.path}", why=f"{kind.__name__}: {first_line(err)[:250]}", mend=WHOLE
-            ) from err
-    if deep > len(state) + 64 or asked > 2 * held + MOST_MADE_UP:
+    try:
+        with torch.device("meta"), counted_building(len(state), held), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            network = kind(config)
+    except TooMuchError as err:
         raise CheckpointError(
             f"the weights of {folder.path} don't fit its configuration",
-            why=f"it asks for {counted(deep, 'layers')} and {asked:,} parameters, the files hold "
-            f"{counted(len(state), 'tensors')} of {held:,} elements",
+            why=f"{err}; the files hold {counted(len(state), 'tensors')} of {held:,} elements",
             mend=WHOLE,
-        )
+        ) from err
+    except Exception as err:  # a configuration is anybody's
+        raise CheckpointError(
+            f"can't build {folder.path}", why=f"{kind.__name__}: {first_line(err)[:250]}", mend=WHOLE
+        ) from err
+    return {name for name, buffer in network.named_buffers() if not buffer.is_floating_point()}
 
 
 def _task(name: str) -> str:
@@ -222,7 +243,7 @@ def _inputs(model: Any, config: Any, task: str, folder: HubFolder) -> tuple[tupl
     raise CheckpointError(
         f"can't take {folder.path}",
         why=f"a {type(model).__name__} takes neither tokens nor images nor a spectrogram: {', '.join(list(taken)[:6])}",
-        mend="write it as a torch module that takes plain tensors, and save it with compress.save",
+        mend=OWN_MODULE,
     )
 
 

@@ -10,12 +10,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from compress.errors import CheckpointError
+from compress.formats.hub.fit import refuse_no_numbers, refuse_types
 from compress.formats.hub.folder import SINGLE, WHOLE, HubFolder, inside, json_of
 from compress.formats.hub.tensors import read_safetensors
 
 __all__ = ["Tail", "tail_of"]
 
-MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+# In the order in which sentence-transformers' Pooling puts the vectors of several side by side.
+MODES = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
 _ACTIVATIONS: Mapping[str, type[nn.Module]] = {
     f"torch.nn.modules.{path}": kind
     for path, kind in {
@@ -96,14 +98,15 @@ def _modes(config: Any, folder: HubFolder) -> tuple[str, ...]:
     named = config.get("pooling_mode")
     if isinstance(named, str):
         named = [named]
-    if isinstance(named, list):  # the newer form
+    if isinstance(named, list):  # the newer form, whose own order counts
         found = tuple(short.get(str(mode), str(mode)) for mode in named)
     else:
-        found = tuple(
+        asked = {
             key.removeprefix("pooling_mode_")
             for key, value in config.items()
             if str(key).startswith("pooling_mode_") and value is True
-        )
+        }
+        found = (*(mode for mode in MODES if mode in asked), *sorted(asked - set(MODES)))
     unknown = [mode for mode in found if mode not in MODES]
     if unknown or not found:
         why = f"it pools by {unknown[0][:60]!a}" if unknown else "it does not say how tokens are pooled"
@@ -125,9 +128,11 @@ def _dense(folder: HubFolder, path: str) -> list[nn.Module]:
             mend="download it with its weights, or save the encoder with compress.save(module, path, inputs=…)",
         )
     state = read_safetensors(weights)
+    refuse_types(state, (), folder)
     weight, bias = state.get("linear.weight"), state.get("linear.bias")
     if weight is None or weight.ndim != 2:
         raise CheckpointError(f"can't read {weights}", why="it holds no linear.weight", mend=WHOLE)
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
     layer.load_state_dict({"weight": weight, **({} if bias is None else {"bias": bias})})
+    refuse_no_numbers(layer, folder)
     return [layer, activation()]

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from compress.artifact import sha256_of
-from compress.errors import CheckpointError
+from compress.errors import CheckpointError, DatasetError
+from compress.formats.hub.bounds import DEEPEST
 from compress.formats.hub.folder import HubFolder, inside, json_of
 from compress.processor import FILES, Processor
 
-__all__ = ["image_size", "processor_of"]
+__all__ = ["image_size", "processor_of", "within_bounds"]
 
 IMAGES = "preprocessor_config.json"
-LARGEST_SIDE = 8192
+LARGEST_SIDE = 4096
+LARGEST_AREA = 1 << 25  # pixels of an image on its way, before it is cropped
+SMALLEST_SHARE = 0.05  # of an image that is kept (crop_pct): the image is made as much larger before
 _UNBOUNDED = 1 << 20  # what tokenizers write for a length without an end
 
 
 def processor_of(
-    folder: HubFolder, kind: str, task: str, labels: tuple[str, ...], longest: int | None
+    folder: HubFolder, kind: str, task: str, labels: tuple[str, ...], longest: int | None, pad: Any = None
 ) -> Processor | None:
     """A folder's files that make inputs; None where it has none.
 
@@ -25,6 +29,7 @@ def processor_of(
         folder: of the model.
         kind, task, labels: see `Processor`.
         longest: tokens that the network has positions for.
+        pad: the configuration's pad_token_id.
 
     Raises:
         CheckpointError: a file of them leads out of the folder.
@@ -33,7 +38,10 @@ def processor_of(
         names = [name for name in FILES if (place / name).is_symlink() or (place / name).is_file()]
         files = {name: sha256_of(inside(place, name, folder.root)) for name in names}
         if files:
-            return Processor(kind, task, files, labels, _max_length(folder, longest) if kind == "text" else None, place)
+            text = kind == "text"
+            filler = pad if text and type(pad) is int and 0 <= pad < 1 << 31 else None
+            length = _max_length(folder, longest) if text else None
+            return Processor(kind, task, files, labels, length, place, pad_token_id=filler)
     return None
 
 
@@ -56,6 +64,12 @@ def image_size(folder: HubFolder, config: Any) -> tuple[int, int]:
     """
     data: Any = json_of(folder.path, IMAGES, folder.root) if (folder.path / IMAGES).is_file() else {}
     data = data if isinstance(data, dict) else {}
+    if why := _too_large("", data):
+        raise CheckpointError(
+            f"won't make images for {folder.path}",
+            why=f"{IMAGES}: {why}",
+            mend=f"give it the sizes of the training, each at most {LARGEST_SIDE}",
+        )
     crop = data.get("crop_size") if data.get("do_center_crop", "crop_size" in data) else None
     for size in (crop, data.get("size"), getattr(config, "image_size", None)):
         found = _sides(size)
@@ -75,3 +89,57 @@ def _sides(size: Any) -> tuple[int, int] | None:
     if len(sides) == 2 and all(type(side) is int and side > 0 for side in sides):
         return sides[0], sides[1]
     return None
+
+
+def within_bounds(process: Any, data: Mapping[str, Any]) -> Callable[..., Any]:
+    """An image processor that makes no image far larger on its way than its numbers and the image's own ratio allow.
+
+    Args:
+        process: of transformers, takes `images`, a pillow image.
+        data: its settings.
+
+    Raises:
+        ValueError: a number of them is too large.
+        DatasetError: when it is called: this image would get too large.
+    """
+    if why := _too_large("", data):
+        raise ValueError(why)
+
+    def bounded(images: Any, **options: Any) -> Any:
+        pixels = _on_the_way(process, images.width, images.height)
+        if pixels > LARGEST_AREA:
+            raise DatasetError(
+                f"can't make an input of an image of {images.width:,} × {images.height:,} pixels",
+                why=f"the model's processor would resize it to {pixels:,.0f}, by its shortest edge",
+                mend="cut the image to a ratio that the model was trained on, or take it away",
+            )
+        return process(images=images, **options)
+
+    return bounded
+
+
+def _on_the_way(process: Any, width: int, height: int) -> float:
+    """Pixels that an image is resized to before it is cropped, where its ratio decides."""
+    size = dict(getattr(process, "size", None) or {})
+    shortest, longest = size.get("shortest_edge"), size.get("longest_edge")
+    if not shortest or getattr(process, "do_resize", True) is False:
+        return 0
+    side = shortest / (getattr(process, "crop_pct", None) or 1)
+    pixels = float(side * side * max(width, height) / min(width, height))
+    return min(pixels, float(longest * longest)) if longest else pixels
+
+
+def _too_large(key: str, value: Any, depth: int = 0) -> str:
+    """Which number of a processor's settings has an image take more memory than any image should; "" if none."""
+    if depth > DEEPEST:
+        return f"{key[:60]!a} is nested too deeply"
+    if isinstance(value, Mapping):
+        return next((why for name, each in value.items() if (why := _too_large(str(name), each, depth + 1))), "")
+    if isinstance(value, list):
+        return next((why for each in value if (why := _too_large(key, each, depth + 1))), "")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    most = LARGEST_AREA if key.endswith("pixels") else LARGEST_SIDE
+    if not abs(value) <= most:
+        return f"{key[:60]!a} is {str(value)[:30]}, over {most:,}"
+    return f"{key[:60]!a} is {value}, under {SMALLEST_SHARE}" if key == "crop_pct" and value < SMALLEST_SHARE else ""
