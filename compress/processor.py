@@ -47,6 +47,7 @@ class Processor:
         max_length: tokens of a text at most; None where it is no text.
         folder: where the files lie.
         columns: that texts are read from.
+        pad_token_id: with which the model's configuration says texts are filled up; None where it does not say.
     """
 
     kind: str
@@ -56,12 +57,14 @@ class Processor:
     max_length: int | None
     folder: Path
     columns: Columns = field(default=Columns(), compare=False)
+    pad_token_id: int | None = None
 
     @property
     def digest(self) -> str:
         """Of all files: what was made by it is kept under this."""
         told = "\n".join(f"{name} {sha256}" for name, sha256 in sorted(self.files.items()))
-        return hashlib.sha256(f"{told}\n{self.max_length}".encode()).hexdigest()
+        filler = "" if self.pad_token_id is None else f" {self.pad_token_id}"
+        return hashlib.sha256(f"{told}\n{self.max_length}{filler}".encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -70,6 +73,7 @@ class Processor:
             "files": dict(self.files),
             "labels": list(self.labels),
             "max_length": self.max_length,
+            **({} if self.pad_token_id is None else {"pad_token_id": self.pad_token_id}),
         }
 
     @classmethod
@@ -91,4 +95,7 @@ class Processor:
             raise TypeError("a label of its processor is no text")
         if longest is not None and (type(longest) is not int or not 0 < longest < 1 << 31):
             raise ValueError("its processor's max_length is no number of tokens")
-        return cls(data["kind"], data["task"], dict(files), tuple(labels), longest, folder)
+        pad = data.get("pad_token_id")
+        if pad is not None and (type(pad) is not int or not 0 <= pad < 1 << 31):
+            raise ValueError("its processor's pad_token_id is no token's number")
+        return cls(data["kind"], data["task"], dict(files), tuple(labels), longest, folder, pad_token_id=pad)

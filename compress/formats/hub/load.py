@@ -59,7 +59,8 @@ def load_hub_folder(
         module, has_layers = _layered(program, built, folder)
     signature = infer_signature(module, built.inputs, sizes=sizes)
     labels = labels_of(built.config) if built.task.endswith("classification") else ()
-    processor = processor_of(folder, built.kind, built.task, labels, built.longest)
+    pad = getattr(built.config, "pad_token_id", None)
+    processor = processor_of(folder, built.kind, built.task, labels, built.longest, pad)
     return TorchModel(module, signature, has_layers, processor=processor)
 
 

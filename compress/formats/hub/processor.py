@@ -17,7 +17,7 @@ _UNBOUNDED = 1 << 20  # what tokenizers write for a length without an end
 
 
 def processor_of(
-    folder: HubFolder, kind: str, task: str, labels: tuple[str, ...], longest: int | None
+    folder: HubFolder, kind: str, task: str, labels: tuple[str, ...], longest: int | None, pad: Any = None
 ) -> Processor | None:
     """A folder's files that make inputs; None where it has none.
 
@@ -25,6 +25,7 @@ def processor_of(
         folder: of the model.
         kind, task, labels: see `Processor`.
         longest: tokens that the network has positions for.
+        pad: the configuration's pad_token_id.
 
     Raises:
         CheckpointError: a file of them leads out of the folder.
@@ -33,7 +34,10 @@ def processor_of(
         names = [name for name in FILES if (place / name).is_symlink() or (place / name).is_file()]
         files = {name: sha256_of(inside(place, name, folder.root)) for name in names}
         if files:
-            return Processor(kind, task, files, labels, _max_length(folder, longest) if kind == "text" else None, place)
+            text = kind == "text"
+            filler = pad if text and type(pad) is int and 0 <= pad < 1 << 31 else None
+            length = _max_length(folder, longest) if text else None
+            return Processor(kind, task, files, labels, length, place, pad_token_id=filler)
     return None
 
 
