@@ -81,7 +81,8 @@ def open_tokenizer(processor: Processor) -> Tokens:
         if growth > LARGEST_GROWTH:  # of a few lines of JSON, a word of 20 letters would take all memory
             raise ValueError(f"the normalizer in its {_TOKENIZER} makes up to {growth:,.0f} letters of one")
         tokenizer = Tokenizer.from_file(str(place / _TOKENIZER))
-        cut = side_of(config.get("truncation_side"), tokenizer.truncation)
+        own = tokenizer.truncation
+        cut = side_of(config.get("truncation_side"), own)
         padded = side_of(config.get("padding_side"), tokenizer.padding)
         faults = list(contradicted(tokenizer, told, config, sentences))
         pad, named = padding_of(tokenizer, config, _map_of(processor))
@@ -101,40 +102,40 @@ def open_tokenizer(processor: Processor) -> Tokens:
             why=f"texts are cut to {longest}, and its special tokens alone are {special}",
             mend=f"mend model_max_length in its {_CONFIG}, or max_seq_length in its {_SENTENCES}",
         )
-    _warn(place, padded)
+    _warn(place, padded, cut, own)
     return Tokens(tokenizer, longest, _agreed(processor, pad, named), place)
 
 
 def _agreed(processor: Processor, pad: int, named: bool) -> int:
     """The number that the model takes for padding: its configuration's, before the tokenizer's."""
-    wanted = getattr(processor, "pad_token_id", None)
-    if wanted is None:
-        return pad
-    if wanted < 0 or (named and wanted != pad):
+    wanted = processor.pad_token_id
+    if wanted is not None and named and wanted != pad:
         raise DatasetError(
             f"can't fill up texts for the model in {processor.folder}",
-            why=f"its config.json says pad_token_id {wanted}, "
-            + (f"and its tokenizer's pad token has the number {pad}" if named else "which is no token"),
-            mend="give both the one that the model was trained with: pad_token_id in config.json, "
-            f"pad_token in {_CONFIG}",
+            why=f"its config.json says pad_token_id {wanted}, and its tokenizer's pad token has the number {pad}",
+            mend=f"give both the one of the training: pad_token_id in config.json, pad_token in {_CONFIG}",
         )
-    return int(wanted)
+    return pad if wanted is None else wanted
 
 
-def _warn(place: Path, padded: str) -> None:
-    """Of keys that change tokens, and are left to the data or to the mask."""
+def _warn(place: Path, padded: str, cut: str, own: Mapping[str, Any] | None) -> None:
+    """Of keys that change tokens, where they are followed nowhere or not where the texts are served."""
     if padded == "left":
-        _told(f"padding_side 'left' in {place} is not followed: texts are filled up on the right, which the mask hides")
+        _told(f"padding_side left in {place} is not followed: texts are filled up on the right, which the mask hides")
+    if cut == "left" and side_of(None, own) != "left":
+        _told(
+            f"truncation_side left in {place} stands beside {_TOKENIZER}, which serving reads alone: write it there, "
+            'too: tokenizer.enable_truncation(length, direction="left"), tokenizer.save(path)'
+        )
     for folder in (place, *([place.parent] if (place.parent / "modules.json").is_file() else [])):
         if (folder / _PROMPTS).is_file():
             with _guarded(place, "read"):
                 prompts = _table(folder / _PROMPTS)
-            name, known = prompts.get("default_prompt_name"), prompts.get("prompts")
-            prompt = known.get(name) if isinstance(known, dict) and isinstance(name, str) else None
-            if prompt:
+            name, known = str(prompts.get("default_prompt_name")), prompts.get("prompts")
+            if isinstance(known, dict) and known.get(name):
                 _told(
-                    f"default_prompt_name {name[:40]!r} in {_PROMPTS} is not followed: where texts are to begin with "
-                    f"{str(prompt)[:60]!r}, write it into the data"
+                    f"default_prompt_name {name[:40]!r} in {folder / _PROMPTS} is not followed: where texts are to "
+                    f"begin with {str(known[name])[:60]!r}, write it into the data"
                 )
 
 
