@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,15 +23,15 @@ SIDE = 8
 
 
 @pytest.fixture(scope="module")
-def maker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def maker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("maker")
-    config = {"image_processor_type": "ViTImageProcessor", "size": {"height": SIDE, "width": SIDE}}
+    config: dict[str, Any] = {"image_processor_type": "ViTImageProcessor", "size": {"height": SIDE, "width": SIDE}}
     config |= {"image_mean": [0.5], "image_std": [0.5]}
     (folder / "gray").mkdir()
     (folder / "gray" / "preprocessor_config.json").write_text(json.dumps(config))
     config |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     (folder / "preprocessor_config.json").write_text(json.dumps(config))
-    yield folder
+    return folder
 
 
 def opened(images: Path, maker: Path, labels: tuple[str, ...] = (), channels: int = 3) -> Dataset:

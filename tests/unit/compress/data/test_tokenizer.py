@@ -49,7 +49,11 @@ def processor(tmp_path: Path) -> Processor:
 
 
 def beside(folder: Path, **keys: Any) -> None:
-    usual = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "model_max_length": LONGEST} | keys
+    usual: dict[str, Any] = {
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": True,
+        "model_max_length": LONGEST,
+    } | keys
     usual |= {name: f"[{name.split('_')[0].upper()}]" for name in ("pad_token", "cls_token", "sep_token", "unk_token")}
     (folder / "tokenizer_config.json").write_text(json.dumps(usual | keys))
 
