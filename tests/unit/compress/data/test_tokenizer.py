@@ -62,7 +62,7 @@ def tokens_of(processor: Processor, texts: list[str] = TEXTS) -> list[list[int]]
     """The ids of each text, without what fills up."""
     path = processor.folder / "texts.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    changed = dataclasses.replace(processor, files=processor.files | {"": str(len(list(processor.folder.iterdir())))})
+    changed = dataclasses.replace(processor, files={**processor.files, "": str(len(list(processor.folder.iterdir())))})
     inputs = Dataset.open(arrays_of(str(path), changed), TOKENS).inputs
     return [row[mask == 1].tolist() for row, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)]
 
@@ -124,7 +124,7 @@ def test_a_sentence_encoder_that_lowers_what_its_tokenizer_does_not_is_refused(p
     (processor.folder / "tokenizer.json").write_text(json.dumps(told))
     beside(processor.folder, do_lower_case=False)
     (processor.folder / "sentence_bert_config.json").write_text('{"do_lower_case": true, "max_seq_length": 8}')
-    asked = dataclasses.replace(processor, files=processor.files | {"sentence_bert_config.json": ""})
+    asked = dataclasses.replace(processor, files={**processor.files, "sentence_bert_config.json": ""})
     with pytest.raises(DatasetError, match=r"sentence_bert_config\.json"):
         tokens_of(asked)
 
