@@ -25,8 +25,11 @@ from compress.model import Arrays
 from compress.options.user_code import user_code
 from compress.storage.hashing import digest_of_arrays, digest_of_samples
 from compress.vetting.arrays import open_npy, open_npz
+from compress.vetting.texts import read_text
 
-__all__ = ["Dataset", "seeded"]
+__all__ = ["MADE_OF", "Dataset", "seeded"]
+
+MADE_OF = ".made-of"  # in a folder that was made of a user's data: what the user called it
 
 _LABELS = ("label", "labels", "target", "targets", "y")
 _MEND = "save it with np.savez(path, input_name=array, label=array), the first dimension being the samples"
@@ -68,7 +71,8 @@ class Dataset:
             DatasetError: missing, empty, damaged, without an array for an input, of unequal lengths, or with NaN.
             SignatureError: an array of the wrong shape or dtype.
         """
-        arrays, digest, starts, fetcher = _read(source, signature)
+        place, source = source, _called(source)
+        arrays, digest, starts, fetcher = _read(place, source, signature)
         taken = {spec.name for spec in signature.inputs}  # a model may take a "target"
         labels = next((arrays.pop(name) for name in _LABELS if name in arrays and name not in taken), None)
         if len(signature.inputs) == 1 and len(arrays) == 1:
@@ -184,13 +188,23 @@ def _fitting(array: Any, spec: TensorSpec, source: str) -> Any:
 _Found = tuple[dict[str, Any], str | Callable[[], str], tuple[int, ...], Fetcher | None]
 
 
-def _read(source: str, signature: Signature) -> _Found:
-    path = Path(source)
+def _called(source: str) -> str:
+    """What the user calls a source: of a folder that was made of one, that one."""
+    try:
+        return read_text(Path(source) / MADE_OF)
+    except (OSError, ValueError):
+        return source
+
+
+def _read(place: str, source: str, signature: Signature) -> _Found:
+    """What lies at a place, which the user calls `source`."""
+    path = Path(place)
     if re.fullmatch(r"[\w.]+:\w+", source) and not path.exists():
         return _call(source, signature)
     try:
         if path.is_dir() and (path / INDEX).is_file():
-            images = Images(path)
+            shape = signature.inputs[0].shape
+            images = Images(path, channels=1 if len(shape) == 4 and shape[1] == 1 else 3)
             views, fetcher = _fetched(images, signature, source)
             return views, images.digest, (), fetcher
         if path.is_dir():

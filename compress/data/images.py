@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from compress.artifact import sha256_of
+from compress.data.class_names import numbers_of_folders
 from compress.errors import DatasetError, MissingExtraError, first_line
 from compress.processor import Processor
 from compress.vetting.texts import read_json
@@ -62,7 +63,10 @@ def write_index(source: Path, processor: Processor, folder: Path) -> None:
             why=f"{loose.name} is in none of its folders",
             mend="put each image into the folder of its class, or all into one folder without labels",
         )
-    labels = [_number(file.parent.name, source, processor, files) for file in files] if any(labelled) else None
+    numbers = (
+        numbers_of_folders({file.parent.name for file in files}, source, processor.labels) if any(labelled) else {}
+    )
+    labels = [numbers[file.parent.name] for file in files] if any(labelled) else None
     digest = hashlib.sha256(json.dumps([[str(file.relative_to(source)), sha256_of(file)] for file in files]).encode())
     data = {
         "files": [str(file.resolve()) for file in files],
@@ -73,36 +77,22 @@ def write_index(source: Path, processor: Processor, folder: Path) -> None:
     (folder / INDEX).write_text(json.dumps(data))
 
 
-def _number(name: str, source: Path, processor: Processor, files: list[Path]) -> int:
-    """Of a class by the model's names; where none of them is the folders', by the folders' order."""
-    names = {label: number for number, label in enumerate(processor.labels)}
-    folders = sorted({file.parent.name for file in files})
-    if not set(folders) & names.keys():
-        if len(folders) == len(names) or not names:
-            return int(name) if all(each.isdigit() for each in folders) else folders.index(name)
-        if all(each.isdigit() for each in folders):
-            return int(name)
-    if name not in names:
-        raise DatasetError(
-            f"{source} holds the class {name!r}",
-            why=f"the model's classes are {', '.join(list(names)[:8])}",
-            mend="name the folders as the model names its classes, or by their numbers from 0",
-        )
-    return names[name]
-
-
 class Images:
     """Samples as a map-style dataset gives them: `pixel_values` float32 [channels, height, width], and `label`.
 
+    An image is turned as its EXIF data says; one of 16 bits a value is brought to 8.
+
     Args:
         folder: of `write_index`.
+        channels: that the model takes: 3, or 1 of gray.
 
     Raises:
-        DatasetError: the processor can't be made.
+        DatasetError: the processor can't be made; later, an image can't be read.
         MissingExtraError: transformers or pillow is not installed.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, channels: int = 3) -> None:
+        self._channels = channels
         data = read_json(folder / INDEX)
         self._files, self._labels = [Path(file) for file in data["files"]], data["labels"]
         self.digest = str(data["digest"])
@@ -112,21 +102,42 @@ class Images:
         return len(self._files)
 
     def __getitem__(self, place: int) -> dict[str, Any]:
-        from PIL import Image
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(self._files[place], formats=FORMATS) as image:
-                if image.width * image.height > LARGEST:
-                    raise DatasetError(
-                        f"can't read {self._files[place]}",
-                        why=f"it has {image.width:,} × {image.height:,} pixels",
-                        mend="make it smaller, or take it away",
-                    )
-                rgb = image.convert("RGB")
-            made = self._process(images=rgb, return_tensors="np")["pixel_values"]
+        image = self._image(self._files[place])
+        try:
+            made = self._process(image, return_tensors="np", input_data_format="channels_last")["pixel_values"]
+        except Exception as err:  # a configuration is anybody's
+            raise DatasetError(
+                f"can't make an input of {self._files[place]}",
+                why=first_line(err)[:300],
+                mend=f"mend {_PROCESSOR} beside the model; or give images as arrays in an .npz",
+            ) from err
         sample: dict[str, Any] = {"pixel_values": np.asarray(made, np.float32)[0]}
         return sample if self._labels is None else sample | {"label": np.int64(self._labels[place])}
+
+    def _image(self, file: Path) -> np.ndarray[Any, Any]:
+        """Of a file: uint8 [height, width, channels]."""
+        from PIL import Image, ImageOps
+
+        mend = "mend it, or take it away"
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with Image.open(file, formats=FORMATS) as image:
+                    if image.width * image.height > LARGEST:
+                        many = f"it has {image.width:,} × {image.height:,} pixels"
+                        raise DatasetError(f"can't read the image {file}", why=many, mend=mend)
+                    turned = ImageOps.exif_transpose(image)
+                    if turned.mode.startswith("I"):  # 16 bits, which Pillow would cut at 255
+                        values = np.clip(np.asarray(turned, np.float64) / 257, 0, 255)
+                        turned = Image.fromarray(np.rint(values).astype(np.uint8))
+                    pixels = np.asarray(turned.convert("L" if self._channels == 1 else "RGB"))
+        except MemoryError:
+            raise
+        except Exception as err:  # Pillow raises of all kinds for damaged files
+            if isinstance(err, DatasetError):
+                raise
+            raise DatasetError(f"can't read the image {file}", why=first_line(err)[:300], mend=mend) from err
+        return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
 def _processor(folder: Path) -> Any:

@@ -7,8 +7,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from compress.data.dataset import MADE_OF
 from compress.data.images import is_image_folder, write_index
-from compress.data.texts import SUFFIXES, write_tokens
+from compress.data.tables import SUFFIXES, check_file
+from compress.data.texts import write_tokens
 from compress.errors import DatasetError
 from compress.processor import Processor
 
@@ -28,9 +30,12 @@ def arrays_of(source: str, processor: Processor | None) -> str:
         DatasetError: there is no processor for it, or it can't be read.
     """
     path = Path(source)
-    kind = "text" if path.suffix in SUFFIXES else "image" if is_image_folder(path) else None
+    text = path.suffix in SUFFIXES and not path.is_dir()
+    kind = "text" if text else "image" if is_image_folder(path) else None
     if kind is None:
         return source
+    if text:
+        check_file(path)
     if processor is None or processor.kind != kind:
         takes = "brings no tokenizer or image processor" if processor is None else f"takes {processor.kind}s"
         raise DatasetError(
@@ -44,9 +49,10 @@ def arrays_of(source: str, processor: Processor | None) -> str:
         0 if told is None else told.st_mtime_ns, 0 if told is None else told.st_size,
     )  # fmt: skip
     if key not in _made:
-        folder = Path(tempfile.mkdtemp(prefix="compress-")) / path.name  # a message shows where data is from
+        folder = Path(tempfile.mkdtemp(prefix="compress-")) / path.name
         atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
         folder.mkdir()
         (write_tokens if kind == "text" else write_index)(path, processor, folder)
+        (folder / MADE_OF).write_text(source, errors="surrogateescape")
         _made[key] = str(folder)
     return _made[key]

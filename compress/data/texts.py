@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import math
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from compress.errors import DatasetError, MissingExtraError, first_line
+from compress.console.wording import AssumedWarning
+from compress.data.class_names import number_of
+from compress.data.tokenizer import open_tokenizer
+from compress.errors import DatasetError
 from compress.processor import Processor
-from compress.vetting.tables import SUFFIXES, Row, rows_of
-from compress.vetting.texts import read_json
+from compress.vetting.tables import Row, rows_of
 
-__all__ = ["SUFFIXES", "write_tokens"]
+__all__ = ["write_tokens"]
 
 CHUNK = 1024  # rows that are held at a time
 MULTIPLE = 8  # of the length that all are padded to
 _LABELS = ("label", "labels")
-_TOKENIZER = "tokenizer.json"
 
 
 def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
@@ -34,62 +37,35 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
         folder: that exists, and is empty.
 
     Raises:
-        DatasetError: the tokenizer is missing, a column is not there, a label has no number.
+        DatasetError: the tokenizer is missing or can't be used, a column is not there, a label has no number.
         MissingExtraError: tokenizers is not installed.
     """
-    tokenizer, pad = _tokenizer(processor)
-    longest = processor.max_length or 512
-    tokenizer.enable_truncation(longest)
-    tokenizer.no_padding()
+    tokenizer = open_tokenizer(processor)
     lengths: list[int] = []
     labels: list[Any] = []
+    columns: dict[str, None] = {}
     for number, rows in _chunks(rows_of(source)):
-        lengths += [len(found.ids) for found in tokenizer.encode_batch(_texts(rows, number, source, processor))]
+        lengths += [len(found.ids) for found in tokenizer.encoded(_texts(rows, number, source, processor))]
         labels += _labels_of(rows, number, source, processor)
+        columns |= dict.fromkeys(itertools.chain.from_iterable(rows))
     if not lengths:
         raise DatasetError(f"{source} is empty", why="it holds no rows", mend="give it some: 100 or more is usual")
-    width = min(longest, -(-max(lengths) // MULTIPLE) * MULTIPLE)
+    width = min(tokenizer.longest, -(-max(lengths) // MULTIPLE) * MULTIPLE)
     names = ("input_ids", "attention_mask", "token_type_ids")
     arrays = {
         name: np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.int64, (len(lengths), width)) for name in names
     }
-    arrays["input_ids"][:] = pad
+    arrays["input_ids"][:] = tokenizer.pad
     for number, rows in _chunks(rows_of(source)):
-        for at, found in enumerate(tokenizer.encode_batch(_texts(rows, number, source, processor)), number):
+        for at, found in enumerate(tokenizer.encoded(_texts(rows, number, source, processor)), number):
             for name, values in zip(names, (found.ids, found.attention_mask, found.type_ids), strict=True):
                 arrays[name][at, : len(values)] = values
     for array in arrays.values():
         array.flush()
-    if labels:
+    if _all_labelled(labels, source):
         np.save(folder / "label.npy", _numbers(labels, source, processor))
-
-
-def _tokenizer(processor: Processor) -> tuple[Any, int]:
-    """The tokenizer, and the number that pads."""
-    place = processor.folder
-    if _TOKENIZER not in processor.files:
-        raise DatasetError(
-            f"can't read texts for {place}",
-            why=f"there is no {_TOKENIZER} in it",
-            mend="download it, or write it: AutoTokenizer.from_pretrained(folder).save_pretrained(folder); or give "
-            "tokens as arrays in an .npz",
-        )
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as err:
-        raise MissingExtraError("read texts", module="tokenizers", extra="hf") from err
-    try:
-        tokenizer = Tokenizer.from_file(str(place / _TOKENIZER))
-        config: Any = read_json(place / "tokenizer_config.json") if "tokenizer_config.json" in processor.files else {}
-    except Exception as err:  # tokenizers raises plain Exceptions
-        raise DatasetError(
-            f"can't read the tokenizer of {place}", why=first_line(err)[:300], mend="copy or download the folder again"
-        ) from err
-    named = config.get("pad_token") if isinstance(config, dict) else None
-    named = named.get("content") if isinstance(named, dict) else named
-    padding = tokenizer.padding or {}
-    known = (tokenizer.token_to_id(str(each)) for each in (named, "[PAD]", "<pad>") if each)
-    return tokenizer, int(next((each for each in known if each is not None), padding.get("pad_id", 0)))
+    elif processor.task == "sequence-classification":
+        _warn(source, [name for name in columns if name not in (processor.columns.text, processor.columns.pair)])
 
 
 def _chunks(rows: Iterable[Row]) -> Iterator[tuple[int, list[Row]]]:
@@ -116,40 +92,78 @@ def _texts(rows: Sequence[Row], number: int, source: Path, processor: Processor)
                     why=held[:200],
                     mend=f"name the column of texts with {flag}",
                 )
+            if not _whole(row[column]):
+                raise DatasetError(
+                    f"row {at} of {source} can't be written in UTF-8",
+                    why=f"its {column!r} holds half of a pair of surrogates, which is no letter",
+                    mend="write the row again: \\ud83d\\ude00 is one letter, \\ud83d alone is none",
+                )
         texts = tuple(row[column] for column in columns)
         found.append(texts if len(texts) > 1 else texts[0])
     return found
 
 
+def _whole(text: str) -> bool:
+    """Whether there are no halves of letters, as JSON may hold them."""
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
 def _labels_of(rows: Sequence[Row], number: int, source: Path, processor: Processor) -> list[Any]:
-    """Values of the column that is named; of a classifier's texts else of one of the usual name, where there is one."""
-    usual = _LABELS if processor.task == "sequence-classification" and rows else ()
-    column = processor.columns.label or next((name for name in usual if name in rows[0]), None)
-    if column is None:
-        return []
+    """Values of the column that is named; of a classifier's texts else of one of the usual name.
+
+    A row without such a column has the label None.
+    """
+    usual = _LABELS if processor.task == "sequence-classification" else ()
+    named = processor.columns.label
+    found = []
     for at, row in enumerate(rows, number + 1):
-        if row.get(column) is None:
+        column = named or next((name for name in usual if name in row), None)
+        label = None if column is None else row.get(column)
+        if column is not None and label is None:
             raise DatasetError(
                 f"row {at} of {source} has no label",
                 why=f"it holds {', '.join(map(repr, row))[:200]}, and no {column!r}",
                 mend="name the column of labels with --label-column, and give every row one",
             )
-    return [row[column] for row in rows]
+        found.append(label)
+    return found
+
+
+def _all_labelled(labels: Sequence[Any], source: Path) -> bool:
+    """Whether rows have labels: all of them or none."""
+    bare = [at for at, label in enumerate(labels, 1) if label is None]
+    if bare and len(bare) < len(labels):
+        raise DatasetError(
+            f"row {bare[0]} of {source} has no label",
+            why=f"{len(labels) - len(bare):,} of its {len(labels):,} rows have one",
+            mend="give every row one, or none",
+        )
+    return not bare
+
+
+def _warn(source: Path, others: Sequence[str]) -> None:
+    """Of a file that seems to have labels under another name: accuracy would be asked, and agreement judged."""
+    if others:
+        told = (
+            f"no labels in {source.name} (not read: {', '.join(others)[:200]}): as evaluation data it judges the "
+            "agreement with the original, not accuracy; --label-column names the labels"
+        )
+        warnings.warn(told, AssumedWarning, stacklevel=3)
 
 
 def _numbers(labels: list[Any], source: Path, processor: Processor) -> np.ndarray[Any, Any]:
     """Labels [n]: numbers as they are, words by the model's names for its classes."""
-    names = {name: number for number, name in enumerate(processor.labels)}
     found = []
     for at, label in enumerate(labels, 1):
         number = label
         if isinstance(label, str):
-            number = names.get(label, _read(label))
-        if not isinstance(number, int | float):
-            known = ", ".join(list(names)[:8]) or "none by name"
+            named = number_of(label, processor.labels, f"row {at} of {source}")
+            number = _read(label) if named is None else named
+        if not isinstance(number, int | float) or not math.isfinite(number) or abs(number) >= 1 << 63:
+            known = ", ".join(processor.labels[:8]) or "none by name"
             raise DatasetError(
                 f"row {at} of {source} has the label {str(label)[:60]!r}",
-                why=f"it is no number, and the model's classes are {known}",
+                why=f"it is no number of a class, and the model's classes are {known}",
                 mend="write labels as the model names its classes, or as their numbers from 0",
             )
         found.append(number)
@@ -157,6 +171,8 @@ def _numbers(labels: list[Any], source: Path, processor: Processor) -> np.ndarra
 
 
 def _read(text: str) -> int | float | None:
+    if not text.isascii() or "_" in text:  # which Python reads as numbers, and no table means as such
+        return None
     for kind in (int, float):
         try:
             return kind(text)

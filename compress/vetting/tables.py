@@ -10,7 +10,7 @@ from typing import Any
 
 from compress.errors import DatasetError, first_line
 
-__all__ = ["SUFFIXES", "rows_of"]
+__all__ = ["SUFFIXES", "check_file", "rows_of"]
 
 SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".parquet")
 LONGEST_LINE = 16 << 20
@@ -24,10 +24,7 @@ def rows_of(path: Path) -> Iterator[Row]:
     Raises:
         DatasetError: the file is missing, damaged or no text; or it is Parquet, and pyarrow is not installed.
     """
-    if not path.is_file():
-        raise DatasetError(
-            f"can't read the data {path}", why="there is no such file", mend=f"name a file of {', '.join(SUFFIXES)}"
-        )
+    check_file(path)
     read = {".csv": _csv, ".tsv": _csv, ".txt": _lines, ".parquet": _parquet}.get(path.suffix, _json_lines)
     try:
         yield from read(path)
@@ -37,6 +34,20 @@ def rows_of(path: Path) -> Iterator[Row]:
             why=first_line(err)[:300],
             mend="write it again, in UTF-8, a row for each sample",
         ) from err
+
+
+def check_file(path: Path) -> None:
+    """Refuse what is no file of rows.
+
+    Raises:
+        DatasetError: it is missing, or a pipe.
+    """
+    if not path.is_file():
+        raise DatasetError(
+            f"can't read the data {path}",
+            why="it is no file that could be read twice" if path.exists() else "there is no such file",
+            mend=f"name a file of {', '.join(SUFFIXES)}",
+        )
 
 
 def _json_lines(path: Path) -> Iterator[Row]:
@@ -66,7 +77,11 @@ def _texts(path: Path) -> Iterator[str]:
 
 def _csv(path: Path) -> Iterator[Row]:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        for number, row in enumerate(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","), 2):
+        rows = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+        columns = [name for name in rows.fieldnames or () if name]
+        if twice := next((name for name in columns if columns.count(name) > 1), None):
+            raise ValueError(f"its first line has the column {twice[:60]!r} twice")
+        for number, row in enumerate(rows, 2):
             if None in row or None in row.values():
                 raise ValueError(f"row {number} has another number of columns than the first line")
             yield row

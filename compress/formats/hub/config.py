@@ -121,7 +121,7 @@ def labels_of(config: Any) -> tuple[str, ...]:
     names = getattr(config, "id2label", None)
     if not isinstance(names, Mapping):
         return ()
-    found = {int(key): str(value)[:1000] for key, value in names.items() if str(key).isdigit()}
+    found = {int(key): str(value)[:1000] for key, value in names.items() if str(key).isdecimal()}
     return tuple(found[number] for number in range(len(found))) if found.keys() == set(range(len(found))) else ()
 
 

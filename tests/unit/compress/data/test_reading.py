@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from compress.artifact import Artifact, TensorSpec
+from compress.console.wording import AssumedWarning
 from compress.data.dataset import Dataset
 from compress.data.reading import arrays_of
 from compress.errors import ArtifactError, DatasetError
@@ -74,6 +76,18 @@ BROKEN = {
     "no JSON": ('{"text"', Columns(), "line 1 is no JSON", "UTF-8"),
     "no object": ("[1]", Columns(), "no JSON object", "UTF-8"),
     "nothing": ("", Columns(), "no rows", "100"),
+    "half of a letter": (r'{"text": "the \ud800 cat"}', Columns(), "surrogates", "ud83d alone"),
+    "a label beyond all": ('{"text": "a", "label": 99999999999999999999999}', Columns(), "no number of a class", "0"),
+    "a label that is no number": ('{"text": "a", "label": NaN}', Columns(), "no number of a class", "from 0"),
+    "a label as Python writes it": ('{"text": "a", "label": "1_0"}', Columns(), "no number of a class", "from 0"),
+    "a label in other digits": ('{"text": "a", "label": "\u0662"}', Columns(), "no number of a class", "from 0"),
+    "no first label": ('{"text": "a"}\n{"text": "b", "label": 1}', Columns(), "1 of its 2 rows", "every row"),
+    "no later label": (
+        '{"text": "a", "label": 1}\n' * 1030 + '{"text": "b"}',
+        Columns(),
+        "1,030 of its 1,031",
+        "every",
+    ),
 }
 
 
@@ -85,6 +99,55 @@ def test_data_that_does_not_fit_is_an_error_in_three_parts(tmp_path: Path, proce
         arrays_of(str(tmp_path / "data.jsonl"), dataclasses.replace(processor, columns=columns))
     assert why in caught.value.why
     assert mend in caught.value.mend
+
+
+def test_a_row_without_a_label_is_named(tmp_path: Path, processor: Processor) -> None:
+    rows = ['{"text": "a", "label": 1}'] * 1500 + ['{"text": "b"}', '{"text": "a", "label": 1}']
+    (tmp_path / "data.jsonl").write_text("\n".join(rows))
+    with pytest.raises(DatasetError, match="row 1501 of"):
+        arrays_of(str(tmp_path / "data.jsonl"), processor)
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path: Path, processor: Processor) -> None:
+    (tmp_path / "data.csv").write_text("text,text,label\nword1,word2,1\n")
+    with pytest.raises(DatasetError, match="column 'text' twice"):
+        arrays_of(str(tmp_path / "data.csv"), processor)
+
+
+def test_a_class_by_a_name_that_several_have_is_refused(tmp_path: Path, processor: Processor) -> None:
+    (tmp_path / "data.csv").write_text("text,label\nword1,crane\n")
+    with pytest.raises(DatasetError, match="several classes so: 0, 2"):
+        arrays_of(str(tmp_path / "data.csv"), dataclasses.replace(processor, labels=("crane", "dog", "crane")))
+
+
+def test_labels_under_another_name_are_told_of(tmp_path: Path, processor: Processor) -> None:
+    path = tmp_path / "reviews.csv"
+    path.write_text("id,review,sentiment\n1,word1,good\n2,word2,bad\n")
+    asked = dataclasses.replace(processor, columns=Columns("review"))
+    with pytest.warns(AssumedWarning, match="no labels in reviews.csv .not read: id, sentiment.*--label-column"):
+        assert Dataset.open(arrays_of(str(path), asked), TOKENS).labels is None
+    asked = dataclasses.replace(processor, columns=Columns("review", label="sentiment"))
+    labels = Dataset.open(arrays_of(str(path), asked), TOKENS).labels
+    assert np.asarray(labels).tolist() == [1, 0]
+
+
+def test_data_is_called_as_the_user_calls_it(tmp_path: Path, processor: Processor) -> None:
+    path = tmp_path / "texts.txt"
+    path.write_text("word1\n")
+    place = arrays_of(str(path), processor)
+    assert place != str(path)
+    assert Dataset.open(place, TOKENS).source == str(path)
+    with pytest.raises(DatasetError) as caught:
+        Dataset.open(place, Signature((TensorSpec("pixel_values", "float32", ("batch", 3)),), ()))
+    assert caught.value.what.startswith(f"{path} lacks")
+
+
+def test_what_is_no_file_is_told_before_what_the_model_takes(tmp_path: Path, processor: Processor) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
+    for given in (None, processor):
+        for name, why in (("pipe.csv", "no file that could be read twice"), ("gone.csv", "no such file")):
+            with pytest.raises(DatasetError, match=why):
+                arrays_of(str(tmp_path / name), given)
 
 
 def test_texts_for_a_model_without_a_tokenizer_are_refused(tmp_path: Path, processor: Processor) -> None:

@@ -1,0 +1,178 @@
+"""The tokenizer that came with a model: tokenizer.json alone makes tokens, here as where they are served.
+
+What the folder's other files say otherwise is followed where it is about lengths and padding, and refused by name where
+it would need another tokenizer.json.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compress.console.wording import AssumedWarning
+from compress.data.tokenizer_keys import contradicted, growth_of, padding_of, side_of
+from compress.errors import DatasetError, MissingExtraError, first_line
+from compress.processor import Processor
+from compress.vetting.texts import read_bytes, read_json
+
+__all__ = ["Tokens", "open_tokenizer"]
+
+_TOKENIZER, _CONFIG, _SENTENCES = "tokenizer.json", "tokenizer_config.json", "sentence_bert_config.json"
+_PROMPTS = "config_sentence_transformers.json"
+_AGAIN = "copy or download the folder again"
+LARGEST, MOST_VALUES = 128 << 20, 8_000_000  # of a tokenizer.json: those of 260,000 tokens have a quarter
+LARGEST_GROWTH = 16  # letters that a normalizer's replacements make of one
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A tokenizer that cuts texts to the model's length.
+
+    Attributes:
+        longest: tokens of a text at most.
+        pad: the number that fills up.
+    """
+
+    tokenizer: Any
+    longest: int
+    pad: int
+    place: Path
+
+    def encoded(self, texts: Sequence[Any]) -> list[Any]:
+        """What `tokenizers` makes of texts, or of pairs.
+
+        Raises:
+            DatasetError: the tokenizer fails at them.
+        """
+        with _guarded(self.place, "use"):
+            return list(self.tokenizer.encode_batch(texts))
+
+
+def open_tokenizer(processor: Processor) -> Tokens:
+    """The tokenizer of a model's texts.
+
+    Raises:
+        DatasetError: it is missing or damaged, contradicts what stands beside it, or can't make what the model takes.
+        MissingExtraError: tokenizers is not installed.
+    """
+    place = processor.folder
+    if _TOKENIZER not in processor.files:
+        raise DatasetError(
+            f"can't read texts for {place}",
+            why=f"there is no {_TOKENIZER} in it",
+            mend="download it, or write it: AutoTokenizer.from_pretrained(folder).save_pretrained(folder); or give "
+            "tokens as arrays in an .npz",
+        )
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as err:
+        raise MissingExtraError("read texts", module="tokenizers", extra="hf") from err
+    longest = processor.max_length or 512
+    with _guarded(place, "read"):
+        told = _tokenizer_of(place / _TOKENIZER)
+        config = _table(place / _CONFIG) if _CONFIG in processor.files else {}
+        sentences = _table(place / _SENTENCES) if _SENTENCES in processor.files else {}
+        growth = growth_of(told.get("normalizer"))
+        if growth > LARGEST_GROWTH:  # of a few lines of JSON, a word of 20 letters would take all memory
+            raise ValueError(f"the normalizer in its {_TOKENIZER} makes up to {growth:,.0f} letters of one")
+        tokenizer = Tokenizer.from_file(str(place / _TOKENIZER))
+        own = tokenizer.truncation
+        cut = side_of(config.get("truncation_side"), own)
+        padded = side_of(config.get("padding_side"), tokenizer.padding)
+        faults = list(contradicted(tokenizer, told, config, sentences))
+        pad, named = padding_of(tokenizer, config, _map_of(processor))
+        special = tokenizer.num_special_tokens_to_add(bool(processor.columns.pair))
+        if special < longest:
+            tokenizer.enable_truncation(longest, direction=cut)
+        tokenizer.no_padding()
+    if faults:
+        raise DatasetError(
+            f"can't make tokens as the model in {place} takes them",
+            why=f"its {_TOKENIZER} does not do what stands beside it: {'; '.join(faults)[:300]}",
+            mend="write it anew: AutoTokenizer.from_pretrained(folder).save_pretrained(folder); or mend the key",
+        )
+    if special >= longest:
+        raise DatasetError(
+            f"can't make tokens as the model in {place} takes them",
+            why=f"texts are cut to {longest}, and its special tokens alone are {special}",
+            mend=f"mend model_max_length in its {_CONFIG}, or max_seq_length in its {_SENTENCES}",
+        )
+    _warn(place, padded, cut, own)
+    return Tokens(tokenizer, longest, _agreed(processor, pad, named), place)
+
+
+def _agreed(processor: Processor, pad: int, named: bool) -> int:
+    """The number that the model takes for padding: its configuration's, before the tokenizer's."""
+    wanted = processor.pad_token_id
+    if wanted is not None and named and wanted != pad:
+        raise DatasetError(
+            f"can't fill up texts for the model in {processor.folder}",
+            why=f"its config.json says pad_token_id {wanted}, and its tokenizer's pad token has the number {pad}",
+            mend=f"give both the one of the training: pad_token_id in config.json, pad_token in {_CONFIG}",
+        )
+    return pad if wanted is None else wanted
+
+
+def _warn(place: Path, padded: str, cut: str, own: Mapping[str, Any] | None) -> None:
+    """Of keys that change tokens, where they are followed nowhere or not where the texts are served."""
+    if padded == "left":
+        _told(f"padding_side left in {place} is not followed: texts are filled up on the right, which the mask hides")
+    if cut == "left" and side_of(None, own) != "left":
+        _told(
+            f"truncation_side left in {place} stands beside {_TOKENIZER}, which serving reads alone: write it there, "
+            'too: tokenizer.enable_truncation(length, direction="left"), tokenizer.save(path)'
+        )
+    for folder in (place, *([place.parent] if (place.parent / "modules.json").is_file() else [])):
+        if (folder / _PROMPTS).is_file():
+            with _guarded(place, "read"):
+                prompts = _table(folder / _PROMPTS)
+            name, known = str(prompts.get("default_prompt_name")), prompts.get("prompts")
+            if isinstance(known, dict) and known.get(name):
+                _told(
+                    f"default_prompt_name {name[:40]!r} in {folder / _PROMPTS} is not followed: where texts are to "
+                    f"begin with {str(known[name])[:60]!r}, write it into the data"
+                )
+
+
+def _told(words: str) -> None:
+    warnings.warn(words, AssumedWarning, stacklevel=4)
+
+
+def _map_of(processor: Processor) -> Mapping[str, Any]:
+    name = "special_tokens_map.json"
+    return _table(processor.folder / name) if name in processor.files else {}
+
+
+def _table(path: Path) -> dict[str, Any]:
+    data: Any = read_json(path)
+    if not isinstance(data, dict):
+        raise ValueError(f"{path.name} is no table of keys")
+    return data
+
+
+def _tokenizer_of(path: Path) -> dict[str, Any]:
+    data = read_bytes(path, LARGEST)
+    if sum(data.count(sign) for sign in (b"[", b"{", b",", b":")) > MOST_VALUES:
+        raise ValueError(f"{path.name} holds more than {MOST_VALUES:,} values")
+    found: Any = json.loads(data)
+    if not isinstance(found, dict):
+        raise ValueError(f"{path.name} is no table of keys")
+    return found
+
+
+@contextmanager
+def _guarded(place: Path, verb: str) -> Iterator[None]:
+    """tokenizers raises plain Exceptions for files that it can't use, and panics of Rust, which are none, for some."""
+    try:
+        yield
+    except (DatasetError, MemoryError):
+        raise
+    except BaseException as err:
+        if not isinstance(err, Exception) and type(err).__name__ != "PanicException":
+            raise
+        raise DatasetError(f"can't {verb} the tokenizer of {place}", why=first_line(err)[:300], mend=_AGAIN) from err

@@ -1,0 +1,134 @@
+"""Images are made into inputs as transformers does, and folders are classes by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from compress.artifact import TensorSpec
+from compress.console.wording import AssumedWarning
+from compress.data.dataset import Dataset
+from compress.data.reading import arrays_of
+from compress.errors import DatasetError
+from compress.formats.hub.config import offline
+from compress.processor import Processor
+from compress.signature import Signature
+
+SIDE = 8
+
+
+@pytest.fixture(scope="module")
+def maker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("maker")
+    config: dict[str, Any] = {"image_processor_type": "ViTImageProcessor", "size": {"height": SIDE, "width": SIDE}}
+    config |= {"image_mean": [0.5], "image_std": [0.5]}
+    (folder / "gray").mkdir()
+    (folder / "gray" / "preprocessor_config.json").write_text(json.dumps(config))
+    config |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (folder / "preprocessor_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def opened(images: Path, maker: Path, labels: tuple[str, ...] = (), channels: int = 3) -> Dataset:
+    folder = maker if channels == 3 else maker / "gray"
+    processor = Processor(
+        "image", "image-classification", {"preprocessor_config.json": str(labels)}, labels, None, folder
+    )
+    signature = Signature((TensorSpec("pixel_values", "float32", ("batch", channels, SIDE, SIDE)),), ())
+    return Dataset.open(arrays_of(str(images), processor), signature)
+
+
+def folders(place: Path, *names: str) -> Path:
+    for name in names:
+        (place / name).mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(place / name / "1.png")
+    return place
+
+
+KNOWN = {
+    "the model's names": (("Dog", "Cat"), ("Cat", "Dog"), [1, 0], None),
+    "in another case": (("Dog", "Cat"), ("cat", "dog"), [1, 0], "cat is Cat"),
+    "numbers": (("Dog", "Cat"), ("0", "1"), [0, 1], None),
+    "a model with no names": (("LABEL_0", "LABEL_1"), ("cat", "dog"), [0, 1], "0 cat, 1 dog"),
+    "a model with nothing": ((), ("cat", "dog"), [0, 1], "0 cat, 1 dog"),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("case", KNOWN)
+def test_folders_are_classes_by_name_and_what_is_assumed_is_told(tmp_path: Path, maker: Path, case: str) -> None:
+    labels, names, wanted, told = KNOWN[case]
+    folders(tmp_path / "images", *names)
+    if told is None:
+        data = opened(tmp_path / "images", maker, labels)
+    else:
+        with pytest.warns(AssumedWarning, match=told):
+            data = opened(tmp_path / "images", maker, labels)
+    found = data.take(slice(0, 2))[1]
+    assert found is not None
+    assert found.tolist() == wanted
+
+
+FOREIGN = {
+    "other names": (("Dog", "Cat"), ("bird", "fish"), "Dog, Cat"),
+    "numbers from 1": (("Dog", "Cat"), ("1", "2"), "Dog, Cat"),
+    "a number that is no digit": (("Dog", "Cat"), ("²", "1"), "Dog, Cat"),
+    "a name of two classes": (("crane", "crane"), ("crane",), "several classes so: 0, 1"),
+    "two names that differ in case": (("Crane", "crane"), ("CRANE",), "several classes so: 0, 1"),
+    "too few for the order": (("LABEL_0", "LABEL_1", "LABEL_2"), ("cat", "dog"), "LABEL_0, LABEL_1"),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_a_folder_of_no_class_or_of_several_is_refused(tmp_path: Path, maker: Path, case: str) -> None:
+    labels, names, why = FOREIGN[case]
+    with pytest.raises(DatasetError) as caught:
+        opened(folders(tmp_path / "images", *names), maker, labels)
+    assert why in caught.value.why
+
+
+def test_an_image_is_turned_as_it_says_as_transformers_does(tmp_path: Path, maker: Path) -> None:
+    turned = Image.Exif()
+    turned[0x112] = 6
+    pixels = np.random.default_rng(0).integers(0, 255, (30, 40, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "1.jpg", exif=turned)
+    with offline() as transformers:
+        from transformers.image_utils import load_image
+
+        process = transformers.AutoImageProcessor.from_pretrained(maker)
+        wanted = process(images=load_image(str(tmp_path / "1.jpg")), return_tensors="np")["pixel_values"]
+    np.testing.assert_allclose(opened(tmp_path, maker).take(slice(0, 1))[0]["pixel_values"], wanted, atol=1e-6)
+
+
+def test_16_bits_of_gray_are_scaled_not_cut(tmp_path: Path, maker: Path) -> None:
+    ramp = np.linspace(0, 1, SIDE * SIDE).reshape(SIDE, SIDE)
+    for name, values in (("8", np.rint(ramp * 255).astype(np.uint8)), ("16", np.rint(ramp * 65535).astype(np.uint16))):
+        (tmp_path / name).mkdir()
+        Image.fromarray(values).save(tmp_path / name / "1.png")
+    few, many = (opened(tmp_path / name, maker).take(slice(0, 1))[0]["pixel_values"] for name in ("8", "16"))
+    np.testing.assert_allclose(many, few, atol=0.01)
+
+
+def test_a_model_of_gray_takes_images(tmp_path: Path, maker: Path) -> None:
+    for name, color in (("1", (255, 255, 255)), ("2", (0, 0, 0))):
+        Image.new("RGB", (20, 10), color).save(tmp_path / f"{name}.png")
+    values = opened(tmp_path, maker, channels=1).take(slice(0, 2))[0]["pixel_values"]
+    assert values.shape == (2, 1, SIDE, SIDE)
+    assert values[:, 0, 0, 0].tolist() == [1.0, -1.0]
+
+
+@pytest.mark.parametrize("content", [b"", b"no image", None])
+def test_a_damaged_image_is_named(tmp_path: Path, maker: Path, content: bytes | None) -> None:
+    file = tmp_path / "images" / "1.jpg"
+    file.parent.mkdir()
+    Image.effect_noise((64, 64), 50).save(file)
+    file.write_bytes(file.read_bytes()[:400] if content is None else content)
+    with pytest.raises(DatasetError) as caught:
+        opened(file.parent, maker)
+    assert str(file) in caught.value.what
+    assert "take it away" in caught.value.mend
