@@ -154,11 +154,27 @@ class Contract:
             if name not in self.outputs:
                 raise UnfitError(f"it has no output {_short(name)}, but {', '.join(self.outputs)}")
 
-    def check_classes(self, output: str, classes: object) -> None:
-        """Whether an output may be asked for as its largest values; raises UnfitError."""
-        datatype = self.outputs[output].datatype
-        if datatype not in RANKED:
-            raise UnfitError(f"the output {output!r} is {datatype}, which has no classes to rank")
+    def check_classes(self, output: str, classes: object, *, empty: bool) -> None:
+        """Whether an output may be asked for as its largest values.
+
+        Triton ends over one that has none (release 24.10, over HTTP). Of a batch it has a row for each of the inputs'.
+
+        Args:
+            output: that the model has.
+            classes: how many.
+            empty: whether an input of the request has no elements: then the output, too, may have no row.
+
+        Raises:
+            UnfitError: it may not.
+        """
+        known = self.outputs[output]
+        if known.datatype not in RANKED:
+            raise UnfitError(f"the output {output!r} is {known.datatype}, which has no classes to rank")
+        # Without max_batch_size the batch is a guess.
+        if min(known.shape[1:] if self.batched and self.max_batch_size else known.shape, default=1) < 1:
+            raise UnfitError(f"the output {output!r} may be empty by its shape {list(known.shape)}: no classes to rank")
+        if empty:
+            raise UnfitError(f"an input is empty, and so may be the output {output!r}: no classes to rank")
         if type(classes) is not int or not 1 <= classes <= MOST_CLASSES:
             raise UnfitError(f"classification is a number of classes, not {_short(classes)}")
 

@@ -116,7 +116,8 @@ def read_request(
     if taken != (tail_bytes or 0):
         raise UnfitError(f"its inputs are {taken} bytes, and {tail_bytes or 0} follow the JSON")
     if "outputs" in header:  # null is no list, and Triton fails on it
-        _outputs(header["outputs"], contract, shared_memory=shared_memory)
+        empty = any(0 in item["shape"] for item in inputs)
+        _outputs(header["outputs"], contract, empty=empty, shared_memory=shared_memory)
     return request
 
 
@@ -211,7 +212,7 @@ def _raw(request: Request, item: Mapping[str, Any], count: int, start: int, size
     return size
 
 
-def _outputs(outputs: Any, contract: Contract, *, shared_memory: bool) -> None:
+def _outputs(outputs: Any, contract: Contract, *, empty: bool, shared_memory: bool) -> None:
     if type(outputs) is not list:
         raise UnfitError("its outputs are no list")
     names = []
@@ -222,7 +223,7 @@ def _outputs(outputs: Any, contract: Contract, *, shared_memory: bool) -> None:
         names.append(name if type(name) is str else "")
         if "classification" in parameters:
             contract.check_outputs(names[-1:])
-            contract.check_classes(name, parameters["classification"])
+            contract.check_classes(name, parameters["classification"], empty=empty)
     contract.check_outputs(names)
 
 
