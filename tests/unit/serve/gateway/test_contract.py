@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from hypothesis import given, settings
@@ -280,6 +281,29 @@ def test_over_grpc_the_same_is_refused(broken: Any, why: str) -> None:
     with pytest.raises(UnfitError) as caught:
         check_message(broken, CONTRACT, shared_memory=False)
     assert why in caught.value.why
+
+
+LARGEST, ROUNDED_DOWN, ROUNDED_UP = 3.4028234663852886e38, 3.4028235677973362e38, 3.4028235677973366e38
+
+
+@pytest.mark.parametrize("number", [LARGEST, ROUNDED_DOWN, 2**64 - 1, 1e-300, 0, ROUNDED_UP, 1e39, 10**40, 1.7e308])
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_number_of_json_that_fp32_does_not_hold_is_refused(number: float, sign: int, nested: bool) -> None:
+    sign = 1 if type(number) is int else sign
+    row = [1, LARGEST * -sign, number * sign, -2.5]
+    data = b"[%s]" % b",".join(str(each).encode() for each in row)
+    item = orjson.dumps(GOOD | {"data": orjson.Fragment(b"[%s]" % data if nested else data)})
+    body = b'{"inputs":[%s]}' % item
+    with np.errstate(over="ignore"):
+        holds = bool(np.isfinite(np.float32(number)))
+    assert holds == (number < ROUNDED_UP)
+    if holds:
+        assert read(body)
+        return
+    with pytest.raises(UnfitError) as caught:
+        read(body)
+    assert caught.value.why == "a number is too large for FP32"
 
 
 def ranked(shape: list[int], most: int, *, told: bool = True) -> Contract:
