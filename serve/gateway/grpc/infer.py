@@ -130,7 +130,7 @@ class Inference:
             if suspects.watches(identity.id, model):
                 await suspects.examine(flight, deadline - time.monotonic())
             if not places.try_enter():
-                await places.enter(identity.priority, deadline - time.monotonic())
+                await places.enter(identity.priority, deadline - time.monotonic(), identity.id)
             entered = True
             if seen.trace is not None:
                 seen.trace.done("queue")
