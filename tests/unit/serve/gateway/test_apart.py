@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
+import orjson
 import pytest
 
+from serve.gateway.access.keys import add_key
 from serve.gateway.errors import GatewayError, OverloadedError
 from serve.gateway.oip.apart import Apart
 from serve.gateway.oip.contract import UnfitError
-from tests.serve_http import in_loop
+from serve.gateway.settings import Settings
+from tests.serve_http import Received, answer, gateway, in_loop, scripted_server
 
 
 def noted(log: Path, who: str, seconds: float = 0.01) -> str:
@@ -133,3 +138,42 @@ async def test_what_fails_fails_alone_and_a_process_that_was_killed_is_begun_aga
     assert isinstance(found[2], GatewayError)
     assert "ended over it twice" in found[2].why
     assert (found[1], found[3]) == ("done", "d")
+
+
+@pytest.mark.parametrize("path", ["/v2/models/m/infer", "/predict/m"])
+@in_loop
+async def test_a_client_that_leaves_is_not_waited_for_by_the_reader(tmp_path: Path, path: str) -> None:
+    asked: list[tuple[object, float]] = []
+    left = asyncio.Event()
+
+    async def waits(_: Apart, who: object, deadline: float, *_arguments: object) -> None:
+        asked.append((who, deadline - time.monotonic()))
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            left.set()
+            raise
+
+    async def respond(request: Received, writer: asyncio.StreamWriter) -> None:
+        known = {"name": "m", "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, -1]}], "outputs": []}
+        writer.write(answer(orjson.dumps({"max_batch_size": 8} if request.target.endswith("/config") else known)))
+
+    keys = tmp_path / "keys.json"
+    secret = add_key(keys, "one")[0]
+    body = b'{"inputs": [], "note": "%b"}' % (b"x" * 100_000)
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nX-Api-Key: {secret}\r\nX-Request-Timeout-Ms: 20000\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    async with scripted_server(respond) as server:
+        settings = Settings(upstream=(server.url,), port=0, keys=keys, state=tmp_path / "none.db")
+        with patch.object(Apart, "call", waits):
+            async with gateway(settings, validate=True) as address:
+                _, writer = await asyncio.open_connection(address.host, address.port)
+                writer.write(head.encode() + body)
+                async with asyncio.timeout(10):
+                    while not asked:  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)
+                    writer.close()
+                    await left.wait()
+    ((who, seconds),) = asked
+    assert who == hashlib.sha256(secret.encode()).hexdigest()
+    assert 10 < seconds <= 20
