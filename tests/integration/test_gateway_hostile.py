@@ -3,32 +3,52 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http.client
 import json
 import socket
 import struct
 import threading
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
+from onnx import helper
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc import service_pb2_grpc
 
+from compress.artifact import Artifact, Runtime
 from serve.gateway.settings import Settings
+from serve.pack.write import pack
 from serve.triton.launch import TritonServer
 from tests.gateway_models import fetch, served_models
 from tests.serve_http import gateway_thread
+from tests.serve_models import artifact_of
 
 pytestmark = pytest.mark.integration
 GOOD = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
 TEXT = {"inputs": [{"name": "file", "datatype": "BYTES", "shape": [1, 1], "data": ["abcd"]}]}
 
 
+RUNTIMES: tuple[Runtime, ...] = ("onnxruntime", "openvino") if find_spec("openvino_telemetry") else ("onnxruntime",)
+
+
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    with served_models(tmp_path_factory.mktemp("hostile")) as server:
+    folder = tmp_path_factory.mktemp("hostile")
+    for runtime in RUNTIMES:  # as long as x, and a row for each two numbers of x
+        negative = [helper.make_node("Neg", ["x"], ["y"])]
+        free = artifact_of(folder / f"{runtime}_free", negative, ["x:float32[batch,n]"], ["y:float32[batch,n]"])
+        reshape = [helper.make_node("Reshape", ["x", "pairs"], ["y"])]
+        pairs = {"pairs": np.array([-1, 2], np.int64)}
+        rows = artifact_of(folder / f"{runtime}_rows", reshape, ["x:float32[batch,n]"], ["y:float32[batch,2]"], pairs)
+        for artifact in (free, rows):
+            dataclasses.replace(Artifact.load(artifact), runtime=runtime).save()
+            pack(artifact, repository=folder / "repository", name=artifact.name)
+    with served_models(folder) as server:
         yield server
 
 
@@ -70,6 +90,14 @@ HOSTILE: dict[str, tuple[str, bytes]] = {
 }  # fmt: skip
 
 
+EMPTY = {"name": "x", "datatype": "FP32", "shape": [1, 0]}
+HOSTILE |= {
+    f"classes of nothing on {model}": (model, json.dumps(
+        {"inputs": [EMPTY | {"data": []}], "outputs": [{"name": "y", "parameters": {"classification": 1}}]}).encode())
+    for runtime in RUNTIMES for model in (f"{runtime}_free", f"{runtime}_rows")
+}  # fmt: skip
+
+
 def framed(prefix: int, content: bytes = b"abcd") -> tuple[bytes, int]:
     """A raw BYTES element that says another length than it has."""
     size = 4 + len(content)
@@ -88,6 +116,18 @@ def test_one_request_ends_nothing(triton: TritonServer, urls: tuple[str, str], k
     assert told["error"]
     assert fetch(f"{urls[0]}/v2/models/tiny/infer", json.dumps(GOOD).encode())[0] == 200
     assert fetch(f"{urls[0]}/v2/models/files/infer", json.dumps(TEXT).encode())[0] == 200
+    assert triton.pid == before
+    assert triton.running
+
+
+def test_classes_of_nothing_by_raw_tensors_end_nothing(triton: TritonServer, urls: tuple[str, str]) -> None:
+    before = triton.pid
+    for model in (f"{runtime}_free" for runtime in RUNTIMES):
+        outputs = [{"name": "y", "parameters": {"classification": 1, "binary_data": True}}]
+        body = json.dumps({"inputs": [EMPTY | {"parameters": {"binary_data_size": 0}}], "outputs": outputs}).encode()
+        url, length = f"{urls[0]}/v2/models/{model}/infer", {"Inference-Header-Content-Length": str(len(body))}
+        assert fetch(url, body, **length)[0] == 400
+        assert fetch(url, shaped([1, 4]))[0] == 200
     assert triton.pid == before
     assert triton.running
 

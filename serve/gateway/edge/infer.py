@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Share
-from serve.gateway.edge.asking import CLIENT_LEFT, ask_model
+from serve.gateway.edge.asking import CLIENT_LEFT, ask_model, unless_client_leaves
 from serve.gateway.edge.bodies import growing_body, read_body
 from serve.gateway.edge.extensions import RESPOND
 from serve.gateway.edge.infer_head import JSON, MOST_DIGITS, PATH, RETURNED, SAFE, answer_lines, split_headers
@@ -29,7 +29,7 @@ from serve.gateway.errors import (
     SlowBodyError,
 )
 from serve.gateway.observe.telemetry import INFER_ROUTE, Observed, Telemetry
-from serve.gateway.oip.contracts import Contracts
+from serve.gateway.oip.contracts import LONG_JSON, Contracts
 from serve.gateway.oip.encoding import unpack
 from serve.gateway.oip.protocol import BINARY_HEADER
 from serve.gateway.oip.sequence import in_answer
@@ -152,9 +152,13 @@ class InferEndpoint:
             body = await unpack(body, read[b"content-encoding"], settings.max_body_bytes, share)
         kept = release.kept if release is not None else Target(model, version)
         seconds = None if timeout is None else patience
-        body, changed, sequence = await self._contracts.fitted(
-            kept, body, header_length, shared_memory=identity.admin, seconds=seconds, digest=identity.digest
-        )
+        fitting = self._contracts.fitted(
+            kept, body, header_length, shared_memory=identity.admin, seconds=seconds, digest=identity.digest,
+            deadline=deadline,
+        )  # fmt: skip
+        if (len(body) if header_length is None else header_length) > LONG_JSON:  # it may have to wait
+            fitting = unless_client_leaves(scope, receive, fitting)
+        body, changed, sequence = await fitting
         if changed is not None and changed != header_length:
             forwarded = [header for header in forwarded if header[0] != BINARY_HEADER]
             forwarded.append((BINARY_HEADER, b"%d" % changed))

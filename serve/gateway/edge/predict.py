@@ -17,7 +17,7 @@ from starlette.types import Message as ASGIMessage
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Share
-from serve.gateway.edge.asking import CLIENT_LEFT, ask_model
+from serve.gateway.edge.asking import CLIENT_LEFT, ask_model, unless_client_leaves
 from serve.gateway.edge.bodies import read_body
 from serve.gateway.edge.predict_values import answer_of, message_from, message_of
 from serve.gateway.edge.routes import UPSTREAM
@@ -124,12 +124,15 @@ def predict_router(
             release = releases.get(model)
             kept = plain if release is None else release.kept
             metadata = replace(await upstream.metadata(kept.model, kept.version), name=model)
-            message, item = await _message(contracts, metadata, request, body, settings.max_elements)
+            reading = _message(contracts, metadata, request, body, settings.max_elements, identity, deadline)
+            if len(body) > LONG_JSON:  # it may have to wait
+                reading = unless_client_leaves(request.scope, request.receive, reading)
+            message, item = await reading
             del body
             share.resize(len(message.body))
             if message.header_length is not None:
                 head, tail = message.body[: message.header_length], len(message.body) - message.header_length
-                await contracts.read(kept, head, tail, shared_memory=False)
+                await contracts.read(kept, head, tail, shared_memory=False, digest=identity.digest, deadline=deadline)
 
             async def ask() -> UpstreamResponse:
                 left, came = deadline - time.monotonic(), request.scope["headers"]
@@ -147,7 +150,8 @@ def predict_router(
                 message.body,
                 size=len(message.body),
             )
-            response = await _plain(contracts, upstream, metadata, answer, item=item)
+            writing = _plain(contracts, upstream, metadata, answer, identity, deadline, item=item)
+            response = await unless_client_leaves(request.scope, request.receive, writing)
             counted = 0 if answer.held is None else len(answer.body)  # for the key already
             gate.memory.check_for(identity.id, len(response.body) - counted)
             share.resize(len(response.body))
@@ -166,7 +170,13 @@ def predict_router(
 
 
 async def _message(
-    contracts: Contracts, metadata: ModelMetadata, request: Request, body: bytes, most: int
+    contracts: Contracts,
+    metadata: ModelMetadata,
+    request: Request,
+    body: bytes,
+    most: int,
+    identity: Identity,
+    deadline: float,
 ) -> tuple[Message, bool]:
     """The infer request that a body of any content type that is read makes, and whether it is one item."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -181,7 +191,7 @@ async def _message(
         raise UnsupportedMediaError(
             "the content type is not one that is read", why=f"it takes {TAKES}; {came} came", mend="set Content-Type"
         )
-    return await contracts.read_json(message_of, body, metadata, most)
+    return await contracts.read_json(identity.digest, deadline, message_of, body, metadata, most)
 
 
 async def _form_file(request: Request, body: bytes) -> bytes:
@@ -203,7 +213,14 @@ async def _form_file(request: Request, body: bytes) -> bytes:
 
 
 async def _plain(
-    contracts: Contracts, upstream: Upstream, metadata: ModelMetadata, answer: UpstreamResponse, *, item: bool
+    contracts: Contracts,
+    upstream: Upstream,
+    metadata: ModelMetadata,
+    answer: UpstreamResponse,
+    identity: Identity,
+    deadline: float,
+    *,
+    item: bool,
 ) -> Response:
     if answer.status != 200:
         upstream.forget(metadata.name)
@@ -215,5 +232,8 @@ async def _plain(
         )
     length = answer.header(BINARY_HEADER)
     arguments = answer.body, length, metadata, item
-    told = await contracts.apart(answer_of, *arguments) if len(answer.body) > LONG_ANSWER else answer_of(*arguments)
+    if len(answer.body) > LONG_ANSWER:
+        told = await contracts.apart.call(identity.digest, deadline, answer_of, *arguments)
+    else:
+        told = answer_of(*arguments)
     return Response(told, media_type="application/json")

@@ -56,6 +56,7 @@ class Body:
             raise BodyTooLargeError(limit)
         share.take(len(first))
         if not cycle.more_body:
+            cycle.flow.resume_reading()  # or nobody would hear that the client leaves
             return first
         if cycle.waiting_for_100_continue:
             cycle.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")

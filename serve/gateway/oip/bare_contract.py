@@ -56,5 +56,5 @@ class BareContract(Contract):
         if len(names) > MOST_TENSORS or not all(0 < len(name) <= MOST_LETTERS for name in names):
             raise UnfitError("an output has no name, or there are too many")
 
-    def check_classes(self, output: str, classes: object) -> None:  # noqa: ARG002
+    def check_classes(self, output: str, classes: object, *, empty: bool) -> None:  # noqa: ARG002
         raise UnfitError(f"nobody tells whether the output {output[:64]!r} has classes to rank")

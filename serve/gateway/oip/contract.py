@@ -18,7 +18,7 @@ from serve.gateway.errors import BadRequestError, TooManyElementsError
 from serve.gateway.oip.metadata import ModelMetadata, TensorMetadata
 from serve.gateway.oip.tensors import DATATYPES
 
-__all__ = ["ITEM_BYTES", "Contract", "UnfitError", "check_framing", "check_parameters", "check_range"]
+__all__ = ["ITEM_BYTES", "Contract", "UnfitError", "check_floats", "check_framing", "check_parameters", "check_range"]
 
 # Bytes of one element, raw; BYTES elements have lengths of their own.
 ITEM_BYTES = {name: 2 if name == "BF16" else dtype.itemsize for name, dtype in DATATYPES.items() if name != "BYTES"}
@@ -33,6 +33,8 @@ RANKED = frozenset(ITEM_BYTES) - {"BOOL", "FP16", "BF16"}
 MOST_PARAMETERS, MOST_LETTERS, MOST_CLASSES = 64, 4096, 1_000_000
 MOST_ELEMENTS = 2**31  # of the dimensions beside one that is 0: what is empty has no data to be held against
 INT64 = 2**63
+END_FP32 = float(2**128 - 2**103)  # halfway from the largest FP32 to what would come next: rounded to infinity
+LARGE_FP32 = 2.0**127
 _FLAG, _TEXT, _SIZE = (bool, 0, 0), (str, 0, 0), (int, 0, INT64)
 # Triton's own parameters by kind and range; it fails with a status of its servers' where one is of another.
 RULES: Mapping[str, tuple[type, int, int]] = {
@@ -154,11 +156,27 @@ class Contract:
             if name not in self.outputs:
                 raise UnfitError(f"it has no output {_short(name)}, but {', '.join(self.outputs)}")
 
-    def check_classes(self, output: str, classes: object) -> None:
-        """Whether an output may be asked for as its largest values; raises UnfitError."""
-        datatype = self.outputs[output].datatype
-        if datatype not in RANKED:
-            raise UnfitError(f"the output {output!r} is {datatype}, which has no classes to rank")
+    def check_classes(self, output: str, classes: object, *, empty: bool) -> None:
+        """Whether an output may be asked for as its largest values.
+
+        Triton ends over one that has none (release 24.10, over HTTP). Of a batch it has a row for each of the inputs'.
+
+        Args:
+            output: that the model has.
+            classes: how many.
+            empty: whether an input of the request has no elements: then the output, too, may have no row.
+
+        Raises:
+            UnfitError: it may not.
+        """
+        known = self.outputs[output]
+        if known.datatype not in RANKED:
+            raise UnfitError(f"the output {output!r} is {known.datatype}, which has no classes to rank")
+        # Without max_batch_size the batch is a guess.
+        if min(known.shape[1:] if self.batched and self.max_batch_size else known.shape, default=1) < 1:
+            raise UnfitError(f"the output {output!r} may be empty by its shape {list(known.shape)}: no classes to rank")
+        if empty:
+            raise UnfitError(f"an input is empty, and so may be the output {output!r}: no classes to rank")
         if type(classes) is not int or not 1 <= classes <= MOST_CLASSES:
             raise UnfitError(f"classification is a number of classes, not {_short(classes)}")
 
@@ -229,6 +247,17 @@ def check_range(datatype: object, numbers: Collection[int]) -> None:
         most is not None and max(numbers, default=most) > most
     ):
         raise UnfitError(f"a number is beyond what {datatype} holds")
+
+
+def check_floats(numbers: Sequence[float]) -> None:
+    """Whether numbers of JSON are such as FP32 holds: beyond it, Triton takes them for infinite.
+
+    Raises:
+        UnfitError: one is not.
+    """
+    # Their norm is not below any of them, and a tenth of what `max` and `min` take.
+    if math.hypot(*numbers) >= LARGE_FP32 and not -END_FP32 < min(numbers) <= max(numbers) < END_FP32:
+        raise UnfitError("a number is too large for FP32")
 
 
 def check_framing(name: str, raw: bytes | memoryview, count: int) -> None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import multiprocessing
-import signal
 import time
 from collections.abc import Callable
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, TypeVar, TypeVarTuple, Unpack
 
 import orjson
@@ -18,6 +15,7 @@ import orjson
 from serve.gateway.access.memory import SMALL_BYTES
 from serve.gateway.access.slots import Batcher
 from serve.gateway.errors import BadRequestError, GatewayError, UnknownModelError
+from serve.gateway.oip.apart import Apart
 from serve.gateway.oip.bare_contract import BareContract
 from serve.gateway.oip.contract import Contract, UnfitError
 from serve.gateway.oip.metadata import ModelMetadata, example_json
@@ -43,8 +41,6 @@ LONG_TEXTS = 16 * 1024
 JSON_AT_HAND = 16 * 1024
 DEEPEST = 8  # ensembles within ensembles
 
-PR_SET_PDEATHSIG = 1
-
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -68,6 +64,9 @@ class Contracts:
         reader_bytes: that long JSON may become where it is read.
         validate: whether each request is held against its model; else only what any model might die of is refused, and
             the model is looked up where that can't be told without it.
+
+    Attributes:
+        apart: the process that reads long JSON.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class Contracts:
         self._holding: dict[tuple[str, str | None], tuple[float, Contract]] = {}
         self._looked: dict[str, float] = {}
         self._fits: dict[tuple[bytes, int, bool], tuple[Contract, Request, bytes]] = {}
-        self._pool: ProcessPoolExecutor | None = None
+        self.apart = Apart()
 
     async def of(self, target: Target) -> Contract:
         """The contract of a model, or of one version of it.
@@ -189,7 +188,14 @@ class Contracts:
             return check(fresh)
 
     async def read(
-        self, target: Target, head: bytes, tail_bytes: int | None, *, shared_memory: bool, digest: str = ""
+        self,
+        target: Target,
+        head: bytes,
+        tail_bytes: int | None,
+        *,
+        shared_memory: bool,
+        digest: str = "",
+        deadline: float | None = None,
     ) -> tuple[Request, bytes]:
         """Read the JSON of a request for a model.
 
@@ -199,6 +205,7 @@ class Contracts:
             tail_bytes: how many bytes of raw tensors follow; None where it is all JSON.
             shared_memory: whether it may name regions of shared memory.
             digest: of the client's key; "" where there are none.
+            deadline: by which what is long has to be begun, on the monotonic clock; None for no such bound.
 
         Returns:
             The request, and its JSON as it goes on to Triton.
@@ -207,12 +214,15 @@ class Contracts:
             GatewayError: it does not fit, or the model is not known.
         """
         contract = await self.of(target)
+        read = partial(
+            self._read, head=head, tail_bytes=tail_bytes, shared_memory=shared_memory, digest=digest, deadline=deadline
+        )
         try:
-            return await self._read(contract, head, tail_bytes, shared_memory=shared_memory, digest=digest)
+            return await read(contract)
         except UnfitError:
             if (fresh := await self._fresh(target, contract)) is None:
                 raise
-            return await self._read(fresh, head, tail_bytes, shared_memory=shared_memory, digest=digest)
+            return await read(fresh)
 
     async def fitted(
         self,
@@ -223,6 +233,7 @@ class Contracts:
         shared_memory: bool,
         seconds: float | None,
         digest: str = "",
+        deadline: float | None = None,
     ) -> tuple[bytes | GrowingBody, int | None, Named | None]:
         """The request as it goes on, held against its model, the length of its JSON in the binary form, its sequence.
 
@@ -232,7 +243,7 @@ class Contracts:
             header_length: bytes of its JSON in the binary form; None where it is all JSON.
             shared_memory: whether it may name regions of shared memory.
             seconds: for Triton's parameter `timeout`; None for none.
-            digest: of the client's key; "" where there are none.
+            digest, deadline: as for `read`.
         """
         size = len(body)
         if header_length and seconds is None and isinstance(body, bytes):
@@ -251,7 +262,9 @@ class Contracts:
             if isinstance(body, bytes):
                 after = memoryview(body)[length:]  # to cut it off would be a copy
         tail = None if header_length is None else size - length
-        request, text = await self.read(target, head, tail, shared_memory=shared_memory, digest=digest)
+        request, text = await self.read(
+            target, head, tail, shared_memory=shared_memory, digest=digest, deadline=deadline
+        )
         if seconds is not None:
             text = request.json_within(seconds) or text
         new = None if header_length is None else len(text)
@@ -290,15 +303,21 @@ class Contracts:
 
     def close(self) -> None:
         """End the process that reads long JSON."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            self._pool = None
+        self.apart.close()
 
     async def _read(
-        self, contract: Contract, head: bytes, tail_bytes: int | None, *, shared_memory: bool, digest: str
+        self,
+        contract: Contract,
+        head: bytes,
+        tail_bytes: int | None,
+        *,
+        shared_memory: bool,
+        digest: str,
+        deadline: float | None,
     ) -> tuple[Request, bytes]:
         if len(head) > LONG_JSON:
-            return await self._read_apart(contract, head, tail_bytes, shared_memory=shared_memory, digest=digest)
+            arguments = head, self._reader_bytes, tail_bytes, contract, shared_memory, digest
+            return await self.apart.call(digest, deadline, _read_in_child, *arguments)
         # What is all JSON is hardly ever the same twice: to look for it would cost a hash of it all.
         key = (head, tail_bytes, shared_memory) if tail_bytes and len(head) <= SHORT_JSON else None
         known = None if key is None else self._fits.get(key)
@@ -312,15 +331,13 @@ class Contracts:
             self._fits[key] = contract, request, text
         return request, text
 
-    async def _read_apart(
-        self, contract: Contract, head: bytes, tail_bytes: int | None, *, shared_memory: bool, digest: str
-    ) -> tuple[Request, bytes]:
-        return await self.apart(_read_in_child, head, self._reader_bytes, tail_bytes, contract, shared_memory, digest)
-
-    async def read_json(self, read: Callable[[Any, Unpack[Ts]], T], text: bytes, *arguments: *Ts) -> T:
+    async def read_json(
+        self, digest: str, deadline: float, read: Callable[[Any, Unpack[Ts]], T], text: bytes, *arguments: *Ts
+    ) -> T:
         """What a function makes of a JSON, which is not held against a contract: read apart where it is long.
 
         Args:
+            digest, deadline: as for `read`.
             read: a function of a module, which gets what the JSON says, and the arguments.
             text: the JSON.
             arguments: can go to another process.
@@ -329,28 +346,8 @@ class Contracts:
             GatewayError: it can't be read, or `read` says so.
         """
         if len(text) > LONG_JSON:
-            return await self.apart(_made_in_child, read, text, self._reader_bytes, arguments)
+            return await self.apart.call(digest, deadline, _made_in_child, read, text, self._reader_bytes, arguments)
         return read(loaded(text), *arguments)
-
-    async def apart(self, call: Callable[[Unpack[Ts]], T], *arguments: *Ts) -> T:
-        """What a function of a module gives in another process; it raises what that raises.
-
-        Raises:
-            GatewayError: the process has ended over it twice.
-        """
-        for _ in range(2):
-            if self._pool is None:
-                self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _stay_with_parent)
-            pool = self._pool
-            try:
-                return await asyncio.get_running_loop().run_in_executor(pool, call, *arguments)
-            except BrokenExecutor:  # somebody killed it
-                if self._pool is pool:
-                    self._pool = None
-        raise GatewayError(
-            "the request can't be read", why="the process that reads long ones has ended over it twice",
-            mend="send tensors raw, not as JSON", status=503,
-        )  # fmt: skip
 
     async def _fresh(self, target: Target, seen: Contract) -> Contract | None:
         """The contract as Triton tells it now, if it is another."""
@@ -371,14 +368,6 @@ class Contracts:
             if fresh != seen:
                 return fresh
         return None
-
-
-def _stay_with_parent() -> None:
-    """Leave Ctrl-C to the gateway, and end when it ends, however that comes about."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:  # Linux's own
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _read_in_child(

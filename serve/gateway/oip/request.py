@@ -19,6 +19,7 @@ from serve.gateway.oip.contract import (
     RANGES,
     Contract,
     UnfitError,
+    check_floats,
     check_framing,
     check_parameters,
     check_range,
@@ -116,7 +117,8 @@ def read_request(
     if taken != (tail_bytes or 0):
         raise UnfitError(f"its inputs are {taken} bytes, and {tail_bytes or 0} follow the JSON")
     if "outputs" in header:  # null is no list, and Triton fails on it
-        _outputs(header["outputs"], contract, shared_memory=shared_memory)
+        empty = any(0 in item["shape"] for item in inputs)
+        _outputs(header["outputs"], contract, empty=empty, shared_memory=shared_memory)
     return request
 
 
@@ -211,7 +213,7 @@ def _raw(request: Request, item: Mapping[str, Any], count: int, start: int, size
     return size
 
 
-def _outputs(outputs: Any, contract: Contract, *, shared_memory: bool) -> None:
+def _outputs(outputs: Any, contract: Contract, *, empty: bool, shared_memory: bool) -> None:
     if type(outputs) is not list:
         raise UnfitError("its outputs are no list")
     names = []
@@ -222,7 +224,7 @@ def _outputs(outputs: Any, contract: Contract, *, shared_memory: bool) -> None:
         names.append(name if type(name) is str else "")
         if "classification" in parameters:
             contract.check_outputs(names[-1:])
-            contract.check_classes(name, parameters["classification"])
+            contract.check_classes(name, parameters["classification"], empty=empty)
     contract.check_outputs(names)
 
 
@@ -231,17 +233,24 @@ def _count(data: list[Any], datatype: object, depth: int) -> int:
     allowed = _JSON[datatype]
     kinds = set(map(type, data))
     if kinds <= allowed:
-        check_range(datatype, data)
+        _in_range(datatype, data)
         return len(data)
     if kinds == {list} and depth > 1:
         if depth == 2:  # the lists of most elements, without a call for each
             if not set(map(type, chain.from_iterable(data))) <= allowed:
                 raise UnfitError("its data is nested deeper than its shape, or of mixed types")
-            if datatype in RANGES:
-                check_range(datatype, list(chain.from_iterable(data)))
+            if datatype in RANGES or datatype == "FP32":
+                _in_range(datatype, list(chain.from_iterable(data)))
             return sum(map(len, data))
         return sum(_count(part, datatype, depth - 1) for part in data)
     raise UnfitError("its data is not of its datatype, or nested deeper than its shape")
+
+
+def _in_range(datatype: object, numbers: list[Any]) -> None:
+    if datatype == "FP32":
+        check_floats(numbers)
+    else:
+        check_range(datatype, numbers)
 
 
 def _parameters(item: Mapping[str, Any], *, shared_memory: bool) -> Mapping[str, Any]:

@@ -30,12 +30,14 @@ class Named:
         asked: its id, as its client says it.
         sent: as Triton hears it.
         start, end: whether the request at hand is its first, or its last.
+        owner: the digest of its client's key; "" where there are none.
     """
 
     asked: int | str
     sent: int | str
     start: bool = False
     end: bool = False
+    owner: str = ""
 
     @property
     def place(self) -> bytes:
@@ -71,7 +73,7 @@ def named(parameters: Mapping[str, Any], digest: str) -> Named | None:
     kind = b"n" if isinstance(sequence, int) else b"t"
     found = blake2b(kind + str(sequence).encode(), digest_size=16, key=bytes.fromhex(digest)).digest()
     sent = int.from_bytes(found[:8]) % (INT64 - 1) + 1 if isinstance(sequence, int) else found.hex()
-    return Named(sequence, sent, start, end)
+    return Named(sequence, sent, start, end, digest)
 
 
 def in_answer(sequence: Named, answer: Response) -> Response:

@@ -6,7 +6,6 @@ What a model remembers of a sequence, no other version of it knows.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -38,10 +37,12 @@ class SequenceLostError(BadRequestError):
 class _Kept:
     target: Target
     until: float
+    owner: str
+    well: bool  # whether a request of it was answered
 
 
 class Begun:
-    """The sequences that this gateway has seen, by model and id.
+    """The sequences that this gateway has seen, by model and id; of too many, the oldest of the key that has most go.
 
     Args:
         clock: in seconds.
@@ -49,7 +50,8 @@ class Begun:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._kept: OrderedDict[tuple[str, int | str], _Kept] = OrderedDict()
+        self._kept: dict[tuple[str, int | str], _Kept] = {}
+        self._of_key: dict[str, dict[tuple[str, int | str], None]] = {}  # oldest first
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -84,15 +86,19 @@ class Begun:
 
     def _target(self, model: str, kept: Target, release: Release | None, sequence: Named, batcher: Batcher) -> Target:
         now, key = self._clock(), (model, sequence.sent)
-        found = self._kept.pop(key, None)
+        found = self._kept.get(key)
         target = kept
         if found is not None and not sequence.start and now < found.until:
             # What Triton chose before there was a release is what a release goes on from.
             chosen = release is not None and found.target == Target(model)
             target = release.baseline if release is not None and chosen else found.target
-        self._kept[key] = _Kept(target, now + batcher.idle_s + SPARE_S)
+        well = found is not None and found.well and not sequence.start
+        self._forget(key)  # it becomes the newest
+        self._kept[key] = _Kept(target, now + batcher.idle_s + SPARE_S, sequence.owner, well)
+        self._of_key.setdefault(sequence.owner, {})[key] = None
         if len(self._kept) > MOST:
-            self._kept.popitem(last=False)
+            crowding = max(self._of_key, key=lambda owner: len(self._of_key[owner]))
+            self._forget(next(iter(self._of_key[crowding])))
         return target
 
     def answered(
@@ -113,11 +119,20 @@ class Begun:
         if gone and by.version is not None and not sequence.start:
             self.forget(asked.model, sequence)
             raise SequenceLostError(by)
-        if status == 200 and sequence.end:
+        refused = 400 <= status < 500 and not found.well  # there is none, unless one of its requests was answered
+        if refused or (status == 200 and sequence.end):
             self.forget(asked.model, sequence)
         elif status == 200 and batcher is not None:
-            found.until = self._clock() + batcher.idle_s + SPARE_S
+            found.until, found.well = self._clock() + batcher.idle_s + SPARE_S, True
 
     def forget(self, model: str, sequence: Named) -> None:
         """It is begun elsewhere, or can't go on."""
-        self._kept.pop((model, sequence.sent), None)
+        self._forget((model, sequence.sent))
+
+    def _forget(self, key: tuple[str, int | str]) -> None:
+        found = self._kept.pop(key, None)
+        if found is not None:
+            own = self._of_key[found.owner]
+            del own[key]
+            if not own:
+                del self._of_key[found.owner]

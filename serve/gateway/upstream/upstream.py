@@ -91,7 +91,9 @@ class Upstream:
         self._control: list[tuple[bytes, bytes]] = []
         self.answers_for_name: Callable[[str, str], bool] = lambda *_: False  # releases know
         self._settings = settings
-        self._coalescer = Coalescer(self._exchange, joined) if _coalesces(settings) else None
+        self._coalescer = (
+            Coalescer(self._exchange, joined, across_keys=settings.coalesce_keys) if _coalesces(settings) else None
+        )
         self._joined: dict[bytes, tuple[float, int, float]] = {}
         self._known: Remembered[str, tuple[float, ModelMetadata]] = Remembered(KNOWN_BYTES)
         self._unknown: Remembered[str, tuple[float, UnknownModelError]] = Remembered(UNKNOWN_NAMES)
@@ -135,7 +137,6 @@ class Upstream:
             if sequence is not None:
                 answer = await self._exchange(path, headers, body, timeout_s, sequence, who)
             elif coalescer is not None and who is not None and isinstance(body, bytes) and coalescer.takes(headers):
-                who = b"" if self._settings.coalesce_keys else who
                 answer = await self._coalesced(coalescer, path, headers, body, timeout_s, who)
             else:
                 answer = await self._exchange(path, headers, body, timeout_s, who=who)

@@ -48,12 +48,12 @@ def release(*, promoted: bool) -> Release:
 
 def asks(
     begun: Begun, told: Told, released: Release | None, *, start: bool = False, end: bool = False, id_: int = 7,
-    answers: bool = True, asked: Target = NAME,
+    answers: bool = True, asked: Target = NAME, owner: str = "", status: int = 200,
 ) -> Target:  # fmt: skip
-    sequence = Named(id_, id_, start, end)
+    sequence = Named(id_, id_, start, end, owner)
     target, batcher = asyncio.run(begun.who(cast("Contracts", told), asked, released, sequence))
     if answers:
-        begun.answered(asked, target, sequence, batcher, 200, gone=False)
+        begun.answered(asked, target, sequence, batcher, status, gone=False)
     return target
 
 
@@ -118,3 +118,30 @@ def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     for id_ in range(9):
         asks(begun, told, release(promoted=False), start=True, id_=id_)
     assert len(begun) == 3
+
+
+def test_made_up_ids_of_one_key_drive_out_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST", 8)
+    begun, told, before, promoted = Begun(), Told(), release(promoted=False), release(promoted=True)
+    for id_ in range(3):
+        asks(begun, told, before, start=True, id_=id_, owner="theirs")
+    for id_ in range(100, 200):
+        asks(begun, told, promoted, id_=id_, owner="mine", answers=False)
+    assert [asks(begun, told, promoted, id_=id_, owner="theirs") for id_ in range(3)] == [ONE] * 3
+    assert len(begun) == 8
+    asks(begun, told, before, start=True, id_=300, owner="mine")
+    assert asks(begun, told, promoted, id_=300, owner="mine") == ONE, "of its own the oldest goes first"
+
+
+@pytest.mark.parametrize(("status", "kept"), [(200, 1), (400, 0), (422, 0), (429, 0), (500, 1), (503, 1)])
+def test_a_sequence_that_is_refused_from_its_first_request_on_is_not_kept(status: int, kept: int) -> None:
+    begun, told = Begun(), Told()
+    asks(begun, told, release(promoted=False), start=True, status=status)
+    assert len(begun) == kept
+
+
+def test_one_refused_request_does_not_end_a_sequence() -> None:
+    begun, told = Begun(), Told()
+    asks(begun, told, release(promoted=False), start=True)
+    asks(begun, told, release(promoted=True), status=400)
+    assert asks(begun, told, release(promoted=True)) == ONE

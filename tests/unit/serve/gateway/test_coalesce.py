@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve.gateway.access.keys import add_key
+from serve.gateway.access.memory import MemoryFullError
 from serve.gateway.oip.protocol import BINARY_HEADER, Message, build_request, parse_request, parse_response
 from serve.gateway.oip.tensors import DATATYPES, Tensor, object_array, to_raw
 from serve.gateway.settings import ModelSettings, Settings
-from serve.gateway.upstream.coalesce import Coalescer, Form, split
-from serve.http.client import Pool, Response
+from serve.gateway.upstream.coalesce import Coalescer
+from serve.gateway.upstream.joined import Form, split
+from serve.http.client import ExchangeError, Pool, Response
 from tests.serve_http import Received, answer, gateway, in_loop, scripted_server
 
 pytestmark = pytest.mark.clock
@@ -193,7 +196,7 @@ async def test_a_client_that_leaves_takes_nobody_with_it(tmp_path: Path) -> None
 
 @in_loop
 async def test_without_triton_each_is_told(tmp_path: Path) -> None:
-    async def refuse(*_: Any) -> Response:
+    async def refuse(*_: Any, who: bytes | None) -> Response:
         raise ConnectionResetError("gone")
 
     coalescer = Coalescer(refuse)
@@ -202,6 +205,105 @@ async def test_without_triton_each_is_told(tmp_path: Path) -> None:
     found = await asyncio.gather(*ask, return_exceptions=True)
     assert ["gone" in str(each) for each in found] == [True] * 3
     await coalescer.close()
+
+
+class Asked:
+    """A Triton that takes only so many items at once, or has room for no answer.
+
+    Attributes:
+        who: the keys of requests, and their items.
+    """
+
+    def __init__(self, most: int, err: Exception) -> None:
+        self.who: list[tuple[bytes | None, int]] = []
+        self._most, self._err = most, err
+
+    async def __call__(
+        self, _path: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes, _timeout_s: float, /, *,
+        who: bytes | None,
+    ) -> Response:  # fmt: skip
+        (x,) = parse_request(body, int(dict(headers)[BINARY_HEADER]))
+        self.who.append((who, len(x.data)))
+        if len(x.data) > self._most:
+            raise self._err
+        return reply([Tensor("y", "FP32", x.data * 2)])
+
+
+async def together(coalescer: Coalescer, keys: list[bytes]) -> list[Response | BaseException]:
+    messages = [message(float(number)) for number in range(len(keys))]
+    asked = [
+        coalescer.infer(INFER, sent.headers, sent.body, 5.0, most=8, wait_s=0.001, who=key)
+        for sent, key in zip(messages, keys, strict=True)
+    ]
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    await coalescer.close()
+    return found
+
+
+@pytest.mark.parametrize("err", [MemoryFullError(1), ExchangeError("too_large", "too long")])
+@in_loop
+async def test_an_answer_that_has_no_room_is_asked_for_one_by_one(err: Exception) -> None:
+    triton = Asked(1, err)
+    found = await together(Coalescer(triton), [b"k"] * 4)
+    assert [each.status for each in found if isinstance(each, Response)] == [200] * 4
+    assert triton.who == [(b"k", 4), *[(b"k", 1)] * 4]
+
+
+@in_loop
+async def test_what_is_too_long_together_is_not_asked_together_again() -> None:
+    triton = Asked(1, ExchangeError("too_large", "too long"))
+    coalescer = Coalescer(triton)
+    for _ in range(3):
+        await together(coalescer, [b"k"] * 4)
+    assert [items for _, items in triton.who if items > 1] == [4, 2]
+
+
+@pytest.mark.parametrize("across", [False, True])
+@in_loop
+async def test_each_key_has_its_own_answers_counted(across: bool) -> None:
+    triton = Asked(1, MemoryFullError(1))
+    await together(Coalescer(triton, across_keys=across), [b"a", b"b", b"a", b"b"])
+    joined = [(None, 4)] if across else [(b"a", 2), (b"b", 2)]
+    assert sorted(triton.who, key=str) == sorted([*joined, *[(b"a", 1), (b"b", 1)] * 2], key=str)
+
+
+@pytest.mark.parametrize("err", [MemoryFullError(1), ValueError("of the gateway's own")])
+@in_loop
+async def test_what_is_no_failure_of_the_exchange_is_handed_on_as_it_is(err: Exception) -> None:
+    assert await together(Coalescer(Asked(0, err)), [b"k"] * 3) == [err] * 3
+
+
+@in_loop
+async def test_joined_answers_beyond_a_key_s_room_are_503_and_not_502(tmp_path: Path) -> None:
+    bound, own = 4 << 20, 400_000  # of which a key, and an answer, has half: four answers and a bit
+
+    async def respond(request: Received, writer: asyncio.StreamWriter) -> None:
+        if request.method == "GET":
+            tensors = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 1]}], "outputs": []}
+            known = {"max_batch_size": 8} if request.target.endswith("/config") else {"name": "m", **tensors}
+            writer.write(answer(orjson.dumps(known)))
+            return
+        (x,) = parse_request(request.body, int(request.headers["inference-header-content-length"]))
+        await asyncio.sleep(0.02)
+        response = reply([Tensor("y", "FP32", np.zeros((len(x.data), own // 4), np.float32))])
+        head = f"inference-header-content-length: {int(response.header(BINARY_HEADER) or 0)}"
+        writer.write(answer(response.body, "200 OK", head))
+
+    path = tmp_path / "keys.json"
+    secret = add_key(path, "one")[0]
+    async with scripted_server(respond) as server:
+        settings = Settings(
+            upstream=(server.url,), port=0, coalesce_s=0.02, keys=path, memory_bytes=bound, state=tmp_path / "none.db"
+        )
+        async with gateway(settings) as address:
+            pool = Pool(address)
+            sent = message(1.0)
+            headers = [*sent.headers, (b"x-api-key", secret.encode())]
+            found = await asyncio.gather(*(pool.request(b"POST", INFER, headers, sent.body) for _ in range(16)))
+            assert {each.status for each in found} <= {200, 503}, [each.body[:200] for each in found]
+            assert sum(each.status == 200 for each in found) >= 4
+            assert all(each.header(b"retry-after") for each in found if each.status == 503)
+            await pool.close()
 
 
 def test_an_answer_whose_bytes_are_not_its_shape_s_is_not_split() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from hypothesis import given, settings
@@ -278,6 +281,79 @@ def test_over_grpc_the_same_is_refused(broken: Any, why: str) -> None:
     with pytest.raises(UnfitError) as caught:
         check_message(broken, CONTRACT, shared_memory=False)
     assert why in caught.value.why
+
+
+LARGEST, ROUNDED_DOWN, ROUNDED_UP = 3.4028234663852886e38, 3.4028235677973362e38, 3.4028235677973366e38
+
+
+@pytest.mark.parametrize("number", [LARGEST, ROUNDED_DOWN, 2**64 - 1, 1e-300, 0, ROUNDED_UP, 1e39, 10**40, 1.7e308])
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_number_of_json_that_fp32_does_not_hold_is_refused(number: float, sign: int, nested: bool) -> None:
+    sign = 1 if type(number) is int else sign
+    row = [1, LARGEST * -sign, number * sign, -2.5]
+    data = b"[%s]" % b",".join(str(each).encode() for each in row)
+    item = orjson.dumps(GOOD | {"data": orjson.Fragment(b"[%s]" % data if nested else data)})
+    body = b'{"inputs":[%s]}' % item
+    with np.errstate(over="ignore"):
+        holds = bool(np.isfinite(np.float32(number)))
+    assert holds == (number < ROUNDED_UP)
+    if holds:
+        assert read(body)
+        return
+    with pytest.raises(UnfitError) as caught:
+        read(body)
+    assert caught.value.why == "a number is too large for FP32"
+
+
+def ranked(shape: list[int], most: int, *, told: bool = True) -> Contract:
+    """Of a model whose output "y" has this shape, and whose input "v" is of any length, as its config says."""
+    tensors = {"inputs": [{"name": "v", "datatype": "FP32", "shape": [-1, -1]}],
+               "outputs": [{"name": "y", "datatype": "FP32", "shape": shape}]}  # fmt: skip
+    config = None if not told else orjson.dumps({"max_batch_size": most})
+    return Contract.of(ModelMetadata.parse(orjson.dumps({"name": "m", **tensors}), config))
+
+
+@pytest.mark.parametrize(
+    ("contract", "length", "why"),
+    [
+        (ranked([-1, 3], 8), 2, None),
+        (ranked([-1], 8), 2, None),
+        (ranked([2, 3], 0), 2, None),
+        (ranked([-1, -1], 8), 2, "may be empty"),
+        (ranked([-1, 0], 8), 2, "may be empty"),
+        (ranked([-1, 3, -1], 8), 2, "may be empty"),
+        (ranked([-1, 3], 0), 2, "may be empty"),
+        (ranked([-1, 3], 0, told=False), 2, "may be empty"),
+        (ranked([-1, 3], 8), 0, "an input is empty"),
+        (ranked([2, 3], 0), 0, "an input is empty"),
+    ],
+)
+@pytest.mark.parametrize("how", ["JSON", "raw", "gRPC"])
+def test_an_output_that_may_be_empty_is_not_asked_for_its_largest(
+    contract: Contract, length: int, why: str | None, how: str
+) -> None:
+    item: dict[str, Any] = {"name": "v", "datatype": "FP32", "shape": [1, length]}
+    outputs = [{"name": "y", "parameters": {"classification": 1}}]
+    check: Callable[[], object]
+    if how == "JSON":
+        check = partial(read, {"inputs": [item | {"data": [1.0] * length}], "outputs": outputs}, None, contract)
+    elif how == "raw":
+        size = 4 * length
+        check = partial(
+            read, {"inputs": [item | {"parameters": {"binary_data_size": size}}], "outputs": outputs}, size, contract
+        )
+    else:
+        asked = message(inputs=[item], raw_input_contents=[bytes(4 * length)],
+                        outputs=[{"name": "y", "parameters": CLASSES}])  # fmt: skip
+        check = partial(check_message, asked, contract, shared_memory=False)
+    if why is None:
+        check()
+        return
+    with pytest.raises(UnfitError) as caught:
+        check()
+    assert why in caught.value.why
+    assert "no classes to rank" in caught.value.why
 
 
 PLAIN = st.recursive(

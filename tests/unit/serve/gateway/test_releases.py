@@ -22,7 +22,7 @@ import pytest
 from compress.errors import ServerError
 from serve.gateway.access.keys import add_key
 from serve.gateway.health.incidents import Incidents
-from serve.gateway.oip.contracts import Contracts
+from serve.gateway.oip.apart import Apart
 from serve.gateway.release.release import MOST_COPIES, Release
 from serve.gateway.release.releases import LOOK_S
 from serve.gateway.settings import Settings
@@ -447,16 +447,16 @@ async def test_long_answers_are_compared_away_from_the_loop_and_held_until_then(
     waiting, go_on, here = 0, asyncio.Event(), os.getpid()
     where: list[int] = []
 
-    async def apart(self: Contracts, call: Callable[..., Any], *arguments: Any) -> Any:
+    async def apart(self: Apart, who: Any, deadline: float | None, call: Callable[..., Any], *arguments: Any) -> Any:
         nonlocal waiting
         waiting += 1
         await go_on.wait()
-        found = await original(self, call, *arguments)
-        where.append(await original(self, os.getpid))
+        found = await original(self, who, deadline, call, *arguments)
+        where.append(await original(self, who, deadline, os.getpid))
         return found
 
-    original = Contracts.apart
-    with patch.object(Contracts, "apart", apart):
+    original = Apart.call
+    with patch.object(Apart, "call", apart):
         async with world(tmp_path, triton) as w:
             w.store.start("m", Target("m", "2"), Plan(steps=(), shadow=100.0, step_s=3600.0))
             await w.until(lambda row: row.state == "running")
