@@ -9,10 +9,10 @@ from pathlib import Path
 
 from compress.data.dataset import MADE_OF
 from compress.data.images import is_image_folder, write_index
-from compress.data.tables import SUFFIXES, check_file
 from compress.data.texts import write_tokens
 from compress.errors import DatasetError
 from compress.processor import Processor
+from compress.vetting.tables import SUFFIXES, check_file
 
 __all__ = ["arrays_of"]
 
