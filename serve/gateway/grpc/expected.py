@@ -32,8 +32,7 @@ class Expected:
         self._room = room
         self._most = most
         self._longest: Remembered[tuple[str, str], int] = Remembered(REMEMBERED)
-        self._sizes: Counter[str] = Counter()
-        self._counts: Counter[str] = Counter()
+        self._asked: dict[str, Counter[str]] = {}  # messages by caller and model
         self._waiting: dict[str, deque[asyncio.Event]] = {}
 
     async def enter(self, caller: str, model: str) -> Callable[[], None]:
@@ -51,10 +50,8 @@ class Expected:
                 if not waiting:
                     del self._waiting[caller]
                 self._wake(caller)
-        size = self._size(caller, model)
-        self._sizes[caller] += size
-        self._counts[caller] += 1
-        return lambda: self._leave(caller, size)
+        self._asked.setdefault(caller, Counter())[model] += 1
+        return lambda: self._leave(caller, model)
 
     def seen(self, caller: str, model: str, size: int, *, whole: bool) -> None:
         """A message's answers have so many bytes, so far or as a whole."""
@@ -70,14 +67,19 @@ class Expected:
         return self._room // UNSEEN if found is None else found
 
     def _fits(self, caller: str, model: str) -> bool:
-        count = self._counts[caller]
-        return not count or (count < self._most and self._sizes[caller] + self._size(caller, model) <= self._room)
+        asked = self._asked.get(caller)
+        if asked is None:
+            return True
+        expected = sum(count * self._size(caller, each) for each, count in asked.items())
+        return asked.total() < self._most and expected + self._size(caller, model) <= self._room
 
-    def _leave(self, caller: str, size: int) -> None:
-        self._sizes[caller] -= size
-        self._counts[caller] -= 1
-        if not self._counts[caller]:
-            del self._counts[caller], self._sizes[caller]
+    def _leave(self, caller: str, model: str) -> None:
+        asked = self._asked[caller]
+        asked[model] -= 1
+        if not asked[model]:
+            del asked[model]
+        if not asked:
+            del self._asked[caller]
         self._wake(caller)
 
     def _wake(self, caller: str) -> None:

@@ -22,10 +22,9 @@ import grpc
 from serve.gateway.access.memory import MemoryFullError, Share
 from serve.gateway.grpc.clients import TooManyCallsError
 
-__all__ = ["FILES", "RELAY_BYTES", "Begun", "Relay", "Relays", "most_relays"]
+__all__ = ["RELAY_BYTES", "Begun", "Relay", "Relays", "most_relays"]
 
-FILES = 3  # of each: the library's end, ours, and Triton's
-OF_FILES = 16  # one relay for so many files that the process may have open
+OF_FILES = 16  # one relay, which has three (the library's end, ours, Triton's), for so many that the process may have
 RELAY_BYTES = 32 * 1024  # that a relay may hold itself
 READ_BYTES = 16 * 1024
 HEAD_BYTES, DATA, WINDOW_UPDATE, PADDED = 9, 0, 8, 8
@@ -120,6 +119,8 @@ class Relay:
         def taken(asks: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
             if self._carrying is None and _own(answers.get_extra_info("socket")):
                 self._carrying = asyncio.ensure_future(self._carry(source, answers, asks, sink))
+                if self._server is not None:
+                    self._server.close()
             else:
                 answers.close()
 

@@ -100,8 +100,7 @@ class Streams:
                         # Its answers are read one by one, and each is counted for as long as it may be.
                         share.take(self._gate.memory.most_of_one // 2)
                         room_for_one = True
-                    # Short answers are bounded by their number, but where one message has any number of them.
-                    await expected.enter("" if shortly and kind is False else request.model_name)
+                    await expected.enter("" if shortly else request.model_name)
                     unanswered.of(sequence)
                     turn = None
                     if sequence is not None:
