@@ -70,7 +70,8 @@ def export(
     Parameters
     ----------
     checkpoint
-        What compress.save, torch.save, torch.jit.save, torch.export.save or safetensors wrote; a Hugging Face folder.
+        What compress.save, torch.save, torch.jit.save, torch.export.save or safetensors wrote; a Hugging Face folder;
+        an ONNX file, for all but pruning and training.
     dry_run
         Print the stages and how long they will take, by trying a little of each; write nothing.
     save_config
@@ -223,6 +224,7 @@ def finetune(
     for line in found.profile:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     print(f"wrote {found.folder}: {found.model_file}, training.json, training.html")
+    _next(found.next)
 
 
 @app.command(name="run")
@@ -286,6 +288,11 @@ def _console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=140)
 
 
+def _next(lines: Sequence[str]) -> None:
+    """Commands and files to go on with."""
+    print("\n".join(f"{'next' if not at else '':<8} {line}" for at, line in enumerate(lines)))
+
+
 def _save(path: Path, checkpoint: Path, options: ExportOptions | OptimizeOptions) -> None:
     from compress.jobs.recipe_file import write
 
@@ -335,7 +342,7 @@ def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: 
         print(f"params   {weights:,}")
         print(f"MACs     {macs:,}" + (f" for a sample at {sizes}" if sizes else ""))
     if found.artifact is not None:
-        print("\n".join(f"{'next' if not at else '':<8} {line}" for at, line in enumerate(next_of(found.artifact))))
+        _next(next_of(found.artifact))
     if found.roofline is not None:
         from compress.report.roofline import roofline_table
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
+from compress.artifact import Artifact, sha256_of
+from compress.processor import Processor
 from tests.serve_models import artifact_of, lookup_artifact, tiny_artifact
 
 
@@ -42,6 +46,56 @@ def ids(folder: Path, names: tuple[str, ...], length: str, output: str = "logits
     ]
     inputs = [f"{name}:int64[batch,{length}]" for name in names]
     return artifact_of(folder, nodes, inputs, [f"{output}:float32[batch,2]"], {"axes": np.array([1], np.int64)})
+
+
+def positions(folder: Path, most: int, labels: tuple[str, ...]) -> Path:
+    """Token ids, with a mask, of at most so many places, as scores of the labels, and the processor that comes along.
+
+    The file says that any length fits; ONNX Runtime fails over what is longer, as a network with a table of positions.
+    """
+    names = ("input_ids", "attention_mask")
+    nodes = [
+        *(helper.make_node("Cast", [name], [f"{name}_real"], to=onnx.TensorProto.FLOAT) for name in names),
+        helper.make_node("Shape", ["input_ids"], ["length"], start=1),
+        helper.make_node("Slice", ["table", "zero", "length"], ["places"]),
+        helper.make_node("Add", ["input_ids_real", "places"], ["placed"]),
+        helper.make_node("Mul", ["placed", "attention_mask_real"], ["masked"]),
+        helper.make_node("ReduceSum", ["masked", "axes"], ["one"], keepdims=1),
+        helper.make_node("Mul", ["one", "row"], ["logits"]),
+    ]
+    weights: dict[str, np.ndarray[Any, Any]] = {
+        "table": np.ones(most, np.float32), "zero": np.array([0], np.int64), "axes": np.array([1], np.int64),
+        "row": np.arange(len(labels), dtype=np.float32),
+    }  # fmt: skip
+    inputs = [f"{name}:int64[batch,seq]" for name in names]
+    artifact_of(folder, nodes, inputs, [f"logits:float32[batch,{len(labels)}]"], weights)
+    (folder / "processor").mkdir()
+    tokenizer_file(folder).rename(folder / "processor" / "tokenizer.json")
+    return with_processor(folder, "text", "tokenizer.json", labels, most)
+
+
+CROPPED = {
+    "do_resize": True, "size": {"shortest_edge": 16}, "do_center_crop": True, "crop_size": {"height": 8, "width": 8},
+    "resample": 3, "do_rescale": True, "do_normalize": True, "image_mean": [0.5, 0.25, 0.0], "image_std": [0.5, 0.5, 1],
+}  # fmt: skip
+"""Settings of an image processor: the shorter side becomes 16 pixels, and its centre of 8 by 8 is taken."""
+
+
+def own_images(folder: Path, shape: str, settings: dict[str, Any], labels: tuple[str, ...] = ()) -> Path:
+    """As `mean_of_images`, with an image processor of these settings."""
+    mean_of_images(folder, shape)
+    (folder / "processor").mkdir()
+    (folder / "processor" / "preprocessor_config.json").write_text(json.dumps(settings))
+    return with_processor(folder, "image", "preprocessor_config.json", labels, None)
+
+
+def with_processor(folder: Path, kind: str, name: str, labels: tuple[str, ...], longest: int | None) -> Path:
+    """Note in an artifact which file makes its inputs, as `compress` does."""
+    file = folder / "processor" / name
+    task = {"text": "sequence-classification", "image": "image-classification"}[kind]
+    processor = Processor(kind, task, {name: sha256_of(file)}, labels, longest, file.parent)
+    replace(Artifact.load(folder), processor=processor).save()
+    return folder
 
 
 def one_number(folder: Path) -> Path:
@@ -80,6 +134,20 @@ def ending(folder: Path, operators: tuple[str, ...], output: str = "y") -> Path:
     return artifact_of(folder, nodes, ["x:float32[batch,4]"], [f"{output}:float32[batch,3]"], weights)
 
 
+def one_sample(folder: Path, given: str, made: str) -> Path:
+    """The mean of an input whose batch is fixed at 1, counted on from 0 in an output."""
+    (name, _), (output, shape) = given.split(":"), made.split(":")
+    sizes = [int(size) for size in shape[shape.index("[") + 1 : -1].split(",")]
+    nodes = [
+        helper.make_node("Cast", [name], ["real"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["real"], ["mean"], keepdims=0),
+        helper.make_node("Add", ["mean", "counted"], [output]),
+    ]
+    return artifact_of(
+        folder, nodes, [given], [made], {"counted": np.arange(np.prod(sizes), dtype=np.float32).reshape(sizes)}
+    )
+
+
 def one_text(folder: Path) -> Path:
     """words:string[batch] to same:string[batch]."""
     node = helper.make_node("Identity", ["words"], ["same"])
@@ -113,4 +181,12 @@ KINDS: list[tuple[str, Any, tuple[Any, ...], list[str]]] = [
     ("text", ids, (("input_ids",), "6"), ["label", "probability"]),
     ("text", ids, (("input_ids", "attention_mask", "token_type_ids"), "length"), ["label", "probability"]),
     ("text", ids, (("input_ids", "attention_mask"), "length", "sentence_embedding"), []),
+    ("text", positions, (16, tuple(f"class number {each}" for each in range(9))), ["label", "probability"]),
+    ("image-classification", one_sample, ("x:float32[1,3,8,10]", "y:float32[1,5]"), ["label", "probability"]),
+    ("image-classification", one_sample, ("x:float16[1,8,10,1]", "y:float32[5]"), ["label", "probability"]),
+    ("image-classification", one_sample, ("x:uint8[1,3,8,10]", "y:float32[1,1]"), ["value"]),
+    ("image-classification", own_images, ("3,8,8", CROPPED, tuple("abcde")), ["label", "probability"]),
+    ("tabular", one_sample, ("x:float32[1,4]", "y:float32[1,5]"), ["label", "probability"]),
+    ("tabular", one_sample, ("x:int64[1,4]", "y:float32[1]"), ["value"]),
+    ("text", one_sample, ("input_ids:int64[1,6]", "y:float32[1,2]"), ["label", "probability"]),
 ]

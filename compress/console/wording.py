@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["Assumed", "AssumedWarning", "Note", "assumed_of", "counted"]
+__all__ = ["Assumed", "AssumedWarning", "Note", "assumed_of", "counted", "in_words", "with_error"]
+
+_SAID = "; torch says: "
 
 _PLURAL = re.compile(r"\b[A-Za-z]+(?<![suiSUI])s\b")  # but class, status, axis
 # "epochs" loses one letter; these lose two, or end in another.
@@ -31,6 +33,16 @@ class Assumed(Note):
 def assumed_of(*words: str) -> tuple[Assumed, ...]:
     """Notes of what was assumed of each of some files; of "" there is none."""
     return tuple(map(Assumed, filter(None, words)))
+
+
+def with_error(words: str, said: str) -> str:
+    """A reason with what torch said of it, for a report's figures and for errors; `in_words` gives the words alone."""
+    return f"{words}{_SAID}{said}"
+
+
+def in_words(reason: str) -> str:
+    """A reason without what torch said, for a page."""
+    return reason.partition(_SAID)[0]
 
 
 def counted(number: float, things: str) -> str:

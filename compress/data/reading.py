@@ -21,7 +21,7 @@ def arrays_of(source: str, processor: Processor | None) -> str:
     """Where a source's arrays lie: a folder that was made of it, for texts and images; the source itself otherwise.
 
     Args:
-        source: a file of texts (`compress.data.tables.SUFFIXES`), a folder of images, or any other source.
+        source: a file of texts (`compress.vetting.tables.SUFFIXES`), a folder of images, or any other source.
         processor: of the model.
 
     Raises:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from compress.data.tables import SUFFIXES, Row, rows_of
 from compress.errors import DatasetError, MissingExtraError, first_line
 from compress.processor import Processor
+from compress.vetting.tables import SUFFIXES, Row, rows_of
 from compress.vetting.texts import read_json
 
 __all__ = ["SUFFIXES", "write_tokens"]
@@ -29,7 +29,7 @@ def write_tokens(source: Path, processor: Processor, folder: Path) -> None:
     processor's `max_length`, which longer ones are cut to.
 
     Args:
-        source: a file of `compress.data.tables`.
+        source: a file of `compress.vetting.tables`.
         processor: has a tokenizer, the columns' names, and labels' names.
         folder: that exists, and is empty.
 

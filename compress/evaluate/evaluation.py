@@ -267,6 +267,7 @@ def judged(
                 "largest value is the same one. For an embedding give --metric cosine."
             ),
         )
+    unlabelled = name is None and metric.name == "agreement" and data.labels is None
     if metric.needs_labels and not metric.classifies:
         notes = ()  # they are looked at as they are
     told = labels_told(data, metric, model.signature, sample, named=name is not None)
@@ -276,8 +277,10 @@ def judged(
         which = "all of them together" if metric.output is None else repr(metric.output)
         given = counted(len(model.signature.outputs), "outputs")
         notes += (Note(f"The model gives {given}: {metric.name} judges {which}{other}."),)
-    elif name is None and notes and not metric.needs_labels:
+    elif name is None and notes and not metric.needs_labels and not unlabelled:
         notes += (Note(f"The metric is {metric.name}, with the original's own answers."),)
+    if unlabelled:
+        notes += (Note("No labels in the evaluation data: agreement with the original is judged, not accuracy."),)
     return data, metric, notes
 
 

@@ -14,8 +14,9 @@ from compress.model import Arrays
 from compress.runtime.backends import Backend
 from compress.runtime.latency import Ratio
 
-__all__ = ["SHOWN", "Choice", "RuntimeFigures", "choose", "distances"]
+__all__ = ["BATCHED", "SHOWN", "Choice", "RuntimeFigures", "choose", "distances"]
 
+BATCHED = 8  # samples in a call, at which the runtimes are timed once more: a server may join requests to batches
 SHOWN: dict[Runtime, str] = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 # Two runtimes sum in other orders. What that does to float32 stays under this, as a share of an output's size (RMS).
 ROUNDING = 1e-3
@@ -52,7 +53,8 @@ class Choice:
         runtime: the one that is chosen.
         why: in one sentence.
         figures: of both, ONNX Runtime's first; of the one alone, where the other can't run here.
-        speedup: how many times as fast as ONNX Runtime OpenVINO is, paired by round.
+        speedup: how many times as fast as ONNX Runtime OpenVINO is, paired by round; what the choice is made by.
+        batched: the same at batch 8, where that was timed: it is told where it says otherwise, and chooses nothing.
         most_apart: the largest `difference` that is taken for rounding.
         doubtful: whether OpenVINO can't run the file, or computes it differently.
     """
@@ -61,6 +63,7 @@ class Choice:
     why: str = ""
     figures: tuple[RuntimeFigures, ...] = ()
     speedup: Ratio | None = None
+    batched: Ratio | None = None
     most_apart: float | None = None
     doubtful: bool = False
 
@@ -81,6 +84,8 @@ def choose(
     speedup: Ratio | None,
     quantized: float,
     *,
+    at: str,
+    batched: Ratio | None = None,
     keeps: tuple[bool, bool] = (True, True),
     worse: bool = False,
 ) -> Choice:
@@ -91,6 +96,8 @@ def choose(
         speedup: of OpenVINO over ONNX Runtime.
         quantized: how far the file is from the float32 file before it, both on ONNX Runtime, as `difference` has it; 0
             for a float32 file.
+        at: what the speedup was measured at, "at batch 1 with 1 thread".
+        batched: the speedup at batch 8.
         keeps: whether each keeps the budget.
         worse: whether OpenVINO's metric is below ONNX Runtime's beyond doubt.
     """
@@ -102,29 +109,40 @@ def choose(
             f"OpenVINO computes the file differently: its outputs are {difference:.2g} of their size from ONNX "
             f"Runtime's, and rounding explains {most:.2g}. ONNX Runtime serves it."
         )
-        return Choice("onnxruntime", why, figures, speedup, most, doubtful=True)
+        return Choice("onnxruntime", why, figures, speedup, batched, most, doubtful=True)
     if figures[0].p50_ms is None and figures[1].p50_ms is not None and keeps[1] and not worse:
         why = "ONNX Runtime only emulates the file's BF16 on this CPU: OpenVINO serves it."
-        return Choice("openvino", why, figures, speedup, most)
-    told = _told(speedup)
+        return Choice("openvino", why, figures, speedup, batched, most)
+    told = _told(speedup, at)
     if worse or (keeps[0] and not keeps[1]):
         lost = "loses more of the metric" if worse else "does not keep the largest drop"
-        return Choice("onnxruntime", f"OpenVINO {lost}, and is not taken: it is {told}.", figures, speedup, most)
-    if speedup is None or speedup.low is None or not (speedup.faster or speedup.slower):
-        why = f"On this machine OpenVINO is {told}: ONNX Runtime serves it."
-        return Choice("onnxruntime", why, figures, speedup, most)
-    chosen: Runtime = "openvino" if speedup.faster else "onnxruntime"
-    return Choice(chosen, f"On this machine OpenVINO is {told}: {SHOWN[chosen]} serves it.", figures, speedup, most)
+        return Choice(
+            "onnxruntime", f"OpenVINO {lost}, and is not taken: it is {told}.", figures, speedup, batched, most
+        )
+    chosen: Runtime = "openvino" if speedup is not None and speedup.faster else "onnxruntime"
+    why = f"On this machine OpenVINO is {told}: {SHOWN[chosen]} serves it."
+    return Choice(chosen, why + _turned(chosen, batched), figures, speedup, batched, most)
 
 
-def _told(speedup: Ratio | None) -> str:
+def _told(speedup: Ratio | None, at: str) -> str:
     if speedup is None:
         return "not timed beside ONNX Runtime"
     if speedup.low is None or speedup.high is None:
-        return f"{speedup.value:.2f} times as fast as ONNX Runtime, after too few rounds to tell"
+        return f"{speedup.value:.2f} times as fast as ONNX Runtime {at}, after too few rounds to tell"
     interval = f"{speedup.low:.2f} to {speedup.high:.2f}"
     noise = "" if speedup.faster or speedup.slower else ", within noise"
-    return f"{speedup.value:.2f} times as fast as ONNX Runtime ({interval}{noise})"
+    return f"{speedup.value:.2f} times as fast as ONNX Runtime ({interval}{noise}) {at}"
+
+
+def _turned(chosen: Runtime, batched: Ratio | None) -> str:
+    """A sentence more, where at a larger batch the other runtime is faster beyond doubt; else nothing."""
+    if batched is None or not (batched.slower if chosen == "openvino" else batched.faster):
+        return ""
+    other = "onnxruntime" if chosen == "openvino" else "openvino"
+    return (
+        f" At batch {BATCHED} it is {batched.value:.2f} times as fast ({batched.low:.2f} to {batched.high:.2f}): for a "
+        f"server that joins requests to batches, give --runtime {other}."
+    )
 
 
 def distances(models: Mapping[str, Backend], reference: str, batches: Sequence[Arrays]) -> dict[str, float]:

@@ -19,6 +19,7 @@ from compress.formats.onnx.outline import outline
 from compress.formats.onnx.read import vetted_onnx
 from compress.formats.onnx.scope import opset_of
 from compress.jobs.original import original
+from compress.jobs.source import refuse_folder
 from compress.model import OnnxModel, TorchModel, in_float32, sample_inputs
 from compress.onnx_export.from_torch import OnnxFromTorch
 from compress.options import SourceOptions
@@ -44,6 +45,7 @@ def examine(checkpoint: Path, options: SourceOptions, *, roofs: bool = False, th
     Raises:
         ToolkitError: it can't be read, or, for a roofline, not be exported.
     """
+    refuse_folder(checkpoint)
     if checkpoint.is_dir() and not is_hub_folder(checkpoint):
         artifact = Artifact.load(checkpoint)
         path = artifact.model_path.with_name("model.onnx") if artifact.format == "plan" else artifact.model_path

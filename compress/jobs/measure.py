@@ -19,7 +19,7 @@ from compress.errors import RecipeError, StageError, ToolkitError, first_line
 from compress.evaluate.answers import Likeness, likeness
 from compress.formats.hub.folder import is_hub_folder
 from compress.formats.onnx.read import signature_of_onnx, vetted_onnx
-from compress.jobs.source import load_source, read_by
+from compress.jobs.source import load_source, read_by, refuse_folder
 from compress.model import Arrays, EngineModel, Model, OnnxModel, TorchModel, sample_inputs
 from compress.options import MeasureOptions
 from compress.options.ranges import check_ranges
@@ -272,6 +272,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def _opened(path: Path, options: MeasureOptions) -> Model:
+    refuse_folder(path)
     if path.is_dir() and not is_hub_folder(path):
         artifact = Artifact.load(path)
         if artifact.format == "plan":

@@ -162,7 +162,7 @@ def stages_for(
     if training is not None:
         assert isinstance(model, TorchModel)  # noqa: S101  nothing else is trained
         recovery = _finetune(options, model, training, validation, seen)
-    samples = calibration if training is None else training
+    samples = training if calibration is None else calibration  # a training that is added proves the same removal
     if options.sensitivity is not None and sensitivity is None:
         sensitivity = Sensitivity.load(options.sensitivity)
     pruning = _pruning(options, training, samples, recovery, precision, sensitivity, calibration)

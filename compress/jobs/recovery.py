@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -76,6 +77,7 @@ class Recovery:
         details: the training's own figures.
         warnings: what to know.
         profile: where the time of a step went, in clauses, or why that is not known; none where nobody asked.
+        flags: that the file is loaded with, where it is a state_dict.
     """
 
     folder: Path
@@ -87,6 +89,17 @@ class Recovery:
     details: Mapping[str, Any]
     warnings: tuple[str, ...]
     profile: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+
+    @property
+    def next(self) -> tuple[str, ...]:
+        """Commands and files to go on with."""
+        model = shlex.join([str(self.folder / self.model_file), *self.flags])
+        return (
+            f"compress inspect {model}",
+            f"compress export {model} -o ARTIFACT",
+            f"see {self.folder / 'training.html'}",
+        )
 
 
 def finetune(
@@ -180,9 +193,16 @@ def _finetune(
             rows = (*rows, row)
     _write(model, given, outcome.seconds, rows, options, checkpoint, metric.name if metric else None, stage, work)
     name = "model.pt" if (options.output / "model.pt").exists() else "weights.pt"
+    flags: tuple[str, ...] = ()
+    if name == "weights.pt":
+        flags = (
+            "--model",
+            options.model or "MODULE:FACTORY",
+            *(word for text in options.input for word in ("--input", text)),
+        )
     return Recovery(
         options.output, name, given.did, outcome.seconds, metric.name if metric else None, rows, given.details,
-        given.warnings, profile,
+        given.warnings, profile, flags,
     )  # fmt: skip
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from compress.artifact import Measured
+from compress.console.wording import counted
 from compress.data.dataset import Dataset
-from compress.data.sizes import typical_inputs
+from compress.data.sizes import batches_of, typical_inputs
 from compress.errors import MissingExtraError, StageError
 from compress.evaluate.evaluation import Evaluation
 from compress.evaluate.judge import Budget, spread
-from compress.evaluate.runtime_choice import Choice, RuntimeFigures, choose, distances
+from compress.evaluate.runtime_choice import BATCHED, Choice, RuntimeFigures, choose, distances
 from compress.evaluate.scoring import batch_for
 from compress.formats.onnx.outline import outline
 from compress.jobs.prove import Found, judged_fields, loss_between
@@ -24,13 +25,14 @@ from compress.report.findings import telling
 from compress.runtime.backends import Backend, open_model
 from compress.runtime.backends.onnxrt import is_emulated, is_half
 from compress.runtime.backends.openvino_cpu import installed
-from compress.runtime.latency import ratio
+from compress.runtime.latency import FEWEST, Latency, Ratio, latency, ratio
 from compress.runtime.machine import fast_bfloat16
 from compress.runtime.measure import cores
 
 __all__ = ["beside", "chosen", "refuse_missing", "served"]
 
 COMPARED = 256  # samples, whose outputs on both runtimes are held against each other
+BATCHED_SECONDS = 15.0  # that timing both runtimes at a larger batch may take
 QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 _Value = TypeVar("_Value")
 
@@ -88,15 +90,21 @@ def chosen(
     last, other = list(rows)[-1], next(iter(others))
     difference, quantized = _apart(options, rows, others[other], found.judged, checkpoint)
     figures = (_figures(last, found, "onnxruntime", 0.0), _figures(other, found, "openvino", difference))
-    timed = [found.latency.get(name) for name in (last, other)]
-    speedup = ratio(timed[0].rounds_ms, timed[1].rounds_ms) if timed[0] and timed[1] else None
+    timed = {name: found.latency[name] for name in (last, other) if name in found.latency}
+    speedup = _ratio(timed)
+    batched = None
+    if speedup is not None and options.runtime == "auto":
+        batched = _batched({last: rows[last], other: others[other]}, timed, options.threads)
+    (call,) = batches_of(rows[last].signature, (1,))
+    at = f"at batch {call} with {counted(options.threads, 'threads')}"
     keeps = (True, True)
     if budget is not None:
         keeps = (
             budget.keeps(figures[0].drop, figures[0].drop_high),
             budget.keeps(figures[1].drop, figures[1].drop_high),
         )
-    choice = choose(figures, speedup, quantized, keeps=keeps, worse=_worse(found, last, other))
+    worse = _worse(found, last, other)
+    choice = choose(figures, speedup, quantized, at=at, batched=batched, keeps=keeps, worse=worse)
     if options.runtime != "openvino":
         return choice
     if choice.doubtful:
@@ -106,6 +114,27 @@ def chosen(
             mend="take the runtime that it was quantized and judged on: --runtime onnxruntime",
         )
     return dataclasses.replace(choice, runtime="openvino", why="OpenVINO serves the file, as --runtime asks.")
+
+
+def _ratio(timed: Mapping[str, Latency]) -> Ratio | None:
+    """Of the second over the first, where both were timed."""
+    return ratio(*(each.rounds_ms for each in timed.values())) if len(timed) == 2 else None
+
+
+def _batched(models: Mapping[str, Model], timed: Mapping[str, Latency], threads: int) -> Ratio | None:
+    """How both compare at a larger batch, timed in turns; None where the batch is fixed, or that would take long.
+
+    Args:
+        models: the file on ONNX Runtime and on OpenVINO.
+        timed: both at batch 1.
+        threads: of each.
+    """
+    signature = next(iter(models.values())).signature
+    round_seconds = BATCHED * sum(each.p50_ms for each in timed.values()) / 1e3
+    if not signature.batches or (FEWEST + 3) * round_seconds > BATCHED_SECONDS:  # three more, before the first round
+        return None
+    opened = {name: open_model(model, threads=threads) for name, model in models.items()}
+    return _ratio(latency(opened, typical_inputs(signature, None, BATCHED), seconds=BATCHED_SECONDS))
 
 
 def _apart(

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from compress.artifact import Artifact
+from compress.errors import CheckpointError
 from compress.formats.checkpoint import load
 from compress.formats.hub.folder import is_hub_folder, open_hub_folder
 from compress.formats.onnx import load as onnx_files
@@ -13,7 +14,10 @@ from compress.model import TorchModel, in_float32
 from compress.options import SourceOptions
 from compress.processor import Columns, Processor
 
-__all__ = ["files_of", "load_source", "read_by", "size_of"]
+__all__ = ["files_of", "load_source", "read_by", "refuse_folder", "size_of"]
+
+# What `compress finetune` writes into its folder, and how each is named to a command.
+HELD = {"model.pt": "", "weights.pt": ", with the factory of its module: --model package.module:factory"}
 
 
 def load_source(path: Path, options: SourceOptions, *, as_it_is: bool = False) -> TorchModel:
@@ -27,11 +31,29 @@ def load_source(path: Path, options: SourceOptions, *, as_it_is: bool = False) -
     Raises:
         ToolkitError: it can't be read.
     """
+    refuse_folder(path)
     model = load(
         path, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size, part=options.part
     )
     model = model if as_it_is else in_float32(model)
     return dataclasses.replace(model, processor=read_by(model, options))
+
+
+def refuse_folder(path: Path) -> None:
+    """Refuse the folder of a training, or any that only holds a model's file, by the name of the file that is meant.
+
+    Raises:
+        CheckpointError: it is such a folder, and neither an artifact nor one of Hugging Face's.
+    """
+    if not path.is_dir() or is_hub_folder(path) or (path / "artifact.json").is_file():
+        return
+    for name, how in HELD.items():
+        if (path / name).is_file():
+            raise CheckpointError(
+                f"{path} is a folder, and no model by itself",
+                why=f"its model is the file {name} in it",
+                mend=f"give {path / name}{how}",
+            )
 
 
 def read_by(model: TorchModel | Artifact, options: SourceOptions) -> Processor | None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from onnx import ModelProto, TensorProto, inliner, version_converter
+import numpy as np
+from onnx import ModelProto, TensorProto, helper, inliner, version_converter
 from onnx.external_data_helper import load_external_data_for_model
 
 from compress.artifact import Signature
@@ -20,7 +21,7 @@ from compress.formats.onnx.load import size_of
 from compress.formats.onnx.outline import outline
 from compress.formats.onnx.read import read_onnx
 from compress.formats.onnx.scope import inner_bodies, inner_nodes, name_nodes, opset_of
-from compress.model import Model, OnnxModel
+from compress.model import Arrays, Model, OnnxModel
 from compress.onnx_export.equal import BATCHES, Wording, comparisons, equal, sizes_assumed
 from compress.onnx_export.file import MOST, save
 from compress.onnx_export.float32 import in_float32
@@ -40,6 +41,8 @@ QUANTIZED = (
     "QAttention", "QEmbedLayerNormalization", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulIntegerToFloat",
     "MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "GatherBlockQuantized", "QMoE", "QOrderedMatMul",
 )  # fmt: skip
+RESIZED_OPSET = 11  # from here on a Resize says where it samples
+RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
 FEW_BITS = ("BFLOAT16", "INT4", "UINT4", "INT2", "UINT2", "FLOAT4E2M1")
 
 
@@ -84,7 +87,11 @@ class OnnxFromFile:
             told = self.data.source if self.data is not None and key == "data" else f"batch {key}"
             mend = "report this model, and say what wrote it"
             words = Wording(told, "the file as it was read", "in the original", mend, mend)
-            parity[key] = equal(before, after, signature, inputs, words, HALF_TOLERANCE if half else TOLERANCE)
+            try:
+                parity[key] = equal(before, after, signature, inputs, words, HALF_TOLERANCE if half else TOLERANCE)
+            except StageError as err:
+                _refuse_random(model.path, before, inputs, err)
+                raise
             progress(done, total, f"{told}: off by {parity[key]['max_abs_error']:.2g}")
         progress(total, total, "equal to the file")
         worst = max(figures["max_abs_error"] for figures in parity.values())
@@ -195,4 +202,36 @@ def _raise(model: ModelProto, path: Path) -> None:
         raise StageError(
             f"can't raise {path} from opset {opset} to {LEAST_OPSET}", why=first_line(err)[:300], mend=mend
         ) from err
+    if opset < RESIZED_OPSET:
+        _sampled_as_before(model)
     model.ir_version = IR_VERSION
+
+
+def _sampled_as_before(model: ModelProto) -> None:
+    """Let each Resize sample where Upsample and Resize did before opset 11, which the converter leaves unsaid."""
+    for node in model.graph.node:
+        if node.op_type == "Resize" and not any(
+            each.name == "coordinate_transformation_mode" for each in node.attribute
+        ):
+            node.attribute.append(helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
+            node.attribute.append(helper.make_attribute("nearest_mode", "floor"))
+
+
+def _refuse_random(path: Path, backend: OnnxBackend, inputs: Arrays, err: StageError) -> None:
+    """Raise StageError by the names of operators that draw random numbers, where the file's own answers differ."""
+    first, second = backend.infer(inputs), backend.infer(inputs)
+    if all(np.array_equal(values, second[name], equal_nan=values.dtype.kind == "f") for name, values in first.items()):
+        return
+    model = outline(path)
+    graphs = (model.graph, *inner_bodies(model.graph))
+    nodes = [*(node for g in graphs for node in g.node), *(node for f in model.functions for node in f.node)]
+    found = Counter(node.op_type for node in nodes if node.op_type in RANDOM)
+    training = sum(node.op_type == "Dropout" and len(node.input) > 2 and bool(node.input[2]) for node in nodes)
+    told = [f"{count} {kind}" for kind, count in sorted(found.items())]
+    told += [f"{training} Dropout with a training mode"] if training else []
+    if told:
+        raise StageError(
+            f"can't compress {path}: it draws random numbers",
+            why=f"it has {', '.join(told)}: its answers are others each time, and none can be held against them",
+            mend="export the model in eval mode (`model.eval()`), or with the random numbers as an input",
+        ) from err

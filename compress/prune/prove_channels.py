@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from compress.artifact import Signature, TensorSpec
+from compress.console.wording import with_error
 from compress.data.dataset import Dataset
 from compress.errors import StageError, first_line
 from compress.model import Arrays, sample_inputs
@@ -111,7 +112,7 @@ class Proof:
             return err.why
         except Exception as err:  # whatever the model's forward raises
             raise_shortage(err)
-            return f"without them its forward fails: {first_line(err)[:160]}"
+            return _failed(err)
         names = [spec.name for spec in self._signature.outputs]
         for at, (have, want) in enumerate(zip_longest(shapes, self._shapes)):
             if have != want:
@@ -141,7 +142,7 @@ class Proof:
                 return err.why
             except Exception as err:
                 raise_shortage(err)
-                return f"without them its forward fails: {first_line(err)[:160]}"
+                return _failed(err)
             if apart > CLOSE:
                 return "removing channels that are zero changes the answers: they are counted or mixed on the way"
         return None
@@ -248,6 +249,14 @@ class Proof:
         finally:
             for tensor, values in before:
                 tensor.data = values
+
+
+def _failed(err: BaseException) -> str:
+    """Why channels can't go, of what a forward without them raised."""
+    said = first_line(err)[:160]
+    if "is invalid for input of size" in said:  # by view and reshape; a head is many channels, which go together
+        return with_error("a reshape in its forward needs all of them, as one into attention heads does", said)
+    return with_error("its forward fails without some of them", said)
 
 
 def _redrawn(name: str, tensor: torch.Tensor, random: torch.Generator) -> torch.Tensor:

@@ -57,9 +57,8 @@ class RepairChannels:
         before = model.lost.before
         samples = Samples(self.calibration, before.signature)
         judge = Judge(before, samples)
-        if not judge.tells:
-            why = "The outputs are no numbers, by which a repair could be judged: nothing was repaired."
-            return Given(_as_it_was(model), "nothing", warnings=(why,))
+        if judge.untold:
+            return Given(_as_it_was(model), "nothing", warnings=(f"Nothing was repaired: {judge.untold}.",))
         pruned = judge.apart(model.module)
         module = copy.deepcopy(model.module)
         try:

@@ -128,8 +128,13 @@ class Report:
     @property
     def columns(self) -> tuple[str, ...]:
         """Of the stage table."""
-        sure = percent(self.confidence)
-        return tuple(name.format(sure=sure) for name in COLUMNS)
+        metric, sure = self.metric, percent(self.confidence)
+        return tuple(name.format(metric=metric, sure=sure) for name in COLUMNS)
+
+    @property
+    def metric(self) -> str:
+        """Its name, by which the rows are judged; "metric" where nothing was."""
+        return next((row.measured.metric for row in self.stages if row.measured.metric), "metric")
 
     def write(self, folder: Path, latencies_ms: Mapping[str, Sequence[float]]) -> None:
         """Write report.json, report.html and, where there is a command, reproduce.sh into a folder.
@@ -179,7 +184,7 @@ COLUMNS = (
     "MACs",
     "params",
     "size",
-    "metric ({sure})",
+    "{metric} ({sure})",
     "drop ({sure})",
     "agreement",
     "p50 (95%)",
@@ -304,7 +309,7 @@ def stage_table(report: Report) -> Table:
     for at in shown:
         name = COLUMNS[at]
         table.add_column(
-            "p50" if name.startswith("p50") else report.columns[at],
+            "p50" if name.startswith("p50") else escape(report.columns[at]),
             justify="left" if name in ("stage", "runtime") else "right",
             no_wrap=True,
         )

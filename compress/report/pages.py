@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jinja2
 
-from compress.console.wording import counted
+from compress.console.wording import counted, in_words
 
 __all__ = ["page"]
 
@@ -18,5 +18,5 @@ def page(template: str, **values: object) -> str:
     """
     loader = jinja2.PackageLoader("compress")
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.globals["counted"] = counted
+    environment.globals.update(counted=counted, in_words=in_words)
     return environment.get_template(template).render(values)

@@ -21,7 +21,7 @@ from compress.storage.files import write_files
 
 __all__ = ["search_table", "write_search"]
 
-COLUMNS = ("candidate", "metric", "drop", "interval", "size", "p50", "samples/s", "")
+COLUMNS = ("candidate", "{metric}", "drop", "interval", "size", "p50", "samples/s", "")
 MARKERS = {"none": "o", "static": "s", "dynamic": "^", "weights": "D"}
 COLOURS = ("#3b8bc4", "#2ca25f", "#e08214", "#8c6bb1", "#c51b7d", "#8c510a", "#01665e")
 
@@ -36,8 +36,10 @@ def search_table(result: SearchResult) -> Table:
         + ("" if result.confidence is None else f", with {percent(result.confidence)} confidence"),
         title_justify="left",
     )
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in ("candidate", "") else "right", no_wrap=column != "")
+    for column in _columns(result):
+        table.add_column(
+            escape(column), justify="left" if column in ("candidate", "") else "right", no_wrap=column != ""
+        )
     for row in _rows(result):
         table.add_row(*map(escape, row), style="bold green" if row[-1].startswith("best") else None)
     return table
@@ -45,9 +47,13 @@ def search_table(result: SearchResult) -> Table:
 
 def write_search(result: SearchResult, folder: Path) -> None:
     """Write search.json and search.html into a folder, made if missing."""
-    html = page("search.html", result=result, rows=_rows(result), columns=COLUMNS, plot=pareto_plot(result))
+    html = page("search.html", result=result, rows=_rows(result), columns=_columns(result), plot=pareto_plot(result))
     text = json.dumps(result.to_dict(), indent=2) + "\n"
     write_files({folder / "search.json": text, folder / "search.html": html})
+
+
+def _columns(result: SearchResult) -> tuple[str, ...]:
+    return tuple(name.format(metric=result.metric) for name in COLUMNS)
 
 
 def _rows(result: SearchResult) -> list[tuple[str, ...]]:

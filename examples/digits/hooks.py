@@ -6,9 +6,10 @@ import io
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 REQUIREMENTS = ["pillow"]
+MOST_PIXELS = 64_000_000  # of an image: a small file may hold a picture that takes up all memory
 
 
 class Prediction(NamedTuple):
@@ -22,8 +23,12 @@ def preprocess(image: bytes) -> np.ndarray[Any, Any]:
     """A PNG or JPEG file, light strokes on dark -> float32[1, 8, 8], 0 to 1."""
     try:
         with Image.open(io.BytesIO(image), formats=("PNG", "JPEG")) as picture:
+            if picture.width * picture.height > MOST_PIXELS:
+                raise ValueError(f"the image has more than {MOST_PIXELS:,} pixels")
             small = picture.convert("L")
-    except (UnidentifiedImageError, OSError) as err:
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as err:
+        raise ValueError(f"the image has more than {MOST_PIXELS:,} pixels") from err
+    except (OSError, SyntaxError) as err:
         raise ValueError("the image is neither a PNG nor a JPEG file, or it is damaged") from err
     if small.size != (8, 8):
         small = small.resize((8, 8), Image.Resampling.BOX)

@@ -35,17 +35,18 @@ def new(
     out_
         The hooks' file.
     tokenizer
-        The tokenizer.json of a network that takes token ids; it is copied beside the hooks.
+        The tokenizer.json of a network that takes token ids, where the artifact has none of its own; it is copied
+        beside the hooks.
     """
     from compress.vetting.texts import read_text
-    from serve.hooks.new import new_hooks
+    from serve.hooks.new import UNKNOWN, new_hooks
     from serve.pack.source import load_source
 
     written = new_hooks(task, load_source(artifact), out_, tokenizer)
     for file in written:
         out.print(f"wrote {file}", markup=False)
     text = read_text(written[0])
-    left = [name for name in ("MEAN", "STD", "LABELS") if f"\n{name} = " in text]
+    left = [name for name, given in UNKNOWN.items() if given in text]
     if left:
         out.print(f"fill in:    {', '.join(left)}, as the network was trained with", markup=False)
     out.print(f"try them:  serve hooks check {out_} --artifact {artifact}", markup=False)

@@ -85,8 +85,8 @@ def verify(
     name
         Of the served model.
     eval_
-        A .npz with an array for each input of the served model and one of labels (label or y), or a folder of files in
-        subfolders named by label, or with a labels.csv.
+        A .npz with an array for each input of the served model and one of labels (label or y), a .jsonl, .csv or .tsv
+        with such columns, or a folder of files in subfolders named by label, or with a labels.csv.
     artifact
         What was packed; the accuracy that `compress` measured of it is expected. It has to be the file that is served.
     tolerance

@@ -285,6 +285,11 @@ def _show(row: Row) -> None:
             _bar(seen["alarm"]) if seen.get("judged", True) else "not judged",
         )
     Console(highlight=False, width=None if sys.stdout.isatty() else 140).print(table)
+    decisive = row.snapshot.get("decisive", {})
+    for name, seen in row.evidence.items():
+        if running and (waits := seen.get("waits")):
+            whose = f" (key {decisive[name]})" if name in decisive else ""
+            out.print(f"  {name}: {waits}{whose}", markup=False)
 
 
 def _path(row: Row) -> str:
@@ -296,8 +301,8 @@ def _share(weight: float) -> str:
 
 
 def _question(name: str, seen: Mapping[str, Any]) -> str:
-    if seen.get("over_s") is not None:
-        return f"slowest: over {1000 * seen['over_s']:.3g} ms"
+    if name == "slowest" and "times" in seen:
+        return f"slowest: over {seen['times']:g} x p95"
     return f"{name}: of one key" if seen.get("keys") == 1 else name
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,7 @@ from serve.hooks.module import Guarded
 from serve.hooks.packed.values import Array, named, to_array
 from serve.hooks.types import HookTensor, of_spec
 
-__all__ = ["Step", "check_hooks", "nans", "run_network", "sample_of", "shown"]
+__all__ = ["Step", "UnprovenError", "check_hooks", "nans", "run_network", "sample_of", "shown"]
 
 SHOWN = 6  # elements of an array
 LONGEST = 60  # characters of a text
@@ -35,18 +36,35 @@ import json, sys, time
 import numpy as np
 import onnxruntime as ort
 ort.set_default_logger_severity(4)
-session = ort.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+def ended(code, err):
+    print(" ".join(str(err).split()) or type(err).__name__, file=sys.stderr)
+    sys.exit(code)
+try:
+    session = ort.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+except Exception as err:
+    ended(3, err)
 given = np.load(sys.argv[2])
 feed = {n.name: given[str(i)].astype(object) if n.type == "tensor(string)" else given[str(i)]
         for i, n in enumerate(session.get_inputs())}
 names = json.loads(sys.argv[4])
-session.run(names, feed)
+try:
+    session.run(names, feed)
+except Exception as err:
+    ended(4, err)
 start = time.perf_counter()
 made = session.run(names, feed)
 took = time.perf_counter() - start
 arrays = {str(i): a.astype(str) if a.dtype == object else a for i, a in enumerate(made)}
 np.savez(sys.argv[3], took=took, **arrays)
 """
+
+
+NOT_OPENED, REFUSED = 3, 4  # how the program above ends
+MOST_TOLD = 300  # letters of ONNX Runtime's, from the end, where it says what did not fit
+
+
+class UnprovenError(RepositoryError):
+    """What a try on this machine ended with, and says nothing of the hooks for sure."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +95,8 @@ def check_hooks(hooks: Hooks, source: Artifact, item: Mapping[str, Array]) -> li
 
     Raises:
         HookError: the hooks fail; the message names the line.
-        RepositoryError: the network refuses what preprocess gave, or answers NaN.
+        RepositoryError: the network refuses what preprocess gave.
+        UnprovenError: it can't be opened here, does not come to an end, or answers NaN.
         MissingExtraError: there is no onnxruntime to run the network with.
     """
     steps = []
@@ -86,7 +105,7 @@ def check_hooks(hooks: Hooks, source: Artifact, item: Mapping[str, Array]) -> li
         item = steps[-1].made
     steps.append(run_network(source, item))
     if nans(steps[-1]):
-        raise RepositoryError(
+        raise UnprovenError(
             f"can't use what {source.model_path} answers",
             why=f"to a good sample, {', '.join(nans(steps[-1]))} is NaN",
             mend="see whether preprocess gives what the network was trained with, and whether it answers at all",
@@ -154,7 +173,8 @@ def run_network(source: Artifact, item: Mapping[str, Array]) -> Step:
     """Run the network on one item, in a process of its own.
 
     Raises:
-        RepositoryError: it refuses the item, or does not come to an end.
+        RepositoryError: it refuses the item.
+        UnprovenError: it can't be opened here, or does not come to an end.
         MissingExtraError: there is no onnxruntime to run it with.
     """
     batched = source.signature.batched
@@ -174,7 +194,7 @@ def run_network(source: Artifact, item: Mapping[str, Array]) -> Step:
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
         except subprocess.TimeoutExpired as err:
-            raise RepositoryError(
+            raise UnprovenError(
                 f"can't run {source.model_path}",
                 why=f"it does not come to an end within {seconds:g} s",
                 mend=f"see whether it has a loop without an end; if it is only slow, set {SETTING} to more seconds",
@@ -183,15 +203,32 @@ def run_network(source: Artifact, item: Mapping[str, Array]) -> Step:
             if "No module named 'onnxruntime'" in done.stderr:
                 raise MissingExtraError("can't run the network", module="onnxruntime", extra="triton")
             lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+            if done.returncode == NOT_OPENED:
+                raise UnprovenError(
+                    f"can't open {source.model_path}",
+                    why=_end_of(lines[-1]),
+                    mend="see whether this machine's ONNX Runtime has all of its operators",
+                )
+            given_shapes = ", ".join(
+                f"{spec.name} {spec.dtype}{list(array.shape)}"
+                for spec, array in zip(source.signature.inputs, arrays.values(), strict=True)
+            )
             raise RepositoryError(
                 f"can't run {source.model_path}",
-                why=lines[-1][:300],
-                mend="see whether preprocess gives what the network was trained with",
+                why=_end_of(lines[-1]),
+                mend=f"see whether it takes {given_shapes}, which preprocess gives: a size that the file leaves free "
+                "may have a bound, such as a number of positions",
             )
         with np.load(made) as found:
             outputs = {name: found[str(number)] for number, name in enumerate(names)}
             seconds = float(found["took"])
     return Step("network", {name: array[0] if batched else array for name, array in outputs.items()}, seconds)
+
+
+def _end_of(told: str) -> str:
+    """ONNX Runtime's words, without its codes and, where they are many, without the first."""
+    told = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", told)
+    return told if len(told) <= MOST_TOLD else f"… {told[-MOST_TOLD:].partition(' ')[2]}"
 
 
 def _texts(source: Artifact, name: str, array: Array) -> Array:

@@ -1,13 +1,25 @@
-"""What `serve hooks new` writes before a network, by its input, and behind it, by its output, with tests."""
+"""What `serve hooks new` writes before a network, by its input, and behind it, by its output, with tests.
+
+`alone` is a network that takes one sample a call, as a batch of 1: preprocess gives that batch, postprocess opens it.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+
+from serve.hooks.image_settings import ImageSettings
 from serve.hooks.starting import Part
 
-__all__ = ["images", "labels", "number", "rows", "texts", "token_ids"]
+__all__ = ["images", "labels", "number", "rows"]
+
+LINE = 120 - len("LABELS = ")  # letters
 
 
-def images(*, name: str, channels: int, height: int, width: int, dtype: str, last: bool) -> Part:
+def images(
+    *, name: str, channels: int, height: int, width: int, dtype: str, last: bool, settings: ImageSettings,
+    alone: bool = False,
+) -> Part:  # fmt: skip
     """An image file in, float32 or uint8 [C, H, W] or (last) [H, W, C] out."""
     shape = f"{height}, {width}, {channels}" if last else f"{channels}, {height}, {width}"
     mode = {1: "L", 3: "RGB", 4: "RGBA"}[channels]
@@ -16,15 +28,34 @@ def images(*, name: str, channels: int, height: int, width: int, dtype: str, las
         ""
         if dtype == "uint8"
         else f"""\
-# What the network was trained with, for each channel: values of 0 to 1, less MEAN, divided by STD.
-MEAN = np.array({[0.0] * channels}, np.float32)
-STD = np.array({[1.0] * channels}, np.float32)
+# {"As the model's own processor" if settings.mean else "What the network was trained with"}, \
+for each channel: values of 0 to 1, less MEAN, divided by STD.
+MEAN = np.array({list(settings.mean) or [0.0] * channels}, np.float32)
+STD = np.array({list(settings.std) or [1.0] * channels}, np.float32)
 """
     )
+    resized = f"resize((WIDTH, HEIGHT), Image.Resampling.{settings.filter})"
+    fitted, centre = f'fitted = decoded(picture).convert("{mode}").{resized}', ""
+    if settings.shorter is not None:
+        says = "pixels of an image's shorter side before its centre is cut out"
+        constants = f"SHORTER = {settings.shorter}  # {says}\n{constants}"
+        fitted = f'''whole = decoded(picture).convert("{mode}")
+            fitted = whole.{resized[:-1]}, box=centre(*whole.size))'''
+        centre = '''
+def centre(width: int, height: int) -> tuple[float, float, float, float]:
+    """What of an image is looked at: left, upper, right and lower edge in its own pixels."""
+    scale = min(width, height) / SHORTER
+    left, upper = max(0.0, (width - WIDTH * scale) / 2), max(0.0, (height - HEIGHT * scale) / 2)
+    return left, upper, width - left, height - upper
+
+'''
     turned = ("" if last else ".transpose(2, 0, 1)") + (".astype(np.float16)" if dtype == "float16" else "")
     result = f"pixels{turned}" if dtype == "uint8" else "(pixels - MEAN) / STD"
     if turned and dtype != "uint8":
         result = f"({result}){turned}"
+    if alone:
+        shape = f"1, {shape}"
+        result = f"{result if turned or dtype == 'uint8' else f'({result})'}[None]"
     pixel = "uint8" if dtype == "uint8" else "float32"
     code = f'''
 WIDTH, HEIGHT = {width}, {height}
@@ -35,7 +66,7 @@ def preprocess({name}: bytes) -> np.ndarray[Any, Any]:
     """A PNG or JPEG file -> {dtype}[{shape}]."""
     try:
         with Image.open(io.BytesIO({name}), formats=("PNG", "JPEG")) as picture:
-            fitted = decoded(picture).convert("{mode}").resize((WIDTH, HEIGHT), Image.Resampling.BILINEAR)
+            {fitted}
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as err:
         raise ValueError(f"the image has more than {{MOST_PIXELS:,}} pixels") from err
     except (OSError, SyntaxError) as err:
@@ -56,7 +87,7 @@ def decoded(picture: Image.Image) -> Image.Image:
         turned = Image.fromarray((np.asarray(turned) >> 8).astype(np.uint8))
     return turned
 
-
+{centre}
 def example() -> dict[str, bytes]:
     """One sample, for warm-up, documentation and load tests."""
     file = io.BytesIO()
@@ -87,20 +118,26 @@ def test_an_image_of_too_many_pixels_is_the_clients_fault(monkeypatch: pytest.Mo
     )
 
 
-def rows(*, name: str, length: int | str, dtype: str) -> Part:
+def rows(*, name: str, length: int | str, dtype: str, alone: bool = False) -> Part:
     """A row of numbers in, the same standardised out."""
+    one = "[None]" if alone else ""
     spec = f"{dtype}[{length}]"
+    made = f"{dtype}[1, {length}]" if alone else spec
     numbers = "rows" if isinstance(length, str) else str(length)
     real = dtype.startswith("float")
-    shape = "" if isinstance(length, str) else f"\n    assert array.shape == ({length},)"
+    shape = (
+        ""
+        if isinstance(length, str)
+        else f"\n    assert array.shape == ({'1, ' if alone else ''}{length}{'' if alone else ','})"
+    )
     size = 4 if isinstance(length, str) else length
-    check = f"    return {name}\n"
+    check = f"    return {name}{one}\n"
     if real:
         check = f"""\
     standardised = (({name} - MEAN) / STD).astype({name}.dtype)
     if not np.isfinite(standardised).all():
         raise ValueError("{name} has a NaN or an infinity in it, or a number that is too large")
-    return standardised
+    return standardised{one}
 """
     constants = "# What the network was trained with: a number for all, or an array with one for each.\n"
     constants = f"{constants}MEAN = 0.0\nSTD = 1.0\n" if real else ""
@@ -108,7 +145,7 @@ def rows(*, name: str, length: int | str, dtype: str) -> Part:
 {constants}
 
 def preprocess({name}: Annotated[np.ndarray[Any, Any], "{spec}"]) -> np.ndarray[Any, Any]:
-    """{numbers if numbers != "rows" else "Any number of"} numbers -> {spec}."""
+    """{numbers if numbers != "rows" else "Any number of"} numbers -> {made}."""
 {check}
 
 def example() -> dict[str, list[int]]:
@@ -137,98 +174,15 @@ def test_bad_numbers_are_the_clients_fault(value: float) -> None:
     return Part("A row of numbers in", code, test, imports, test_imports, ("numpy",))
 
 
-def _text_example(name: str) -> str:
-    return f'''
-def example() -> dict[str, str]:
-    """One sample, for warm-up, documentation and load tests."""
-    return {{"{name}": "The quick brown fox jumps over the lazy dog."}}
-'''.lstrip()
+def labels(*, output: str, classes: int, probabilities: bool, names: Sequence[str] = (), alone: bool = False) -> Part:
+    """Class scores in, or probabilities already, the best label and its probability out.
 
-
-def _no_text_test(name: str) -> str:
-    return f"""
-@pytest.mark.parametrize("text", ["", " \\n"])
-def test_no_text_is_the_clients_fault(text: str) -> None:
-    with pytest.raises(ValueError, match="{name} is empty"):
-        hooks.preprocess(text)
-""".lstrip()
-
-
-def texts(*, name: str, shape: tuple[int, ...]) -> Part:
-    """A text in, the same tidied out, for a network that takes strings."""
-    code = f'''
-LONGEST = 10_000  # characters
-
-
-def preprocess({name}: str) -> np.ndarray[Any, Any]:
-    """A text -> string{list(shape)}."""
-    if not {name}.strip():
-        raise ValueError("{name} is empty")
-    return np.array({name}.strip()[:LONGEST], object).reshape({shape})
-
-
-{_text_example(name)}'''
-    test = f"""
-def test_a_text_becomes_what_the_network_takes() -> None:
-    array = hooks.preprocess(" a text ")
-    assert array.shape == {shape}
-    assert array.item() == "a text"
-
-
-{_no_text_test(name)}"""
-    imports = ("from typing import Any", "import numpy as np")
-    return Part("A text in", code, test, imports, ("import pytest",), ("numpy",))
-
-
-def token_ids(*, name: str, names: tuple[str, ...], dtype: str, length: int, tokenizer: str) -> Part:
-    """A text in, token ids and masks of one length out, by a tokenizer.json."""
-    fields = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
-    arrays = [f'        "{each}": np.array(tokens.{fields[each]}, np.{dtype}),' for each in names]
-    result = "\n".join(["    return {", *arrays, "    }"])
-    if len(names) == 1:
-        result = f"    return np.array(tokens.{fields[names[0]]}, np.{dtype})"
-    gives = "dict[str, np.ndarray[Any, Any]]" if len(names) > 1 else "np.ndarray[Any, Any]"
-    code = f'''
-# One length for every text: what has one shape is put together in a batch. Short texts cost as much as long ones.
-LENGTH = {length}
-TOKENIZER = Tokenizer.from_file(str(Path(__file__).with_name("{tokenizer}")))
-TOKENIZER.enable_truncation(**{{**(TOKENIZER.truncation or {{}}), "max_length": LENGTH, "stride": 0}})
-# As its own file pads, where that says how; else with the token that is usual for it.
-PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
-PAD = next((word for word in PADS if TOKENIZER.token_to_id(word) is not None), PADS[0])
-PADDING = TOKENIZER.padding or {{"pad_token": PAD, "pad_id": TOKENIZER.token_to_id(PAD) or 0}}
-TOKENIZER.enable_padding(**{{**PADDING, "length": LENGTH, "pad_to_multiple_of": None}})
-
-
-def preprocess({name}: str) -> {gives}:
-    """A text -> {", ".join(names)}: {dtype}[{length}]."""
-    if not {name}.strip():
-        raise ValueError("{name} is empty")
-    tokens = TOKENIZER.encode({name})
-{result}
-
-
-{_text_example(name)}'''
-    arrays_of = "made.values()" if len(names) > 1 else "[made]"
-    test = f"""
-@pytest.mark.parametrize("text", ["a", "many words " * 1000])
-def test_a_text_becomes_what_the_network_takes(text: str) -> None:
-    made = hooks.preprocess(text)
-    assert all(array.dtype == np.{dtype} and array.shape == ({length},) for array in {arrays_of})
-
-
-{_no_text_test(name)}"""
-    imports = (
-        "from pathlib import Path", "from typing import Any", "import numpy as np", "from tokenizers import Tokenizer",
-    )  # fmt: skip
-    return Part(
-        "A text in", code, test, imports, ("import numpy as np", "import pytest"), ("numpy", "tokenizers>=0.20"),
-        (tokenizer,),
-    )  # fmt: skip
-
-
-def labels(*, output: str, classes: int, probabilities: bool) -> Part:
-    """Class scores in, or probabilities already, the best label and its probability out."""
+    Args:
+        output: of the network.
+        classes: that it knows; `names` are theirs, as far as somebody says.
+        probabilities: whether it ends in a softmax of its own.
+        alone: see the module.
+    """
     says = "Scores before a softmax -> the likeliest label; of a network that ends in one, take them as they are."
     body = f"""\
     likely = np.exp({output} - {output}.max())
@@ -236,9 +190,12 @@ def labels(*, output: str, classes: int, probabilities: bool) -> Part:
     if probabilities:
         says = "The probability of each class, which the network gives itself -> the likeliest label."
         body = f"    return Answer(LABELS[int({output}.argmax())], float({output}.max()))"
+    if alone:
+        body = f"    {output} = {output}[0]  # the network's batch is of one\n{body}"
+    held = _list_of(names) if names else f"[str(number) for number in range({classes})]"
     code = f'''
 # The network's classes, in its order.
-LABELS = [str(number) for number in range({classes})]
+LABELS = {held}
 
 
 class Answer(NamedTuple):
@@ -256,13 +213,23 @@ def postprocess({output}: np.ndarray[Any, Any]) -> Answer:
 def test_the_highest_score_is_the_answer() -> None:
     scores = np.zeros({classes}, np.float32)
     scores[1] = {0.75 if probabilities else 9}
-    answer = hooks.postprocess(scores)
+    answer = hooks.postprocess(scores{"[None]" if alone else ""})
     assert answer.label == hooks.LABELS[1]
     assert 0 < answer.probability <= 1
 """
     imports = ("from typing import Any, NamedTuple", "import numpy as np")
     says = "the likeliest label and its probability out"
     return Part(says, code, test, imports, ("import numpy as np",), results=("label", "probability"))
+
+
+def _list_of(words: Sequence[str]) -> str:
+    """A list in Python's source: JSON's escapes are Python's, and what can't be seen is escaped, too."""
+    told = [
+        "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in quoted)
+        for quoted in (json.dumps(word, ensure_ascii=False) for word in words)
+    ]
+    line = f"[{', '.join(told)}]"
+    return line if len(line) <= LINE else "\n".join(("[", *(f"    {each}," for each in told), "]"))
 
 
 def number(*, output: str, shape: tuple[int, ...]) -> Part:

@@ -73,7 +73,8 @@ class LoadOptions:
     """How tensors are written over HTTP."""
 
     data: Path | None = None
-    """Send these, one after the other: an .npz with an array for each input (and label), or a folder of files."""
+    """Send these, one after the other: an .npz with an array for each input (and label), a table of texts (.jsonl,
+    .csv, .tsv, .txt), or a folder of files."""
 
     batch: Annotated[tuple[str, ...], Many] = ()
     """Rows in a request; several, such as 1@7 8@3, are drawn by the weight after @."""

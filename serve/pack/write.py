@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress.artifact import Artifact, Signature
-from compress.errors import RepositoryError
+from compress.errors import MissingExtraError, RepositoryError
 from serve.config.merge import Edits
 from serve.config.model_config import ModelConfig, ModelInput, ModelOutput
 from serve.config.names import PACKED_NAME
 from serve.config.pbtxt import from_message
-from serve.hooks.load import load_hooks
+from serve.hooks.check import UnprovenError, check_hooks
+from serve.hooks.load import Hooks, load_hooks
 from serve.pack.models import BACKENDS, keep_edits, wanted_models, write_model
 from serve.pack.options import PackOptions
 from serve.pack.source import load_source
@@ -87,9 +88,9 @@ def pack(
 
     Raises:
         ArtifactError: the artifact is missing or damaged.
-        HookError: the hooks can't be used with it.
-        RepositoryError: the name can't be used, an option makes no sense, an edit by hand contradicts this pack, or the
-            disk refuses.
+        HookError: the hooks can't be used with it, or fail on their own example().
+        RepositoryError: the name can't be used, an option makes no sense, the network refuses what preprocess makes of
+            the hooks' own example(), an edit by hand contradicts this pack, or the disk refuses.
     """
     _check_name(name)
     if keep < 1:
@@ -102,6 +103,7 @@ def pack(
     if repository.exists() and not repository.is_dir():
         raise RepositoryError(f"can't write into {repository}", why="it is not a folder", mend="name a folder")
     loaded = None if hooks is None else load_hooks(hooks, source.signature)
+    untried = () if loaded is None else _try_out(loaded, source)
     wanted = wanted_models(name, source, loaded, options)
     new = tuple(wanted)
     with locked(repository):
@@ -130,8 +132,23 @@ def pack(
         version=version,
         dropped=tuple(dropped),
         kept=kept,
-        warnings=_warnings(source, options),
+        warnings=(*_warnings(source, options), *untried),
     )
+
+
+def _try_out(hooks: Hooks, source: Artifact) -> tuple[str, ...]:
+    """Take the hooks' own example through all steps; what is to be said where this machine can't.
+
+    Raises:
+        HookError, RepositoryError: it fails, as every request would.
+    """
+    if hooks.example is None or source.format != "onnx":
+        return ()
+    try:
+        check_hooks(hooks, source, hooks.example)
+    except (UnprovenError, MissingExtraError) as err:
+        return (f"the hooks were not tried on the network: {err.what}: {err.why}",)
+    return ()
 
 
 def _warnings(source: Artifact, options: PackOptions) -> tuple[str, ...]:

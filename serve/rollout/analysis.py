@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from serve.rollout.evidence import Bet
+from serve.rollout.evidence import Measure
 from serve.rollout.plan import Plan
 from serve.rollout.speakers import Speakers
+from serve.rollout.waits import AGAINST, ALONE, near
 
-__all__ = ["Analysis", "Measure", "Outcome", "Question"]
+__all__ = ["Analysis", "Outcome", "Question"]
 
-WINDOW = 100
 PAIRED = 64
 KEPT = 500
 TAIL = 0.95
@@ -44,24 +44,6 @@ class Outcome:
     seconds: float | None
 
 
-class Measure:
-    """One question with its two gamblers; bound, low and high of its values."""
-
-    def __init__(self, bound: float, low: float, high: float) -> None:
-        self.worse = Bet(bound, low=low, high=high, window=WINDOW)
-        self.fine = Bet(-bound, low=-high, high=-low)
-
-    def add(self, value: float) -> None:
-        """Take an observation: how much worse the candidate is."""
-        self.worse.add(value)
-        self.fine.add(-value)
-
-    @property
-    def count(self) -> int:
-        """Of observations."""
-        return self.worse.count
-
-
 class Analysis:
     """The evidence of one step.
 
@@ -76,25 +58,32 @@ class Analysis:
         speakers: who gives feedback.
     """
 
+    # Where several keys ask, none alone ends a step by other answers or feedback, nor passes one by these or by errors.
+    # A failure is the model's own, so one key's failures end it: with each client kept with one model there may be only
+    # one key that meets the candidate.
+
     def __init__(self, plan: Plan, weight: float) -> None:
         self._plan = plan
         self._slower = 1.0 + plan.max_latency_increase
-        self.measures: dict[Question, Measure] = {"errors": Measure(plan.max_error_increase, -1.0, 1.0)}
+        self._heard: dict[Question, Speakers] = {
+            "errors": Speakers(partial(Measure, plan.max_error_increase, -1.0, 1.0)),
+            "feedback": Speakers(partial(Measure, plan.max_wrong_increase, -1.0, 1.0)),
+            "disagreement": Speakers(partial(Measure, plan.max_disagreement, 0.0, 1.0)),
+        }
+        self.speakers = self._heard["feedback"]
+        self.measures: dict[Question, Measure] = {"errors": self._heard["errors"].measure}
         if weight:
             self.measures["latency"] = Measure(0.5, 0.0, 1.0)
             self.measures["slowest"] = Measure(TAIL_MARGIN, -1.0, 1.0)
-            self.measures["feedback"] = Measure(plan.max_wrong_increase, -1.0, 1.0)
+            self.measures["feedback"] = self.speakers.measure
         if plan.shadow:
-            self.measures["disagreement"] = Measure(plan.max_disagreement, 0.0, 1.0)
-        fresh = partial(Measure, plan.max_wrong_increase, -1.0, 1.0)
-        self.speakers = Speakers(self.measures.get("feedback") or fresh(), fresh)
+            self.measures["disagreement"] = self._heard["disagreement"].measure
         self.judged = [name for name in self.measures if name != "disagreement" or not plan.expect_change]
         optional = ("disagreement" if weight else "", "" if plan.require_feedback else "feedback")
         self.required = [name for name in self.judged if name not in optional]
         alarms = len(plan.weights) * len(self.judged)
         self._alarm = math.log(alarms / plan.error_rate)
         self._proof = math.log(1.0 / plan.error_rate)
-        self._unpaired: tuple[deque[bool], deque[bool]] = (deque(maxlen=PAIRED), deque(maxlen=PAIRED))
         self._untimed: tuple[deque[float], deque[float]] = (deque(maxlen=PAIRED), deque(maxlen=PAIRED))
         self._seconds: tuple[deque[float], deque[float]] = (deque(maxlen=KEPT), deque(maxlen=KEPT))
         self._counts = [[0, 0], [0, 0]]  # of the candidate, of the baseline: answers and failures
@@ -105,21 +94,22 @@ class Analysis:
         self._compared = [0, 0, 0.0]  # requests, those of which nothing was judged, the sum of their disagreeing shares
         self._numbers = [0, 0.0, 0.0]  # items, the sum of their differences, the largest one
 
-    def candidate(self, outcome: Outcome) -> None:
-        """The candidate has answered a client."""
-        self._take(0, outcome)
+    def candidate(self, outcome: Outcome, *, key: str = "") -> None:
+        """The candidate has answered a client, whose key has this id."""
+        self._take(0, outcome, key)
 
-    def baseline(self, outcome: Outcome, *, paired: bool = False) -> None:
+    def baseline(self, outcome: Outcome, *, paired: bool = False, key: str = "") -> None:
         """The baseline has answered a client.
 
         Args:
+            key: the id of the client's key.
             paired: whether `copied` tells of this answer, too: a failure is evidence once, or the second time a gambler
                 would know beforehand what he bets on.
         """
         if paired:
             self._judge_time(1, outcome)
         else:
-            self._take(1, outcome)
+            self._take(1, outcome, key)
 
     def left(self, who: Literal["candidate", "baseline"], seconds: float) -> None:
         """A client waited for so long, and then for no answer any more.
@@ -136,13 +126,15 @@ class Analysis:
             self._seconds[which].append(seconds)
             self._time(which, seconds)
 
-    def copied(self, candidate: Outcome, baseline: Outcome) -> None:
-        """Both have answered the same request, which was chosen before either answer was known."""
+    def copied(self, candidate: Outcome, baseline: Outcome, *, key: str = "") -> None:
+        """Both have answered the same request of a key's, which was chosen before either answer was known."""
         self._count(0, Outcome(candidate.failed, None))  # how long a copy takes is not judged
         self._count(1, baseline)
-        self.measures["errors"].add(float(candidate.failed) - float(baseline.failed))
+        self._heard["errors"].weigh(key, float(candidate.failed) - float(baseline.failed))
 
-    def compared(self, items: int, disagreed: int, difference: float, largest: float, *, judged: bool = True) -> None:
+    def compared(
+        self, items: int, disagreed: int, difference: float, largest: float, *, judged: bool = True, key: str = ""
+    ) -> None:
         """The answers to a copied request have been compared. A request counts once, however many items it holds.
 
         Args:
@@ -151,12 +143,13 @@ class Analysis:
             difference: mean absolute difference of their numbers.
             largest: the largest one.
             judged: whether anything of them was held to a rule; False for single numbers, which have none by default.
+            key: the id of the key that sent it.
         """
         requests, unjudged, shares = self._compared
         self._compared = [requests + 1, unjudged + (not judged), shares + disagreed / items]
         all_items, differences, most = self._numbers
         self._numbers = [all_items + items, differences + items * difference, max(most, largest)]
-        self.measures["disagreement"].add(disagreed / items)
+        self._heard["disagreement"].weigh(key, disagreed / items)
 
     def reported(self, who: Literal["candidate", "baseline"], *, wrong: bool, key: str = "") -> None:
         """A client has said of an answer whether it was wrong.
@@ -169,7 +162,11 @@ class Analysis:
         which: Literal[0, 1] = 0 if who == "candidate" else 1
         self._reported[which][0] += 1
         self._reported[which][1] += wrong
-        self.speakers.say(key, which, wrong=wrong)
+        self.speakers.say(key, which, bad=wrong)
+
+    def expect_others(self, expected: bool) -> None:
+        """Whether other keys may yet ask: until then, one that asks alone ends nothing by other answers."""
+        self._heard["disagreement"].several = expected
 
     def worse(self) -> Question | None:
         """A question whose evidence says that the candidate is worse than allowed."""
@@ -191,10 +188,9 @@ class Analysis:
         extra = {*self.measures.keys() - set(self.judged), "feedback"} - set(self.required)
         return self.told([*self.required, *(name for name in self.measures if name in extra and self._known(name))])
 
-    def _take(self, who: Literal[0, 1], outcome: Outcome) -> None:
+    def _take(self, who: Literal[0, 1], outcome: Outcome, key: str) -> None:
         self._count(who, outcome)
-        self._unpaired[who].append(outcome.failed)
-        _pair(self._unpaired, self.measures["errors"])
+        self._heard["errors"].say(key, who, bad=outcome.failed)
         self._judge_time(who, outcome)
 
     def _judge_time(self, who: Literal[0, 1], outcome: Outcome) -> None:
@@ -229,8 +225,9 @@ class Analysis:
     def evidence(self) -> dict[str, dict[str, Any]]:
         """By question: what was seen, the bound, and how far each gambler is from deciding (1.0).
 
-        Of the slowest answers it is the candidate's share of those that take longer than "over_s" (seconds), and the
-        baseline's of those that would if the candidate's longer time that is allowed were added to them.
+        Of the slowest answers it is the candidate's share of those that took over "times" the 95th percentile of the
+        baseline's answers at the time, and the baseline's of those over that percentile itself. Where a question
+        waits for more than observations, "waits" says for what.
         """
         found: dict[str, dict[str, Any]] = {}
         for name, measure in self.measures.items():
@@ -247,8 +244,10 @@ class Analysis:
                 "required": name in self.required and not (name == "disagreement" and self._uncompared),
                 "judged": name in self.judged,
             }
+            if waits := self._waits(name):
+                found[name]["waits"] = waits
         if "slowest" in found:
-            found["slowest"]["over_s"] = None if math.isinf(self._tail) else self._tail
+            found["slowest"]["times"] = self._slower
         if self._numbers[0]:
             items, differences, largest = self._numbers
             found["disagreement"] |= {
@@ -258,21 +257,27 @@ class Analysis:
             found["feedback"]["keys"] = len(self.speakers)
         return found
 
+    def decisive(self) -> dict[Question, str]:
+        """By question, the id of the one key whose requests or words stand between what all show and a decision."""
+        found: dict[Question, str] = {}
+        for name in self.judged:
+            if key := self._heard[name].without() if self._alone(name) else self._hiding(name):
+                found[name] = key
+        return found
+
     def snapshot(self) -> dict[str, Any]:
         """What a later process needs to go on (see `restore`)."""
         return {
-            "wealth": {
-                name: [measure.worse.log_wealth, measure.fine.log_wealth, measure.count]
-                for name, measure in self.measures.items()
-            },
+            "wealth": {name: measure.kept() for name, measure in self.measures.items()},
             "counts": self._counts,
             "seconds": [list(each) for each in self._seconds],
             "compared": self._compared,
             "numbers": self._numbers,
             "reported": self._reported,
-            "speakers": self.speakers.snapshot(),
+            "heard": {name: speakers.snapshot() for name, speakers in self._heard.items()},
             "tail": None if math.isinf(self._tail) else self._tail,
             "late": self._late,
+            "decisive": self.decisive(),
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
@@ -281,15 +286,16 @@ class Analysis:
         Raises:
             ArithmeticError, AttributeError, LookupError, TypeError, ValueError: it is none, and partly taken.
         """
-        for name, (worse, fine, count) in snapshot.get("wealth", {}).items():
+        for name, (worse, fine, count, *total) in snapshot.get("wealth", {}).items():
             if (measure := self.measures.get(name)) is not None:
-                measure.worse.resume(_finite(worse), int(count))
-                measure.fine.resume(_finite(fine), int(count))
+                measure.resume(_finite(worse), _finite(fine), int(count), *map(_finite, total[:1]))
         self._counts = _both(snapshot.get("counts", self._counts))
         self._reported = _both(snapshot.get("reported", self._reported))
         for kept, seconds in zip(self._seconds, snapshot.get("seconds", ()), strict=False):
             kept.extend(map(_finite, seconds))
-        self.speakers.restore(snapshot.get("speakers", {}), _finite)
+        self.speakers.restore(snapshot.get("speakers", {}), _finite)  # as an earlier release wrote it
+        for name, speakers in self._heard.items():
+            speakers.restore(snapshot.get("heard", {}).get(name, {}), _finite)
         if "numbers" in snapshot:  # else of an earlier release: figures begin anew, the evidence does not
             requests, unjudged, shares = snapshot["compared"]
             self._compared = [int(requests), int(unjudged), _finite(shares)]
@@ -304,15 +310,43 @@ class Analysis:
         """The wealth of who bets that the candidate is no worse.
 
         Complaints alone say nothing: all that is reported of either is wrong then, and a candidate of which clients
-        complain ten times as often looks like the baseline.
+        complain ten times as often looks like the baseline. What one key asks does not hide what the others meet: of
+        errors and answers the others need no proof of their own (they may be few), but must not speak against it.
         """
-        if name == "feedback" and any(count == wrong for count, wrong in self._reported):
-            return 0.0
-        return self.speakers.least("fine") if name == "feedback" else self.measures[name].fine.log_wealth
+        if name == "feedback":
+            complaints = any(count == wrong for count, wrong in self._reported)
+            return 0.0 if complaints else self.speakers.least("fine")
+        return 0.0 if self._hiding(name) is not None else self.measures[name].fine.log_wealth
+
+    def _hiding(self, name: Question) -> str | None:
+        """The id of a key without which the others' requests speak against the candidate."""
+        return self._heard[name].hiding() if name in ("errors", "disagreement") else None
 
     def _alarm_of(self, name: Question) -> float:
         """The wealth of who bets that the candidate is worse."""
-        return self.speakers.least("worse") if name == "feedback" else self.measures[name].worse.log_wealth
+        if name in ("feedback", "disagreement"):
+            return self._heard[name].least("worse")
+        return self.measures[name].worse.log_wealth
+
+    def _alone(self, name: Question) -> bool:
+        """Whether all requests say that the candidate is worse, and those of all keys but one do not."""
+        return self.measures[name].worse.log_wealth >= self._alarm > self._alarm_of(name)
+
+    def _waits(self, name: Question) -> str:
+        """What a decision waits for, besides more observations; "" for nothing."""
+        if name not in self.judged:
+            return ""
+        if self._alone(name):
+            return ALONE
+        measure = self.measures[name]
+        if measure.fine.log_wealth >= self._proof and self._hiding(name) is not None:
+            return AGAINST
+        share, _ = self._seen(name)
+        if name != "disagreement" or share is None or self._proof_of(name) >= self._proof:
+            return ""
+        bound = self._plan.max_disagreement
+        lacks = self._alarm - self._alarm_of(name) if share > bound else self._proof - self._proof_of(name)
+        return near(share, bound, measure.count, lacks)
 
     @property
     def _uncompared(self) -> bool:
@@ -365,22 +399,14 @@ class Analysis:
             return f"it disagrees with the baseline on {share} of a request's items, over {requests} requests"
         if name == "slowest":
             mine, theirs = map(_ms, self._quantiles(TAIL))
-            if math.isinf(self._tail):  # nothing was judged yet
+            if not self._late[0]:  # nothing was judged yet
                 return f"its 95th percentile is {mine}, the baseline's {theirs}"
             return (
-                f"{_percent(candidate)} of its answers take longer than {_ms(self._tail)}, {_percent(baseline)} of the "
-                f"baseline's longer than {_ms(self._tail / self._slower)} (95th percentiles {mine} and {theirs})"
+                f"{_percent(candidate)} of its answers took over {self._slower:g} times the baseline's 95th percentile "
+                f"at the time, {_percent(baseline)} of the baseline's over that percentile itself (95th percentiles of "
+                f"the last answers, {KEPT} at most: {mine} and {theirs})"
             )
         return f"its median is {_ms(candidate)}, the baseline's {_ms(baseline)}"
-
-
-def _pair(unpaired: tuple[deque[bool], deque[bool]], measure: Measure) -> None:
-    """Observe how much worse the candidate was, once there is something of both."""
-    candidate, baseline = unpaired
-    if candidate and baseline:
-        measure.add(_mean(candidate) - _mean(baseline))
-        candidate.clear()
-        baseline.clear()
 
 
 def _finite(value: Any) -> float:

@@ -40,11 +40,13 @@ class Course:
         state: what has become of it.
         step: index of the step it is at.
         analysis: the evidence of this step.
+        shared: whether several keys may ask; joined: whether several have.
     """
 
     def __init__(self, plan: Plan, now: float, step: int = 0) -> None:
         self.plan = plan
         self.state: State = "running"
+        self.shared = self.joined = False
         self.step = min(step, len(plan.weights) - 1)
         self._enter(now)
 
@@ -69,6 +71,7 @@ class Course:
         if self.state != "running":
             return None
         analysis = self.analysis
+        analysis.expect_others(self.joined or (self.shared and self.seconds(now) < self.plan.step_s))
         if (question := analysis.worse()) is not None:
             return self.end("aborted", analysis.told([question]) + MEANT * (question == "disagreement"))
         if self.seconds(now) >= self.plan.step_s and analysis.proven():

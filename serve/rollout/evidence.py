@@ -13,10 +13,11 @@ from __future__ import annotations
 import math
 from collections import deque
 
-__all__ = ["Bet"]
+__all__ = ["Bet", "Measure"]
 
 MOST = 0.75  # of the stake at which one observation could lose everything
 PRIOR_VARIANCE = 0.05
+WINDOW = 100
 
 
 class Bet:
@@ -90,3 +91,47 @@ class Bet:
         """Go on with the wealth of an earlier gambler; stakes begin small again."""
         self.log_wealth = log_wealth
         self.count = count
+
+
+class Measure:
+    """One question with its two gamblers; bound, low and high of its values."""
+
+    def __init__(self, bound: float, low: float, high: float) -> None:
+        self.worse = Bet(bound, low=low, high=high, window=WINDOW)
+        self.fine = Bet(-bound, low=-high, high=-low)
+        self._limit = bound
+        self._sum = 0.0
+
+    def add(self, value: float) -> None:
+        """Take an observation: how much worse the candidate is."""
+        self.worse.add(value)
+        self.fine.add(-value)
+        self._sum += value
+
+    @property
+    def count(self) -> int:
+        """Of observations."""
+        return self.worse.count
+
+    @property
+    def mean(self) -> float:
+        """Of the observations; 0 where there are none."""
+        return self._sum / self.count if self.count else 0.0
+
+    @property
+    def against(self) -> bool:
+        """Whether this speaks against the candidate: beyond the bound, and by more than one stroke of bad luck.
+
+        The first bad one gains nothing, for nothing was staked on it.
+        """
+        return self.mean > self._limit and self.worse.log_wealth > 0
+
+    def kept(self) -> list[float]:
+        """What `resume` takes."""
+        return [self.worse.log_wealth, self.fine.log_wealth, self.count, self._sum]
+
+    def resume(self, worse: float, fine: float, count: int, total: float = 0.0) -> None:
+        """Go on with the wealth of earlier gamblers, and with the sum of what they saw."""
+        self.worse.resume(worse, count)
+        self.fine.resume(fine, count)
+        self._sum = total

@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from compress.artifact import Artifact
-from compress.errors import ArtifactError, RepositoryError, ServerError
-from compress.vetting.arrays import open_npz
-from compress.vetting.texts import read_bytes, read_json, read_text
-from serve.config.named import LARGEST_DATA
-from serve.config.names import leads_out
+from compress.errors import ArtifactError, ServerError
+from compress.vetting.texts import read_json
 from serve.http.ask import config_of, infer_content
+from serve.verify.samples import Sample, samples_of
 
-__all__ = ["LABEL_KEYS", "LONGEST_TEXT", "Verified", "label_of", "labelled_files", "samples_of", "verify"]
+__all__ = ["Verified", "label_of", "verify"]
 
-LABEL_KEYS = ("label", "labels", "y", "target", "targets")
-LONGEST_TEXT = 1 << 20  # bytes of one string of an .npz
 IN_FLIGHT = 8
-MEND = "give a .npz with an array for each input of the served model, and one of labels; or a folder of files by label"
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One item: values by the served model's input names, or a file's content, and its label."""
-
-    content: bytes
-    content_type: str
-    label: str
 
 
 @dataclass(frozen=True)
@@ -86,7 +67,7 @@ def verify(
     """Ask the served model for each sample, and count the right answers.
 
     An answer is right when the output is the label itself, as hooks give it, or when its largest element stands at the
-    label's place.
+    label's place. Where the artifact names its classes, a label may be its name or its number.
 
     Args:
         url: of the gateway.
@@ -106,10 +87,12 @@ def verify(
         ArtifactError: the artifact can't be read, is another one than is served, or has no accuracy to compare with.
     """
     expected, proven, measured_on = None, None, None
+    numbers: dict[str, str] = {}
     if artifact is not None:
         loaded = Artifact.load(artifact)
         proven = _same_file(url, name, loaded, timeout_s, key)
         expected, measured_on = _accuracy(loaded), _samples_of(loaded)
+        numbers = _numbers(loaded)
     inputs = [str(each.get("name", "")) for each in _config(url, name, timeout_s, key).get("input") or ()]
     samples = list(samples_of(evaluation, inputs))
     right = 0
@@ -121,12 +104,18 @@ def verify(
 
         for number, (sample, answer) in enumerate(zip(samples, pool.map(ask, samples), strict=True)):
             found = label_of(answer, output)
-            if found == sample.label:
+            if numbers.get(found, found) == numbers.get(sample.label, sample.label):
                 right += 1
             elif len(wrong) < 5:
                 wrong.append((number, sample.label, found))
             on_progress(number + 1, len(samples))
     return Verified(len(samples), right, expected, tolerance, tuple(wrong), proven, measured_on)
+
+
+def _numbers(artifact: Artifact) -> dict[str, str]:
+    """The number of each class by its name, where no name is a number itself."""
+    names = artifact.processor.labels if artifact.processor else ()
+    return {} if any(map(str.isdecimal, names)) else {name: str(number) for number, name in enumerate(names)}
 
 
 def _same_file(url: str, name: str, artifact: Artifact, timeout_s: float, key: str) -> bool | None:
@@ -170,87 +159,6 @@ def _config(url: str, name: str, timeout_s: float, key: str) -> dict[str, Any]:
 def _parameter(config: dict[str, Any], key: str) -> str:
     value = (config.get("parameters") or {}).get(key) or {}
     return str(value.get("string_value", "")) if isinstance(value, dict) else ""
-
-
-def samples_of(evaluation: Path, inputs: Sequence[str] = ()) -> Iterator[Sample]:
-    """The samples of a file or folder.
-
-    A .npz holds an array for each input of the served model, by its name, with an item a row, and the labels under
-    "label" or "y"; one array for a model with one input may have any name. A folder holds files in subfolders that are
-    named after the label, or a labels.csv with the columns file and label.
-
-    Args:
-        inputs: names of the served model's inputs, where they are known.
-
-    Raises:
-        RepositoryError: it is none of these, or empty.
-    """
-    samples = list(_of_folder(evaluation) if evaluation.is_dir() else _of_arrays(evaluation, inputs))
-    if not samples:
-        raise RepositoryError(f"can't verify with {evaluation}", why="there is no sample in it", mend=MEND)
-    yield from samples
-
-
-def _of_arrays(path: Path, inputs: Sequence[str]) -> Iterator[Sample]:
-    try:
-        arrays = open_npz(path, text=LONGEST_TEXT)
-    except (OSError, ValueError) as err:
-        raise RepositoryError(f"can't verify with {path}", why=str(err), mend=MEND) from err
-    key = next((key for key in LABEL_KEYS if key in arrays), None)
-    if key is None:
-        raise RepositoryError(
-            f"can't verify with {path}", why=f"none of its arrays {', '.join(arrays)} is called label or y", mend=MEND
-        )
-    labels = arrays.pop(key).reshape(-1)
-    odd = next((name for name, array in arrays.items() if not array.ndim or len(array) != len(labels)), None)
-    if odd is not None or not arrays:
-        why = f"{odd!r} has another number of rows than {key!r}" if odd else "it has labels only"
-        raise RepositoryError(f"can't verify with {path}", why=why, mend=MEND)
-    if len(inputs) == len(arrays) == 1:  # hooks may call it otherwise than the network does
-        arrays = dict(zip(inputs, arrays.values(), strict=True))
-    try:
-        words = list(map(str, _text(labels).tolist()))
-        for row, word in enumerate(words):
-            values = {name: _text(array[row]).tolist() for name, array in arrays.items()}
-            yield Sample(json.dumps(values).encode(), "application/json", word)
-    except ValueError as err:  # bytes that are no UTF-8, or numbers that stand for no letter
-        raise RepositoryError(f"can't verify with {path}", why=f"a text in it is none: {err}", mend=MEND) from err
-
-
-def _of_folder(folder: Path) -> Iterator[Sample]:
-    for path, label in labelled_files(folder):
-        try:
-            yield Sample(read_bytes(path, LARGEST_DATA), "application/octet-stream", label)
-        except (OSError, ValueError) as err:
-            raise RepositoryError(f"can't verify with {path}", why=str(err), mend=MEND) from err
-
-
-def labelled_files(folder: Path) -> list[tuple[Path, str]]:
-    """The files of a folder with their labels, see `samples_of`.
-
-    Raises:
-        RepositoryError: its labels.csv has other columns, is no file, or names files elsewhere.
-    """
-    table = folder / "labels.csv"
-    if table.exists():
-        try:
-            rows = list(csv.DictReader(io.StringIO(read_text(table), newline="")))
-        except (OSError, ValueError, csv.Error) as err:
-            raise RepositoryError(f"can't verify with {table}", why=str(err), mend=MEND) from err
-        if rows and not {"file", "label"} <= set(rows[0]):
-            raise RepositoryError(f"can't verify with {table}", why="it has no columns file and label", mend=MEND)
-        for row in rows:
-            wrong = "has no label" if row["label"] is None else "leads out of the folder"
-            if row["label"] is None or leads_out(row["file"] or ""):
-                raise RepositoryError(f"can't verify with {table}", why=f"its row {row['file']!r} {wrong}", mend=MEND)
-        return [(folder / row["file"], row["label"]) for row in rows]
-    return [(path, path.parent.name) for path in sorted(folder.glob("*/*")) if path.is_file()]
-
-
-def _text(array: Any) -> np.ndarray[Any, Any]:
-    """The array, with strings in place of bytes."""
-    array = np.asarray(array)
-    return np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
 
 
 def _word(value: object) -> str:

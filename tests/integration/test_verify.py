@@ -13,12 +13,14 @@ import pytest
 
 from compress.artifact import Artifact, Measured, StageReport
 from compress.errors import ArtifactError, RepositoryError, ServerError
+from compress.processor import Processor
 from serve.cli.main import main
 from serve.load.options import LoadOptions
 from serve.load.run import run_load
 from serve.pack.write import PackOptions, pack
 from serve.triton.launch import Ports, TritonServer
-from serve.verify.run import samples_of, verify
+from serve.verify.run import verify
+from serve.verify.samples import samples_of
 from tests.integration.test_up import up
 from tests.serve_models import WEIGHT, hook_file, lookup_artifact, tiny_artifact
 
@@ -37,10 +39,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]
     stage = StageReport(
         "quantize_onnx", "INT8", seconds=1.0, measured=Measured(accuracy=float((labels == best).mean()))
     )
-    dataclasses.replace(artifact, stages=(stage,)).save()
+    processor = Processor("text", "sequence-classification", {}, ("a", "b", "c"), None, folder / "tiny" / "processor")
+    dataclasses.replace(artifact, stages=(stage,), processor=processor).save()
     np.savez(folder / "plain.npz", x=x, label=labels)
     texts = np.array([",".join(f"{number:g}" for number in row) for row in x])
     np.savez(folder / "hooked.npz", text=texts, y=np.array(list("abc"))[labels])
+    words = ["abc"[label] for label in labels]
+    told = [{"text": str(text), "label": word, "from": 1} for text, word in zip(texts, words, strict=True)]
+    (folder / "texts.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in told))
+    lines = [f'"{text}",{label}\n' for text, label in zip(texts, labels, strict=True)]
+    (folder / "numbers.csv").write_text("".join(["text,label\n", *lines]))
+    rows = [{"x": row.tolist(), "label": word} for row, word in zip(x, words, strict=True)]
+    (folder / "named.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     for number, (text, label) in enumerate(zip(texts, labels, strict=True)):
         path = folder / "files" / "abc"[label] / f"{number}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +66,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]
         yield folder, running.url()
 
 
-@pytest.mark.parametrize(("model", "data"), [("plain", "plain.npz"), ("hooked", "hooked.npz"), ("hooked", "files")])
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [
+        ("plain", "plain.npz"),
+        ("hooked", "hooked.npz"),
+        ("hooked", "files"),
+        ("hooked", "texts.jsonl"),
+        ("hooked", "numbers.csv"),
+        ("plain", "named.jsonl"),
+    ],
+)
 def test_the_accuracy_through_the_server_is_the_artifacts(site: tuple[Path, str], model: str, data: str) -> None:
     folder, url = site
     found = verify(url, model, folder / data, artifact=folder / "tiny")

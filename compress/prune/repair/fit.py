@@ -177,6 +177,9 @@ def _fit(site: Site, pair: _Pair, fitted: Fitted, ridge: float) -> None:
     if pair.why or not fitting.rows:
         fitted.left_alone[site.name] = pair.why or "no row of the calibration data reaches it"
         return
+    if not (fitting.finite and judging.finite):
+        fitted.left_alone[site.name] = "on the calibration data its values are not finite, or too large to be squared"
+        return
     norm: Any = None if site.norm is None else pair.pruned.graph.get_submodule(site.norm)
     before = weights_of(layer)
     added = layer.bias.detach().double() if layer.bias is not None else torch.zeros(before.shape[:2].numel()).double()

@@ -17,6 +17,9 @@ from compress.prune.repair.samples import Samples
 
 __all__ = ["Apart", "Judge", "statistics_again"]
 
+# A spread of less than this share of an output's size, both squared, is single precision's rounding.
+ROUNDING = 1e-12
+
 
 @dataclass(frozen=True)
 class Apart:
@@ -35,27 +38,36 @@ class Judge:
 
     Args:
         original: its answers are kept.
-        samples: of which those that are held out judge.
+        samples: of which those that are held out judge. An output that never varies on these has no spread that a
+            distance could be a share of: the others are judged.
+
+    Attributes:
+        untold: why nothing can be judged; empty where something can.
     """
 
     def __init__(self, original: TorchModel, samples: Samples) -> None:
         self._samples, self._specs = samples, original.signature.inputs
         self._wanted = self._answers(original.module)
-        self._spread = []
+        self._spread: list[float] = []
+        self.untold = "" if self._wanted[0] else "the outputs are no numbers, by which a repair could be judged"
         for place in range(len(self._wanted[0])):
             answers = torch.cat([rows[place] for rows in self._wanted])
-            self._spread.append(max(float((answers - answers.mean(0)).square().sum(1).mean()), 1e-30))
-
-    @property
-    def tells(self) -> bool:
-        """Whether there is an output of numbers to compare."""
-        return bool(self._wanted[0])
+            if not bool(answers.isfinite().all()):
+                self.untold = (
+                    "what the original gives for the calibration data is not finite: NaN, infinite or too large"
+                )
+                return
+            spread, size = (float(t.square().sum(1).mean()) for t in (answers - answers.mean(0), answers))
+            self._spread.append(spread if spread > ROUNDING * size else 0.0)
+        if self._wanted[0] and not any(self._spread):
+            self.untold = "the outputs never vary on the calibration samples that judge"
 
     def apart(self, module: nn.Module) -> Apart:
         """A network's distance."""
         each = []
         for have, want in zip(self._answers(module), self._wanted, strict=True):
-            errors = [(h - w).square().sum(1) / spread for h, w, spread in zip(have, want, self._spread, strict=True)]
+            judged = [each for each in zip(have, want, self._spread, strict=True) if each[2]]
+            errors = [(h - w).square().sum(1) / spread for h, w, spread in judged]
             each.append(torch.stack(errors).mean(0))
         errors_of = torch.nan_to_num(torch.cat(each), nan=torch.inf)
         return Apart(float(errors_of.mean()), float(errors_of.max()))
@@ -79,7 +91,7 @@ class Judge:
 
 @torch.no_grad()
 def statistics_again(module: nn.Module, samples: Samples) -> nn.Module | None:
-    """A copy whose batch normalizations have the statistics of all samples; None where it has no such layer."""
+    """A copy whose batch normalizations have all samples' statistics; None where it has none, or one overflows."""
     own = copy.deepcopy(module)
     norms = [layer for layer in own.modules() if isinstance(layer, BATCH_NORM) and layer.track_running_stats]
     if not norms:
@@ -97,7 +109,9 @@ def statistics_again(module: nn.Module, samples: Samples) -> nn.Module | None:
     for norm, momentum in zip(norms, usual, strict=True):
         norm.momentum = momentum
         norm.eval()
-    return own
+    return (
+        own if all(norm.running_var is not None and bool(norm.running_var.isfinite().all()) for norm in norms) else None
+    )
 
 
 def _fitting(samples: Samples) -> Sequence[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -61,6 +62,11 @@ class Moments:
     def means(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Of columns [groups, columns] and of targets [groups, outputs]."""
         return self.x / self.rows + self.at_x, self.t / self.rows + self.at_t
+
+    @property
+    def finite(self) -> bool:
+        """Whether neither a value nor a product of two was NaN, infinite or beyond single precision."""
+        return not self.rows or (math.isfinite(self.tt) and all(bool(t.isfinite().all()) for t in (self.xx, self.xt)))
 
     def spread(self) -> float:
         """Squares of the targets about their means, summed."""

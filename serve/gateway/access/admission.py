@@ -4,8 +4,9 @@ Triton's queues have no bound, so a load above what it can do would only make ev
 is kept where answers take `target` s: it grows by a little while they are faster, and shrinks by a part when they are
 slower (additive increase, multiplicative decrease: Chiu and Jain, "Analysis of the Increase and Decrease Algorithms
 for Congestion Avoidance in Computer Networks", 1989, applied to requests). Those beyond it wait, the better priority
-first; one whose wait would be too long is refused at once, while its client can still go elsewhere (Little's law
-gives the wait: requests ahead of it, over requests answered a second).
+first, within a priority the keys in turn (Nagle, "On Packet Switches with Infinite Storage", RFC 970, 1985). One whose
+wait would be too long is refused at once, while its client can still go elsewhere (Little's law gives the wait:
+requests ahead of it, over requests answered a second).
 
 What an answer may take is learnt for each kind of request (its size, by powers of two): a batch of 64 is no sign of
 load where requests of one item came before.
@@ -14,10 +15,10 @@ load where requests of one item came before.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import math
+from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from serve.gateway.errors import OverloadedError
 
@@ -27,7 +28,6 @@ WINDOW_S = 0.1
 WINDOW_ANSWERS = 8
 FASTEST_FOR_S = 30.0
 LOWEST_FOR_S = 2.0
-SPARE = 64
 LOWEST = 9
 SHRINK = 0.8
 SMOOTHING = 0.3
@@ -55,11 +55,11 @@ class Bounds:
     waiting: int = 1024
 
 
-@dataclass(order=True)
+@dataclass(eq=False)
 class _Waiter:
     priority: int
-    number: int
-    place: asyncio.Future[None] = field(compare=False)
+    who: str
+    place: asyncio.Future[None]
 
 
 class Admission:
@@ -83,9 +83,9 @@ class Admission:
         self.shed = 0
         self.limit = float(min(bounds.most, max(bounds.least, 32)))
         self._clock = clock
-        self._waiting: list[_Waiter] = []  # a heap; entries whose future is done have left
-        self._live = [0] * (LOWEST + 1)  # those that wait, by priority
-        self._count = 0
+        # Those that wait, by priority; of each key in the order they came, the key whose turn is next first.
+        self._queues: list[OrderedDict[str, deque[_Waiter]]] = [OrderedDict() for _ in range(LOWEST + 1)]
+        self._live = [0] * (LOWEST + 1)  # how many, by priority
         self._fastest: dict[int, tuple[float, float]] = {}  # by kind: seconds, and since when
         self._target = math.inf  # of the requests of the last window
         self._lowest_from = math.inf  # since when the limit is as low as it gets
@@ -107,7 +107,7 @@ class Admission:
     @property
     def free(self) -> bool:
         """Whether a place is free, and nobody waits for it."""
-        return self.in_flight + 1 <= self.limit and not (self._waiting and self.waiting)
+        return self.in_flight + 1 <= self.limit and not self.waiting
 
     @property
     def target_s(self) -> float:
@@ -132,40 +132,43 @@ class Admission:
             return True
         return False
 
-    def check(self, priority: int, patience_s: float) -> None:
+    def _ahead(self, priority: int, who: str) -> int:
+        """How many would be served before a request that came now."""
+        queues = self._queues[priority]
+        own = len(queues.get(who, ()))
+        return sum(self._live[:priority]) + own + sum(min(len(q), own + 1) for k, q in queues.items() if k != who)
+
+    def check(self, priority: int, patience_s: float, who: str = "") -> None:
         """Raises OverloadedError where a request that came now would wait too long; for those not yet read.
 
         Args:
             priority: 1 is served first.
             patience_s: how long the client would wait for a place at most, in seconds.
+            who: id of its key.
         """
         if self.free:
             return
-        ahead = sum(self._live[: priority + 1])
+        ahead = self._ahead(priority, who)
         expected = (ahead + 1) * self._latency / self.limit
         if ahead >= self.bounds.waiting:
             self._refuse(expected, f"{ahead} requests wait")
         if expected > min(self.wait_s, patience_s):
             self._refuse(expected, f"it would wait {1000 * expected:.0f} ms for its turn")
 
-    async def enter(self, priority: int, patience_s: float) -> None:
-        """Take a place, waiting for it if need be; each must be given back with `leave`.
+    async def enter(self, priority: int, patience_s: float, who: str = "") -> None:
+        """Take a place, waiting for it if need be; each must be given back with `leave`. Arguments as of `check`.
 
         Raises:
             OverloadedError: the wait would be, or became, too long.
         """
         if self.try_enter():
             return
-        self.check(priority, patience_s)
-        loop = asyncio.get_running_loop()
-        self._count += 1
-        waiter = _Waiter(priority, self._count, loop.create_future())
+        self.check(priority, patience_s, who)
         if self.waiting >= self.bounds.waiting:
-            self._displace()
-        if len(self._waiting) > 2 * self.waiting + SPARE:
-            self._waiting = [each for each in self._waiting if not each.place.done()]
-            heapq.heapify(self._waiting)
-        heapq.heappush(self._waiting, waiter)
+            self._displace(priority, who)
+        loop = asyncio.get_running_loop()
+        waiter = _Waiter(priority, who, loop.create_future())
+        self._queues[priority].setdefault(who, deque()).append(waiter)
         self._live[priority] += 1
         longest = min(2 * self.wait_s, patience_s)
         timer = loop.call_later(longest, self._expire, waiter) if longest < math.inf else None
@@ -175,7 +178,7 @@ class Admission:
             if waiter.place.done() and not waiter.place.cancelled() and waiter.place.exception() is None:
                 self._pass_on()  # the place came too late for us
             elif waiter.place.cancelled():
-                self._live[priority] -= 1
+                self._drop(waiter)
             raise
         finally:
             if timer is not None:
@@ -213,24 +216,46 @@ class Admission:
 
     def _pass_on(self) -> None:
         self.in_flight -= 1
-        while self._waiting and self.in_flight < int(self.limit):
-            waiter = heapq.heappop(self._waiting)
-            if not waiter.place.done():
-                self._live[waiter.priority] -= 1
+        while self.in_flight < int(self.limit) and (waiter := self._next()) is not None:
+            if not waiter.place.done():  # its client has left, and will be told
                 self.take()
                 waiter.place.set_result(None)
+
+    def _next(self) -> _Waiter | None:
+        """Whose turn it is; its key goes behind the others."""
+        for priority, queues in enumerate(self._queues):
+            if queues:
+                who, queue = queues.popitem(last=False)
+                if len(queue) > 1:
+                    queues[who] = queue
+                self._live[priority] -= 1
+                return queue.popleft()
+        return None
+
+    def _drop(self, waiter: _Waiter) -> None:
+        queues = self._queues[waiter.priority]
+        queue = queues.get(waiter.who)
+        if queue is not None and waiter in queue:
+            queue.remove(waiter)
+            self._live[waiter.priority] -= 1
+            if not queue:
+                del queues[waiter.who]
 
     def _expire(self, waiter: _Waiter) -> None:
         if not waiter.place.done():
             self._send_away(waiter, "its turn did not come in time")
 
-    def _displace(self) -> None:
-        """The last of the worst priority leaves for a better one."""
-        worst = max(waiter for waiter in self._waiting if not waiter.place.done())
-        self._send_away(worst, "requests of a better priority took its place")
+    def _displace(self, priority: int, who: str) -> None:
+        """Of the worst priority, the key that has most waiting loses its last; the newcomer's, if that is its own."""
+        worst = next(each for each in range(LOWEST, -1, -1) if self._queues[each])
+        queues = self._queues[worst]
+        most = max(queues.values(), key=len)
+        if worst < priority or (worst == priority and len(most) <= len(queues.get(who, ())) + 1):
+            self._refuse(self.wait_s, f"{self.waiting} requests wait")
+        self._send_away(most[-1], "requests of a better priority, or of a key with fewer, took its place")
 
     def _send_away(self, waiter: _Waiter, why: str) -> None:
-        self._live[waiter.priority] -= 1
+        self._drop(waiter)
         self.shed += 1
         waiter.place.set_exception(self._error(self.wait_s, why))
 

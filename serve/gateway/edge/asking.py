@@ -66,7 +66,9 @@ async def ask_model(
         if suspects.watches(identity.id, model):  # before it holds a place, which others could use
             await unless_client_leaves(scope, receive, suspects.examine(flight, deadline - time.monotonic()))
         if not places.try_enter():
-            await unless_client_leaves(scope, receive, places.enter(identity.priority, deadline - time.monotonic()))
+            await unless_client_leaves(
+                scope, receive, places.enter(identity.priority, deadline - time.monotonic(), identity.id)
+            )
         entered = True
         if trace is not None:
             trace.done("queue")

@@ -130,7 +130,7 @@ class InferEndpoint:
         timeout = read.get(TIMEOUT_HEADER)
         patience = patience_s(timeout, settings.timeout_s)
         deadline = time.monotonic() + patience
-        self._gate.places(model).check(identity.priority, patience)
+        self._gate.places(model).check(identity.priority, patience, identity.id)
         release = self._releases.get(model) if version is None else None
         body: bytes | GrowingBody | None = None
         if (

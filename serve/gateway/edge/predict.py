@@ -112,7 +112,7 @@ def predict_router(
         headers = dict(request.scope["headers"])
         patience = patience_s(headers.get(TIMEOUT_HEADER), settings.timeout_s)
         deadline = time.monotonic() + patience
-        gate.places(model).check(identity.priority, patience)
+        gate.places(model).check(identity.priority, patience, identity.id)
         share = Share(gate.memory, identity.id)
         try:
             body = await read_body(

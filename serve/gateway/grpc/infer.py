@@ -130,7 +130,7 @@ class Inference:
             if suspects.watches(identity.id, model):
                 await suspects.examine(flight, deadline - time.monotonic())
             if not places.try_enter():
-                await places.enter(identity.priority, deadline - time.monotonic())
+                await places.enter(identity.priority, deadline - time.monotonic(), identity.id)
             entered = True
             if seen.trace is not None:
                 seen.trace.done("queue")
@@ -215,7 +215,8 @@ class Inference:
 
         came = [(name.encode(), str(value).encode()) for name, value in context.invocation_metadata() or ()]
         movable = "sequence_id" not in request.parameters
-        answered = await release.ask(sticky_value(release, identity, came), ask, movable=movable, stays=stays)
+        sticky = sticky_value(release, identity, came)
+        answered = await release.ask(sticky, ask, movable=movable, stays=stays, key=identity.id)
         if isinstance(answered.answer, grpc.aio.AioRpcError):
             raise answered.answer
         answer: bytes = answered.answer

@@ -129,6 +129,7 @@ class Release:
         self.unjudged_count = 0
         self._unjudged = ""
         self._weight = weight
+        self._asker: str | None = None
         self._speaker: str | None = None
         self._speakers = False
         self._answer_bytes: int | None = None
@@ -168,6 +169,7 @@ class Release:
         movable: bool,
         reserve: Callable[[], bool] | None = None,
         stays: Target | None = None,
+        key: str = "",
     ) -> Answered[T]:
         """Have a request answered by one of the two.
 
@@ -183,38 +185,42 @@ class Release:
                 place for it; None where none can. Chosen later, pairs would be those of well-answered requests only.
             stays: who has the request's sequence; None for none. Where that is nobody who answers for the name now, its
                 answer says nothing of the two.
+            key: the id of the client's key.
         """
         if stays is not None and stays != self.kept:
             return await _timed(ask, stays)
+        if self.course is not None:
+            self._asker = key if self._asker is None else self._asker
+            self.course.joined |= key != self._asker
         weight = self.weight
         if weight and (weight >= 1 or (movable and self.place(sticky) < weight)):
-            return await self._ask_candidate(ask, movable=movable)
+            return await self._ask_candidate(ask, key, movable=movable)
         paired = movable and reserve is not None and reserve()
         with self._left("baseline"):
             answered = replace(await self._ask_kept(ask, self.baseline), paired=paired)
         blamed = answered.grade in BLAMED and movable and not paired and self.plan.fallback and 0 < self.weight < 1
         if not blamed:
-            self._note("baseline", answered)
+            self._note("baseline", answered, key)
             return answered
         # As where the candidate is asked first: who could fail the one alone would hide what the other fails.
         second = await _timed(ask, self.candidate)
-        self._note_first("baseline", answered, second)
+        self._note_first("baseline", answered, second, key)
         return answered
 
-    async def _ask_candidate(self, ask: Ask[T], *, movable: bool) -> Answered[T]:
+    async def _ask_candidate(self, ask: Ask[T], key: str, *, movable: bool) -> Answered[T]:
         if self.weight >= 1:
             first = await self._ask_kept(ask, self.candidate)
-            self._note("candidate", first)
+            self._note("candidate", first, key)
             return first
         with self._left("candidate"):
             first = await _timed(ask, self.candidate)
         if not (self.plan.fallback and movable and first.grade in BLAMED):
-            self._note("candidate", first)
+            self._note("candidate", first, key)
             return first
         # Also where the candidate blames the client: it may be the candidate that does not understand.
         second = await self._ask_kept(ask, self.baseline)
         self.fallbacks += 1
-        self._note_first("candidate", first, second)
+        self._note_first("candidate", first, second, key)
         return replace(second, first=False)
 
     @contextmanager
@@ -233,13 +239,14 @@ class Release:
             self.course.analysis.left(variant, seconds)
             self.look()
 
-    def _note_first(self, variant: Variant, first: Answered[T], second: Answered[T]) -> None:
+    def _note_first(self, variant: Variant, first: Answered[T], second: Answered[T], key: str) -> None:
         """Take the first of two answers as evidence."""
         if first.grade is second.grade and first.grade is not Grade.CLIENT:
             # The two are alike in this: it is the request, or what both stand on, and no evidence against the one.
             self.asked[variant, first.grade] += 1
         else:
-            self._note(variant, first, _judged(first.grade, second.grade), told=second.grade is Grade.FAILED)
+            judged = _judged(first.grade, second.grade)
+            self._note(variant, first, key, judged, told=second.grade is Grade.FAILED)
 
     async def _ask_kept(self, ask: Ask[T], kept: Target) -> Answered[T]:
         """Ask the one that answers for the name; where that version is served no longer, what Triton serves instead."""
@@ -251,7 +258,9 @@ class Release:
             self.lost = True
         return await _timed(ask, Target(self.model))
 
-    def _note(self, variant: Variant, answered: Answered[T], grade: Grade | None = None, *, told: bool = False) -> None:
+    def _note(
+        self, variant: Variant, answered: Answered[T], key: str, grade: Grade | None = None, *, told: bool = False
+    ) -> None:
         """Take an answer as evidence, with another grade than its own if need be.
 
         Blame of the client says nothing, but where it is `told` that the other model fails at the same request.
@@ -267,9 +276,9 @@ class Release:
         if course is None or course.state != "running" or says_nothing or not course.weight:
             return
         if variant == "baseline":
-            course.analysis.baseline(answered.outcome, paired=answered.paired)
+            course.analysis.baseline(answered.outcome, paired=answered.paired, key=key)
         else:
-            course.analysis.candidate(answered.outcome)
+            course.analysis.candidate(answered.outcome, key=key)
         self.look()
 
     def look(self) -> None:
@@ -292,8 +301,8 @@ class Release:
             return ""
         return f"; --agree gave no judgement of {self.unjudged_count} copies, which count as others: {self._unjudged}"
 
-    def copied(self, candidate: Answered[T], baseline: Answered[T]) -> None:
-        """A copied request was answered by both, well or not.
+    def copied(self, candidate: Answered[T], baseline: Answered[T], *, key: str = "") -> None:
+        """A copied request of a key's was answered by both, well or not.
 
         Where both blame the client, it was the client; where it gave up before either answered, there is no pair.
         """
@@ -305,14 +314,14 @@ class Release:
                 replace(each, grade=_judged(each.grade, other)).outcome
                 for each, other in ((candidate, baseline.grade), (baseline, candidate.grade))
             )
-            self.course.analysis.copied(first, second)
+            self.course.analysis.copied(first, second, key=key)
             self.look()
 
-    def compared(self, found: Agreement) -> None:
-        """Both answers to a copied request were good, and have been compared."""
+    def compared(self, found: Agreement, *, key: str = "") -> None:
+        """Both answers to a copied request of a key's were good, and have been compared."""
         if self.course is not None and self.running and "disagreement" in self.course.analysis.measures:
             self.course.analysis.compared(
-                found.items, found.disagreed, found.difference, found.largest, judged=found.judged
+                found.items, found.disagreed, found.difference, found.largest, judged=found.judged, key=key
             )
             self.look()
 

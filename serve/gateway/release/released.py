@@ -128,7 +128,7 @@ class Released:
         copied = False
         try:
             sticky = sticky_value(release, who, came)
-            answered = await release.ask(sticky, ask, movable=movable, reserve=place.take, stays=stays)
+            answered = await release.ask(sticky, ask, movable=movable, reserve=place.take, stays=stays, key=who.id)
             if isinstance(answered.answer, Response):
                 release.saw(len(answered.answer.body))
             if answered.paired and answered.by == release.baseline:
@@ -215,15 +215,17 @@ class Released:
                 seconds = time.monotonic() - started
             finally:
                 place.answered()
-            release.copied(Answered(copy, grade, release.candidate, seconds), answered)
+            if release.course is not None:
+                release.course.shared = len(self._gate.keys) > 1
+            release.copied(Answered(copy, grade, release.candidate, seconds), answered, key=who)
             answer = answered.answer
             both_good = grade is Grade.GOOD and answered.grade is Grade.GOOD
             if both_good and isinstance(copy, Response) and isinstance(answer, Response):
-                await self._compare(release, copy, answer)
+                await self._compare(release, who, copy, answer)
         finally:  # not before: what waits to be compared is held all the same
             place.leave()
 
-    async def _compare(self, release: Release, copy: Response, answer: Response) -> None:
+    async def _compare(self, release: Release, who: str, copy: Response, answer: Response) -> None:
         if release.texts is None:  # nor is it known what of an answer is the batch: it would be taken apart wrongly
             return
         both = mine, theirs = _told(copy), _told(answer)
@@ -240,14 +242,14 @@ class Released:
                 async with self._comparing:  # it is one process
                     found = await asyncio.to_thread(self._rules.compare, *compare.args)
                 if found is not None:
-                    release.compared(found)
+                    release.compared(found, key=who)
                 return
             slow = total > LARGE_BYTES and any(agree.kind == "overlap" for agree in plan.agree)  # sets are Python's
             if slow or any(packed for _, packed, _ in both) or sum(long) > LARGE_BYTES:
                 if total > MOST_COMPARED and _others_by_length(
                     plan.agree, [len(body) for body, packed, _ in both if not packed]
                 ):
-                    release.compared(OTHERS)
+                    release.compared(OTHERS, key=who)
                     return
                 if total > MOST_COMPARED:
                     what = "to be compared as sets" if slow else "of JSON, or packed"
@@ -261,7 +263,7 @@ class Released:
                 found = compare()
         except FunctionError as err:  # nobody knows: what is not said to be the same is another
             release.unjudged(str(err))
-            release.compared(OTHERS)
+            release.compared(OTHERS, key=who)
             return
         except (ValueError, GatewayError) as err:
             if release.id != self._told:  # once: a client may choose such answers
@@ -269,7 +271,7 @@ class Released:
             self._told = release.id
             return
         if found is not None:
-            release.compared(found)
+            release.compared(found, key=who)
 
 
 class _Place:

@@ -19,12 +19,16 @@ from serve.gateway.oip.metadata import ModelMetadata, TensorMetadata
 from serve.gateway.oip.tensors import DATATYPES, Tensor
 from serve.load.ask.check import word_of
 from serve.load.options import LoadOptions
-from serve.verify.run import LABEL_KEYS, LONGEST_TEXT, labelled_files
+from serve.verify.arrays import LABEL_KEYS, LONGEST_TEXT, read_arrays
+from serve.verify.samples import labelled_files
 
 __all__ = ["Item", "batches_of", "bodies", "items_of_data", "weighted"]
 
 MOST_BYTES = 256 * 1024 * 1024
-DATA_MEND = "give an .npz with an array for each input, a row for each request, or a folder of files"
+DATA_MEND = (
+    "give an .npz with an array for each input, a row for each request (np.savez), a .jsonl or .csv with such columns, "
+    "or a folder of files"
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def items_of_data(metadata: ModelMetadata | None, options: LoadOptions) -> list[
     try:
         if path.is_dir():
             return _of_files(path, metadata, options)
-        arrays = open_npz(path, text=LONGEST_TEXT)
+        arrays = read_arrays(path, [each.name for each in metadata.inputs] if metadata else ())
     except (OSError, ValueError, RepositoryError) as err:
         raise ServerError(f"can't send {path}", why=str(err), mend=DATA_MEND) from err
     key = next((key for key in LABEL_KEYS if key in arrays), None)

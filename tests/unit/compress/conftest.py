@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 from torch.onnx._internal.exporter import _registration
 
-from compress.jobs import prove, search
+from compress.jobs import prove, search, serving_runtime
 from compress.report import export as report
 from compress.runtime import grid
 from compress.runtime.machine import int8_saturates
@@ -73,7 +73,7 @@ def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     def short(models: Any, inputs: Any, **options: Any) -> Any:
         return latency(models, inputs, **(options | {"rounds": 2, "block_seconds": 0.01}))
 
-    for module in (grid, prove, search):
+    for module in (grid, prove, search, serving_runtime):
         monkeypatch.setattr(module, "latency", short)
 
 

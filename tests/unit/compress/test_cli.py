@@ -121,6 +121,14 @@ def test_help_comes_without_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+def test_the_help_of_export_names_every_kind_of_model_and_of_data(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["export", "--help"])
+    told = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for words in ("Hugging Face folder", "ONNX file", ".npz", ".jsonl", ".parquet", "folder of images"):
+        assert words in told
+
+
 def test_an_interrupted_run_keeps_what_is_done_and_goes_on(tmp_path: Path) -> None:
     module, inputs = build("residual")
     save(module, tmp_path / "model.pt", inputs=inputs)

@@ -192,7 +192,7 @@ function showRollouts(rollouts) {
       + `answered by ${rollout.candidate}${rollout.why ? ` · ${rollout.state === "running" ? "to this step: " : ""}${rollout.why}` : ""}`);
     const parts = [title, steps, told];
     if (rollout.agreement) parts.push(element("p", { class: "hint" }, rollout.agreement));
-    if (Object.keys(rollout.evidence).length) parts.push(evidence(rollout.evidence));
+    if (Object.keys(rollout.evidence).length) parts.push(evidence(rollout.evidence, rollout.state === "running"));
     return element("article", {}, ...parts);
   }));
   find("rollouts").querySelectorAll(".scroll").forEach((each, index) => { each.scrollLeft = scrolled[index] ?? 0; });
@@ -208,7 +208,7 @@ const ASKED = {
   feedback: "is it reported wrong more often?", disagreement: "does it answer otherwise?",
 };
 
-function evidence(found) {
+function evidence(found, running) {
   const head = ["question", "observed", "candidate", "baseline", "allowed", "proof of no", "evidence of yes"];
   const rows = Object.entries(found).map(([name, each]) => {
     const bar = (value, label) => element("meter",
@@ -222,7 +222,9 @@ function evidence(found) {
   });
   const table = element("table", {}, element("thead", {}, element("tr", {}, ...head.map((name) => element("th", {}, name)))),
     element("tbody", {}, ...rows));
-  return element("div", { class: "scroll", tabindex: 0 }, table);
+  const waits = Object.entries(found).filter(([, each]) => running && each.waits)
+    .map(([name, each]) => element("p", { class: "hint" }, `${name}: ${each.waits}`));
+  return element("div", {}, element("div", { class: "scroll", tabindex: 0 }, table), ...waits);
 }
 
 document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });

@@ -116,6 +116,13 @@ def test_the_output_that_a_metric_found_is_told(metric: str | None) -> None:
     assert "The model gives 2 outputs: top1 judges 'scores' (another: --judge)." in notes
 
 
+def test_agreement_is_not_taken_for_accuracy_where_there_are_no_labels() -> None:
+    told = "No labels in the evaluation data: agreement with the original is judged, not accuracy."
+    network = model(Heads(3), output=3)
+    for given, name, says in ((data(None), None, True), (data(CLASSES), None, False), (data(None), "agreement", False)):
+        assert (told in judged(given, name, None, network)[2]) is says
+
+
 def test_importance_is_felt_by_every_output() -> None:
     """Beside a classifier, what another output needs alone is not for nothing."""
     two = model(Heads(4, 3), boxes=4, scores=3)

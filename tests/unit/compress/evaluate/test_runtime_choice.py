@@ -15,6 +15,9 @@ from compress.runtime.latency import Ratio
 FASTER, SLOWER, NOISE = Ratio(1.6, 1.5, 1.7), Ratio(0.6, 0.5, 0.7), Ratio(1.02, 0.98, 1.06)
 
 
+AT = "at batch 1 with 2 threads"
+
+
 def figures(difference: float, p50: tuple[float | None, float | None] = (2.0, 1.0)) -> Any:
     return (
         RuntimeFigures("onnxruntime", p50[0], difference=0.0),
@@ -25,8 +28,18 @@ def figures(difference: float, p50: tuple[float | None, float | None] = (2.0, 1.
 @pytest.mark.parametrize(
     ("speedup", "difference", "quantized", "more", "runtime", "why"),
     [
-        (FASTER, 1e-6, 0.0, {}, "openvino", "1.60 times as fast as ONNX Runtime (1.50 to 1.70): OpenVINO serves"),
-        (SLOWER, 1e-6, 0.0, {}, "onnxruntime", "0.60 times as fast"),
+        (
+            FASTER,
+            1e-6,
+            0.0,
+            {},
+            "openvino",
+            f"1.60 times as fast as ONNX Runtime (1.50 to 1.70) {AT}: OpenVINO serves it.",
+        ),
+        (SLOWER, 1e-6, 0.0, {}, "onnxruntime", f"(0.50 to 0.70) {AT}: ONNX Runtime serves it."),
+        (SLOWER, 1e-6, 0.0, {"batched": FASTER}, "onnxruntime", "serves it. At batch 8 it is 1.60 times as fast (1.50"),
+        (NOISE, 1e-6, 0.0, {"batched": FASTER}, "onnxruntime", "batches, give --runtime openvino."),
+        (FASTER, 1e-6, 0.0, {"batched": SLOWER}, "openvino", "batches, give --runtime onnxruntime."),
         (NOISE, 1e-6, 0.0, {}, "onnxruntime", "within noise"),
         (Ratio(1.6), 1e-6, 0.0, {}, "onnxruntime", "too few rounds"),
         (None, 1e-6, 0.0, {}, "onnxruntime", "not timed"),
@@ -43,18 +56,32 @@ def figures(difference: float, p50: tuple[float | None, float | None] = (2.0, 1.
 def test_the_faster_one_serves_if_it_computes_the_file_alike(
     speedup: Any, difference: float, quantized: float, more: dict[str, Any], runtime: str, why: str
 ) -> None:
-    found = choose(figures(difference), speedup, quantized, **more)
+    found = choose(figures(difference), speedup, quantized, at=AT, **more)
     assert (found.runtime, found.doubtful) == (runtime, "differently" in why)
     assert why in found.why
 
 
+@pytest.mark.parametrize(
+    ("speedup", "more"),
+    [
+        (SLOWER, {"batched": SLOWER}),
+        (SLOWER, {"batched": NOISE}),
+        (FASTER, {"batched": FASTER}),
+        (FASTER, {"batched": Ratio(0.6)}),
+        (FASTER, {"batched": FASTER, "worse": True}),
+    ],
+)
+def test_a_larger_batch_is_told_only_where_it_turns_the_order(speedup: Any, more: dict[str, Any]) -> None:
+    assert "At batch 8" not in choose(figures(1e-6), speedup, 0.0, at=AT, **more).why
+
+
 def test_bf16_that_onnx_runtime_only_emulates_is_served_by_openvino() -> None:
-    assert choose(figures(1e-6, (None, 1.0)), None, 0.0).runtime == "openvino"
-    assert choose(figures(0.5, (None, 1.0)), None, 0.0).runtime == "onnxruntime"
+    assert choose(figures(1e-6, (None, 1.0)), None, 0.0, at=AT).runtime == "openvino"
+    assert choose(figures(0.5, (None, 1.0)), None, 0.0, at=AT).runtime == "onnxruntime"
 
 
 def test_json_has_no_infinity() -> None:
-    assert choose(figures(math.inf), FASTER, 0.0).to_dict()["figures"][1]["difference"] is None
+    assert choose(figures(math.inf), FASTER, 0.0, at=AT).to_dict()["figures"][1]["difference"] is None
 
 
 class Gives:

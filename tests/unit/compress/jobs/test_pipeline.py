@@ -8,17 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import onnx
 import pytest
 import torch
 from torch import nn
 
 from compress.errors import RecipeError, StageError
-from compress.jobs.export import Silent
+from compress.formats.checkpoint import save
+from compress.jobs.export import Silent, prepare
 from compress.model import Model, OnnxModel, TorchModel
 from compress.onnx_export.fold import FoldOnnx
 from compress.onnx_export.from_torch import OnnxFromTorch
-from compress.pipeline import Outcome, _digest, _take, check, run
+from compress.options import ExportOptions
+from compress.pipeline import Outcome, _digest, _take, check, kept_from_before, run
 from compress.prune.prune_channels import PruneChannels
 from compress.stage import Given, Progress
 from tests.unit.compress.prune.test_prune_channels import loaded
@@ -200,3 +203,21 @@ def test_a_kept_stage_whose_digest_was_made_again_is_taken(tmp_path: Path) -> No
     said = json.loads(path.read_text()) | {"ranges": {"x": [0, 1.0]}, "seconds": 7, "warnings": ["text"]}
     path.write_text(json.dumps(said | {"sha256": _digest(said, path.parent)}))
     assert go([Scale(2.0)], tmp_path)[0].reused
+
+
+def test_a_training_that_is_added_leaves_what_is_kept_before_it(tmp_path: Path) -> None:
+    """The channels that go, and what the repair makes of the others, do not hang on training data."""
+    save(loaded("mlp").module, tmp_path / "model.pt", inputs="x:float32[batch,4]")
+    for seed, name in enumerate(("calibration", "train")):
+        x = np.random.default_rng(seed).standard_normal((32, 4)).astype(np.float32)
+        np.savez(tmp_path / f"{name}.npz", x=x)
+    names = []
+    for finetune in (None, "train.npz"):
+        options = ExportOptions(
+            output=tmp_path / "a", prune=0.3, calibration=str(tmp_path / "calibration.npz"), finetune=finetune
+        )
+        prepared = prepare(tmp_path / "model.pt", options)
+        kept = kept_from_before(prepared.stages, prepared.work, prepared.source)
+        names.append([folder.name for _, folder in kept])
+    assert [name[3:-13] for name in names[1][:3]] == ["prune_channels", "repair_channels", "finetune"]
+    assert names[0][:2] == names[1][:2]

@@ -239,6 +239,7 @@ def test_the_best_inside_the_limit_is_exported(task: Path, tmp_path: Path) -> No
     assert [row["name"] for row in data["trials"] if row["best"]] == [found.best.candidate.name]
     page = (tmp_path / "best.search/search.html").read_text(encoding="utf-8")
     assert "<svg" in page
+    assert "<th>top1</th>" in page
     report = (tmp_path / "best/report.html").read_text(encoding="utf-8")
     assert 'href="../best.search/search.html"' in report
     assert "no use" not in report, "what was given for the search had a use"

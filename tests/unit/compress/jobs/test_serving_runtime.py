@@ -53,6 +53,7 @@ def test_auto_measures_both_and_the_artifact_says_which_serves(model: Path, tmp_
     assert [row["runtime"] for row in told["figures"]] == ["onnxruntime", "openvino"]
     assert all(row["p50_ms"] > 0 and row["drop"] is not None for row in told["figures"])
     assert told["figures"][1]["difference"] < 1e-4
+    assert told["batched"]["value"] > 0
     # Two rounds are too few to tell one from the other: ONNX Runtime stays.
     assert artifact.runtime == Artifact.load(tmp_path / "a").runtime == told["runtime"] == "onnxruntime"
     assert report.stages[-1].measured.runtime == "ONNX Runtime"
@@ -145,7 +146,7 @@ def test_the_faster_one_serves_and_the_last_row_is_its(tmp_path: Path, monkeypat
     others, _ = beside(options, rows)
     found = measure(rows, None, 1, Silent(), others)
     choice = chosen(options, rows, others, found, None, Path("model.pt"))
-    assert "2.00 times as fast as ONNX Runtime" in choice.why
+    assert "2.00 times as fast as ONNX Runtime (1.90 to 2.10) at batch 1 with 1 thread: OpenVINO" in choice.why
     models, kept = served(rows, others, found, choice)
     assert models["result"].runtime == choice.runtime == "openvino"  # type: ignore[union-attr]
     assert kept.runtimes == {"original": "ONNX Runtime", "original_onnx": "ONNX Runtime", "result": "OpenVINO"}

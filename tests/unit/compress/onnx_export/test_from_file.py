@@ -137,6 +137,16 @@ def paddle(folder: Path) -> Path:
     return stored(made, folder)
 
 
+def larger(op: str, mode: str, factor: float, opset: int) -> Callable[[Path], Path]:
+    """Images made larger, or smaller, as before opset 11: it was not said where a pixel lies."""
+    made = model_of(
+        [node(op, ["x", "s"], ["y"], mode=mode)], {"s": np.array([1, 1, factor, factor], np.float32)}, opset=opset,
+        inputs=(value("x", "batch", 3, 10, 10),),
+        outputs=(value("y", "batch", 3, int(10 * factor), int(10 * factor)),),
+    )  # fmt: skip
+    return lambda folder: stored(made, folder)
+
+
 TAKEN: dict[str, tuple[Callable[[Path], Path], str, str]] = {
     "opset 7, whose weights are inputs": (old, "x:float32[batch,3,8,8]", "y:float32[batch,8]"),
     "opset 11, fixed at one sample": (
@@ -152,6 +162,9 @@ TAKEN: dict[str, tuple[Callable[[Path], Path], str, str]] = {
     "two names for one size": (many_names, "x:float32[unk__1,unk__2,16]", "y:float32[unk__1,unk__2,4]"),
     "a scalar": (scalar, "x:float32[batch,16]", "y:float32[batch,4]"),
     "functions": (functions, "x:float32[batch,16]", "y:float32[batch,4]"),
+    "linear Upsample": (larger("Upsample", "linear", 2.0, 9), "x:float32[batch,3,10,10]", ""),
+    "nearest Upsample": (larger("Upsample", "nearest", 1.7, 9), "x:float32[batch,3,10,10]", ""),
+    "linear Resize": (larger("Resize", "linear", 0.6, 10), "x:float32[batch,3,10,10]", ""),
     "If": (lambda folder: branching(folder).path, "x:float32[batch,32]", ""),
 }  # fmt: skip
 
@@ -247,6 +260,19 @@ def elsewhere() -> ModelProto:
     return made
 
 
+def random(kind: str, **more: Any) -> ModelProto:
+    """Numbers of a kind, added to what a layer gives."""
+    nodes = [node("Gemm", ["x", "w", "b"], ["g"]), node(kind, ["g"], ["n"], **more), node("Add", ["g", "n"], ["y"])]
+    return model_of(nodes, {"w": normal(16, 4), "b": normal(4)})
+
+
+def dropping() -> ModelProto:
+    """As torch exports a model in training."""
+    nodes = [node("Gemm", ["x", "w", "b"], ["g"]), node("Dropout", ["g", "r", "t"], ["y"])]
+    weights = {"w": normal(16, 4), "b": normal(4), "r": np.float32(0.5), "t": np.array(True)}
+    return model_of(nodes, weights)
+
+
 FLOATS = helper.make_tensor_type_proto(TensorProto.FLOAT, ["n", 16])
 REFUSED: dict[str, tuple[Callable[[], ModelProto], str]] = {
     "quantized": (quantized, "it has 1 QuantizeLinear, 1 DequantizeLinear"),
@@ -257,6 +283,15 @@ REFUSED: dict[str, tuple[Callable[[], ModelProto], str]] = {
     "optional": (lambda: typed(helper.make_optional_type_proto(FLOATS)), "'s' is optional"),
     "opset 6": (lambda: images("batch", 6), "it is in opset 6"),
     "weights elsewhere": (elsewhere, "'../secret', outside of the file's folder"),
+    "random numbers": (
+        lambda: random("RandomNormalLike"),
+        "it has 1 RandomNormalLike: its answers are others each time",
+    ),
+    "with a seed": (
+        lambda: random("RandomUniformLike", seed=3.0),
+        "it has 1 RandomUniformLike: its answers are others",
+    ),
+    "dropout": (dropping, "it has 1 Dropout with a training mode: its answers are others each time"),
     "old bodies": (old_branches, "leaves bodies of If and Loop as they are, and these hold Neg"),
 }
 

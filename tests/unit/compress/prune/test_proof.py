@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -402,3 +402,22 @@ def test_a_want_of_memory_is_no_fault_of_a_group(error: Exception) -> None:
     assert str(caught.value) == str(error)
     with pytest.raises(StageError, match="no layer could lose"):
         PruneChannels(0.5).run(wrapped(Starved(ValueError("odd")), "x:float32[batch,6]"), Path(), lambda *_: None)
+
+
+class Heads(nn.Module):
+    """Attention as BERT's: the number of heads is made anew, and that of the channels of each is written down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (layer(x).view(*x.shape[:2], -1, 16).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        mixed: torch.Tensor = (q @ k.transpose(2, 3)).softmax(-1) @ v
+        return cast("torch.Tensor", self.out(mixed.transpose(1, 2).flatten(2)))
+
+
+def test_heads_that_a_reshape_holds_together_are_told_in_words_before_what_torch_says() -> None:
+    why = Channels(wrapped(Heads(), "x:float32[batch,5,32]")).left_alone["query"]
+    assert why.startswith("a reshape in its forward needs all of them, as one into attention heads does; torch says: ")
+    assert "is invalid for input of size" in why

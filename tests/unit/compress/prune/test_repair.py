@@ -168,12 +168,39 @@ def test_padding_tells_nothing(tmp_path: Path) -> None:
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)
 
 
-def test_data_that_never_varies_repairs_nothing_and_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(0.0, "never vary"), (3.0, "never vary"), (1e25, "too large to be squared"), (np.inf, "not finite"),
+     (np.nan, "not finite")],
+)  # fmt: skip
+def test_data_that_can_repair_nothing_is_told_by_what_is_wrong_with_it(value: float, told: str, tmp_path: Path) -> None:
     model = loaded("residual")
     pruned = PruneChannels(0.5).run(model, tmp_path, quiet).model
-    data = Dataset("made up", {"image": np.zeros((32, 3, 16, 16), np.float32)}, None, "zeros")
+    image = data_for(model, 32).inputs["image"][:] * value if value == 1e25 else np.full((32, 3, 16, 16), value)
+    data = Dataset("made up", {"image": image.astype(np.float32)}, None, "odd")
     found = RepairChannels(data).run(pruned, tmp_path, quiet)  # type: ignore[arg-type]
-    assert found.details["constant"] or not found.details["kept"]
+    assert not found.details.get("kept")
+    assert not found.details.get("constant")
+    assert found.model.module is pruned.module  # type: ignore[union-attr]
+    assert any(told in warning for warning in found.warnings), found.warnings
+
+
+def test_an_output_that_never_varies_leaves_the_judging_to_the_others(tmp_path: Path) -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 32), nn.Linear(32, 3)
+            self.still = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = self.b(self.a(x).relu())
+            return y, y * 0 + self.still
+
+    model = wrapped(Both().eval(), "x:float32[batch,8]")
+    pruned = PruneChannels(0.5).run(model, tmp_path, quiet).model
+    found = RepairChannels(data_for(model)).run(pruned, tmp_path, quiet)  # type: ignore[arg-type]
+    assert found.details["kept"]
+    assert 0 < found.details["error_repaired"]["mean"] < found.details["error_pruned"]["mean"] < 10
 
 
 def test_fewer_rows_than_columns_are_warned_of_with_what_it_costs(tmp_path: Path) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from compress.artifact import Measured, Signature, StageReport, TensorSpec
 from compress.console.durations import bytes_text
-from compress.console.wording import Note
-from compress.report.export import Report
+from compress.console.wording import Note, with_error
+from compress.report.export import Report, stage_table
 from compress.report.findings import findings
 from compress.report.plots import axes_of, log_axis, plots
 
@@ -190,9 +192,26 @@ def test_the_confidence_that_was_asked_for_is_in_the_page(report: Report, tmp_pa
     dataclasses.replace(report, stages=tuple(judged), data={"samples": 5, "confidence": 0.8}).write(tmp_path, {})
     page = (tmp_path / "report.html").read_text()
     assert "bars: 80% confidence" in page
-    assert "metric (80%)" in page
+    assert "<th>top1 (80%)</th>" in page
     assert "no change in top1" in page
     assert [at for at in re.findall(r"\S+ \S*95%\S*", page) if "p50" not in at] == [], "only latencies have that"
+
+
+def test_what_torch_said_of_a_layer_is_in_the_json_and_not_in_the_page(report: Report, tmp_path: Path) -> None:
+    said = "shape '[2, 32]' is invalid for input of size 9"
+    rows = (*BASE, row("prune_channels", left_alone={"query": with_error("a reshape needs all of them", said)}))
+    dataclasses.replace(report, stages=rows).write(tmp_path, {})
+    assert "<td>a reshape needs all of them</td>" in (tmp_path / "report.html").read_text()
+    told = json.loads((tmp_path / "report.json").read_text())["stages"][-1]["details"]["left_alone"]
+    assert told == {"query": f"a reshape needs all of them; torch says: {said}"}
+
+
+@pytest.mark.parametrize("metric", ["top1", "agreement", "mine.metrics:[f1]"])
+def test_the_head_of_the_table_names_the_metric(report: Report, metric: str) -> None:
+    rows = [row("original", value=1.0, metric=metric), row("fold_onnx", value=1.0, metric=metric)]
+    told = Console(width=200, record=True, file=io.StringIO())
+    told.print(stage_table(dataclasses.replace(report, stages=tuple(rows))))
+    assert f" {metric} (95%) " in told.export_text()
 
 
 @pytest.mark.parametrize("metric", ["cosine", "top1"])

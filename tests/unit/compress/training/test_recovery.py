@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +55,7 @@ def test_a_model_its_figures_and_its_page_are_written(folder: Path, capsys: pyte
     assert call(*words) == 0
     shown = capsys.readouterr()
     assert "after" in shown.out
-    assert "wrote out: model.pt, training.json, training.html" in shown.out
+    assert "wrote out: model.pt, training.json, training.html\nnext     compress inspect out/model.pt\n" in shown.out
     told = json.loads((folder / "out/training.json").read_text())
     before, after = told["rows"]
     assert (before["name"], after["name"], told["metric"]) == ("before", "after", "top1")
@@ -65,6 +66,27 @@ def test_a_model_its_figures_and_its_page_are_written(folder: Path, capsys: pyte
     compress.load(folder / "out/model.pt")
     assert call(*words) == 0
     assert "kept from before" in capsys.readouterr().err, "the same again is not trained again"
+
+
+@pytest.mark.parametrize(
+    ("held", "mend"),
+    [("model.pt", "give out/model.pt"), ("weights.pt", "give out/weights.pt, with the factory of its module: --model")],
+)
+@pytest.mark.parametrize(
+    "words", ["inspect out", "export out -o a", "measure out", "finetune out --data train.npz -o f"]
+)
+def test_of_the_folder_of_a_training_the_file_in_it_is_named(
+    folder: Path, words: str, held: str, mend: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "out").mkdir()
+    (folder / "out/training.json").touch()
+    (folder / "student.pt").rename(folder / "out" / held)
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert f"its model is the file {held} in it" in said
+    assert mend in said
 
 
 def test_with_a_teacher_the_drop_is_against_it(folder: Path) -> None:
@@ -105,7 +127,7 @@ def test_what_was_there_stays_when_the_training_fails(folder: Path, capsys: pyte
     assert (folder / "mine/thesis.txt").exists()
 
 
-def test_a_forward_that_can_not_be_traced_gives_weights(folder: Path) -> None:
+def test_a_forward_that_can_not_be_traced_gives_weights(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "branching.py").write_text(
         "import torch\n"
         "class Net(torch.nn.Module):\n"
@@ -136,6 +158,11 @@ def test_a_forward_that_can_not_be_traced_gives_weights(folder: Path) -> None:
     ]
     assert call("branching.pt", *words, "-o", "out") == 0
     assert set(torch.load(folder / "out/weights.pt", weights_only=True)) == {"head.weight", "head.bias"}
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("next ")]
+    with pytest.raises(SystemExit) as ended:
+        main(shlex.split(line)[2:])
+    assert ended.value.code == 0
+    assert "params   148" in capsys.readouterr().out
 
 
 class Watching(Silent):

@@ -207,6 +207,68 @@ def test_a_better_priority_takes_the_place_of_a_worse_one_when_too_many_wait() -
     asyncio.run(main())
 
 
+def test_keys_of_one_priority_are_served_in_turn() -> None:
+    async def main() -> None:
+        places = busy(wait_s=10)
+        order: list[str] = []
+
+        async def come(who: str) -> None:
+            await places.enter(5, 10, who)
+            order.append(who)
+            places.leave(None)
+
+        tasks = [asyncio.create_task(come(who)) for who in ("many", "many", "many", "many", "one", "two", "two")]
+        await asyncio.sleep(0)
+        places.leave(None)
+        await asyncio.gather(*tasks)
+        assert order == ["many", "one", "two", "many", "two", "many", "many"]
+        assert (places.in_flight, places.waiting) == (0, 0)
+
+    asyncio.run(main())
+
+
+def test_a_keys_wait_is_not_foretold_by_what_another_sends() -> None:
+    async def main() -> None:
+        clock = [0.0]
+        places = Admission("m", Bounds(most=2, least=2, target_s=1.0, wait_s=10.0), lambda: clock[0])
+        for _ in range(40):
+            assert places.try_enter()
+            clock[0] += 0.5
+            places.leave(0.9)
+        assert places.try_enter()
+        assert places.try_enter()
+        waiting = [asyncio.create_task(places.enter(5, 1000, "many")) for _ in range(20)]
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError):
+            places.check(5, 5.0, "many")
+        places.check(5, 5.0, "one")
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert places.waiting == 0
+
+    asyncio.run(main())
+
+
+def test_of_those_that_wait_the_key_with_most_makes_room() -> None:
+    async def main() -> None:
+        places = busy(wait_s=10, waiting=3)
+        many = [asyncio.create_task(places.enter(5, 10, "many")) for _ in range(3)]
+        await asyncio.sleep(0)
+        one = asyncio.create_task(places.enter(5, 10, "one"))
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError, match="more requests"):
+            await many[2]
+        with pytest.raises(OverloadedError):
+            await places.enter(5, 10, "one")  # it would have as many
+        for _ in range(3):
+            places.leave(None)
+            await asyncio.sleep(0)
+        await asyncio.gather(*many[:2], one)
+
+    asyncio.run(main())
+
+
 def test_who_waits_too_long_is_told_when_to_come_again() -> None:
     async def main() -> None:
         places = busy(wait_s=0.05)
@@ -252,7 +314,7 @@ def test_places_are_never_lost_whatever_clients_do() -> None:
 
         async def client() -> None:
             try:
-                await places.enter(chance.randint(1, 9), 10)
+                await places.enter(chance.randint(1, 9), 10, chance.choice("abc"))
             except OverloadedError:
                 return
             try:

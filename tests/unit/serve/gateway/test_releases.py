@@ -20,6 +20,7 @@ from unittest.mock import patch
 import pytest
 
 from compress.errors import ServerError
+from serve.gateway.access.keys import add_key
 from serve.gateway.health.incidents import Incidents
 from serve.gateway.oip.contracts import Contracts
 from serve.gateway.release.release import MOST_COPIES, Release
@@ -50,6 +51,7 @@ class FakeTriton:
         packs: whether answers come with gzip.
         whole: whether an answer is one item, without a batch.
         dies: who closes the connection.
+        echoes: whether the answer follows the request: "long" is answered by 2s, "other" otherwise by version 2.
     """
 
     scores: dict[str, list[float]] = field(default_factory=dict)
@@ -62,6 +64,7 @@ class FakeTriton:
     slow: dict[str, float] = field(default_factory=dict)
     packs: bool = False
     whole: bool = False
+    echoes: bool = False
     expires: set[str] = field(default_factory=set)
     asked: Counter[str] = field(default_factory=Counter)
 
@@ -104,6 +107,8 @@ class FakeTriton:
         if who in self.refuses or b"rubbish" in body:
             return "400 Bad Request", {"error": "rubbish"}
         scores = self.scores.get(who, [0.1, 0.9])
+        if self.echoes and body != b"{}":
+            scores = [2.0, 2.0] if body == b"long" else [float(who == "m/2"), 0.5]
         y = {
             "name": "y",
             "datatype": "FP32",
@@ -352,6 +357,12 @@ async def test_who_answers_otherwise_is_judged_by_what_was_asked_for(
         assert (shown["plan"]["agree"], shown["agreement"]) == (list(map(str, plan.agree)), plan.agreement)
 
 
+CHOOSY = """
+def choosy(candidate, baseline):
+    if candidate[0] == 2:
+        raise MemoryError("too long")
+    return bool((candidate == baseline).all())
+"""
 RULES = """
 def alike(candidate, baseline):
     return bool(abs(candidate - baseline).max() < 0.5)
@@ -384,6 +395,35 @@ async def test_a_function_of_the_operators_decides_who_disagrees(
         kinds = [event.kind for event in w.store.events(row.id)]
         assert ("note" in kinds) == (rule == "failing")
         assert ("which count as others: failing: ValueError: no boxes (line 9)" in row.why) == (rule == "failing")
+
+
+@pytest.mark.parametrize(("sends", "says"), [("long", "no judgement"), ("other", "one key alone")])
+@in_loop
+async def test_one_of_several_keys_takes_no_candidate_back(tmp_path: Path, sends: str, says: str) -> None:
+    """Not with requests whose answers differ, nor with such that the operator's function fails at."""
+    (tmp_path / "rules.py").write_text(CHOOSY)
+    keys = tmp_path / "keys.json"
+    liar, *honest = (add_key(keys, name)[0] for name in ("liar", "one", "two"))
+    triton = FakeTriton(echoes=True)
+    async with world(tmp_path, triton, agree_module=tmp_path / "rules.py", keys=keys) as w:
+        plan = Plan(steps=(), shadow=100.0, step_s=1.0, agree=(Agree.parse("y:function=choosy"),))
+        w.store.start("m", Target("m", "2"), plan)
+        await w.until(lambda row: row.state == "running")
+        until = time.monotonic() + 2.0
+        while time.monotonic() < until:
+            asks = [w.ask(INFER, sends.encode(), x_api_key=liar)]
+            asks += [w.ask(INFER, b"{}", x_api_key=key) for key in honest]
+            assert {each.status for each in await asyncio.gather(*asks)} == {200}
+        shown = json.loads((await w.pool.request(b"GET", b"/rollouts", [(b"x-api-key", honest[0].encode())])).body)[0]
+        assert shown["state"] == "running", (shown["why"], shown["evidence"])
+        assert shown["evidence"]["disagreement"]["candidate"] > 0.2, "a third of them were others"
+        assert "one key alone" in shown["evidence"]["disagreement"]["waits"]
+        assert (shown["unjudged"] > 10) == (says == "no judgement")
+        for _ in range(40):  # now the others meet the same
+            await asyncio.gather(*(w.ask(INFER, sends.encode(), x_api_key=key) for key in honest))
+        row = await w.until(ended)
+        assert row.state == "aborted"
+        assert ("gave no judgement of" in row.why) == (says == "no judgement")
 
 
 @pytest.mark.parametrize("module", [True, False])

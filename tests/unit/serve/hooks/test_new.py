@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,18 @@ from serve.hooks.module import import_module, read_source
 from serve.hooks.new import new_hooks
 from tests.hook_checks import steps_of, tried_of
 from tests.serve_models import artifact_of, sum_artifact, text_artifact, tiny_artifact
-from tests.starting_models import KINDS, ending, ids, mean_of_images, one_text, outputs, tokenizer_file
+from tests.starting_models import (
+    CROPPED,
+    KINDS,
+    ending,
+    ids,
+    mean_of_images,
+    one_text,
+    outputs,
+    own_images,
+    positions,
+    tokenizer_file,
+)
 
 
 @pytest.mark.parametrize(("task", "make", "arguments", "outputs"), KINDS)
@@ -36,14 +48,15 @@ def test_what_is_written_fits_the_network_and_passes_its_own_test_and_the_linter
     source = Artifact.load(make(tmp_path / "artifact", *arguments))
     ids_of = any(spec.name == "input_ids" for spec in source.signature.inputs)
     hooks = tmp_path / "made" / "my_hooks.py"
-    written = new_hooks(task, source, hooks, tokenizer_file(tmp_path) if ids_of else None)
+    own = source.processor is not None
+    written = new_hooks(task, source, hooks, tokenizer_file(tmp_path) if ids_of and not own else None)
     assert [file.name for file in written] == ["my_hooks.py", "test_my_hooks.py", *(["tokenizer.json"] * ids_of)]
     postprocess = load_hooks(hooks, source.signature).postprocess
     assert [result.name for result in (postprocess.results if postprocess else ())] == outputs
     steps = steps_of(hooks, source, None)
     assert [step.name for step in steps] == ["preprocess", "network", *(["postprocess"] if outputs else [])]
-    own = [tried for tried in tried_of(hooks, source, None) if not tried.message.startswith("the network fails")]
-    assert [tried for tried in own if tried.status == 500] == []
+    bad = [tried for tried in tried_of(hooks, source, None) if not tried.message.startswith("the network fails")]
+    assert [tried for tried in bad if tried.status == 500] == []
     for command in (
         ["pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "."],
         ["ruff", "check", "--isolated", "--select", "E,F,I,UP,B,N,PT,ANN", "--ignore", "ANN401", "--line-length=120"],
@@ -243,6 +256,46 @@ def test_tokens_are_padded_as_the_tokenizer_says(
     assert hooks.preprocess("the fox").tolist() == ids_of
 
 
+def test_the_artifacts_own_tokenizer_length_and_labels_are_taken(tmp_path: Path) -> None:
+    words = ("negative", 'so "so"', "positive\u202e\ud800", "naïve \U0001f642")
+    hooks = written(tmp_path, "text", positions(tmp_path / "artifact", 16, words))
+    assert (hooks.LENGTH, tuple(hooks.LABELS)) == (16, words)
+    assert hooks.TOKENIZER.token_to_id("fox") == 2
+    made = steps_of(tmp_path / "made" / "hooks.py", Artifact.load(tmp_path / "artifact"), None)[-1].made
+    assert made["label"][0].decode() == words[-1]
+
+
+def test_a_tokenizer_that_is_given_stands_before_the_artifacts(tmp_path: Path) -> None:
+    hooks = written(
+        tmp_path, "text", positions(tmp_path / "artifact", 16, ("a", "b")), tokenizer_file(tmp_path, "<pad>")
+    )
+    assert hooks.TOKENIZER.token_to_id("<pad>") == 3
+
+
+@pytest.mark.parametrize(
+    ("most", "texts", "length"),
+    [
+        (16, ["fox", "the fox"], 8),
+        (16, ["fox", "the fox " * 5], 16),
+        (16, ["the fox " * 99], 16),
+        (13, ["fox"], 1),
+        (13, ["the fox " * 99, "fox"], 13),
+    ],
+)
+def test_texts_are_as_long_as_their_batchs_longest(most: int, texts: list[str], length: int, tmp_path: Path) -> None:
+    hooks = written(tmp_path, "text", positions(tmp_path / "artifact", most, ("a", "b")))
+    made = hooks.preprocess(texts)
+    assert {array.shape for array in made.values()} == {(len(texts), length)}
+    assert made["attention_mask"].sum(1).tolist() == [min(len(text.split()), most) for text in texts]
+
+
+def test_labels_of_another_number_of_classes_are_left_aside(tmp_path: Path) -> None:
+    artifact = Artifact.load(positions(tmp_path / "artifact", 16, ("a", "b")))
+    assert artifact.processor is not None
+    replace(artifact, processor=replace(artifact.processor, labels=("a", "b", "c"))).save()
+    assert written(tmp_path, "text", tmp_path / "artifact").LABELS == ["0", "1"]
+
+
 @pytest.mark.parametrize("content", ["root:x:0:0\n", "[1]", "{}", "[" * 100_000, "\xff"])
 def test_what_is_no_tokenizer_is_refused_and_nothing_is_written(content: str, tmp_path: Path) -> None:
     (tmp_path / "words.json").write_text(content, "latin-1")
@@ -300,6 +353,52 @@ def test_an_image_of_too_many_pixels_is_not_decoded(side: int, tmp_path: Path) -
         hooks.preprocess(bomb)
 
 
+def test_images_are_made_as_the_artifacts_own_processor_makes_them(tmp_path: Path) -> None:
+    hooks = written(
+        tmp_path, "image-classification", own_images(tmp_path / "artifact", "3,8,8", CROPPED, tuple("abcde"))
+    )
+    assert list("abcde") == hooks.LABELS
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 64, 3), np.uint8))
+    cut = picture.resize((32, 16), Image.Resampling.BICUBIC).crop((12, 4, 20, 12))
+    made = hooks.preprocess(png(picture))
+    assert made.dtype == np.float32
+    wanted = (np.asarray(cut) / 255 - [0.5, 0.25, 0.0]) / [0.5, 0.5, 1]
+    assert np.abs(made - wanted.transpose(2, 0, 1)).max() <= 2.01 / 255  # a rounding of the 8 bits
+
+
+@pytest.mark.parametrize("size", [(100_000, 1), (1, 100_000), (1, 1), (7, 3)])
+def test_no_shape_of_an_image_takes_more_memory_or_none_of_it(size: tuple[int, int], tmp_path: Path) -> None:
+    hooks = written(tmp_path, "image-classification", own_images(tmp_path / "artifact", "3,8,8", CROPPED))
+    assert hooks.preprocess(png(Image.new("RGB", size))).shape == (3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"image_mean": None}, {"image_std": [1, 0, 1]}, {"image_mean": [0.5]}, {"rescale_factor": 0.5},
+     {"do_rescale": False}, {"image_std": [1, "x = 1", 1]}],
+)  # fmt: skip
+def test_settings_that_do_not_say_it_plainly_are_left_to_fill_in(
+    changes: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    artifact = own_images(tmp_path / "artifact", "3,8,8", CROPPED | changes, tuple("abcde"))
+    with pytest.raises(SystemExit):
+        main(
+            [
+                "hooks",
+                "new",
+                "--task",
+                "image-classification",
+                "--artifact",
+                str(artifact),
+                "-o",
+                str(tmp_path / "h.py"),
+            ]
+        )
+    assert "fill in:    MEAN, STD, as" in capsys.readouterr().out
+    hooks = import_module(read_source(tmp_path / "h.py"))
+    assert (hooks.MEAN.tolist(), hooks.STD.tolist(), hooks.SHORTER) == ([0, 0, 0], [1, 1, 1], 16)
+
+
 def test_a_row_too_large_to_be_standardised_is_refused(tmp_path: Path) -> None:
     hooks = written(tmp_path, "tabular", tiny_artifact(tmp_path / "artifact"))
     hooks.STD = 0.1
@@ -318,13 +417,13 @@ def test_a_network_whose_samples_no_memory_holds_is_refused(task: str, tmp_path:
 @pytest.mark.parametrize(
     ("task", "spec"),
     [
-        ("image-classification", "float32[1,3,8,8]"),
-        ("tabular", "float32[1,4]"),
-        ("text", "int64[1,6]"),
+        ("image-classification", "float32[2,3,8,8]"),
+        ("tabular", "float32[8,4]"),
+        ("text", "int64[2,6]"),
         ("text", "string[2,1]"),
     ],
 )
-def test_a_fixed_batch_is_told(task: str, spec: str, tmp_path: Path) -> None:
+def test_a_fixed_batch_of_several_is_told(task: str, spec: str, tmp_path: Path) -> None:
     node = helper.make_node("Identity", ["input_ids"], ["y"])
     artifact = artifact_of(tmp_path / "artifact", [node], [f"input_ids:{spec}"], [f"y:{spec}"])
     with pytest.raises(HookError, match="its batch is not of any size") as caught:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from compress.errors import RepositoryError, ServerError
-from serve.verify.run import samples_of
+from serve.verify.samples import samples_of
 from tests.unit.serve.load.test_inputs import target_of
 
 

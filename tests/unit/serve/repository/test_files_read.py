@@ -19,7 +19,7 @@ from serve.config.pbtxt import parse, text_of
 from serve.lint.run import lint
 from serve.pack.write import pack
 from serve.repository.signing import sign
-from serve.verify.run import samples_of
+from serve.verify.samples import samples_of
 from tests.serve_models import tiny_artifact
 
 
@@ -57,7 +57,7 @@ from serve.repository.versions import add_version
 add_version(folder, folder.parent / 'staged', ['tiny'], 2, 3)
 """
 KEY = "from serve.repository.signing import sign\nsign(folder, folder.parent / 'key.pem')"
-SAMPLES = "from serve.verify.run import samples_of\nlist(samples_of(folder.parent / 'samples'))"
+SAMPLES = "from serve.verify.samples import samples_of\nlist(samples_of(folder.parent / 'samples'))"
 STATE = "from serve.tune.state import State\nState(folder.parent / 'state.json', 'k')"
 BODIES = """
 from serve.load.ask.inputs import bodies

@@ -30,7 +30,7 @@ def kept(state: Path, of: State, analysis: Analysis) -> None:
     store.claim(row, "me")
     store.save(
         row.id, "me", state=of, step=1, seconds=3.0, why=BEFORE, baseline=Target("m", "1"),
-        snapshot={}, evidence=analysis.evidence(), events=[("step", BEFORE)],
+        snapshot=analysis.snapshot(), evidence=analysis.evidence(), events=[("step", BEFORE)],
     )  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def test_the_table_shows_the_share_of_slow_answers_that_is_allowed(
     found = told(capsys, "status", "--state", str(tmp_path / "s.db"))
     row = next(line for line in found.splitlines() if "slowest" in line)
     assert [cell.strip() for cell in row.split("│")[1:6]] == [
-        "slowest: over 12.5 ms",
+        "slowest: over 1.25 x p95",
         "375",
         "4.000%",
         "0.000%",
@@ -83,6 +83,56 @@ def test_who_requires_feedback_is_told_how_much_it_takes(
     assert "waits for" not in told(capsys, *common, str(tmp_path / "a.db"))
     found = told(capsys, *common, str(tmp_path / "b.db"), "--require-feedback")
     assert "waits for feedback on some 300 answers of each model" in found
+
+
+def disagreeing(analysis: Analysis, copies: int, every: float, key: str = "") -> None:
+    for number in range(copies):
+        analysis.compared(1, int(number % every == every - 1), 0.0, 0.0, key=key)
+
+
+@pytest.mark.parametrize(
+    ("copies", "every", "more"),
+    [(4000, 48, "some 500,000 more"), (3000, 50, "over 10,000,000 more"), (3180, 53, "some 200,000 more"),
+     (400, 48, ""), (1000, 200, ""), (4000, 1000, ""), (4000, math.inf, "")],
+)  # fmt: skip
+def test_what_is_too_near_its_bound_to_be_decided_says_so_and_what_to_do(
+    copies: int, every: float, more: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    analysis = Analysis(Plan(steps=()), 0.0)
+    disagreeing(analysis, copies, every)
+    assert analysis.worse() is None
+    state = tmp_path / "s.db"
+    kept(state, "running", analysis)
+    lines = [line for line in told(capsys, "status", "--state", str(state)).splitlines() if "too near" in line]
+    assert len(lines) == bool(more)
+    for line in lines:
+        assert line.startswith(
+            f"  disagreement: {copies // every / copies:.2%} is too near the 2% allowed to decide soon"
+        )
+        assert f"(that takes {more} copies)" in line
+        assert "--expect-change if it was trained anew" in line
+        assert "--tolerance" in line
+
+
+def test_a_change_that_is_expected_waits_for_no_agreement() -> None:
+    analysis = Analysis(Plan(steps=(), expect_change=True), 0.0)
+    disagreeing(analysis, 4000, 48)
+    assert "waits" not in analysis.evidence()["disagreement"]
+
+
+@pytest.mark.parametrize("of", ["running", "aborted"])
+def test_the_operator_learns_whose_requests_alone_speak_against_a_candidate(
+    of: State, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    analysis = Analysis(Plan(steps=()), 0.0)
+    disagreeing(analysis, 50, math.inf, "honest")
+    disagreeing(analysis, 50, 1, "liar")
+    state = tmp_path / "s.db"
+    kept(state, of, analysis)
+    found = told(capsys, "status", "--state", str(state))
+    assert ("worse by the requests of one key alone" in found) == (of == "running")
+    assert found.count("(key liar)") == (of == "running")
+    assert "liar" not in str(analysis.evidence()), "who looks at /rollouts learns of no other key"
 
 
 @pytest.mark.parametrize(("every", "some"), [(math.inf, 300), (20, 3000)])

@@ -1,4 +1,4 @@
-"""Rows of text files as people have them: JSON lines, CSV, plain lines, Parquet."""
+"""Rows of text files as people have them: JSON lines, CSV, plain lines, Parquet. A line is bounded, a file is not."""
 
 from __future__ import annotations
 

@@ -1,0 +1,35 @@
+"""Why a question is not answered yet though much was seen of it: in words, for whoever waits."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["AGAINST", "ALONE", "near"]
+
+ALONE = "worse by the requests of one key alone; no key decides alone, so this waits for others that bear it out"
+AGAINST = "fine by all requests together, but not where those of one key are left out; no key decides alone"
+MANY = 500
+FAR = 3.0  # times as many as were seen
+MOST = 10_000_000
+
+
+def near(share: float, bound: float, count: int, missing: float) -> str:
+    """What to say of a share too near its bound to be told from it soon; "" where it is not, or little was seen.
+
+    Args:
+        share: seen, 0 to 1.
+        bound: allowed.
+        count: of observations so far.
+        missing: logarithm of the wealth that the gambler whom this share makes richer still lacks; he gains at most
+            d² / 2v an observation, at a distance d from the bound and a variance v (Waudby-Smith and Ramdas,
+            JRSS B 2024, section 4), which for values between 0 and 1 is at most share x (1 - share).
+    """
+    distance = share - bound
+    more = 2 * share * (1 - share) * missing / distance**2 if distance else math.inf
+    if count < MANY or more < FAR * count:
+        return ""
+    takes = f"some {int(float(f'{more:.0e}')):,}" if more < MOST else f"over {MOST:,}"
+    return (
+        f"{share:.2%} is too near the {100 * bound:.3g}% allowed to decide soon (that takes {takes} more copies); "
+        "abort, and start again with --expect-change if it was trained anew, or with another --tolerance or --agree"
+    )
