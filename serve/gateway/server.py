@@ -300,7 +300,10 @@ def _clients(settings: Settings) -> tuple[int, int]:
     """
     reserve = SPARE_FILES + len(settings.upstream) * settings.max_connections
     asked = settings.max_clients
-    files = _allow_files((2 * asked if settings.grpc_port else asked) + reserve)
+    wanted = (2 * asked if settings.grpc_port else asked) + reserve
+    files = _allow_files(wanted * 16 // 13 + 1 if settings.grpc_port else wanted)
+    if settings.grpc_port:
+        reserve += files * 3 // 16  # for streams that have connections of their own: `serve.gateway.grpc.relay`
     room = files - min(reserve, files // 2)
     grpc = min(asked, room // 2) if settings.grpc_port else 0
     clients = min(asked, room - grpc)

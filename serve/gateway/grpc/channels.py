@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
@@ -13,6 +13,9 @@ from tritonclient.grpc import service_pb2 as messages
 
 from serve.gateway.access.memory import Share
 from serve.gateway.grpc.arriving import Arriving
+from serve.gateway.grpc.relay import OPTIONS as RELAY_OPTIONS
+from serve.gateway.grpc.relay import Relays
+from serve.gateway.grpc.way import Way
 from serve.gateway.health.suspects import ABOARD, StreamFlight
 from serve.gateway.upstream.balancer import MOST_SENT, STOPPING, Attempt, Balancer, Node
 from serve.gateway.upstream.deadline import tells
@@ -34,13 +37,21 @@ class GrpcChannels:
         balancer: says which server is asked.
         addresses: gRPC endpoints of the servers, in their order; where servers are discovered, the port of the first.
         options: of each channel.
+        relays: to Triton, for streams whose answers may be long; None where there are no such.
     """
 
-    def __init__(self, balancer: Balancer, addresses: Sequence[str], options: Sequence[tuple[str, int]]) -> None:
+    def __init__(
+        self,
+        balancer: Balancer,
+        addresses: Sequence[str],
+        options: Sequence[tuple[str, int]],
+        relays: Relays | None = None,
+    ) -> None:
         self._balancer = balancer
         self._addresses = dict(zip(balancer.nodes, addresses, strict=True))
         self._port = int(addresses[0].rpartition(":")[2])
         self._options = options
+        self._relays = relays
         self._channels: dict[Node, Any] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._left: set[asyncio.Task[None]] = set()
@@ -50,20 +61,25 @@ class GrpcChannels:
         """To a server; those of servers that are gone are closed once nothing uses them."""
         channel = self._channels.get(node)
         if channel is None:
-            address = self._addresses.get(node) or str(Address(node.address.host, self._port))
-            channel = self._channels[node] = grpc.aio.insecure_channel(address, options=self._options)
+            channel = self._channels[node] = grpc.aio.insecure_channel(self._address(node), options=self._options)
             for gone in [each for each in self._channels if each not in self._balancer.nodes and not each.in_flight]:
-                task = asyncio.ensure_future(self._channels.pop(gone).close())
-                self._closing.add(task)
-                task.add_done_callback(self._closing.discard)
+                self._close(self._channels.pop(gone).close())
         return channel
+
+    def _close(self, closing: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(closing)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _address(self, node: Node) -> str:
+        return self._addresses.get(node) or str(Address(node.address.host, self._port))
 
     async def close(self) -> None:
         for task in self._left:
             task.cancel()
         for channel in self._channels.values():
             await channel.close()
-        await asyncio.gather(*self._closing, return_exceptions=True)
+        await asyncio.gather(*self._closing, *self._left, return_exceptions=True)
 
     async def ask(self, name: str, body: bytes, scope: bytes, *, timeout_s: float, node: Node | None = None) -> bytes:
         """Anything but inference, of one server.
@@ -159,6 +175,7 @@ class GrpcChannels:
         on_call: Callable[[Any], None] = lambda _: None,
         on_left: Callable[[asyncio.Task[None]], None] = lambda _: None,
         flights: StreamFlight | None = None,
+        share: Share | None = None,
     ) -> AsyncGenerator[bytes]:
         """ModelStreamInfer of one server, to its end; it is one of the requests with that server while it lasts.
 
@@ -167,6 +184,12 @@ class GrpcChannels:
             on_call: is given the call to Triton, so that it can be cancelled.
             on_left: is given what ends the stream after its client has left.
             flights: its messages, the first of which is in flight; they are told of their server.
+            share: counts each answer, from when it begins to come until the next one is asked for, and is closed at
+                the end; None where answers are short.
+
+        Raises:
+            GatewayError: there is no room for the stream, or for an answer.
+            grpc.aio.AioRpcError: as it came.
         """
         if self._balancer.deaths is None:
             flights = None
@@ -175,22 +198,31 @@ class GrpcChannels:
         if flights is not None:
             flights.take_to(attempt.node.name)
         server = Verdict.NOTHING
-        call = self.channel(attempt.node).stream_stream(f"{SERVICE}ModelStreamInfer")(_to_their_end(requests))
-        on_call(call)
+        way = Way()
         left = False
         try:
+            if share is None or self._relays is None:
+                channel = self.channel(attempt.node)
+            else:
+                address = self._address(attempt.node)
+                relay = way.relay = await self._relays.open(address, share)
+                options = (*self._options, *RELAY_OPTIONS, ("grpc.default_authority", address))
+                channel = way.channel = grpc.aio.insecure_channel(relay.target, options=options)
+            call = way.call = channel.stream_stream(f"{SERVICE}ModelStreamInfer")(_to_their_end(requests))
+            on_call(call)
             while True:
-                reading = asyncio.ensure_future(call.read())
+                way.reading = asyncio.ensure_future(call.read())
                 left = True
-                await asyncio.wait((reading,))  # where this is cancelled, what reads is not
+                await way.answer()  # where this is cancelled, what reads is not
                 left = False
-                answer = reading.result()
+                answer = way.reading.result()
                 if answer is grpc.aio.EOF:
                     break
                 server = Verdict.GOOD
                 left = True
                 yield answer
                 left = False
+                way.taken(len(answer))
         except grpc.aio.AioRpcError as err:
             server, _ = _verdicts(err, early=True)
             if _lost(err):
@@ -198,26 +230,25 @@ class GrpcChannels:
             raise
         finally:
             if left:
-                task = asyncio.ensure_future(self._read_to_its_end(call, attempt, reading))
+                task = asyncio.ensure_future(self._read_to_its_end(way, attempt))
                 self._left.add(task)
                 task.add_done_callback(self._left.discard)
                 on_left(task)
             else:
-                call.cancel()
                 attempt.end(server, Verdict.NOTHING)
+                self._close(way.end())
 
-    async def _read_to_its_end(self, call: Any, attempt: Attempt, reading: asyncio.Future[Any]) -> None:
+    async def _read_to_its_end(self, way: Way, attempt: Attempt) -> None:
         """Take the answers that nobody waits for any more: Triton 24.10 may die of a stream that is cancelled while a
         decoupled model answers it."""
         try:
             async with asyncio.timeout(self._balancer.timeout_s):
-                while await reading is not grpc.aio.EOF:
-                    reading = asyncio.ensure_future(call.read())
+                await way.read_to_its_end()
         except (TimeoutError, grpc.aio.AioRpcError, grpc.aio.UsageError):
             pass
         finally:
-            call.cancel()
             attempt.end(Verdict.NOTHING, Verdict.NOTHING)
+            await way.end()
 
 
 async def _to_their_end(requests: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:

@@ -220,6 +220,10 @@ class Incoming:
         """Whether the model's answers can't be long."""
         return await self._contracts.answers_shortly(self._target(request))
 
+    async def streams_shortly(self, request: Any) -> bool:
+        """The same of a message of a stream, which goes where Triton chooses by itself."""
+        return await self._contracts.answers_shortly(asked_of(request))
+
     async def who(self, request: Any, sequence: Named) -> tuple[Target, Batcher | None]:
         """Who has a request's sequence, and the batcher there; see `Begun.who`."""
         return await self._releases.begun.who(self._contracts, asked_of(request), self._release(request), sequence)

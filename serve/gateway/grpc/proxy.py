@@ -22,6 +22,7 @@ from serve.gateway.grpc.clients import Clients
 from serve.gateway.grpc.infer import Inference
 from serve.gateway.grpc.message import UNPACKED_HERE, Incoming
 from serve.gateway.grpc.questions import ADMIN, COSTS, EMPTY, FREE, OF_MODEL, Questions
+from serve.gateway.grpc.relay import Relays, most_relays
 from serve.gateway.grpc.status import Context, keys_of, refuse, streaming, unary
 from serve.gateway.grpc.stream import Streams
 from serve.gateway.observe.telemetry import GRPC_ROUTE, Telemetry
@@ -74,7 +75,12 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         self._telemetry = telemetry
         longest = min(gate.memory.most_of_one // 2, LONGEST)  # there are two of each: gRPC makes its own, to send it
         bounded = ("grpc.max_receive_message_length", longest)
-        self._calls = GrpcChannels(balancer, settings.grpc_upstream, (*UPSTREAM_OPTIONS, UNREAD_STAYS, bounded))
+        self._calls = GrpcChannels(
+            balancer,
+            settings.grpc_upstream,
+            (*UPSTREAM_OPTIONS, UNREAD_STAYS, bounded),
+            Relays(most_relays(), longest),
+        )
         # Of all that there may be, so much that what is left serves the others.
         of_address = max(1, int(most_connections * settings.max_address_share))
         self._clients = Clients(of_address, max(1, settings.max_clients // 4))

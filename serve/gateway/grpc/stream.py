@@ -13,10 +13,11 @@ from contextlib import aclosing
 import grpc
 
 from serve.gateway.access.gate import Gate
-from serve.gateway.access.memory import MemoryFullError
+from serve.gateway.access.memory import MemoryFullError, Share
 from serve.gateway.access.slots import Turn
 from serve.gateway.errors import BadRequestError, GatewayError, UnauthorizedError, bare
 from serve.gateway.grpc.channels import GrpcChannels
+from serve.gateway.grpc.expected import Expected, Expecting
 from serve.gateway.grpc.message import Incoming, SlowMessageError, about
 from serve.gateway.grpc.status import Context, EndedCallError, keys_of, refuse, too_large
 from serve.gateway.grpc.unanswered import FINAL_ASKED, Unanswered
@@ -41,6 +42,8 @@ class Streams:
         self._gate = gate
         self._calls = calls
         self._incoming = incoming
+        # As much as one key may have here, and as many as one model of one gateway has over HTTP.
+        self._expected = Expected(gate.memory.bound // 2, settings.max_in_flight)
 
     async def answer(self, context: Context) -> AsyncGenerator[bytes, None]:
         keys = self._gate.keys
@@ -52,23 +55,33 @@ class Streams:
             refuse(err)
         share, release = holding.share, holding.hold()
         failed: list[GatewayError] = []
+        coming = Share(self._gate.memory, share.key)
+        expected = Expecting(self._expected, share.key)
         unanswered = Unanswered(share, min(self._settings.max_body_bytes, self._gate.memory.bound // 8))
 
         turns: deque[Turn | None] = deque()  # of the messages that are not answered, in the order of their answers
         scope: tuple[bytes, bytes | None] = b"", None
         kind: object = None
+        relayed: bool | None = None  # by the first message's model
+        read = room_for_one = False
+        leaving: asyncio.Task[None] | None = None
+
+        def left(ending: asyncio.Task[None]) -> None:
+            nonlocal leaving
+            leaving = ending
+            holding.left(ending)
 
         async def checked() -> AsyncIterator[bytes]:
-            nonlocal scope, kind
+            nonlocal scope, kind, read, relayed, room_for_one
             while True:
                 await unanswered.room()
                 body = await context.read()
                 if not isinstance(body, bytes):
                     return
                 try:
-                    held = share.size
-                    body = await self._incoming.plain(body, share)
-                    share.resize(held)
+                    read = True
+                    with Share(self._gate.memory, share.key) as unpacking:
+                        body = await self._incoming.plain(body, unpacking)
                     unanswered.take(len(body))
                     identity = keys.identify_key(key)  # it may have been revoked, or its rights changed
                     identity.take()
@@ -80,6 +93,14 @@ class Streams:
                             "a stream is for models that are decoupled, or for others, not for both",
                             mend="open one for each",
                         )
+                    shortly = await self._incoming.streams_shortly(request)
+                    if relayed is None:
+                        relayed = not shortly
+                    elif not (shortly or relayed or room_for_one):
+                        # Its answers are read one by one, and each is counted for as long as it may be.
+                        share.take(self._gate.memory.most_of_one // 2)
+                        room_for_one = True
+                    await expected.enter("" if shortly else request.model_name)
                     unanswered.of(sequence)
                     turn = None
                     if sequence is not None:
@@ -95,7 +116,7 @@ class Streams:
                     turn.sends()
                 yield body + FINAL_ASKED
 
-        coming = checked()
+        messages = checked()
         flights = StreamFlight(self._gate.incidents.suspects)
         ending: list[Callable[[], object]] = []
 
@@ -106,25 +127,30 @@ class Streams:
 
         try:
             with keys.held(key, end):
-                opening = self._incoming.kept(asyncio.ensure_future(anext(coming, None)))
+                opening = self._incoming.kept(asyncio.ensure_future(anext(messages, None)))
                 ending.append(opening.cancel)
                 if not (await asyncio.wait((opening,), timeout=self._settings.body_timeout_s))[0]:
-                    raise SlowMessageError
+                    if not read:
+                        raise SlowMessageError
+                    await asyncio.wait((opening,))
                 first = opening.result()  # it says which server has its sequence
 
                 async def whole() -> AsyncIterator[bytes]:
                     if first is not None:
                         yield first
-                    async for body in coming:
+                    async for body in messages:
                         yield body
 
                 if first is not None:
                     answers = self._calls.stream(
-                        *scope, whole(), lambda call: ending.append(call.cancel), holding.left, flights
-                    )
+                        *scope, whole(), lambda call: ending.append(call.cancel), left, flights,
+                        coming if relayed else None,
+                    )  # fmt: skip
                     async with aclosing(answers):
                         async for came in answers:
                             answer, last, failed_at_triton = unanswered.read(came)
+                            expected.came(len(came), last=last)
+                            counted = 1 if relayed else 2  # gRPC has a copy of its own until it is read
                             if last:
                                 flights.answered()
                                 if turns and (turn := turns.popleft()) is not None:
@@ -132,7 +158,7 @@ class Streams:
                                     turn.leave(400 if failed_at_triton else 200)
                             if answer is not None:
                                 try:
-                                    share.take(2 * len(answer))  # gRPC has a copy of its own until it is read
+                                    share.take(counted * len(answer))
                                 except MemoryFullError as err:
                                     failed.append(bare(err))
                                     break
@@ -141,10 +167,11 @@ class Streams:
                                     yield answer
                                 finally:
                                     writing.cancel()
-                                    share.resize(max(0, share.size - 2 * len(answer)))
+                                    share.resize(max(0, share.size - counted * len(answer)))
                             if last:
                                 unanswered.answered()
-        except SlowMessageError as err:
+                                expected.taken()
+        except GatewayError as err:
             failed.append(bare(err))
         except grpc.aio.AioRpcError as err:
             flights.end(left=False)
@@ -159,6 +186,7 @@ class Streams:
             for turn in turns:
                 if turn is not None:
                     turn.leave(None)
+            expected.end(leaving)
             release(None)
         if failed:
             refuse(failed[0])

@@ -1,0 +1,57 @@
+"""A stream's way to Triton, and what is done at its end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from serve.gateway.grpc.relay import Relay
+
+__all__ = ["Way"]
+
+
+class Way:
+    """One of them.
+
+    Attributes:
+        call: to Triton.
+        reading: what reads an answer of it.
+        relay, channel: where answers may be long, and the stream has a connection of its own.
+    """
+
+    def __init__(self) -> None:
+        self.call: Any = None
+        self.reading: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.relay: Relay | None = None
+        self.channel: Any = None
+
+    async def answer(self) -> None:
+        """Wait for what reads; raises MemoryFullError."""
+        if self.relay is None:
+            await asyncio.wait((self.reading,))
+            return
+        await asyncio.wait((self.reading, self.relay.full), return_when=asyncio.FIRST_COMPLETED)
+        if not self.reading.done():
+            self.relay.full.result()
+
+    def taken(self, size: int) -> None:
+        """An answer is no longer held."""
+        if self.relay is not None:
+            self.relay.taken(size)
+
+    async def read_to_its_end(self) -> None:
+        """Nothing of it is held where answers may be long."""
+        if self.relay is not None:
+            self.relay.discard()
+        while await self.reading is not grpc.aio.EOF:
+            self.reading = asyncio.ensure_future(self.call.read())
+
+    async def end(self) -> None:
+        if self.call is not None:
+            self.call.cancel()
+        if self.channel is not None:
+            await self.channel.close()
+        if self.relay is not None:
+            await self.relay.close()
