@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from compress.console.wording import AssumedWarning
+from compress.console.wording import AssumedWarning, counted
 from compress.errors import DatasetError
 
 __all__ = ["number_of", "numbers_of_folders"]
@@ -72,7 +72,7 @@ def numbers_of_folders(folders: Collection[str], source: Path, labels: Sequence[
 
 
 def _foreign(source: Path, name: str, labels: Sequence[str]) -> DatasetError:
-    more = f" and {len(labels) - 8:,} others" if len(labels) > 8 else ""
+    more = f" and {counted(len(labels) - 8, 'others')}" if len(labels) > 8 else ""
     return DatasetError(
         f"{source} holds the class {name[:60]!r}",
         why=f"the model's classes are {', '.join(labels[:8])[:400]}{more}",

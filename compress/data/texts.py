@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.console.wording import AssumedWarning
+from compress.console.wording import AssumedWarning, counted
 from compress.data.class_names import number_of
 from compress.data.tokenizer import open_tokenizer
 from compress.errors import DatasetError
@@ -135,7 +135,7 @@ def _all_labelled(labels: Sequence[Any], source: Path) -> bool:
     if bare and len(bare) < len(labels):
         raise DatasetError(
             f"row {bare[0]} of {source} has no label",
-            why=f"{len(labels) - len(bare):,} of its {len(labels):,} rows have one",
+            why=f"{len(labels) - len(bare):,} of {counted(len(labels), 'rows')} have one",
             mend="give every row one, or none",
         )
     return not bare

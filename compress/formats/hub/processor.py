@@ -95,7 +95,7 @@ def within_bounds(process: Any, data: Mapping[str, Any]) -> Callable[..., Any]:
     """An image processor that makes no image far larger on its way than its numbers and the image's own ratio allow.
 
     Args:
-        process: of transformers, takes `images`, a pillow image.
+        process: of transformers, takes `images`: one of [height, width, channels].
         data: its settings.
 
     Raises:
@@ -106,10 +106,11 @@ def within_bounds(process: Any, data: Mapping[str, Any]) -> Callable[..., Any]:
         raise ValueError(why)
 
     def bounded(images: Any, **options: Any) -> Any:
-        pixels = _on_the_way(process, images.width, images.height)
+        height, width = images.shape[:2]
+        pixels = _on_the_way(process, width, height)
         if pixels > LARGEST_AREA:
             raise DatasetError(
-                f"can't make an input of an image of {images.width:,} × {images.height:,} pixels",
+                f"can't make an input of an image of {width:,} × {height:,} pixels",
                 why=f"the model's processor would resize it to {pixels:,.0f}, by its shortest edge",
                 mend="cut the image to a ratio that the model was trained on, or take it away",
             )
