@@ -105,6 +105,8 @@ class Images:
         image = self._image(self._files[place])
         try:
             made = self._process(image, return_tensors="np", input_data_format="channels_last")["pixel_values"]
+        except DatasetError as err:
+            raise DatasetError(f"can't make an input of {self._files[place]}", why=err.why, mend=err.mend) from err
         except Exception as err:  # a configuration is anybody's
             raise DatasetError(
                 f"can't make an input of {self._files[place]}",

@@ -81,11 +81,11 @@ BROKEN = {
     "a label that is no number": ('{"text": "a", "label": NaN}', Columns(), "no number of a class", "from 0"),
     "a label as Python writes it": ('{"text": "a", "label": "1_0"}', Columns(), "no number of a class", "from 0"),
     "a label in other digits": ('{"text": "a", "label": "\u0662"}', Columns(), "no number of a class", "from 0"),
-    "no first label": ('{"text": "a"}\n{"text": "b", "label": 1}', Columns(), "1 of its 2 rows", "every row"),
+    "no first label": ('{"text": "a"}\n{"text": "b", "label": 1}', Columns(), "1 of 2 rows", "every row"),
     "no later label": (
         '{"text": "a", "label": 1}\n' * 1030 + '{"text": "b"}',
         Columns(),
-        "1,030 of its 1,031",
+        "1,030 of 1,031 rows",
         "every",
     ),
 }
