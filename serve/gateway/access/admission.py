@@ -73,6 +73,7 @@ class Admission:
     Attributes:
         limit: requests in flight at most, now.
         in_flight: requests with the model server.
+        waiting: requests that wait for a place.
         shed: requests refused so far.
     """
 
@@ -80,6 +81,7 @@ class Admission:
         self.model = model
         self.bounds = bounds
         self.in_flight = 0
+        self.waiting = 0
         self.shed = 0
         self.limit = float(min(bounds.most, max(bounds.least, 32)))
         self._clock = clock
@@ -98,11 +100,6 @@ class Admission:
         self._seconds = 0.0
         self._kinds: dict[int, tuple[int, float]] = {}  # answers, and the fastest of them
         self._peak = self.in_flight
-
-    @property
-    def waiting(self) -> int:
-        """Requests that wait for a place."""
-        return sum(self._live)
 
     @property
     def free(self) -> bool:
@@ -170,6 +167,7 @@ class Admission:
         waiter = _Waiter(priority, who, loop.create_future())
         self._queues[priority].setdefault(who, deque()).append(waiter)
         self._live[priority] += 1
+        self.waiting += 1
         longest = min(2 * self.wait_s, patience_s)
         timer = loop.call_later(longest, self._expire, waiter) if longest < math.inf else None
         try:
@@ -229,6 +227,7 @@ class Admission:
                 if len(queue) > 1:
                     queues[who] = queue
                 self._live[priority] -= 1
+                self.waiting -= 1
                 return queue.popleft()
         return None
 
@@ -238,6 +237,7 @@ class Admission:
         if queue is not None and waiter in queue:
             queue.remove(waiter)
             self._live[waiter.priority] -= 1
+            self.waiting -= 1
             if not queue:
                 del queues[waiter.who]
 
