@@ -13,15 +13,16 @@ from typing import Any, Self
 
 from compress.vetting.paths import stands_inside
 
-__all__ = ["FILES", "Columns", "Processor"]
+__all__ = ["FILES", "IMAGE_SETTINGS", "Columns", "Processor"]
 
 KINDS = ("text", "image", "audio")
 TASKS = ("sequence-classification", "token-classification", "image-classification", "embeddings", "features", "logits")
+IMAGE_SETTINGS = "preprocessor_config.json"
 # Whatever a folder holds of these: tokenizers, image and audio processors.
 FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
     "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.model",
-    "sentence_bert_config.json", "preprocessor_config.json", "processor_config.json",
+    "sentence_bert_config.json", IMAGE_SETTINGS, "processor_config.json",
 )  # fmt: skip
 MOST_LABELS, LONGEST_LABEL = 100_000, 1000
 

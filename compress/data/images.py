@@ -14,7 +14,7 @@ import numpy as np
 from compress.artifact import sha256_of
 from compress.data.class_names import numbers_of_folders
 from compress.errors import DatasetError, MissingExtraError, first_line
-from compress.processor import Processor
+from compress.processor import IMAGE_SETTINGS, Processor
 from compress.vetting.texts import read_json
 
 __all__ = ["INDEX", "Images", "is_image_folder", "write_index"]
@@ -23,7 +23,6 @@ INDEX = "images.json"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # others are told by their content, and some by programs of their own
 LARGEST = 1 << 28  # pixels of an image
-_PROCESSOR = "preprocessor_config.json"
 
 
 def is_image_folder(path: Path) -> bool:
@@ -48,10 +47,10 @@ def write_index(source: Path, processor: Processor, folder: Path) -> None:
     Raises:
         DatasetError: the processor is missing, or a folder has the name of no class.
     """
-    if _PROCESSOR not in processor.files:
+    if IMAGE_SETTINGS not in processor.files:
         raise DatasetError(
             f"can't read images for {processor.folder}",
-            why=f"there is no {_PROCESSOR} in it",
+            why=f"there is no {IMAGE_SETTINGS} in it",
             mend="download it; or give images as arrays in an .npz",
         )
     files = sorted(_found(source))
@@ -111,7 +110,7 @@ class Images:
             raise DatasetError(
                 f"can't make an input of {self._files[place]}",
                 why=first_line(err)[:300],
-                mend=f"mend {_PROCESSOR} beside the model; or give images as arrays in an .npz",
+                mend=f"mend {IMAGE_SETTINGS} beside the model; or give images as arrays in an .npz",
             ) from err
         sample: dict[str, Any] = {"pixel_values": np.asarray(made, np.float32)[0]}
         return sample if self._labels is None else sample | {"label": np.int64(self._labels[place])}
@@ -151,7 +150,7 @@ def _processor(folder: Path) -> Any:
             import PIL  # noqa: F401
         except ImportError as err:
             raise MissingExtraError("read images", module="PIL", extra="hf") from err
-        config: Mapping[str, Any] = read_json(folder / _PROCESSOR)
+        config: Mapping[str, Any] = read_json(folder / IMAGE_SETTINGS)
         kept = {key: value for key, value in config.items() if key not in ("auto_map", "processor_class")}
         name = str(kept.get("image_processor_type", kept.get("feature_extractor_type", "")))
         name = name.removesuffix("Fast").removesuffix("Pil").replace("FeatureExtractor", "ImageProcessor")

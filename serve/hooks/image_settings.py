@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from compress.artifact import Artifact
+from compress.processor import IMAGE_SETTINGS
 from compress.vetting.texts import read_json
 
 __all__ = ["ImageSettings", "image_settings"]
 
-FILE = "preprocessor_config.json"
 FILTERS = ("NEAREST", "LANCZOS", "BILINEAR", "BICUBIC", "BOX", "HAMMING")  # by Pillow's numbers
 BILINEAR = 2
 
@@ -39,10 +39,10 @@ def image_settings(source: Artifact, channels: int, height: int, width: int) -> 
     Settings that are missing or of another kind are left out, not guessed: a processor's class may have its own.
     """
     processor = source.processor
-    if processor is None or processor.kind != "image" or FILE not in processor.files:
+    if processor is None or processor.kind != "image" or IMAGE_SETTINGS not in processor.files:
         return ImageSettings()
     try:
-        given = read_json(processor.folder / FILE)
+        given = read_json(processor.folder / IMAGE_SETTINGS)
     except (OSError, ValueError):
         given = None
     if not isinstance(given, dict):

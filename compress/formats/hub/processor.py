@@ -9,11 +9,10 @@ from compress.artifact import sha256_of
 from compress.errors import CheckpointError, DatasetError
 from compress.formats.hub.bounds import DEEPEST
 from compress.formats.hub.folder import HubFolder, inside, json_of
-from compress.processor import FILES, Processor
+from compress.processor import FILES, IMAGE_SETTINGS, Processor
 
 __all__ = ["image_size", "processor_of", "within_bounds"]
 
-IMAGES = "preprocessor_config.json"
 LARGEST_SIDE = 4096
 LARGEST_AREA = 1 << 25  # pixels of an image on its way, before it is cropped
 SMALLEST_SHARE = 0.05  # of an image that is kept (crop_pct): the image is made as much larger before
@@ -62,12 +61,12 @@ def image_size(folder: HubFolder, config: Any) -> tuple[int, int]:
     Raises:
         CheckpointError: neither processor nor configuration says.
     """
-    data: Any = json_of(folder.path, IMAGES, folder.root) if (folder.path / IMAGES).is_file() else {}
+    data: Any = json_of(folder.path, IMAGE_SETTINGS, folder.root) if (folder.path / IMAGE_SETTINGS).is_file() else {}
     data = data if isinstance(data, dict) else {}
     if why := _too_large("", data):
         raise CheckpointError(
             f"won't make images for {folder.path}",
-            why=f"{IMAGES}: {why}",
+            why=f"{IMAGE_SETTINGS}: {why}",
             mend=f"give it the sizes of the training, each at most {LARGEST_SIDE}",
         )
     crop = data.get("crop_size") if data.get("do_center_crop", "crop_size" in data) else None
@@ -77,8 +76,8 @@ def image_size(folder: HubFolder, config: Any) -> tuple[int, int]:
             return found
     raise CheckpointError(
         f"can't tell the size of images for {folder.path}",
-        why=f"neither its {IMAGES} nor its config.json says",
-        mend=f'add "size": {{"height": 224, "width": 224}} to {IMAGES}, as in the training',
+        why=f"neither its {IMAGE_SETTINGS} nor its config.json says",
+        mend=f'add "size": {{"height": 224, "width": 224}} to {IMAGE_SETTINGS}, as in the training',
     )
 
 
