@@ -410,15 +410,16 @@ class Vectors(nn.Module):
 
 
 def test_that_only_a_shape_says_class_scores_is_told() -> None:
+    no_labels = "No labels in the evaluation data: agreement with the original is judged, not accuracy."
     x = RNG.standard_normal((40, 2)).astype(np.float32)
     bare = Dataset("", {"x": x}, None, "0" * 64)
     _, metric, notes = judged(bare, None, None, model(Vectors(), "x:float32[batch,2]"))
     assert metric.name == "agreement"
     assert any("Nothing but its shape" in note and "--metric cosine" in note for note in notes)
     assert all(isinstance(note, Note) for note in notes)
-    for name, shares in ((None, True), ("agreement", False)):
+    for name, shares, said in ((None, True, (no_labels,)), ("agreement", False, ())):
         _, metric, notes = judged(bare, name, None, model(Vectors(shares=shares), "x:float32[batch,2]"))
-        assert (metric.name, notes) == ("agreement", ())
+        assert (metric.name, notes) == ("agreement", said)
 
 
 @pytest.mark.parametrize(
