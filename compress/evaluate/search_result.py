@@ -46,7 +46,7 @@ class Candidate:
         }
         static = self.int8 == "static"
         repair = bool(self.prune) and base.repair is not False
-        smooth = base.smooth and (static or self.int8 == "dynamic")
+        smooth = base.smooth if static or self.int8 == "dynamic" else None
         shared |= {
             "prune": self.prune or None,
             "sensitivity": base.sensitivity if self.prune else None,

@@ -33,6 +33,7 @@ from compress.prune.prune_channels import PruneChannels
 from compress.prune.prune_to_budget import PruneToBudget
 from compress.prune.repair_channels import RepairChannels
 from compress.prune.sensitivity import Sensitivity
+from compress.quantize.attends import attends
 from compress.quantize.half.half_onnx import HalfOnnx
 from compress.quantize.qat.train_quantized import TrainQuantized, shorter
 from compress.quantize.quantize_faster import QuantizeFaster
@@ -270,8 +271,11 @@ def _precision(
         OnnxFromTorch(typical) if isinstance(model, TorchModel) else OnnxFromFile(typical),
         FoldOnnx(unfuse=options.target == "cpu" and options.precision == "fp32"),
     ]
-    if options.smooth and calibration is not None and options.int8 != "qat":  # a training finds its own scales
-        stages.append(SmoothOnnx(calibration, copies=True))
+    by_default = options.smooth is None and is_static(options) and options.target == "cpu"
+    evened = options.smooth or (by_default and calibration is not None and attends(model))
+    if evened and calibration is not None and options.int8 != "qat":  # a training finds its own scales
+        saturates = int8_saturates()
+        stages.append(SmoothOnnx(calibration, scalings=True, reduce_range=saturates, attention_only=not options.smooth))
     if options.int8 is not None:
         mode: Literal["static", "dynamic", "weights"] = "weights" if options.int8 == "weights" else "dynamic"
         quantize = QuantizeOnnx(

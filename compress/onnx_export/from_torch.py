@@ -22,6 +22,7 @@ from compress.model import Model, OnnxModel, TorchModel, example_inputs
 from compress.model.infer import elsewhere, proven, runs_at
 from compress.onnx_export.equal import BATCHES, Wording, comparisons, equal, sizes_assumed
 from compress.onnx_export.file import save
+from compress.onnx_export.recurrent import free_lengths
 from compress.runtime.backends import OnnxBackend, TorchBackend
 from compress.runtime.memory import give_back
 from compress.stage import Given, Progress
@@ -220,6 +221,7 @@ def _check_file(path: Path, signature: Signature) -> None:
     given = zip((value.name for value in model.graph.input), signature.inputs, strict=True)
     made = zip((value.name for value in model.graph.output), signature.outputs, strict=True)
     _name(model, {name: spec.name for name, spec in (*given, *made)})
+    free_lengths(model.graph)
     traced: dict[str, str] = {}
     for spec, value in zip(signature.inputs, model.graph.input, strict=True):
         dims = value.type.tensor_type.shape.dim

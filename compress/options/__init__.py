@@ -119,8 +119,9 @@ class CompressOptions(TrainingOptions, SourceOptions):
     """What serves the result on a CPU: auto measures it on both where OpenVINO is installed, and takes the faster one,
     if it computes it alike."""
 
-    smooth: Annotated[bool, Parameter(negative="", group=_INT8)] = False
-    """Before INT8, even out channels of very unlike sizes: pays on badly scaled networks and transformers."""
+    smooth: Annotated[bool | None, Parameter(group=_INT8)] = None
+    """Before INT8, even out channels of very unlike sizes: pays on badly scaled networks, and on transformers, where
+    static INT8 for CPUs does it by default."""
 
     selection: Annotated[str | None, Parameter(group=DATA)] = None
     """Inputs and labels to choose among models by, apart from --eval; by default half of that, by seed."""

@@ -72,7 +72,8 @@ def calibrate(
         running, watched = session(augmented, cores()), Watched(path)
     done = 0
     for inputs, _ in data.batches(batch_for(path, tensors, data)):
-        found = dict(zip(computed, run_on(inputs, partial(watched.run, running, computed, inputs)), strict=True))
+        run = partial(watched.run, running, computed, inputs)
+        found = dict(zip(computed, run_on(inputs, run), strict=True)) if computed else {}  # no name asks for all
         found |= {name: inputs[name] for name in fed}
         for name in order:  # the first that is no number is the cause of those behind it
             values = found[name]

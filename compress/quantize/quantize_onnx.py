@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
 from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.errors import RecipeError, StageError
+from compress.formats.onnx.outline import outline
 from compress.model import Model, OnnxModel
 from compress.quantize.calibrate import calibrate, trained_ranges
 from compress.quantize.histogram import Method
@@ -98,10 +99,17 @@ class QuantizeOnnx:
         """Read the finished file back, and say what is in it."""
         layers = precisions(path, weights_only=self.mode == "weights", excluded={*self.exclude, *exclude})
         if not layers.int8:
+            wide = _doubles(path)
+            of_kind = "none is of a kind that it takes"
+            of_kind += ", or large enough to gain" if self.mode == "weights" else ""
             raise StageError(
                 "nothing was quantized",
-                why=f"of its {counted(len(layers.floats), 'layers')} with weights, none is of a kind that it takes",
-                mend="leave --int8 out for this model",
+                why="its weights are float64, and INT8 is made of float32"
+                if wide
+                else f"of its {counted(len(layers.floats), 'layers')} with weights, {of_kind}",
+                mend="save the model in float32 (`model.float()`), or leave --int8 out"
+                if wide
+                else "leave --int8 out for this model",
             )
         progress(1, 1, f"{counted(layers.int8, 'layers')} in INT8")
         samples = 0 if self.calibration is None else len(self.calibration)
@@ -129,6 +137,12 @@ class QuantizeOnnx:
             },
             warnings=(lost,) if self.mode == "static" and model.ranges and not trained else (),
         )
+
+
+def _doubles(path: Path) -> bool:
+    """Whether a file's weights are float64, and none float32."""
+    kinds = {tensor.data_type for tensor in outline(path).graph.initializer if len(tensor.dims) > 1}
+    return TensorProto.DOUBLE in kinds and TensorProto.FLOAT not in kinds
 
 
 def quantize(options: QuantizeOnnx, source: Path, target: Path, ranges: Ranges | None) -> None:

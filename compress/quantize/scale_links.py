@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
-from onnx import NodeProto
+from onnx import NodeProto, helper
 
+from compress.formats.onnx.scope import fresh, names_in
 from compress.quantize.graph import Array, Graph, attribute
 
-__all__ = ["Link", "divide_producer", "find_links", "multiply_consumers"]
+__all__ = ["Link", "divide_producer", "find_links", "find_scalings", "multiply_consumers"]
 
 # f(s·x) = s·f(x) for s > 0, channel by channel.
 HOMOGENEOUS = ("Relu", "LeakyRelu", "PRelu", "Identity", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
@@ -20,18 +22,24 @@ class Link:
     """A producer, what its channels pass through, and the layers that take them.
 
     Attributes:
-        producer: a layer or a LayerNormalization.
+        producer: a layer or a LayerNormalization; of a scaling, whatever makes the tensor.
         channels: how many it makes.
         consumers: layers; nothing else sees the channels.
         clips: Clip nodes [0, bound] on the way, by the name of their output, with their bound.
-        copy: the producer's output goes elsewhere, too: a LayerNormalization of their own is made for the consumers.
+        scaling: the producer can't take the scale in, or its output goes elsewhere, too: a Mul is put in front of the
+            consumers, one more to compute.
     """
 
     producer: NodeProto
     channels: int
     consumers: list[NodeProto] = field(default_factory=list)
     clips: dict[str, float] = field(default_factory=dict)
-    copy: bool = False
+    scaling: bool = False
+
+    @property
+    def convolves(self) -> bool:
+        """Whether a convolution takes the channels: on axis 1, not on the last."""
+        return any(node.op_type == "Conv" for node in self.consumers)
 
 
 def find_links(graph: Graph) -> list[Link]:
@@ -54,10 +62,22 @@ def find_links(graph: Graph) -> list[Link]:
             continue
         if _follow(graph, start, axis, link) and link.consumers:
             found.append(link)
-        elif node.op_type == "LayerNormalization":
-            takers = [taker for taker in graph.consumers.get(start, []) if _takes(graph, taker, start, axis)]
-            if takers:
-                found.append(Link(node, link.channels, takers, copy=True))
+    return found
+
+
+def find_scalings(graph: Graph, linked: Collection[Link]) -> list[Link]:
+    """Tensors inside the graph that a Gemm or MatMul takes and no link evens out: a Mul can.
+
+    Behind a residual, a GELU or a product of attention no layer can take a scale in.
+    """
+    free = {node.input[0] for link in linked for node in link.consumers}
+    found: list[Link] = []
+    for node in graph.model.graph.node:
+        for name in node.output:
+            axis = len(graph.shapes.get(name, [])) - 1
+            takers = [taker for taker in graph.consumers.get(name, []) if _takes(graph, taker, name, axis)]
+            if axis > 0 and takers and name not in free and all(taker.op_type != "Conv" for taker in takers):
+                found.append(Link(node, graph.split(takers[0]).shape[2], takers, scaling=True))
     return found
 
 
@@ -121,10 +141,12 @@ def _keeps_channels(graph: Graph, node: NodeProto, axis: int) -> bool:
 def divide_producer(graph: Graph, link: Link, scale: Array) -> None:
     """Make the producer's channels smaller by a scale [channels]."""
     node = link.producer
+    if link.scaling:
+        _scaled(graph, link, 1 / scale)
+        return
     if node.op_type == "LayerNormalization":
-        target = _copied(graph, link) if link.copy else node
-        for index in range(1, len(target.input)):
-            graph.set(target, index, graph.weights[target.input[index]] / scale)
+        for index in range(1, len(node.input)):
+            graph.set(node, index, graph.weights[node.input[index]] / scale)
         return
     weight = graph.split(node)
     bias = graph.bias(node)
@@ -140,23 +162,22 @@ def multiply_consumers(graph: Graph, link: Link, scale: Array) -> None:
         graph.join(node, weight * scale.reshape(weight.shape[0], 1, weight.shape[2], 1))
 
 
-def _copied(graph: Graph, link: Link) -> NodeProto:
-    """A LayerNormalization beside the producer, that the consumers alone take from."""
-    node, old = NodeProto(), link.producer.output[0]
-    node.CopyFrom(link.producer)
-    node.name, new = f"{link.producer.name or old}_scaled", f"{old}_scaled"
-    node.output[0] = new
+def _scaled(graph: Graph, link: Link, factor: Array) -> None:
+    """Multiply what the consumers take by a factor [channels]; they alone see it."""
+    old = link.consumers[0].input[0]
+    taken = names_in(graph.model.graph) | set(graph.weights)
+    new, by = fresh(f"{old}_scaled", taken), fresh(f"{old}_factor", taken)
     nodes = graph.model.graph.node
-    nodes.insert(next(index for index, other in enumerate(nodes) if old in other.output) + 1, node)
-    node = next(other for other in nodes if new in other.output)
-    for name in node.input:
-        graph.consumers[name].append(node)
+    place = next(index for index, other in enumerate(nodes) if old in other.output) + 1
+    nodes.insert(place, helper.make_node("Mul", [old, by], [new], name=new))
+    graph.weights[by] = factor.astype(np.float32)
+    graph.consumers[by] = [nodes[place]]
+    graph.consumers[old] = [*(node for node in graph.consumers[old] if node not in link.consumers), nodes[place]]
+    graph.consumers[new] = list(link.consumers)
     for taker in link.consumers:
         taker.input[0] = new
-    graph.consumers[new] = list(link.consumers)
     info = next((value for value in graph.model.graph.value_info if value.name == old), None)
     if info is not None:
         made = graph.model.graph.value_info.add()
         made.CopyFrom(info)
         made.name = new
-    return node

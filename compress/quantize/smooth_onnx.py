@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,21 +15,28 @@ from compress.data.dataset import Dataset
 from compress.evaluate.bearing import bearing
 from compress.evaluate.parity import differences
 from compress.model import Model, OnnxModel
+from compress.quantize.exponents import ALPHAS, ROWS, Seen, error, scale_of
 from compress.quantize.graph import Array, Graph, observe
-from compress.quantize.scale_links import Link, divide_producer, find_links, multiply_consumers
+from compress.quantize.int8_onnx import attention
+from compress.quantize.scale_links import Link, divide_producer, find_links, find_scalings, multiply_consumers
 from compress.runtime.backends import OnnxBackend
 from compress.stage import Given, Progress
 
 __all__ = ["SmoothOnnx"]
 
 PROVEN = 8  # samples of the calibration data, on which nothing is clipped: the answers have to be those from before
+CONVOLVED = 0.5  # the exponent at a convolution, whose products are not tried one by one
+WORTH = 0.75  # a Mul of its own has to leave no more than this of the error
 
 
 @dataclass(frozen=True)
 class SmoothOnnx:
     """Each channel j of an activation X is divided by s_j = max|X_j|^a / max|W_j|^(1-a), its consumers' weights W
-    multiplied by it, where a is alpha; s is folded into the producer (Xiao et al., SmoothQuant, 2023, section 4,
-    equation 4).
+    multiplied by it; s is folded into the producer (Xiao et al., SmoothQuant, 2023, section 4, equation 4). The
+    exponent a is found for each activation: see `exponents`.
+
+    In a graph with attention, what no producer can take in gets a Mul of its own, where that pays: behind a residual's
+    LayerNormalization, a GELU, the heads.
 
     Where all consumers are depthwise, each channel has a weight scale to itself, and a is 1: the activation is evened
     out wholly, at no cost to the weights. Across a Clip from 0 (ReLU6), s_j stays between the share of the bound that
@@ -37,13 +45,17 @@ class SmoothOnnx:
 
     Attributes:
         calibration: typical inputs.
-        alpha: how much of the difficulty moves from activations to weights, from 0 to 1.
-        copies: whether a LayerNormalization whose output goes to a residual, too, may be doubled: one more to compute.
+        alpha: one exponent for all, from 0 to 1; None: each activation's own.
+        scalings: whether a Mul may be added: one more to compute.
+        reduce_range: 7-bit weights will be used.
+        attention_only: whether a graph without attention stays as it is.
     """
 
     calibration: Dataset
-    alpha: float = 0.5
-    copies: bool = False
+    alpha: float | None = None
+    scalings: bool = False
+    reduce_range: bool = False
+    attention_only: bool = False
 
     name: ClassVar[str] = "smooth_onnx"
     takes: ClassVar[type] = OnnxModel
@@ -51,95 +63,135 @@ class SmoothOnnx:
 
     @property
     def options(self) -> Mapping[str, Any]:
-        return {"calibration": self.calibration.sha256, "alpha": self.alpha, "copies": self.copies}
+        return {
+            "calibration": self.calibration.sha256,
+            "alpha": self.alpha,
+            "scalings": self.scalings,
+            "reduce_range": self.reduce_range,
+            "attention_only": self.attention_only,
+        }
 
     def check(self, model: Model) -> None:
         """Any ONNX file will do; one without links stays as it is, and is told so."""
 
     def run(self, model: OnnxModel, folder: Path, progress: Progress) -> Given:
-        links = self._links(Graph(model.path))
-        largest = _maxima(model.path, links, self.calibration, progress)
+        graph = Graph(model.path)
+        links = self._links(graph)
+        seen = _seen(model.path, links, self.calibration, progress)
+        chosen = []
+        for at, link in enumerate(links):
+            chosen.append(self._chosen(graph, link, seen))
+            progress(at + 1, len(links), "finding how far to even out")
         path = folder / "model.onnx"
         few = self.calibration.take(np.unique(np.linspace(0, len(self.calibration) - 1, PROVEN).astype(np.int64)))[0]
         expected = OnnxBackend(model, threads=1).infer(few)
 
         def fails(part: Sequence[int]) -> str | None:
-            self._write(model, part, largest, path)
+            self._write(model, {at: chosen[at][1] for at in part}, path)
             found = differences(expected, OnnxBackend(OnnxModel(path, model.signature), threads=1).infer(few))
             return next((f"{name} is {apart}" for name, apart in found.items() if not apart.fits), None)
 
-        kept, failed = bearing(range(len(links)), fails)
+        kept, failed = bearing([at for at, (alpha, _) in enumerate(chosen) if alpha is not None], fails)
         kept.sort()
-        spreads = self._write(model, kept, largest, path)
-        warnings = [] if links else ["no activation is made and taken by layers alone: nothing was evened out"]
+        self._write(model, {at: chosen[at][1] for at in kept}, path)
+        nothing = "no activation is made and taken by layers alone: nothing was evened out"
+        warnings = [] if links or self.attention_only else [nothing]
         warnings += [f"{links[at].producer.name} is left as it is: evened out, {why}" for at, why in failed.items()]
+        exponents = sorted(alpha for at in kept if (alpha := chosen[at][0]) is not None)
+        said = "" if not exponents else f", exponents {exponents[0]:g} to {exponents[-1]:g}"
+        if exponents and exponents[0] == exponents[-1]:
+            said = f", exponent {exponents[0]:g}"
+        added = sum(links[at].scaling for at in kept)
+        said += f"; {counted(added, 'multiplications')} added" if added else ""
+        done = f"the channels of {counted(len(kept), 'activations')} evened out{said}"
         return Given(
             OnnxModel(path, model.signature),
-            f"the channels of {counted(len(kept), 'activations')} evened out, alpha {self.alpha:g}",
+            done if links or not self.attention_only else "no attention in it: left as it is",
             {
                 "links": [
                     {
                         "from": links[at].producer.name,
                         "to": [node.name for node in links[at].consumers],
-                        "spread": spread,
+                        "exponent": chosen[at][0],
+                        "spread": float(chosen[at][1].max() / chosen[at][1].min()),
+                        "added": links[at].scaling,
                     }
-                    for at, spread in zip(kept, spreads, strict=True)
+                    for at in kept
                 ]
             },
             tuple(warnings),
         )
 
     def _links(self, graph: Graph) -> list[Link]:
-        return [link for link in find_links(graph) if self.copies or not link.copy]
+        attends = attention(graph.model)[0] is not None
+        links = [] if self.attention_only and not attends else find_links(graph)
+        return [*links, *find_scalings(graph, links)] if self.scalings and attends else links
 
-    def _write(self, model: OnnxModel, part: Sequence[int], largest: Mapping[str, Array], path: Path) -> list[float]:
-        """Even out these of the links; by how much the channels of each were apart."""
+    def _chosen(self, graph: Graph, link: Link, seen: Mapping[str, Seen]) -> tuple[float | None, Array]:
+        """The exponent, None to leave it as it is, and what to divide each channel by."""
+        weights = [graph.split(node) for node in link.consumers]
+        here = seen[link.consumers[0].input[0]]
+        largest = np.max([seen[node.input[0]].largest for node in link.consumers], axis=0)
+        weight = np.max([np.abs(w).max(axis=(1, 3)).reshape(-1) for w in weights], axis=0)
+        if all(w.shape[0] == link.channels for w in weights):  # depthwise
+            alphas: tuple[float, ...] = (1.0,)
+        elif self.alpha is not None or link.convolves or link.clips:
+            alphas = (CONVOLVED if self.alpha is None else self.alpha,)
+        else:
+            alphas = ALPHAS
+        scales = {alpha: scale_of(largest, weight, alpha) for alpha in alphas}
+        if link.clips:
+            reach = np.max([seen[name].largest / bound for name, bound in link.clips.items()], axis=0)
+            scales = {alpha: _within(scale, reach, largest, weight) for alpha, scale in scales.items()}
+        if len(alphas) == 1:
+            return alphas[0], scales[alphas[0]]
+        matrices = [w[0, :, :, 0] for w in weights]
+        levels = 64 if self.reduce_range else 127
+        with np.errstate(all="ignore"):  # calibration will tell of an overflow
+            errors = {alpha: error(here, matrices, scale, levels) for alpha, scale in scales.items()}
+            plain = error(here, matrices, np.ones(link.channels, np.float32), levels)
+        best = min(errors, key=errors.__getitem__)
+        if not errors[best] < plain * (WORTH if link.scaling else 1.0):
+            return None, np.ones(link.channels, np.float32)
+        return best, scales[best]
+
+    def _write(self, model: OnnxModel, scales: Mapping[int, Array], path: Path) -> None:
+        """Even out these of the links."""
         graph = Graph(model.path)
         links = self._links(graph)
-        spreads = []
-        for at in part:
-            scale = _scale(graph, links[at], largest, self.alpha)
+        for at, scale in scales.items():
             divide_producer(graph, links[at], scale)
             multiply_consumers(graph, links[at], scale)
-            spreads.append(float(scale.max() / scale.min()))
         graph.save(path)
-        return spreads
 
 
-def _maxima(path: Path, links: list[Link], data: Dataset, progress: Progress) -> dict[str, Array]:
-    """Largest absolute value [channels] of each consumer's input and each Clip's output."""
+def _within(scale: Array, reach: Array, activation: Array, weight: Array) -> Array:
+    """A scale [channels] of at most 1, and no smaller than the share of a Clip's bound that the channel reaches."""
+    alive = (activation > 0) & (weight > 0) & np.isfinite(activation)
+    if not alive.any():
+        return scale
+    bounded = np.clip(scale / scale[alive].max(), np.maximum(reach, 1e-3), 1.0)
+    return np.where(alive, bounded, 1.0).astype(np.float32)
+
+
+def _seen(path: Path, links: list[Link], data: Dataset, progress: Progress) -> dict[str, Seen]:
+    """What each consumer's input and each Clip's output is like on the data."""
     axes: dict[str, int] = {}
+    tried: set[str] = set()
     for link in links:
         axes |= {node.input[0]: 1 if node.op_type == "Conv" else -1 for node in link.consumers}
         axes |= dict.fromkeys(link.clips, 1)
-    found: dict[str, Array] = {}
+        tried |= set() if link.convolves or link.clips else {link.consumers[0].input[0]}
+    found: dict[str, Seen] = {}
     done = 0
     if not axes:
         return found
     for tensors in observe(path, list(axes), data):
+        samples = len(next(iter(tensors.values())))
+        keep = math.ceil(ROWS * samples / len(data))
         for name, axis in axes.items():
-            values = np.abs(np.moveaxis(tensors[name], axis, 0)).reshape(tensors[name].shape[axis], -1).max(1)
-            found[name] = np.maximum(found[name], values) if name in found else values
-        done += len(next(iter(tensors.values())))
+            values = np.moveaxis(tensors[name], axis, -1).reshape(-1, tensors[name].shape[axis])
+            found.setdefault(name, Seen.of(values)).add(values, keep if name in tried else 0)
+        done += samples
         progress(done, len(data), "calibrating")
     return found
-
-
-def _scale(graph: Graph, link: Link, largest: Mapping[str, Array], alpha: float) -> Array:
-    """What to divide each channel [channels] by; 1 where it, or its weights, are 0 throughout."""
-    names = [node.input[0].removesuffix("_scaled") for node in link.consumers]
-    activation = np.max([largest[name] for name in names], axis=0).astype(np.float64)
-    weights = [graph.split(node) for node in link.consumers]
-    weight = np.max([np.abs(w).max(axis=(1, 3)).reshape(-1) for w in weights], axis=0).astype(np.float64)
-    alive = (activation > 0) & (weight > 0) & np.isfinite(activation)  # calibration will tell of an overflow
-    if not alive.any():
-        return np.ones(link.channels, np.float32)
-    if all(w.shape[0] == link.channels for w in weights):
-        alpha = 1.0
-    raw = np.where(alive, activation, 1.0) ** alpha / np.where(alive, weight, 1.0) ** (1 - alpha)
-    if link.clips:
-        reach = np.max([largest[name] / bound for name, bound in link.clips.items()], axis=0).astype(np.float64)
-        raw = np.clip(raw / raw[alive].max(), np.maximum(reach, 1e-3), 1.0)
-    else:
-        raw = raw / np.exp(np.log(raw[alive]).mean())
-    return np.where(alive, np.clip(raw, 1e-3, 1e3), 1.0).astype(np.float32)

@@ -29,7 +29,7 @@ Writer = Callable[[Any], Stage]
 WRITERS: dict[str, Writer] = {
     "fold": lambda _: FoldOnnx(),
     "unfuse": lambda _: FoldOnnx(unfuse=True),
-    "smooth": lambda data: SmoothOnnx(data, copies=True),
+    "smooth": lambda data: SmoothOnnx(data, scalings=True),
     "static": lambda data: QuantizeOnnx("static", data),
     "tensorrt": lambda data: QuantizeOnnx("static", data, target="tensorrt"),
     "dynamic": lambda _: QuantizeOnnx("dynamic"),

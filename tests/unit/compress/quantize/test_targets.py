@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -181,6 +182,15 @@ def test_a_model_without_such_layers_is_an_error(tmp_path: Path) -> None:
     model = exported(Plain(), ("x:float32[batch,4]",), tmp_path)
     with pytest.raises(StageError, match="nothing was quantized"):
         QuantizeOnnx("weights").run(model, tmp_path / "next", quiet)
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic", "weights"])
+def test_weights_in_float64_are_named_where_none_is_quantized(mode: Any, tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 3)).double()
+    model = exported(network, ("x:float64[batch,4]",), tmp_path)
+    with pytest.raises(StageError, match="nothing was quantized") as caught:
+        QuantizeOnnx(mode, random_data(model, 16)).run(model, tmp_path / "next", quiet)
+    assert "float64" in caught.value.why
 
 
 @pytest.fixture(scope="module")
