@@ -8,11 +8,12 @@ before the next one's. What of a key's answers is not counted is then one of the
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
 
-from serve.gateway.access.memory import Share
+from serve.gateway.access.memory import MemoryFullError, Share
 
 __all__ = ["UNREAD_STAYS", "Arriving"]
 
@@ -26,33 +27,35 @@ class Arriving:
     def __init__(self) -> None:
         self._turns: dict[str, asyncio.Lock] = {}
 
-    async def answer(self, call: Any, share: Share) -> bytes:
-        """The one answer of a call, which was begun with `unary_stream`.
+    async def answer(self, call: Any, share: Share, wanted: Sequence[bool] = (True,)) -> bytes:
+        """The one answer of a call, which was begun with `unary_stream`; the call is not cancelled before it ends.
 
         Args:
             share: counts the answer, for its key.
+            wanted: empty once nobody waits for it any more: the share is closed then, or will be.
 
         Raises:
             grpc.aio.AioRpcError: there is none.
             MemoryFullError: there is no room for it.
         """
+        await call.initial_metadata()
+        turn = self._turns.setdefault(share.key, asyncio.Lock())
         try:
-            await call.initial_metadata()
-            turn = self._turns.setdefault(share.key, asyncio.Lock())
-            try:
-                async with turn:
-                    answer = await call.read()
-                    if isinstance(answer, bytes):
+            async with turn:
+                answer = await call.read()
+                try:
+                    if isinstance(answer, bytes) and wanted:
                         share.take(len(answer))
-            finally:
-                if not turn.locked() and self._turns.get(share.key) is turn:
-                    del self._turns[share.key]
-            if not isinstance(answer, bytes):
-                raise grpc.aio.AioRpcError(
-                    grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), "there was no answer"
-                )
-            await call.code()
-            return answer
-        except BaseException:
-            call.cancel()
-            raise
+                except MemoryFullError:
+                    answer = None
+                    await call.code()
+                    raise
+        finally:
+            if not turn.locked() and self._turns.get(share.key) is turn:
+                del self._turns[share.key]
+        if not isinstance(answer, bytes):
+            raise grpc.aio.AioRpcError(
+                grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), "there was no answer"
+            )
+        await call.code()
+        return answer

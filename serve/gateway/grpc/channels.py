@@ -54,7 +54,7 @@ class GrpcChannels:
         self._relays = relays
         self._channels: dict[Node, Any] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self._left: set[asyncio.Task[None]] = set()
+        self._left: set[asyncio.Task[Any]] = set()
         self._arriving = Arriving()
 
     def channel(self, node: Node) -> Any:
@@ -95,31 +95,68 @@ class GrpcChannels:
         attempt = self._balancer.begin(self._balancer.scope(scope)) if node is None else None
         chosen = attempt.node if attempt is not None else node
         assert chosen is not None  # noqa: S101
+        call = self.channel(chosen).unary_unary(SERVICE + name)(body, timeout=self._balancer.timeout_s)
+        asking = asyncio.ensure_future(_result(call))
         server = Verdict.NOTHING
         try:
-            answer: bytes = await self.channel(chosen).unary_unary(SERVICE + name)(body, timeout=timeout_s)
+            answer = await self._within(asking, timeout_s)
             server = Verdict.GOOD
             return answer
         except grpc.aio.AioRpcError as err:
             server, _ = _verdicts(err, early=True)
             raise
         finally:
+            if not asking.done():
+                self._keep(asking)
             if attempt is not None:
                 attempt.end(server, Verdict.NOTHING)
 
+    async def _within(self, asking: asyncio.Task[bytes], timeout_s: float) -> bytes:
+        """The answer, if it comes in time. A call that nobody waits for any more goes on.
+
+        Triton 24.10 dies of calls that are cancelled, or whose deadlines pass, while it answers them: some thousands
+        of either end it (SIGSEGV). So it hears of neither.
+        """
+        await asyncio.wait((asking,), timeout=max(0.0, timeout_s))
+        if asking.done():
+            return asking.result()
+        raise grpc.aio.AioRpcError(
+            grpc.StatusCode.DEADLINE_EXCEEDED, grpc.aio.Metadata(), grpc.aio.Metadata(), "Deadline Exceeded"
+        )
+
+    def _keep(self, asking: asyncio.Task[bytes]) -> None:
+        """Hold a call that its client has left, until it ends."""
+        self._left.add(asking)
+
+        def ended(task: asyncio.Task[bytes]) -> None:
+            self._left.discard(task)
+            if not task.cancelled():
+                task.exception()  # nobody else will look
+
+        asking.add_done_callback(ended)
+
     async def infer(
-        self, body: bytes, scope_name: bytes, sequence: bytes | None, deadline: float, share: Share | None = None
+        self,
+        body: bytes,
+        scope_name: bytes,
+        sequence: bytes | None,
+        deadline: float,
+        share: Share | None = None,
+        on_left: Callable[[asyncio.Task[bytes]], None] = lambda _: None,
     ) -> bytes:
         """ModelInfer of one server, and of others while they can't be reached.
+
+        Where the deadline passes, or this is cancelled, the server goes on with it, and its answer is dropped.
 
         Args:
             scope_name: path of the model.
             sequence: id of its sequence; None for none.
             deadline: on the monotonic clock.
             share: counts an answer that may be long; None for one that can't be.
+            on_left: is given what is still with the server when nobody waits for it any more.
 
         Raises:
-            grpc.aio.AioRpcError: as it came.
+            grpc.aio.AioRpcError: as it came, or the deadline passed.
             MemoryFullError: there is no room for the answer.
         """
         balancer = self._balancer
@@ -131,7 +168,7 @@ class GrpcChannels:
             attempt = balancer.begin(scope, tried, sequence, flight=flight)
             tried.append(attempt.node)
             try:
-                return await self._infer(attempt, body, deadline - time.monotonic(), share)
+                return await self._infer(attempt, body, deadline - time.monotonic(), share, on_left)
             except grpc.aio.AioRpcError as err:
                 lost = _lost(err)
                 if lost:
@@ -147,15 +184,19 @@ class GrpcChannels:
                     raise
             balancer.retried()
 
-    async def _infer(self, attempt: Attempt, body: bytes, timeout_s: float, share: Share | None) -> bytes:
+    async def _infer(
+        self,
+        attempt: Attempt,
+        body: bytes,
+        timeout_s: float,
+        share: Share | None,
+        on_left: Callable[[asyncio.Task[bytes]], None],
+    ) -> bytes:
         server = model = Verdict.NOTHING
+        wanted = [True]
+        asking = asyncio.ensure_future(self._asked(attempt.node, body, share, wanted))
         try:
-            channel = self.channel(attempt.node)
-            if share is None:
-                answer: bytes = await channel.unary_unary(f"{SERVICE}ModelInfer")(body, timeout=timeout_s)
-            else:
-                call = channel.unary_stream(f"{SERVICE}ModelInfer")(body, timeout=timeout_s)
-                answer = await self._arriving.answer(call, share)
+            answer = await self._within(asking, timeout_s)
             server = model = Verdict.GOOD
             self._balancer.known(attempt.scope)
             return answer
@@ -165,7 +206,22 @@ class GrpcChannels:
                 model = Verdict.NOTHING
             raise
         finally:
-            attempt.end(server, model)
+            if asking.done() or model is not Verdict.NOTHING:
+                attempt.end(server, model)
+            else:  # the server has it until it ends
+                asking.add_done_callback(lambda _: attempt.end(Verdict.NOTHING, Verdict.NOTHING))
+            if not asking.done():
+                wanted.clear()
+                self._keep(asking)
+                on_left(asking)
+
+    async def _asked(self, node: Node, body: bytes, share: Share | None, wanted: list[bool]) -> bytes:
+        """The answer; once it is not `wanted` any more, it counts for nobody."""
+        channel = self.channel(node)
+        if share is None:
+            return await _result(channel.unary_unary(f"{SERVICE}ModelInfer")(body, timeout=self._balancer.timeout_s))
+        call = channel.unary_stream(f"{SERVICE}ModelInfer")(body, timeout=self._balancer.timeout_s)
+        return await self._arriving.answer(call, share, wanted)
 
     async def stream(
         self,
@@ -249,6 +305,11 @@ class GrpcChannels:
         finally:
             attempt.end(Verdict.NOTHING, Verdict.NOTHING)
             await way.end()
+
+
+async def _result(call: Any) -> bytes:
+    answer: bytes = await call
+    return answer
 
 
 async def _to_their_end(requests: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextvars import Token
 from typing import Any
 
 import grpc
 
+from serve.gateway.access.admission import Admission
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Share
@@ -114,8 +116,9 @@ class Inference:
         deadline = time.monotonic() + patience
         places = self._gate.places(model)
         seconds: float | None = None
-        answered = entered = given_up = False
+        answered = entered = False
         sent = True
+        left: list[asyncio.Task[bytes]] = []  # calls that Triton is still at work on
         asked, turn, stays, batcher = asked_of(request), None, None, None
         if sequence is not None:
             stays, batcher = await self._incoming.who(request, sequence)
@@ -145,9 +148,11 @@ class Inference:
                 if stays is not None and stays != asked:
                     request.model_name, request.model_version = stays.model, stays.version or ""
                     body = request.SerializeToString()
-                answer = await self._calls.infer(body, *about(request), deadline, counted)
+                answer = await self._calls.infer(body, *about(request), deadline, counted, left.append)
             else:
-                answer = await self._released(release, identity, request, context, patience, deadline, stays, counted)
+                answer = await self._released(
+                    release, identity, request, context, patience, deadline, stays, counted, left.append
+                )
             seconds = time.monotonic() - started
             answered = True
             status = 200
@@ -167,11 +172,11 @@ class Inference:
                 self._releases.begun.answered(asked, stays, sequence, batcher, status, gone=gone)
             if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 flight.left = True
-                given_up = not tells(patience, self._settings.timeout_s)
-                seconds = None if given_up else time.monotonic() - started
+                if tells(patience, self._settings.timeout_s):
+                    seconds = time.monotonic() - started
             raise
         except asyncio.CancelledError:
-            given_up = flight.left = True
+            flight.left = True
             raise
         finally:
             if turn is not None:
@@ -179,10 +184,9 @@ class Inference:
             if above is not None:
                 ABOARD.reset(above)
             suspects.land(flight, answered=answered, sent=sent)
-            if entered and given_up:  # Triton hears of it, but a model at work goes on
-                places.abandon(time.monotonic() - started)
-            elif entered:
-                places.leave(seconds, len(body))
+            if entered:
+                held = Share(self._gate.memory, identity.id)
+                _leave_after(left, places, started, seconds, len(body), held)
             if entered and seen.trace is not None:
                 seen.trace.done("upstream")
 
@@ -196,6 +200,7 @@ class Inference:
         deadline: float,
         stays: Target | None,
         counted: Share | None,
+        on_left: Callable[[asyncio.Task[bytes]], None],
     ) -> bytes:
         """Ask one of the two models under release."""
 
@@ -204,9 +209,9 @@ class Inference:
             body = request.SerializeToString()
             try:
                 if target.model == release.model:
-                    return Grade.GOOD, await self._calls.infer(body, *about(request), deadline, counted)
+                    return Grade.GOOD, await self._calls.infer(body, *about(request), deadline, counted, on_left)
                 with self._gate.incidents.suspects.beside(identity.id, target.model, body):
-                    return Grade.GOOD, await self._calls.infer(body, *about(request), deadline, counted)
+                    return Grade.GOOD, await self._calls.infer(body, *about(request), deadline, counted, on_left)
             except grpc.aio.AioRpcError as err:
                 if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                     return Grade.LATE if tells(patience, self._settings.timeout_s) else Grade.CUT, err
@@ -221,3 +226,21 @@ class Inference:
             raise answered.answer
         answer: bytes = answered.answer
         return answer
+
+
+def _leave_after(
+    left: list[asyncio.Task[bytes]], places: Admission, started: float, seconds: float | None, size: int, held: Share
+) -> None:
+    """Give a place back once Triton has ended what its client did not wait for: until then it is taken there, and the
+    request is in memory."""
+
+    def leave(ended: asyncio.Future[list[bytes | BaseException]]) -> None:
+        answered = not ended.cancelled() and any(isinstance(each, bytes) for each in ended.result())
+        places.leave(time.monotonic() - started if answered else seconds, size)
+        held.close()
+
+    if left:
+        held.hold(size)
+        asyncio.gather(*left, return_exceptions=True).add_done_callback(leave)
+    else:
+        places.leave(seconds, size)
