@@ -220,7 +220,7 @@ class Pool:
         try:
             async with asyncio.timeout_at(deadline):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(self._max_response_bytes, self._hold), address.host, address.port
+                    lambda: Connection(self._max_response_bytes, self._hold, self.timeout_s), address.host, address.port
                 )
         except TimeoutError:
             raise ExchangeError("timeout", f"no connection to {address} in time") from None
@@ -231,7 +231,7 @@ class Pool:
     def _release(self, connection: Connection | None) -> None:
         """Give a slot back, to whoever waits longest."""
         kept = connection if connection is not None and connection.usable and not self._closed else None
-        if kept is None and connection is not None:
+        if kept is None and connection is not None and connection.ended is None:  # else it closes itself
             connection.close()
         while self._waiters:
             waiter = self._waiters.popleft()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import cast
 
@@ -13,7 +14,7 @@ import httptools
 from serve.http.body import GrowingBody
 from serve.http.message import ExchangeError, Held, Response
 
-__all__ = ["Connection", "Done"]
+__all__ = ["LEFT", "Connection", "Done"]
 
 Done = Callable[[Response | None, Exception | None], None]
 """Told once of how an exchange ended: one of the two is None."""
@@ -40,6 +41,10 @@ class _Head:
     length: int
 
 
+LEFT: ContextVar[list[Connection] | None] = ContextVar("left", default=None)
+"""Gets the connections of exchanges that were given up, each as `Connection.leave` leaves it; None: they are closed."""
+
+
 class Connection(asyncio.Protocol):
     """One keep-alive connection with one request in flight.
 
@@ -48,15 +53,21 @@ class Connection(asyncio.Protocol):
     Args:
         max_response_bytes: longest body that is accepted.
         hold: makes what counts a long body's bytes for whoever asked; what it raises ends the exchange.
+        patience_s: how long a server may be at work on what was left.
 
     Attributes:
+        ended: of an exchange that was left, whether the server answered it, once it has or never will; else None.
         usable: open, idle and in step with the server.
         used: a whole response has been read from it.
         deadline: of the request in flight, where it is for others to watch; on the loop's clock.
     """
 
-    def __init__(self, max_response_bytes: int, hold: Callable[[str], Held] | None = None) -> None:
+    def __init__(
+        self, max_response_bytes: int, hold: Callable[[str], Held] | None = None, patience_s: float = 30.0
+    ) -> None:
         self._hold = hold
+        self._patience_s = patience_s
+        self.ended: asyncio.Future[bool] | None = None
         self._who = ""
         self.usable = False
         self.used = False
@@ -99,7 +110,8 @@ class Connection(asyncio.Protocol):
     async def exchange(self, head: bytes, body: bytes | GrowingBody, deadline: float, who: str = "") -> Response:
         """Send a request and read its response.
 
-        A cancelled exchange closes the connection: what the server still sends belongs to nobody.
+        A cancelled exchange closes the connection, as does a time-out, or leaves it where `LEFT` says so: what the
+        server still sends belongs to nobody.
 
         Args:
             head: from `encode_head`.
@@ -123,7 +135,7 @@ class Connection(asyncio.Protocol):
                 waiter.set_exception(error)
 
         self._start(done, who)
-        timer = self._loop.call_at(deadline, self.expire)
+        timer = self._loop.call_at(deadline, self._late)
         stall: asyncio.TimerHandle | None = None
         if isinstance(body, GrowingBody):
             self._transport.write(head)
@@ -134,7 +146,7 @@ class Connection(asyncio.Protocol):
         try:
             return await waiter
         except asyncio.CancelledError:
-            self.close()
+            self._give_up()
             raise
         finally:
             timer.cancel()
@@ -172,6 +184,42 @@ class Connection(asyncio.Protocol):
         self._done = None
         self.close()
 
+    def leave(self) -> asyncio.Future[bool]:
+        """Give up what was sent, and stay open until the server is through with it; nobody is told.
+
+        A server that is asked over HTTP does not hear of a client that left: it is at work all the same. `ended` tells
+        when it is through.
+        """
+        self._done = None
+        self.usable = False
+        self.ended = self._loop.create_future()
+        if self._transport is None or self._transport.is_closing() or self._wire_bytes:
+            self._end_left(answered=bool(self._wire_bytes))
+            self.close()
+        else:
+            self._loop.call_later(self._patience_s, self.close)
+        return self.ended
+
+    def _give_up(self) -> None:
+        left = LEFT.get()
+        if left is None:
+            self.close()
+        else:
+            self.leave()
+            left.append(self)
+
+    def _end_left(self, *, answered: bool) -> None:
+        if self.ended is not None and not self.ended.done():
+            self.ended.set_result(answered)
+
+    def _late(self) -> None:
+        done = self._done
+        if done is None or self._wire_bytes or LEFT.get() is None:
+            self.expire()
+        else:
+            self._give_up()
+            done(None, ExchangeError("timeout", "no whole response in time"))
+
     def abort(self) -> None:
         """End the exchange that is under way, with an ExchangeError of kind "closed"."""
         self._fail(ExchangeError("closed", "given up: the server does not answer"))
@@ -207,6 +255,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._done is None:
+            self._end_left(answered=True)
             self.close()  # bytes that no request asked for: the stream is out of step
             return
         fresh = not self._wire_bytes
@@ -267,6 +316,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.usable = False
         if self._done is None:
+            self._end_left(answered=False)
             return
         if exc is None and self._head_done and not self._framed:
             self._complete(keep_alive=False)  # a body without a length ends with the connection

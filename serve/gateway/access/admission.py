@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from serve.gateway.errors import OverloadedError
 
@@ -194,12 +196,33 @@ class Admission:
             self._learn(seconds, size.bit_length())
         self._pass_on()
 
-    def abandon(self, seconds: float) -> None:
-        """Give a place back whose client gave up after so many seconds, once the answer would have come.
+    def leave_after(self, ended: Sequence[asyncio.Future[Any]], started: float, size: int = 0) -> None:
+        """Give a place back whose client gave up, once the model server is through with what it was sent.
 
-        The model server does not hear of it, and goes on: a place given back at once would let who never waits have as
-        many requests there as it likes.
+        It does not hear of it, and goes on: a place given back at once would let who never waits have as many requests
+        there as it likes.
+
+        Args:
+            ended: each is done when the server is, True or an answer where it answered.
+            started: when the server was asked, on the monotonic clock.
+            size: of the request, in bytes.
         """
+        left = len(ended)
+        answered = False
+
+        def over(each: asyncio.Future[Any]) -> None:
+            nonlocal left, answered
+            left -= 1
+            answered = answered or not (each.cancelled() or each.exception() is not None or each.result() is False)
+            if not left:
+                self.leave(time.monotonic() - started if answered else None, size)
+
+        for each in ended:
+            each.add_done_callback(over)
+
+    def abandon(self, seconds: float) -> None:
+        """The same after so many seconds where nothing tells when the server is through: once the answer would have
+        come."""
         left = self._latency - seconds
         if left > 0:
             asyncio.get_running_loop().call_later(left, self._pass_on)

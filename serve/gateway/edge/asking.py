@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope
 
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
+from serve.gateway.access.memory import Share
 from serve.gateway.edge.extensions import LEAVING
 from serve.gateway.errors import ClientGoneError, UpstreamDownError, UpstreamTimeoutError
 from serve.gateway.health.suspects import ABOARD, Flight
@@ -20,6 +21,7 @@ from serve.gateway.observe.tracing import Trace
 from serve.gateway.upstream.deadline import EarlyTimeoutError
 from serve.http.body import GrowingBody
 from serve.http.client import Response
+from serve.http.connection import LEFT, Connection
 
 __all__ = ["CLIENT_LEFT", "ask_model", "unless_client_leaves"]
 
@@ -62,6 +64,7 @@ async def ask_model(
     suspects = gate.incidents.suspects
     flight = Flight(identity.id, model, body)
     given_up = False
+    left: list[Connection] = []
     try:
         if suspects.watches(identity.id, model):  # before it holds a place, which others could use
             await unless_client_leaves(scope, receive, suspects.examine(flight, deadline - time.monotonic()))
@@ -75,10 +78,11 @@ async def ask_model(
         started = time.monotonic()
         gate.incidents.outages.check(model)
         suspects.take_off(flight)
-        above = ABOARD.set(flight)
+        above, on_left = ABOARD.set(flight), LEFT.set(left)
         try:
             response = await unless_client_leaves(scope, receive, ask())
         finally:
+            LEFT.reset(on_left)
             ABOARD.reset(above)
         answered = True
         if response.status == 200:
@@ -98,10 +102,17 @@ async def ask_model(
     finally:
         suspects.land(flight, answered=answered, sent=sent)
         if entered:
-            if given_up:
-                places.abandon(time.monotonic() - started)
-            else:
+            if not given_up:
+                for connection in left:
+                    connection.close()
                 places.leave(seconds, size)
+            elif ended := [connection.ended for connection in left if connection.ended is not None]:
+                held = Share(gate.memory, identity.id)
+                held.hold(size)  # it may still be on its way
+                places.leave_after(ended, started, size)
+                ended[-1].add_done_callback(lambda _: held.close())
+            else:
+                places.abandon(time.monotonic() - started)
             if trace is not None:
                 trace.done("upstream")
 

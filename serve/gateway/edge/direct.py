@@ -200,9 +200,9 @@ class _Call(Observed):
             if self._asking:  # a task that is cancelled before it begins does nothing, not even give back what it has
                 self._again.cancel()
             return
-        self._connection.cancel()
+        ended = self._connection.leave()
         self._pool.give(self._connection)
-        self._give_up()
+        self._give_up(ended)
 
     def end_early(self) -> None:
         """The gateway ends."""
@@ -274,11 +274,14 @@ class _Call(Observed):
         self._client.answer(code, head, body, last=refusal is not None and refusal.closes, who=self._identity.id)
         direct.telemetry.observe(self, code)
 
-    def _give_up(self) -> None:
-        """Nobody is left to answer."""
+    def _give_up(self, ended: asyncio.Future[bool] | None = None) -> None:
+        """Nobody is left to answer; `ended` tells when Triton is through with it."""
         self._flight.left = True
         self._let_go(answered=False)
-        self._places.abandon(time.monotonic() - self.started)
+        if ended is None:
+            self._places.abandon(time.monotonic() - self.started)
+        else:
+            self._places.leave_after([ended], self.started, self.received)
         self._direct.telemetry.observe(self, CLIENT_LEFT)
 
     def _let_go(self, *, answered: bool) -> None:

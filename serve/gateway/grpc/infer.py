@@ -10,7 +10,6 @@ from typing import Any
 
 import grpc
 
-from serve.gateway.access.admission import Admission
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Share
@@ -185,8 +184,13 @@ class Inference:
                 ABOARD.reset(above)
             suspects.land(flight, answered=answered, sent=sent)
             if entered:
-                held = Share(self._gate.memory, identity.id)
-                _leave_after(left, places, started, seconds, len(body), held)
+                if left and seconds is None:
+                    held = Share(self._gate.memory, identity.id)
+                    held.hold(len(body))
+                    places.leave_after(left, started, len(body))
+                    left[-1].add_done_callback(lambda _: held.close())
+                else:
+                    places.leave(seconds, len(body))
             if entered and seen.trace is not None:
                 seen.trace.done("upstream")
 
@@ -226,21 +230,3 @@ class Inference:
             raise answered.answer
         answer: bytes = answered.answer
         return answer
-
-
-def _leave_after(
-    left: list[asyncio.Task[bytes]], places: Admission, started: float, seconds: float | None, size: int, held: Share
-) -> None:
-    """Give a place back once Triton has ended what its client did not wait for: until then it is taken there, and the
-    request is in memory."""
-
-    def leave(ended: asyncio.Future[list[bytes | BaseException]]) -> None:
-        answered = not ended.cancelled() and any(isinstance(each, bytes) for each in ended.result())
-        places.leave(time.monotonic() - started if answered else seconds, size)
-        held.close()
-
-    if left:
-        held.hold(size)
-        asyncio.gather(*left, return_exceptions=True).add_done_callback(leave)
-    else:
-        places.leave(seconds, size)
