@@ -18,6 +18,7 @@ from compress.model.drawn import drawn_inputs, indices_of
 from compress.prune.cut_layers import Place
 from compress.prune.follow_channels import ChannelGroup
 from compress.prune.heads.free_sizes import Edit, edits_of, free
+from compress.prune.heads.plain_layers import with_plain_layers
 from compress.prune.heads.spans import Block, Span, blocks_of, spans_of
 from compress.prune.repair.walk import Walk
 from compress.storage.shortages import raise_shortage
@@ -45,14 +46,14 @@ def opened(model: TorchModel) -> Opened:
         model: left as it is; that it has no heads, or can't be traced, is no error.
     """
     try:
-        graph = traced_of(model.module, len(model.signature.inputs))
+        indices = indices_of(model.module, model.signature)
+        drawn = drawn_inputs(model.signature, model.signature.at(2), indices, 0)
+        inputs = [torch.as_tensor(drawn[spec.name]) for spec in model.signature.inputs]
+        graph = _traced(model, inputs)
         walk = Walk(graph)
         spans = [span for span in spans_of(walk) if _once(walk, span)]
         if not spans:
             return Opened(model)
-        indices = indices_of(model.module, model.signature)
-        drawn = drawn_inputs(model.signature, model.signature.at(2), indices, 0)
-        inputs = [torch.as_tensor(drawn[spec.name]) for spec in model.signature.inputs]
         values = _values(walk, inputs)
         edits: list[Edit] = []
         groups = []
@@ -70,6 +71,19 @@ def opened(model: TorchModel) -> Opened:
         raise_shortage(err)
         return Opened(model)
     return Opened(dataclasses.replace(model, module=freed), tuple(groups))
+
+
+def _traced(model: TorchModel, inputs: Sequence[torch.Tensor]) -> fx.GraphModule:
+    """The model's graph, in which torch's attention is made of linear layers, where that gives the same."""
+    plain = with_plain_layers(model.module, inputs)
+    if plain is not None:
+        try:
+            graph = fx.symbolic_trace(plain) if isinstance(plain, fx.GraphModule) else traced_of(plain, len(inputs))
+            if _same(graph, model, inputs):
+                return graph.eval()
+        except Exception as err:  # torch's layers are called in ways that a trace can't follow
+            raise_shortage(err)
+    return traced_of(model.module, len(inputs))
 
 
 def _group(span: Span, blocks: Sequence[Block]) -> ChannelGroup:
