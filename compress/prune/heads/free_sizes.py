@@ -1,7 +1,7 @@
 """Sizes written into a graph that say how many heads there are, left to be told from what is left of them.
 
-`view(n, t, 12, 32)` becomes `view(n, t, -1, 32)`, and the `reshape(n, t, 384)` behind it `reshape(n, t, -1)`, which give the
-same with 12 heads, and run with fewer.
+`view(n, t, 12, 32)` becomes `view(n, t, -1, 32)`, and the `reshape(n, t, 384)` behind it `reshape(n, t, -1)`, which
+give the same with 12 heads, and run with fewer.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from compress.prune.repair.walk import Walk
 
 __all__ = ["Edit", "edits_of", "free"]
 
-# A node's number, the axis of it along which heads lie, whether another size of it has to be told for that, and for one
-# that is cut into parts, how many these are.
+# A node's number, the axis of it along which heads lie, whether another size of it has to be told for that; and of a
+# split, into how many parts, of an unflattening, which axis.
 Edit = tuple[int, int, int | None, int]
 
 
@@ -52,9 +52,10 @@ def edits_of(span: Span, blocks: Sequence[Block], walk: Walk, values: Mapping[fx
             if isinstance(size, int) and at in (axis, axis - given.ndim) and given.shape[axis] % size == 0:
                 edits.append((walk.number[node], axis, None, given.shape[axis] // size))
         elif kind != "expand" or given.shape[axis - seen.ndim] == seen.shape[axis]:
-            free_too = _told(node, axis, given, seen)
-            if free_too != -1:
-                edits.append((walk.number[node], axis, free_too, 0))
+            start = _start(node, given) if kind == "unflatten" else 0
+            told = _told(node, axis, given, seen, start)
+            if told != -1:
+                edits.append((walk.number[node], axis, told, start))
     return edits
 
 
@@ -84,17 +85,16 @@ def _free(graph: fx.Graph, node: fx.Node, axis: int, told: int | None, parts: in
     first = 1 if _name(node) != "unflatten" else 2
     listed = len(node.args) == first + 1 and isinstance(node.args[first], tuple | list)
     sizes: list[Any] = list(node.args[first] if listed else node.args[first:])  # type: ignore[arg-type]
-    sizes[axis - (_start(node) if first == 2 else 0)] = -1
+    sizes[axis - parts] = -1
     if told is not None:
         with graph.inserting_before(node):
             sizes[told] = graph.call_method("size", (node.args[0], told))
     node.args = (*node.args[:first], tuple(sizes)) if listed else (*node.args[:first], *sizes)
 
 
-def _told(node: fx.Node, axis: int, given: torch.Tensor, seen: torch.Tensor) -> int | None:
+def _told(node: fx.Node, axis: int, given: torch.Tensor, seen: torch.Tensor, start: int) -> int | None:
     """Which other size is -1 and has to be told, None if there is none; -1 where that can't be."""
     if _name(node) == "unflatten":
-        start = _start(node)
         sizes = node.args[2] if len(node.args) == 3 else ()
         free_to = isinstance(sizes, tuple | list) and 0 <= start <= axis < start + len(sizes)
         return None if free_to and all(one != -1 or start + at == axis for at, one in enumerate(sizes)) else -1  # type: ignore[arg-type]
@@ -110,12 +110,10 @@ def _told(node: fx.Node, axis: int, given: torch.Tensor, seen: torch.Tensor) -> 
     return other if other < axis and given.shape[: other + 1] == seen.shape[: other + 1] else -1
 
 
-def _start(node: fx.Node) -> int:
-    """The axis that is unflattened, from the front; -1 where that is not written down."""
+def _start(node: fx.Node, given: torch.Tensor) -> int:
+    """The axis that is unflattened, from the front; one that is not written down is none."""
     at = node.args[1] if len(node.args) > 1 else None
-    if not isinstance(at, int):
-        return -1
-    return at
+    return at % given.ndim if isinstance(at, int) else given.ndim
 
 
 def _axes(asked: Sequence[torch.Tensor], seen: torch.Tensor) -> list[int]:

@@ -8,12 +8,13 @@ are given is looked up in a run, since a trace knows no dtypes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
+
+from compress.prune.unfused import unfused
 
 __all__ = ["with_plain_layers"]
 
@@ -41,20 +42,21 @@ def with_plain_layers(module: nn.Module, inputs: Sequence[torch.Tensor]) -> nn.M
     for name in sorted(found, key=len, reverse=True):  # the inner ones first
         layer: Any = own.get_submodule(name)
         plain: nn.Module
-        if masks.get(name) is None:
+        given = masks.get(name)
+        if given is None:
             continue
         if isinstance(layer, nn.MultiheadAttention):
             if layer.bias_k is not None or layer.add_zero_attn or layer.in_proj_bias is None:
                 continue
-            plain = PlainAttention(layer, masks[name])
+            plain = PlainAttention(layer, given)
         elif isinstance(layer, nn.TransformerEncoderLayer):
             if not isinstance(layer.self_attn, PlainAttention):
                 continue
-            plain = PlainEncoderLayer(layer, masks[name])
+            plain = PlainEncoderLayer(layer, given)
         else:
             if not all(isinstance(each, PlainEncoderLayer) for each in layer.layers):
                 continue
-            plain = PlainEncoder(layer, masks[name])
+            plain = PlainEncoder(layer, given)
         owner, _, last = name.rpartition(".")
         setattr(own.get_submodule(owner), last, plain.eval())
     return own.eval()
@@ -81,16 +83,16 @@ class PlainAttention(nn.Module):
         self.out_proj.out_features, self.out_proj.in_features = layer.out_proj.weight.shape
         self.drop = nn.Dropout(layer.dropout)
 
-    def forward(  # noqa: PLR0913  torch's own
+    def forward(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         key_padding_mask: torch.Tensor | None = None,
-        need_weights: bool = True,  # noqa: FBT001, FBT002
+        need_weights: bool = True,
         attn_mask: torch.Tensor | None = None,
-        average_attn_weights: bool = True,  # noqa: FBT001, FBT002
-        is_causal: bool = False,  # noqa: ARG002, FBT001, FBT002  a hint beside the mask
+        average_attn_weights: bool = True,
+        is_causal: bool = False,  # noqa: ARG002  a hint beside the mask
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As torch's; the heads' number is what is left of the channels."""
         if not self.batch_first:
@@ -127,7 +129,7 @@ class PlainEncoderLayer(nn.Module):
         src: torch.Tensor,
         src_mask: torch.Tensor | None = None,
         src_key_padding_mask: torch.Tensor | None = None,
-        is_causal: bool = False,  # noqa: ARG002, FBT001, FBT002
+        is_causal: bool = False,  # noqa: ARG002
     ) -> torch.Tensor:
         """As torch's."""
         own: Any = self
@@ -160,14 +162,14 @@ class PlainEncoder(nn.Module):
         src: torch.Tensor,
         mask: torch.Tensor | None = None,
         src_key_padding_mask: torch.Tensor | None = None,
-        is_causal: bool | None = None,  # noqa: ARG002, FBT001
+        is_causal: bool | None = None,  # noqa: ARG002
     ) -> torch.Tensor:
         """As torch's."""
         mask = _added_if(mask, self.masks["mask"], src)
         padding = _added_if(src_key_padding_mask, self.masks["src_key_padding_mask"], src)
         for layer in self.layers:
             src = layer(src, mask, padding)
-        return src if self.norm is None else self.norm(src)  # type: ignore[no-any-return]
+        return src if self.norm is None else self.norm(src)
 
 
 def _added_if(mask: torch.Tensor | None, told: tuple[torch.dtype, int] | None, like: torch.Tensor) -> Any:
@@ -180,7 +182,7 @@ def _added(mask: torch.Tensor, told: tuple[torch.dtype, int] | None, like: torch
     return mask.to(like.dtype).masked_fill(mask, float("-inf")) if boolean else mask
 
 
-def _linear(weight: torch.Tensor, bias: torch.Tensor, trained: bool) -> nn.Linear:  # noqa: FBT001
+def _linear(weight: torch.Tensor, bias: torch.Tensor, trained: bool) -> nn.Linear:
     layer = nn.Linear(weight.shape[1], weight.shape[0])
     layer.weight = nn.Parameter(weight.clone(), requires_grad=trained)
     layer.bias = nn.Parameter(bias.clone(), requires_grad=trained)
@@ -206,20 +208,9 @@ def _masks(found: dict[str, nn.Module], module: nn.Module, inputs: Sequence[torc
 
     handles = [hook(name, layer) for name, layer in found.items()]
     try:
-        with torch.no_grad(), _unfused():
+        with torch.no_grad(), unfused():
             module(*inputs)
     finally:
         for handle in handles:
             handle.remove()
     return told
-
-
-@contextmanager
-def _unfused() -> Iterator[None]:
-    """An encoder's one operator for all of it does not call the layers inside."""
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
