@@ -80,7 +80,6 @@ PLAIN = (
     "inverted",
     "two_towers",
     "lstm",
-    "bert",
 )
 
 
