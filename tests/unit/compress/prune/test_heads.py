@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,10 @@ from compress.onnx_export.fold import FoldOnnx
 from compress.onnx_export.from_torch import OnnxFromTorch
 from compress.prune.channels import Channels
 from compress.prune.prune_channels import PruneChannels
+from compress.prune.rank_by_obs import shares_at
+from compress.prune.repair.felt import felt
+from compress.prune.repair.obs import Elimination
+from compress.prune.repair.samples import Samples
 from compress.prune.repair_channels import RepairChannels
 from compress.quantize.quantize_onnx import QuantizeOnnx
 from compress.runtime.backends import open_model
@@ -178,6 +183,30 @@ def test_obs_takes_first_a_head_that_says_nothing_and_the_repair_takes_up_the_re
     error, before = repaired.details["error_repaired"], repaired.details["error_pruned"]
     assert error["mean"] < before["mean"] / 1.5
     assert error["worst"] < before["worst"]
+
+
+def test_what_outputs_feel_of_a_channel_is_the_square_of_what_it_changes_in_them() -> None:
+    module = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    model = wrapped(module, "x:float32[batch,4]")
+    data = data_for(model, 1024)
+    found = felt(module, ["0"], Samples(data, model.signature), quiet)
+    assert found is not None
+    with torch.no_grad():
+        size = module(torch.as_tensor(data.inputs["x"])).square().mean()
+        wanted = module.get_parameter("1.weight").square().sum(0) / size
+    torch.testing.assert_close(found["0"].float(), wanted, rtol=0.2, atol=1e-3)
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_units_are_priced_by_the_errors_of_the_best_way_there_and_what_is_cheapest_goes_first() -> None:
+    neurons = Elimination((1, 0, 2), (0.1, 0.1, 0.5), macs=2.0)
+    assert neurons.prices.tolist() == pytest.approx([0.025, 0.025, 0.2])
+    heads = Elimination((0, 1), (1.0, 30.0), macs=100.0)
+    at = [shares_at({"neurons": neurons, "heads": heads}, ratio / 100) for ratio in range(101)]
+    assert at[0] == {"neurons": 0.0, "heads": 0.0}
+    assert {"neurons": 0.0, "heads": 0.5} in at, "a head costs less for each multiply-accumulate"
+    assert at[-1] == {"neurons": 1.0, "heads": 1.0}
+    assert all(a[root] <= b[root] for a, b in itertools.pairwise(at) for root in a), "it rises with the ratio"
 
 
 @pytest.mark.parametrize("kind", ["bert", "vit"])
