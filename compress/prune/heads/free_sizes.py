@@ -29,7 +29,7 @@ def edits_of(span: Span, blocks: Sequence[Block], walk: Walk, values: Mapping[fx
         span: of the graph.
         blocks: its heads.
         walk: of the graph.
-        values: of all its nodes, for some inputs.
+        values: of its sources, and of what it reads from elsewhere, for some inputs.
     """
     leaves = {node: tensor.requires_grad_() for node, tensor in span.drawn(values).items()}
     with torch.enable_grad():

@@ -57,7 +57,7 @@ def opened(model: TorchModel) -> Opened:
         spans = [span for span in spans_of(walk) if _once(walk, span)]
         if not spans:
             return Opened(model)
-        values = _values(walk, inputs)
+        values = _values(walk, spans, inputs)
         edits: list[Edit] = []
         groups = []
         for span in spans:
@@ -115,15 +115,21 @@ def _once(walk: Walk, span: Span) -> bool:
 
 
 @torch.no_grad()
-def _values(walk: Walk, inputs: Sequence[torch.Tensor]) -> dict[fx.Node, Any]:
-    """What all nodes give."""
+def _values(walk: Walk, spans: Sequence[Span], inputs: Sequence[torch.Tensor]) -> dict[fx.Node, Any]:
+    """What the nodes give that spans begin from or read from elsewhere; nothing else is held."""
+    needed = {given for span in spans for node in span.between for given in node.all_input_nodes}
+    needed -= {node for span in spans for node in span.between}
+    last = {given: node for node in walk.nodes for given in node.all_input_nodes}
     values = walk.begin(inputs)
     for number, node in enumerate(walk.nodes):
         if node.op != "placeholder":
             values[number] = walk.run(node, values)
         elif number not in values:
             values[number] = node.args[0] if node.args else None
-    return {walk.nodes[number]: value for number, value in values.items()}
+        for given in node.all_input_nodes:
+            if last[given] is node and given not in needed:
+                values.pop(walk.number[given], None)
+    return {node: values[walk.number[node]] for node in needed}
 
 
 @torch.no_grad()

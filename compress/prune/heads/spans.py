@@ -101,7 +101,7 @@ def blocks_of(span: Span, walk: Walk, values: Mapping[fx.Node, Any]) -> list[Blo
     Args:
         span: of the graph.
         walk: of the graph.
-        values: of all its nodes, for some inputs.
+        values: of its sources, and of what it reads from elsewhere, for some inputs.
     """
     drawn = span.drawn(values)
     leaves = {node: tensor.clone().requires_grad_() for node, tensor in drawn.items()}
