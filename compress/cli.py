@@ -157,6 +157,8 @@ def optimize(
     finally:  # of a search that found nothing inside the budget, too
         for table in tables:
             console.print(table)
+    for words in found.unpaid:
+        _tell(console, words, warns=False)
     best = found.best
     assert best is not None  # noqa: S101  none is an error
     told = (

@@ -203,7 +203,7 @@ Made = tuple[Callable[[], nn.Module], tuple[str, ...], dict[str, Any]]
 # With what has to be left alone, by the beginning of its name.
 MODERN: dict[str, Made] = {
     "shufflenet_v2": (ShuffleNetV2, (IMAGE,), {"left": ("units.0.passing.1.0", "head")}),
-    "decoder": (Decoder, ("ids:int64[batch,6]",), {"left": ("blocks.0.q", "blocks.0.k", "blocks.1.v", "head")}),
+    "decoder": (Decoder, ("ids:int64[batch,6]",), {"left": ("head",)}),
     "multi_scale": (MultiScale, (IMAGE,), {"left": ("heads.0.1",)}),
     "state_space": (StateSpace, ("x:float32[batch,5,6]",), {"left": ("into", "head")}),
     "shared_head": (SharedHead, (IMAGE,), {"left": ("out",)}),

@@ -14,9 +14,10 @@ from compress.evaluate.judge import Budget
 from compress.options import Calibrator, ExportOptions, OptimizeOptions
 from compress.runtime.latency import ratio
 
-__all__ = ["Candidate", "Goal", "SearchResult", "Trial", "candidates"]
+__all__ = ["THROUGHPUT_BATCH", "Candidate", "Goal", "SearchResult", "Trial", "candidates"]
 
 SCHEMA_VERSION = 1
+THROUGHPUT_BATCH = 8
 
 Goal = Literal["latency", "size", "throughput"]
 Int8 = Literal["none", "static", "dynamic", "weights"]
@@ -198,6 +199,27 @@ class SearchResult:
         )
 
     @property
+    def unpaid(self) -> tuple[str, ...]:
+        """A sentence for each pruned candidate in INT8 that is not faster beyond doubt than the same INT8 unpruned."""
+        goal: Goal = "throughput" if self.goal == "throughput" else "latency"
+        batch = THROUGHPUT_BATCH if goal == "throughput" else 1
+        whole = {t.candidate: t for t in self.measured if not t.candidate.prune}
+        told = []
+        for trial in self.measured:
+            alone = whole.get(dataclasses.replace(trial.candidate, prune=0.0))
+            if alone is None or not trial.candidate.prune or trial.candidate.int8 == "none":
+                continue
+            found = ratio(alone.rounds(goal), trial.rounds(goal))
+            if found is None or found.low is None or found.faster:
+                continue
+            told.append(
+                f"{trial.candidate.name} can't be said to be faster than {alone.candidate.name}, INT8 alone: "
+                f"{found.value:.2f} times as fast ({found.low:.2f} to {found.high:.2f}, batch {batch}). "
+                "Here pruning it does not pay in time."
+            )
+        return tuple(told)
+
+    @property
     def nearest(self) -> Trial | None:
         """The one whose drop, as the budget counts it, is least, for when none is inside."""
         budget = Budget(self.max_drop, self.confidence)
@@ -271,5 +293,6 @@ class SearchResult:
             "confidence": self.confidence,
             "runtime": self.runtime,
             "proof": None if self.proof is None else dataclasses.asdict(self.proof),
+            "unpaid": list(self.unpaid),
             "trials": [row(trial) for trial in self.trials],
         }

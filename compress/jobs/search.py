@@ -18,7 +18,7 @@ from compress.errors import RecipeError, ResourceError, StageError, ToolkitError
 from compress.evaluate.evaluation import Evaluation, budget_of, evaluation_of
 from compress.evaluate.intervals import percent
 from compress.evaluate.judge import Judge
-from compress.evaluate.search_result import Candidate, SearchResult, Trial, candidates
+from compress.evaluate.search_result import THROUGHPUT_BATCH, Candidate, SearchResult, Trial, candidates
 from compress.jobs.original import Original, original
 from compress.jobs.recipe import sources_of, stages_for
 from compress.model import OnnxModel
@@ -35,7 +35,6 @@ __all__ = ["search"]
 
 SCREEN_SHARE = 0.2
 SCREEN_LEAST = 256
-THROUGHPUT_BATCH = 8
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from compress.model import TorchModel, call, sample_inputs
 from compress.model.frozen import freeze
 from compress.prune.cut_layers import Cut, Layers, Place
 from compress.prune.follow_channels import ChannelGroup, Follower
+from compress.prune.heads.open_heads import opened
 from compress.prune.known_channels import Known
 from compress.prune.layer_kinds import PRUNABLE, WEIGHED
 from compress.prune.prove_channels import Proof
@@ -57,6 +58,8 @@ class Channels:
     Attributes:
         groups: what can lose channels.
         left_alone: layers that can't, with the reason.
+        model: whose channels these are: the one that was given, or, where it has heads that can go, its trace.
+        heads: roots of the groups whose units are heads of attention.
         module: the copy, with all its channels.
         late: whether the time ran out.
         refuted: of those left alone, the ones that a proof did not hold for.
@@ -70,12 +73,15 @@ class Channels:
         seconds: float = SECONDS,
         known: Known | None = None,
     ) -> None:
+        found = opened(model)
+        self.model, self._heads = found.model, found.groups
+        self.heads = frozenset(group.root for group in found.groups)
         self.signature = model.signature
         self.left_alone: dict[str, str] = {}
         self.refuted = dict(known.refuted) if known else {}
         self.late = False
         self._deadline, self._seconds = time.monotonic() + seconds, seconds
-        self._layers = Layers(model.module)
+        self._layers = Layers(self.model.module)
         self.module = self._layers.module
         self._proof = Proof(self._layers, self.signature, samples)
         if known is not None and known.groups is not None:
@@ -192,6 +198,11 @@ class Channels:
         groups: list[ChannelGroup] = []
         taken: dict[Place, tuple[str, set[int]]] = {}
         covered: set[str] = set()
+        for group in self._heads:
+            if group.root not in self.refuted:
+                groups.append(group)
+                covered |= set(group.layers)
+                taken |= {place: (group.root, set(index.tolist())) for place, (index, _) in group.places.items()}
         for number, name in enumerate(names):
             progress(number, len(names), f"finding what can lose channels: {name}")
             if name in covered:

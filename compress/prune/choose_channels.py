@@ -102,19 +102,22 @@ class Choice:
             reached = tried(removed, STEPS + 1, f"rounding {counted(middle, 'groups')} further")
             fewest, most = (middle, most) if reached is None or reached < self.fraction else (fewest, middle)
         between = {root: (above if at < fewest else below)[root] for at, root in enumerate(below)}
-        while above and abs(best[0] - self.fraction) > TOLERANCE:
+        # Where that falls short, what is in fine steps goes on for what is not: a head is many channels.
+        further = [False, True] if above else []
+        while further and abs(best[0] - self.fraction) > TOLERANCE:
             before = between
             for group in self.groups:
                 step, most = _step(group, rounded), len(above[group.root])
                 gone = len(between[group.root]) + step
+                limit = group.units if further[0] else most + step
                 # What is to lose nothing loses nothing.
-                if most and gone <= min(most + step, group.units - _fewest(group)):
+                if most and gone <= min(limit, group.units - _fewest(group)):
                     weakest = sorted(self.scores[group.root].argsort(stable=True)[:gone].tolist())
                     reached = tried(between | {group.root: weakest}, STEPS + 1, f"rounding {group.root} further")
                     if reached is not None and reached <= self.fraction:
                         between = between | {group.root: weakest}
             if between is before:
-                break
+                further.pop(0)
         return best
 
 

@@ -31,6 +31,7 @@ from compress.model.apart import share_of_own_size
 from compress.model.drawn import drawn_inputs, indices_of
 from compress.model.inputs import telling
 from compress.prune.cut_layers import Cut, Layers
+from compress.prune.unfused import unfused
 from compress.runtime.measure import torch_macs
 from compress.storage.shortages import raise_shortage
 
@@ -72,7 +73,7 @@ class Proof:
             few = np.random.default_rng(0).choice(len(samples), min(BATCH, len(samples)), replace=False)
             self.inputs.append(samples.take(np.sort(few))[0])
         self._fakes = False
-        with _unfused(), torch.no_grad():
+        with unfused(), torch.no_grad():
             seconds = []
             for _ in range(2):  # the first run is slower than others
                 start = time.perf_counter()
@@ -82,7 +83,7 @@ class Proof:
                 self._fakes = self._fakes_tell_the_truth()
 
     def _telling(self, arrays: Arrays) -> Arrays:
-        with _unfused(), torch.no_grad():
+        with unfused(), torch.no_grad():
             return telling(arrays, lambda tried: [t.numpy() for t in self.run(tried) if t.is_floating_point()])
 
     def _fakes_tell_the_truth(self) -> bool:
@@ -134,7 +135,7 @@ class Proof:
         trials.append((self.inputs[0], 0))  # type: ignore[arg-type]
         for arrays, seed in trials:
             try:
-                with contextlib.redirect_stderr(io.StringIO()), _unfused(), self._weights(seed):
+                with contextlib.redirect_stderr(io.StringIO()), unfused(), self._weights(seed):
                     apart = self._apart(cut, arrays)
                     if CLOSE < apart < APART:
                         apart = self._apart_exactly(cut, arrays, apart)
@@ -204,7 +205,7 @@ class Proof:
 
     @torch.no_grad()
     def _run_shapes(self, cut: Cut) -> list[tuple[int, ...]]:
-        with self._layers.without(cut, shapes_only=True), self._faked(), _unfused():
+        with self._layers.without(cut, shapes_only=True), self._faked(), unfused():
             return [tuple(tensor.shape) for tensor in self.run(self.inputs[0])]
 
     def _count(self, cut: Cut) -> int:
@@ -296,14 +297,3 @@ def _distance(have: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> f
             continue
         apart = max(apart, share_of_own_size(want.double().numpy(), got.double().numpy()))
     return apart
-
-
-@contextlib.contextmanager
-def _unfused() -> Iterator[None]:
-    """An encoder layer's one operator for all of it does not call the layers inside."""
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)

@@ -181,7 +181,8 @@ class PruneChannels:
         Raises:
             StageError: it can't be reached.
         """
-        model, channels = prepared.model, prepared.channels
+        channels = prepared.channels
+        model = channels.model
         while True:  # until what is removed is proven; each time around there is a group less
             reached, removed, rounded = self._best(prepared, progress)
             if abs(reached - self.fraction) > TOLERANCE:

@@ -8,8 +8,10 @@ columns, one for each tap of the kernel.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +40,14 @@ class Elimination:
 
     Attributes:
         order: of units, the first to go first.
-        errors: by how many have gone, from 1, what consumers lose, as a share of their outputs' spread.
+        errors: by how many have gone, from 1, what consumers lose, as a share of their outputs' spread; or what the
+            network's outputs lose by it, where that was asked for.
+        macs: multiply-accumulates that go with a unit, where units are to be weighed by them; else 0.
     """
 
     order: tuple[int, ...]
     errors: tuple[float, ...]
+    macs: float = 0.0
 
     def scores(self) -> torch.Tensor:
         """float32 [units], large for those that go last."""
@@ -53,6 +58,20 @@ class Elimination:
     def share(self, error: float) -> float:
         """Of the units, those that may go for no more than an error."""
         return sum(one <= error for one in self.errors) / len(self.errors)
+
+    @cached_property
+    def prices(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Of each unit, in the order, what it costs by multiply-accumulate, on the errors' convex hull, so rising."""
+        corners = [(0, 0.0)]
+        for gone, error in enumerate(self.errors, 1):
+            while len(corners) > 1:
+                (one, low), (other, high) = corners[-2:]
+                if (high - low) * (gone - other) < (error - high) * (other - one):
+                    break
+                corners.pop()
+            corners.append((gone, error))
+        steps = [(b - a, (high - low) / (b - a)) for (a, low), (b, high) in itertools.pairwise(corners)]
+        return np.concatenate([np.full(count, slope) for count, slope in steps]) / self.macs
 
 
 @dataclass
@@ -85,7 +104,12 @@ class _Consumer:
 
 
 def eliminations(
-    module: nn.Module, groups: Sequence[ChannelGroup], samples: Samples, folder: Path, progress: Progress
+    module: nn.Module,
+    groups: Sequence[ChannelGroup],
+    samples: Samples,
+    folder: Path,
+    progress: Progress,
+    felt: Mapping[str, torch.Tensor] | None = None,
 ) -> tuple[dict[str, Elimination], dict[str, str]]:
     """Of each group, in which order its units go; and the groups of which that can't be told, with the reason.
 
@@ -95,6 +119,7 @@ def eliminations(
         samples: to tell by.
         folder: for values that memory has no room for.
         progress: is told of samples.
+        felt: by layer, what a squared error of each channel that it gives costs; None for what it is of their spread.
 
     Raises:
         StageError: the forward can't be followed.
@@ -144,7 +169,14 @@ def eliminations(
                     one
                     for reader, at, unit in readers[group.root]
                     if reader in grams
-                    for one in _consumers(walk.graph.get_submodule(reader), grams[reader], at, unit, group.units)
+                    for one in _consumers(
+                        walk.graph.get_submodule(reader),
+                        grams[reader],
+                        at,
+                        unit,
+                        group.units,
+                        None if felt is None else felt[reader],
+                    )
                 ]
                 if consumers:
                     found[group.root] = _eliminated(consumers, group.units)
@@ -161,7 +193,12 @@ def _reading(readers: Mapping[str, Sequence[tuple[str, Any, Any]]], name: str) -
 
 
 def _consumers(
-    layer: Any, moments: Moments, index: np.ndarray[Any, Any], unit: np.ndarray[Any, Any], units: int
+    layer: Any,
+    moments: Moments,
+    index: np.ndarray[Any, Any],
+    unit: np.ndarray[Any, Any],
+    units: int,
+    felt: torch.Tensor | None,
 ) -> list[_Consumer]:
     """Each group of a layer by itself; none where units have unequal parts of it."""
     xx, _ = moments.centred(intercept=True)
@@ -180,8 +217,12 @@ def _consumers(
         columns = (channels[:, :, None] * taps + torch.arange(taps)).flatten(1)
         inverse = torch.linalg.inv(xx[part] + RIDGE * size * torch.eye(xx.shape[1]).double())
         found.append(_Consumer(inverse, weights[part].clone(), columns, energy))
-    for one in found:
-        one.energy *= len(found)
+        if felt is not None:
+            found[-1].weights *= felt.view(parts, -1)[part].sqrt()[:, None]
+            found[-1].energy = float(moments.rows)
+    if felt is None:
+        for one in found:
+            one.energy *= len(found)
     return found
 
 

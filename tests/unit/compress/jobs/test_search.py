@@ -43,6 +43,21 @@ def test_candidates_need_what_they_are_made_of() -> None:
     assert [c.calibrator for c in candidates(with_data)] == [None, "minmax", "percentile", "mse"]
 
 
+def test_pruning_that_gains_no_time_beside_int8_alone_is_told_and_what_was_not_measured_is_not() -> None:
+    def timed(prune: float, kind: Literal["none", "dynamic"], *rounds: float) -> Trial:
+        return Trial(Candidate(prune, kind), "measured", drop=prune, latency_p50_ms=rounds[0] or None, rounds_ms=rounds)
+
+    steady = [1.0 + 0.001 * (at % 3) for at in range(12)]
+    whole, alike = timed(0.0, "dynamic", *steady), timed(0.25, "dynamic", *steady[::-1])
+    faster, in_float = timed(0.5, "dynamic", *(ms / 2 for ms in steady)), timed(0.25, "none", *steady)
+    (told,) = result(whole, alike, faster, in_float, timed(0.0, "none", *steady)).unpaid
+    assert told.startswith(
+        "−25% · INT8 dynamic can't be said to be faster than whole · INT8 dynamic, INT8 alone: 1.00 "
+    )
+    assert result(alike, faster, in_float).unpaid == (), "INT8 alone was not measured"
+    assert result(whole, alike).to_dict()["unpaid"] == [told]
+
+
 def test_a_candidate_is_what_export_is_asked_for() -> None:
     base = OptimizeOptions(output=Path("o"), calibration="c.npz", finetune="t.npz", epochs=3, seed=7)
     options = Candidate(0.5, "static", "mse").options(base)

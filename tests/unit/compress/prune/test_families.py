@@ -28,11 +28,11 @@ PRUNABLE = {
     "squeeze_excite": (0.42, ()),
     "convnext": (0.4, ()),
     "unet": (0.4, ()),
-    "bert": (0.4, ("attention.q", "attention.out")),
-    "gqa": (0.4, ("attention.q", "attention.out")),
-    "fused_qkv": (0.38, ("embed", "qkv")),
-    "vit": (0.4, ("layers.0.self_attn", "layers.1.self_attn")),
-    "encoder": (0.4, ("layer.self_attn", "layer.linear2")),
+    "bert": (0.4, ()),
+    "gqa": (0.4, ()),
+    "fused_qkv": (0.38, ()),
+    "vit": (0.4, ()),
+    "encoder": (0.4, ()),
     "lstm": (0.4, ("lstm",)),
     "inverted": (0.4, ()),
     "two_towers": (0.38, ("label", "box")),
@@ -80,7 +80,6 @@ PLAIN = (
     "inverted",
     "two_towers",
     "lstm",
-    "bert",
 )
 
 

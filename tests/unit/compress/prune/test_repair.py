@@ -24,6 +24,7 @@ from compress.prune.repair.moments import Moments, solved
 from compress.prune.repair.walk import Shelf, Walk, traced
 from compress.prune.repair_channels import RepairChannels
 from tests.families import FAMILIES, family
+from tests.modern_networks import Translator
 from tests.unit.compress.prune.test_prune_channels import loaded, quiet, wrapped
 
 
@@ -147,10 +148,10 @@ def test_most_of_what_pruning_cost_comes_back(name: str, tmp_path: Path) -> None
 
 
 def test_layers_inside_a_step_that_cannot_be_followed_are_left_alone_by_name(tmp_path: Path) -> None:
-    model = loaded("vit", FAMILIES)
-    pruned = PruneChannels(0.38).run(model, tmp_path, quiet).model
+    model = wrapped(Translator(), "x:float32[batch,5,8]", "y:float32[batch,6,8]")
+    pruned = PruneChannels(0.2).run(model, tmp_path, quiet).model
     found = RepairChannels(data_for(model)).run(pruned, tmp_path, quiet)  # type: ignore[arg-type]
-    assert found.details["left_alone"]["layers.0.linear2"] == "it is inside layers.0, which is one step"
+    assert found.details["left_alone"]["both.encoder.layers.0.linear2"] == "it is inside both, which is one step"
 
 
 def test_padding_tells_nothing(tmp_path: Path) -> None:
