@@ -92,7 +92,12 @@ class Call:
 
 async def over_grpc(held: Hourly, left_s: float | None = None) -> None:
     class Calls:
-        infer = held.ask
+        async def infer(self, *given: Any) -> Any:
+            try:
+                return await held.ask()
+            except BaseException:
+                given[-1](asyncio.get_running_loop().create_future())  # Triton goes on with it
+                raise
 
     contracts = Contracts(cast("MetadataSource", None), 0, validate=False)
     releases = cast("Releases", NoReleases())

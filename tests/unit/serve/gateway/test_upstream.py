@@ -205,7 +205,7 @@ def with_upstream(settings: Settings, triton: Scripted) -> Settings:
     return Settings(upstream=(triton.url,), port=0, max_body_bytes=settings.max_body_bytes)
 
 
-def test_a_client_that_leaves_frees_the_connection_to_triton() -> None:
+def test_a_client_that_leaves_frees_its_slot_among_the_connections_to_triton() -> None:
     async def respond(request: Received, writer: asyncio.StreamWriter) -> None:
         if request.body == b"never":
             await asyncio.sleep(60)
@@ -219,7 +219,6 @@ def test_a_client_that_leaves_frees_the_connection_to_triton() -> None:
             leaver = asyncio.ensure_future(ask(address, INFER, b"never"))
             await asyncio.wait_for(triton.met.wait(), 5)
             leaver.cancel()
-            await asyncio.wait_for(triton.lost.wait(), 5)
             assert (await ask(address, INFER, b"{}")).status == 200
             assert await metric(address, "gateway_requests_total", code="499") == 1
             await asyncio.gather(leaver, return_exceptions=True)
