@@ -37,7 +37,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "INT8 dynamic": {"int8": "dynamic"},
     "INT8 dynamic, smooth": {"int8": "dynamic", "calibration": "calibration.npz", "smooth": True},
     "INT8 static": {"int8": "static", "calibration": "calibration.npz"},
-    "INT8 static, smooth": {"int8": "static", "calibration": "calibration.npz", "smooth": True},
+    "INT8 static, not smoothed": {"int8": "static", "calibration": "calibration.npz", "smooth": False},
     "INT8 weights": {"int8": "weights"},
 }
 
