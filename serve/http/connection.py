@@ -67,6 +67,7 @@ class Connection(asyncio.Protocol):
     ) -> None:
         self._hold = hold
         self._patience_s = patience_s
+        self._patience: asyncio.TimerHandle | None = None
         self.ended: asyncio.Future[bool] | None = None
         self._who = ""
         self.usable = False
@@ -197,7 +198,7 @@ class Connection(asyncio.Protocol):
             self._end_left(answered=bool(self._wire_bytes))
             self.close()
         else:
-            self._loop.call_later(self._patience_s, self.close)
+            self._patience = self._loop.call_later(self._patience_s, self.close)
         return self.ended
 
     def _give_up(self) -> None:
@@ -211,6 +212,9 @@ class Connection(asyncio.Protocol):
     def _end_left(self, *, answered: bool) -> None:
         if self.ended is not None and not self.ended.done():
             self.ended.set_result(answered)
+        if self._patience is not None:
+            self._patience.cancel()  # it would hold all of this for so long
+            self._patience = None
 
     def _late(self) -> None:
         done = self._done
