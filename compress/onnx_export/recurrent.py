@@ -21,7 +21,12 @@ def free_lengths(graph: onnx.GraphProto) -> None:
     reshape that puts the two directions side by side, and a second recurrent layer reads batches for lengths.
     """
     made = {name: node for node in graph.node for name in node.output if name}
-    reshapes = [node for node in graph.node if _joins_directions(node, made)]
+    sizes = {tensor.name: tensor for tensor in graph.initializer if list(tensor.dims) == [3]}
+    reshapes = [
+        node
+        for node in graph.node
+        if _joins_directions(node, made) and node.input[1] in sizes  # else it is one with what a forward does next
+    ]
     if not reshapes:
         return
     name = fresh("directions_joined", names_in(graph))

@@ -33,15 +33,20 @@ class Seen:
     rows: list[Array] = field(default_factory=list)
 
     @classmethod
-    def of(cls, values: Array) -> Seen:
-        """Of values [rows, channels], of which no row is kept."""
-        return cls(values.min(0), values.max(0))
+    def of(cls, channels: int) -> Seen:
+        """Of nothing yet."""
+        return cls(np.full(channels, np.inf, np.float32), np.full(channels, -np.inf, np.float32))
+
+    @property
+    def kept(self) -> int:
+        """How many rows."""
+        return sum(map(len, self.rows))
 
     def add(self, values: Array, keep: int) -> None:
-        """More of them [rows, channels]; so many, evenly apart, are kept."""
+        """More of them [rows, channels], of which there is one at least; so many, evenly apart, are kept."""
         self.lowest = np.minimum(self.lowest, values.min(0))
         self.highest = np.maximum(self.highest, values.max(0))
-        if keep:
+        if keep > 0:
             self.rows.append(values[np.unique(np.linspace(0, len(values) - 1, keep).astype(np.int64))])
 
     @property

@@ -147,8 +147,8 @@ def attribute(node: NodeProto, name: str, default: Any) -> Any:
     return next((helper.get_attribute_value(a) for a in node.attribute if a.name == name), default)
 
 
-def observe(path: Path, names: Sequence[str], data: Dataset) -> Iterator[Arrays]:
-    """Tensors of a graph for each batch of the data, one batch in memory at a time.
+def observe(path: Path, names: Sequence[str], data: Dataset) -> Iterator[tuple[Arrays, int]]:
+    """Tensors of a graph for each batch of the data, and of how many samples; one batch in memory at a time.
 
     Args:
         path: an ONNX file.
@@ -171,4 +171,5 @@ def observe(path: Path, names: Sequence[str], data: Dataset) -> Iterator[Arrays]
     for inputs, _ in data.batches(batch_for(path, floats, data)):
         run = partial(watched.run, running, computed, inputs)
         found = dict(zip(computed, run_on(inputs, run), strict=True)) if computed else {}
-        yield found | {name: inputs[name] for name in names if name in fed}
+        samples = len(next(iter(inputs.values())))
+        yield found | {name: inputs[name] for name in names if name in fed}, samples

@@ -76,7 +76,9 @@ def find_scalings(graph: Graph, linked: Collection[Link]) -> list[Link]:
         for name in node.output:
             axis = len(graph.shapes.get(name, [])) - 1
             takers = [taker for taker in graph.consumers.get(name, []) if _takes(graph, taker, name, axis)]
-            if axis > 0 and takers and name not in free and all(taker.op_type != "Conv" for taker in takers):
+            if axis < 1 or not takers or name in free or graph.split(takers[0]).shape[2] < 2:
+                continue
+            if all(taker.op_type != "Conv" for taker in takers):
                 found.append(Link(node, graph.split(takers[0]).shape[2], takers, scaling=True))
     return found
 
@@ -176,7 +178,8 @@ def _scaled(graph: Graph, link: Link, factor: Array) -> None:
     graph.consumers[new] = list(link.consumers)
     for taker in link.consumers:
         taker.input[0] = new
-    info = next((value for value in graph.model.graph.value_info if value.name == old), None)
+    known = (*graph.model.graph.value_info, *graph.model.graph.output)
+    info = next((value for value in known if value.name == old), None)
     if info is not None:
         made = graph.model.graph.value_info.add()
         made.CopyFrom(info)

@@ -131,9 +131,11 @@ class SmoothOnnx:
         """The exponent, None to leave it as it is, and what to divide each channel by."""
         weights = [graph.split(node) for node in link.consumers]
         here = seen[link.consumers[0].input[0]]
+        if not all(np.isfinite(seen[node.input[0]].largest).all() for node in link.consumers):  # none, or no number
+            return None, np.ones(link.channels, np.float32)
         largest = np.max([seen[node.input[0]].largest for node in link.consumers], axis=0)
         weight = np.max([np.abs(w).max(axis=(1, 3)).reshape(-1) for w in weights], axis=0)
-        if all(w.shape[0] == link.channels for w in weights):  # depthwise
+        if link.convolves and all(w.shape[0] == link.channels for w in weights):  # depthwise
             alphas: tuple[float, ...] = (1.0,)
         elif self.alpha is not None or link.convolves or link.clips:
             alphas = (CONVOLVED if self.alpha is None else self.alpha,)
@@ -186,12 +188,12 @@ def _seen(path: Path, links: list[Link], data: Dataset, progress: Progress) -> d
     done = 0
     if not axes:
         return found
-    for tensors in observe(path, list(axes), data):
-        samples = len(next(iter(tensors.values())))
-        keep = math.ceil(ROWS * samples / len(data))
+    for tensors, samples in observe(path, list(axes), data):
+        done += samples
         for name, axis in axes.items():
             values = np.moveaxis(tensors[name], axis, -1).reshape(-1, tensors[name].shape[axis])
-            found.setdefault(name, Seen.of(values)).add(values, keep if name in tried else 0)
-        done += samples
+            seen = found.setdefault(name, Seen.of(values.shape[1]))
+            if len(values):
+                seen.add(values, math.ceil(ROWS * done / len(data)) - seen.kept if name in tried else 0)
         progress(done, len(data), "calibrating")
     return found

@@ -212,10 +212,7 @@ class GrpcChannels:
                 on_left(asking)
             elif not asking.cancelled():
                 asking.exception()  # where this is cancelled as it ends, nobody else looks
-            if asking.done() or model is not Verdict.NOTHING:
-                attempt.end(server, model)
-            else:  # the server has it until it ends
-                asking.add_done_callback(lambda _: attempt.end(Verdict.NOTHING, Verdict.NOTHING))
+            attempt.end(server, model)
 
     async def _asked(self, node: Node, body: bytes, share: Share | None, wanted: list[bool]) -> bytes:
         """The answer; once it is not `wanted` any more, it counts for nobody."""

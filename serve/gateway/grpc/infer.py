@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from contextvars import Token
 from typing import Any
 
@@ -115,7 +114,7 @@ class Inference:
         deadline = time.monotonic() + patience
         places = self._gate.places(model)
         seconds: float | None = None
-        answered = entered = False
+        answered = entered = given_up = False
         sent = True
         left: list[asyncio.Task[bytes]] = []  # calls that Triton is still at work on
         asked, turn, stays, batcher = asked_of(request), None, None, None
@@ -149,9 +148,7 @@ class Inference:
                     body = request.SerializeToString()
                 answer = await self._calls.infer(body, *about(request), deadline, counted, left.append)
             else:
-                answer = await self._released(
-                    release, identity, request, context, patience, deadline, stays, counted, left.append
-                )
+                answer = await self._released(release, identity, request, context, patience, deadline, stays, counted)
             seconds = time.monotonic() - started
             answered = True
             status = 200
@@ -171,11 +168,11 @@ class Inference:
                 self._releases.begun.answered(asked, stays, sequence, batcher, status, gone=gone)
             if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 flight.left = True
-                if tells(patience, self._settings.timeout_s):
-                    seconds = time.monotonic() - started
+                given_up = not tells(patience, self._settings.timeout_s)
+                seconds = None if given_up else time.monotonic() - started
             raise
         except asyncio.CancelledError:
-            flight.left = True
+            given_up = flight.left = True
             raise
         finally:
             if turn is not None:
@@ -184,11 +181,13 @@ class Inference:
                 ABOARD.reset(above)
             suspects.land(flight, answered=answered, sent=sent)
             if entered:
-                if left and seconds is None:
+                if given_up and left:
                     held = Share(self._gate.memory, identity.id)
                     held.hold(len(body))
                     places.leave_after(left, started, len(body))
                     left[-1].add_done_callback(lambda _: held.close())
+                elif given_up:
+                    places.abandon(time.monotonic() - started)
                 else:
                     places.leave(seconds, len(body))
             if entered and seen.trace is not None:
@@ -204,18 +203,21 @@ class Inference:
         deadline: float,
         stays: Target | None,
         counted: Share | None,
-        on_left: Callable[[asyncio.Task[bytes]], None],
     ) -> bytes:
-        """Ask one of the two models under release."""
+        """Ask one of the two models under release.
+
+        Who leaves keeps its place no longer than the mean answer takes: places are the model's, and a candidate that
+        hangs would take all of the baseline's.
+        """
 
         async def ask(target: Target) -> tuple[Grade, bytes | grpc.aio.AioRpcError]:
             request.model_name, request.model_version = target.model, target.version or ""
             body = request.SerializeToString()
             try:
                 if target.model == release.model:
-                    return Grade.GOOD, await self._calls.infer(body, *about(request), deadline, counted, on_left)
+                    return Grade.GOOD, await self._calls.infer(body, *about(request), deadline, counted)
                 with self._gate.incidents.suspects.beside(identity.id, target.model, body):
-                    return Grade.GOOD, await self._calls.infer(body, *about(request), deadline, counted, on_left)
+                    return Grade.GOOD, await self._calls.infer(body, *about(request), deadline, counted)
             except grpc.aio.AioRpcError as err:
                 if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                     return Grade.LATE if tells(patience, self._settings.timeout_s) else Grade.CUT, err

@@ -26,6 +26,7 @@ from serve.gateway.upstream.upstream import Upstream
 from serve.gateway.upstream.verdicts import HURRY, was_hurried
 from serve.http.body import GrowingBody
 from serve.http.client import Response
+from serve.http.connection import LEFT
 from serve.rollout.agree import Agree
 from serve.rollout.plan import Target
 
@@ -166,6 +167,7 @@ class Released:
         who: bytes | None = None,
         sequence: bytes | None = None,
     ) -> tuple[Grade, Response | GatewayError]:
+        LEFT.set(None)  # places are the model's: a candidate that hangs would take all of the baseline's
         try:
             name = target.path.encode()
             answer = await self._upstream.infer(name, headers, body, timeout_s, who=who, sequence=sequence)

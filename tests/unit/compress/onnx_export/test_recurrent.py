@@ -58,3 +58,23 @@ def test_two_in_a_row_take_any_batch_and_length(
             inputs = example_inputs(model.signature.inputs, {"batch": batch, "seq": length}, seed=1)
             want = TorchBackend(model, 1).infer(inputs)["output"]
             np.testing.assert_allclose(OnnxBackend(file, 1).infer(inputs)["output"], want, atol=1e-5)
+
+
+class Flattened(nn.Module):
+    """A layer on every place, flattened: what torch puts in between is one step with the user's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.LSTM(6, 12), nn.Linear(12, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h, _ = self.layer(x)
+        return self.out(h.reshape(-1, 12))  # type: ignore[no-any-return]
+
+
+def test_a_reshape_of_the_users_own_behind_it_stays(tmp_path: Path) -> None:
+    model = wrapped(Flattened(), "x:float32[time,batch,6]")
+    given = exported(model, tmp_path)
+    inputs = example_inputs(model.signature.inputs, {"batch": 3, "time": 7}, seed=1)
+    want = TorchBackend(model, 1).infer(inputs)["output"]
+    np.testing.assert_allclose(OnnxBackend(given, 1).infer(inputs)["output"], want, atol=1e-5)

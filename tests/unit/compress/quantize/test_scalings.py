@@ -112,6 +112,30 @@ def test_int8_comes_much_nearer_to_the_float_model(mode: Any, better: float, tmp
     assert errors[1] * better < errors[0]
 
 
+class Shown(PostNorm):
+    """One that gives what its second norm gives, too, as networks do that show their hidden states."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        x = self.norm(x)
+        q, k, v = (layer(x).reshape(-1, 6, HEADS, WIDE // HEADS).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        mixed = (F.softmax(q @ k.transpose(2, 3) / 3, -1) @ v).transpose(1, 2).reshape(-1, 6, WIDE)
+        hidden = self.norm1(x + self.out(mixed))
+        return hidden + self.narrow(F.gelu(self.wide(hidden))), hidden
+
+
+def test_what_is_an_output_too_is_evened_out_for_its_layers_alone(tmp_path: Path) -> None:
+    model = folded(exported(wrapped(Shown(), TOKENS), tmp_path / "onnx"), tmp_path / "folded")
+    after, details, _, _ = smoothed(model, tmp_path / "smooth", scalings=True)
+    assert len(details["links"]) == 4
+    want = OnnxBackend(model, 1).infer(data(32, 2).inputs)
+    for name, got in OnnxBackend(after, 1).infer(data(32, 2).inputs).items():
+        np.testing.assert_allclose(got, want[name], atol=1e-4 * float(np.abs(want[name]).max()))
+    (tmp_path / "int8").mkdir()
+    int8 = QuantizeOnnx("static", data(64, 1)).run(after, tmp_path / "int8", quiet).model
+    assert isinstance(int8, OnnxModel)
+    assert set(OnnxBackend(int8, 1).infer(data(8, 2).inputs)) == set(want)
+
+
 def test_nothing_is_multiplied_where_it_does_not_pay(tmp_path: Path) -> None:
     assert added(smoothed(prepared(tmp_path, uneven=False), tmp_path / "smooth", scalings=True)[0]) == []
 
@@ -155,7 +179,7 @@ def test_the_simulated_error_is_that_of_8_bit_products(levels: int) -> None:
     """Worked out sample by sample: rounding to 256 steps of the range, and to so many of a weight's largest value."""
     x = RNG.standard_normal((40, 8)).astype(np.float32) * np.float32(1 + 9 * (np.arange(8) == 2))
     weight = RNG.standard_normal((5, 8)).astype(np.float32)
-    seen = Seen.of(x)
+    seen = Seen.of(8)
     seen.add(x, len(x))
     scale = scale_of(seen.largest, np.abs(weight).max(0), 0.5)
     for by in (np.ones(8, np.float32), scale):

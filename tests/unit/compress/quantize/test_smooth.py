@@ -213,7 +213,7 @@ def test_depthwise_consumers_get_an_even_activation(tmp_path: Path) -> None:
     after = smoothed(model, data, tmp_path / "smooth", alpha=0.0)
     graph = Graph(after.path)
     depthwise = next(node for node in graph.layers() if graph.split(node).shape[0] > 1)
-    (tensors,) = observe(after.path, [depthwise.input[0]], data)
+    ((tensors, _),) = observe(after.path, [depthwise.input[0]], data)
     largest = np.abs(tensors[depthwise.input[0]]).max(axis=(0, 2, 3))
     np.testing.assert_allclose(largest, largest[0], rtol=1e-4)
 
