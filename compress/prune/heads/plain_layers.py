@@ -8,6 +8,7 @@ are given is looked up in a run, since a trace knows no dtypes.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ def with_plain_layers(module: nn.Module, inputs: Sequence[torch.Tensor]) -> nn.M
     if not found:
         return None
     masks = _masks(found, module, inputs)
+    uses = Counter(id(tensor) for _, tensor in module.named_parameters(remove_duplicate=False))
     tensors = [*module.parameters(), *module.buffers()]
     own = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
     for name in sorted(found, key=len, reverse=True):  # the inner ones first
@@ -46,6 +48,10 @@ def with_plain_layers(module: nn.Module, inputs: Sequence[torch.Tensor]) -> nn.M
         if given is None:
             continue
         if isinstance(layer, nn.MultiheadAttention):
+            if any(
+                uses[id(tensor)] > 1 for tensor in layer.parameters()
+            ):  # cut in three, they would not be tied any more
+                continue
             if layer.bias_k is not None or layer.add_zero_attn or layer.in_proj_bias is None:
                 continue
             plain = PlainAttention(layer, given)

@@ -22,6 +22,7 @@ from compress.prune.repair.walk import Values, Walk
 __all__ = ["RESHAPES", "Block", "Span", "blocks_of", "spans_of"]
 
 RESHAPES = {"view", "reshape", "unflatten"}
+MIXES = {"matmul", "bmm", "baddbmm", "einsum", "softmax", "scaled_dot_product_attention"}  # or it is no attention
 SIZES = [("shape",), ("dtype",), ("device",), ("ndim",)]
 SAME = 1e-6  # share of the largest value: what moves less has not moved
 
@@ -91,7 +92,8 @@ def spans_of(walk: Walk) -> Iterator[Span]:
             node.op == "call_module" and isinstance(walk.graph.get_submodule(str(node.target)), PRUNABLE)
             for node in moved
         )
-        if not convolved and any(_reshapes(node) for node in moved) and moved[-1] is end.all_input_nodes[0]:
+        mixes = any(_reshapes(node) for node in moved) and any(_called(node) in MIXES for node in moved)
+        if not convolved and mixes and moved[-1] is end.all_input_nodes[0]:
             yield Span(end, tuple(node for node in walk.nodes if node in sources), tuple(moved))
 
 
@@ -166,5 +168,11 @@ def _size(node: fx.Node) -> bool:
 
 
 def _reshapes(node: fx.Node) -> bool:
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return node.op in ("call_method", "call_function") and name in RESHAPES
+    return _called(node) in RESHAPES
+
+
+def _called(node: fx.Node) -> str:
+    """The name of the method or function; "" for other nodes."""
+    if node.op not in ("call_method", "call_function"):
+        return ""
+    return node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", ""))
