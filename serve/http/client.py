@@ -53,6 +53,7 @@ class Pool:
         self._hold = hold
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
+        self._left: set[Connection] = set()  # by who asked; they hold no slot
         self._waiters: deque[asyncio.Future[Connection | None]] = deque()
         self._open = 0
         self._closed = False
@@ -180,10 +181,19 @@ class Pool:
                 self._busy.discard(connection)
             self._release(connection)
 
+    def _part(self, connection: Connection) -> None:
+        """Close it, or wait until the server is through with what was left on it."""
+        ended = connection.ended
+        if ended is None or ended.done() or self._closed:
+            connection.close()
+            return
+        self._left.add(connection)
+        ended.add_done_callback(lambda _: self._left.discard(connection))
+
     async def close(self) -> None:
         """Close every idle connection, and each of the others when its request ends."""
         self._closed = True
-        for connection in self._idle:
+        for connection in (*self._idle, *self._left):
             connection.close()
         self._open -= len(self._idle)
         self._idle.clear()
@@ -192,6 +202,8 @@ class Pool:
         """End every exchange that is under way, with an ExchangeError of kind "closed"."""
         for connection in list(self._busy):
             connection.abort()
+        for connection in list(self._left):
+            connection.close()
 
     async def _acquire(self, deadline: float) -> Connection | None:
         """A slot, when no connection is idle; with a connection that was given back meanwhile, where it had to wait."""
@@ -231,8 +243,8 @@ class Pool:
     def _release(self, connection: Connection | None) -> None:
         """Give a slot back, to whoever waits longest."""
         kept = connection if connection is not None and connection.usable and not self._closed else None
-        if kept is None and connection is not None and connection.ended is None:  # else it closes itself
-            connection.close()
+        if kept is None and connection is not None:
+            self._part(connection)
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():

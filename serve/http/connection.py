@@ -14,7 +14,7 @@ import httptools
 from serve.http.body import GrowingBody
 from serve.http.message import ExchangeError, Held, Response
 
-__all__ = ["LEFT", "Connection", "Done"]
+__all__ = ["LEFT", "Connection", "Done", "Leaving"]
 
 Done = Callable[[Response | None, Exception | None], None]
 """Told once of how an exchange ended: one of the two is None."""
@@ -41,8 +41,18 @@ class _Head:
     length: int
 
 
-LEFT: ContextVar[list[Connection] | None] = ContextVar("left", default=None)
-"""Gets the connections of exchanges that were given up, each as `Connection.leave` leaves it; None: they are closed."""
+class Leaving:
+    """Gets a request's exchanges that are given up, each as `Connection.leave` leaves it, until it is `over`."""
+
+    __slots__ = ("connections", "over")
+
+    def __init__(self) -> None:
+        self.connections: list[Connection] = []
+        self.over = False
+
+
+LEFT: ContextVar[Leaving | None] = ContextVar("left", default=None)
+"""Of the request that a task is about; None: what is given up is closed."""
 
 
 class Connection(asyncio.Protocol):
@@ -191,11 +201,13 @@ class Connection(asyncio.Protocol):
         A server that is asked over HTTP does not hear of a client that left: it is at work all the same. `ended` tells
         when it is through.
         """
-        self._done = None
+        if self.ended is not None:
+            return self.ended
+        over, self._done = self._done is None, None  # its answer may have come already
         self.usable = False
         self.ended = self._loop.create_future()
-        if self._transport is None or self._transport.is_closing() or self._wire_bytes:
-            self._end_left(answered=bool(self._wire_bytes))
+        if over or self._transport is None or self._transport.is_closing() or self._wire_bytes:
+            self._end_left(answered=False)
             self.close()
         else:
             self._patience = self._loop.call_later(self._patience_s, self.close)
@@ -203,11 +215,11 @@ class Connection(asyncio.Protocol):
 
     def _give_up(self) -> None:
         left = LEFT.get()
-        if left is None:
+        if left is None or left.over:
             self.close()
-        else:
+        elif self.ended is None:
             self.leave()
-            left.append(self)
+            left.connections.append(self)
 
     def _end_left(self, *, answered: bool) -> None:
         if self.ended is not None and not self.ended.done():
@@ -218,7 +230,7 @@ class Connection(asyncio.Protocol):
 
     def _late(self) -> None:
         done = self._done
-        if done is None or self._wire_bytes or LEFT.get() is None:
+        if done is None or self._wire_bytes or (left := LEFT.get()) is None or left.over:
             self.expire()
         else:
             self._give_up()
@@ -259,7 +271,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._done is None:
-            self._end_left(answered=True)
+            self._end_left(answered=data[9:12] == b"200")  # as those that are waited for: no other says what one takes
             self.close()  # bytes that no request asked for: the stream is out of step
             return
         fresh = not self._wire_bytes

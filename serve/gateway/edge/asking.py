@@ -21,7 +21,7 @@ from serve.gateway.observe.tracing import Trace
 from serve.gateway.upstream.deadline import EarlyTimeoutError
 from serve.http.body import GrowingBody
 from serve.http.client import Response
-from serve.http.connection import LEFT, Connection
+from serve.http.connection import LEFT, Leaving
 
 __all__ = ["CLIENT_LEFT", "ask_model", "unless_client_leaves"]
 
@@ -64,7 +64,7 @@ async def ask_model(
     suspects = gate.incidents.suspects
     flight = Flight(identity.id, model, body)
     given_up = False
-    left: list[Connection] = []
+    leaving = Leaving()
     try:
         if suspects.watches(identity.id, model):  # before it holds a place, which others could use
             await unless_client_leaves(scope, receive, suspects.examine(flight, deadline - time.monotonic()))
@@ -78,10 +78,11 @@ async def ask_model(
         started = time.monotonic()
         gate.incidents.outages.check(model)
         suspects.take_off(flight)
-        above, on_left = ABOARD.set(flight), LEFT.set(left)
+        above, on_left = ABOARD.set(flight), LEFT.set(leaving)
         try:
             response = await unless_client_leaves(scope, receive, ask())
         finally:
+            leaving.over = True
             LEFT.reset(on_left)
             ABOARD.reset(above)
         answered = True
@@ -103,10 +104,10 @@ async def ask_model(
         suspects.land(flight, answered=answered, sent=sent)
         if entered:
             if not given_up:
-                for connection in left:
+                for connection in leaving.connections:
                     connection.close()
                 places.leave(seconds, size)
-            elif ended := [connection.ended for connection in left if connection.ended is not None]:
+            elif ended := [connection.ended for connection in leaving.connections if connection.ended is not None]:
                 held = Share(gate.memory, identity.id)
                 held.hold(size)  # it may still be on its way
                 places.leave_after(ended, started, size)

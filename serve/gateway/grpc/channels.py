@@ -95,8 +95,7 @@ class GrpcChannels:
         attempt = self._balancer.begin(self._balancer.scope(scope)) if node is None else None
         chosen = attempt.node if attempt is not None else node
         assert chosen is not None  # noqa: S101
-        call = self.channel(chosen).unary_unary(SERVICE + name)(body, timeout=self._balancer.timeout_s)
-        asking = asyncio.ensure_future(_result(call))
+        asking = asyncio.ensure_future(self._control(chosen, name, body))
         server = Verdict.NOTHING
         try:
             answer = await self._within(asking, timeout_s)
@@ -108,8 +107,13 @@ class GrpcChannels:
         finally:
             if not asking.done():
                 self._keep(asking)
+            elif not asking.cancelled():
+                asking.exception()  # where this is cancelled as it ends, nobody else looks
             if attempt is not None:
                 attempt.end(server, Verdict.NOTHING)
+
+    async def _control(self, node: Node, name: str, body: bytes) -> bytes:
+        return await _result(self.channel(node).unary_unary(SERVICE + name)(body, timeout=self._balancer.timeout_s))
 
     async def _within(self, asking: asyncio.Task[bytes], timeout_s: float) -> bytes:
         """The answer, if it comes in time. A call that nobody waits for any more goes on.
@@ -117,7 +121,10 @@ class GrpcChannels:
         Triton 24.10 dies of calls that are cancelled, or whose deadlines pass, while it answers them: some thousands
         of either end it (SIGSEGV). So it hears of neither.
         """
-        await asyncio.wait((asking,), timeout=max(0.0, timeout_s))
+        if timeout_s <= 0:
+            asking.cancel()  # it has not begun
+        else:
+            await asyncio.wait((asking,), timeout=timeout_s)
         if asking.done():
             return asking.result()
         raise grpc.aio.AioRpcError(

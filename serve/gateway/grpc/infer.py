@@ -182,7 +182,7 @@ class Inference:
             suspects.land(flight, answered=answered, sent=sent)
             if entered:
                 if given_up and left:
-                    held = Share(self._gate.memory, identity.id)
+                    held = Share(self._gate.memory, share.key)
                     held.hold(len(body))
                     places.leave_after(left, started, len(body))
                     left[-1].add_done_callback(lambda _: held.close())

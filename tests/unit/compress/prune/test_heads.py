@@ -18,6 +18,7 @@ from compress.model import TorchModel, sample_inputs
 from compress.onnx_export.fold import FoldOnnx
 from compress.onnx_export.from_torch import OnnxFromTorch
 from compress.prune.channels import Channels
+from compress.prune.heads.open_heads import opened
 from compress.prune.prune_channels import PruneChannels
 from compress.prune.rank_by_obs import shares_at
 from compress.prune.repair.felt import felt
@@ -221,3 +222,41 @@ def test_a_transformer_without_some_heads_goes_on_to_onnx_and_int8(kind: str, tm
         given = stage.run(given, tmp_path, quiet).model
     answers = open_model(given, threads=1).infer(sample_inputs(model.signature, 3))
     assert next(iter(answers.values())).shape == (3, 5)
+
+
+class Reshaped(nn.Module):
+    """Channels that a reshape holds together in blocks, and no attention; dropout as a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(32, 16), nn.Linear(96, 24), nn.Linear(24, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.dropout(F.gelu(self.a(x)), 0.5, self.training)
+        return self.c(F.gelu(self.b(x.reshape(-1, 96))))  # type: ignore[no-any-return]
+
+
+def test_what_is_no_attention_has_no_heads_and_stays_the_module_that_it_is() -> None:
+    model = wrapped(Reshaped(), X)
+    found = opened(model)
+    assert found.groups == ()
+    assert found.model is model
+
+
+class SharedAttention(nn.Module):
+    """Two attentions with one matrix for q, k and v."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (nn.MultiheadAttention(32, 4, batch_first=True) for _ in range(2))
+        self.b.in_proj_weight, self.b.in_proj_bias = self.a.in_proj_weight, self.a.in_proj_bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.a(x, x, x, need_weights=False)[0]
+        return x + self.b(x, x, x, need_weights=False)[0]  # type: ignore[no-any-return]
+
+
+def test_attentions_that_share_a_matrix_stay_tied() -> None:
+    model = wrapped(SharedAttention(), X)
+    count = sum(tensor.numel() for tensor in opened(model).model.module.parameters())
+    assert count == sum(tensor.numel() for tensor in model.module.parameters())
