@@ -181,7 +181,7 @@ class Inference:
                 ABOARD.reset(above)
             suspects.land(flight, answered=answered, sent=sent)
             if entered:
-                if given_up and left:
+                if given_up and left and sequence is None:  # one may wait for its slot as long as others go on
                     held = Share(self._gate.memory, share.key)
                     held.hold(len(body))
                     places.leave_after(left, started, len(body))
