@@ -271,11 +271,12 @@ def _precision(
         OnnxFromTorch(typical) if isinstance(model, TorchModel) else OnnxFromFile(typical),
         FoldOnnx(unfuse=options.target == "cpu" and options.precision == "fp32"),
     ]
-    by_default = options.smooth is None and is_static(options) and options.int8 != "qat" and options.target == "cpu"
-    evened = options.smooth or (by_default and calibration is not None and attends(model))
-    if evened and calibration is not None and options.int8 != "qat":  # a training finds its own scales
-        saturates = options.target == "cpu" and int8_saturates()
-        stages.append(SmoothOnnx(calibration, scalings=True, reduce_range=saturates, attention_only=not options.smooth))
+    if calibration is not None and options.int8 != "qat":  # a training finds its own scales
+        by_default = options.smooth is None and is_static(options) and options.target == "cpu"
+        if options.smooth or (by_default and attends(model)):
+            saturates = options.target == "cpu" and int8_saturates()
+            alone = not options.smooth
+            stages.append(SmoothOnnx(calibration, scalings=True, reduce_range=saturates, attention_only=alone))
     if options.int8 is not None:
         mode: Literal["static", "dynamic", "weights"] = "weights" if options.int8 == "weights" else "dynamic"
         quantize = QuantizeOnnx(

@@ -21,7 +21,7 @@ def free_lengths(graph: onnx.GraphProto) -> None:
     reshape that puts the two directions side by side, and a second recurrent layer reads batches for lengths.
     """
     made = {name: node for node in graph.node for name in node.output if name}
-    sizes = {tensor.name: tensor for tensor in graph.initializer if list(tensor.dims) == [3]}
+    sizes = {tensor.name for tensor in graph.initializer if list(tensor.dims) == [3]}
     reshapes = [
         node
         for node in graph.node

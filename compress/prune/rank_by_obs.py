@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -44,17 +44,22 @@ def ranked(
     with tempfile.TemporaryDirectory() as held:
         felt_by = _felt(channels, samples, progress)
         found, left = eliminations(channels.module, channels.groups, samples, Path(held), progress, felt_by)
-    if not left:
-        return (found if felt_by is None else _weighed(channels, found)), ()
-    worst = max((one.errors[-1] for one in found.values()), default=1.0) if felt_by is not None else 1.0
+    told: tuple[str, ...] = ()
+    if left:
+        _by_magnitude(channels, found, left, weighed=felt_by is not None)
+        first = "; ".join(f"{root} ({why})" for root, why in list(left.items())[:3])
+        told = (f"obs can't tell which channels of some layers matter, magnitude chose: {first}.",)
+    return (found if felt_by is None else _weighed(channels, found)), told
+
+
+def _by_magnitude(channels: Channels, found: dict[str, Elimination], left: Collection[str], *, weighed: bool) -> None:
+    """Add the groups that obs can't tell of; where errors are the outputs', as errors up to the worst of the others."""
+    worst = max((one.errors[-1] for one in found.values()), default=1.0) if weighed else 1.0
     scores = importance_of(channels, "magnitude")
     for root in left:
         order = scores[root].argsort(stable=True)
         lost = worst * scores[root][order].cumsum(0) / scores[root].sum()
         found[root] = Elimination(tuple(order.tolist()), tuple(lost.tolist()))
-    found = found if felt_by is None else _weighed(channels, found)
-    told = "; ".join(f"{root} ({why})" for root, why in list(left.items())[:3])
-    return found, (f"obs can't tell which channels of some layers matter, magnitude chose: {told}.",)
 
 
 def _felt(channels: Channels, samples: Samples, progress: Progress) -> Mapping[str, torch.Tensor] | None:

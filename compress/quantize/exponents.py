@@ -13,7 +13,7 @@ import numpy as np
 
 from compress.quantize.graph import Array
 
-__all__ = ["ALPHAS", "Seen", "error", "scale_of"]
+__all__ = ["ALPHAS", "ROWS", "Seen", "alive", "error", "scale_of"]
 
 ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9)
 ROWS = 512  # of an activation, that exponents are tried on
@@ -55,6 +55,15 @@ class Seen:
         return np.maximum(np.abs(self.lowest), np.abs(self.highest))
 
 
+def alive(activation: Array, weight: Array) -> Array:
+    """Which channels can be evened out, bool [channels], by their largest absolute values: none that is 0 throughout.
+
+    One that is no number is left to calibration, which will tell of the overflow.
+    """
+    living: Array = (activation > 0) & (weight > 0) & np.isfinite(activation)
+    return living
+
+
 def scale_of(activation: Array, weight: Array, alpha: float) -> Array:
     """max|X|^a / max|W|^(1-a) of each channel, its geometric mean 1 (Xiao et al., SmoothQuant, 2023, equation 4).
 
@@ -63,12 +72,12 @@ def scale_of(activation: Array, weight: Array, alpha: float) -> Array:
         alpha: how much of the difficulty moves from activations to weights, from 0 to 1.
     """
     activation, weight = activation.astype(np.float64), weight.astype(np.float64)
-    alive = (activation > 0) & (weight > 0) & np.isfinite(activation)  # calibration will tell of an overflow
-    if not alive.any():
+    living = alive(activation, weight)
+    if not living.any():
         return np.ones(len(activation), np.float32)
-    raw = np.where(alive, activation, 1.0) ** alpha / np.where(alive, weight, 1.0) ** (1 - alpha)
-    raw = raw / np.exp(np.log(raw[alive]).mean())
-    return np.where(alive, np.clip(raw, 1e-3, 1e3), 1.0).astype(np.float32)
+    raw = np.where(living, activation, 1.0) ** alpha / np.where(living, weight, 1.0) ** (1 - alpha)
+    raw = raw / np.exp(np.log(raw[living]).mean())
+    return np.where(living, np.clip(raw, 1e-3, 1e3), 1.0).astype(np.float32)
 
 
 def error(seen: Seen, weights: Sequence[Array], scale: Array, levels: int) -> float:

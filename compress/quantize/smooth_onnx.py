@@ -15,7 +15,7 @@ from compress.data.dataset import Dataset
 from compress.evaluate.bearing import bearing
 from compress.evaluate.parity import differences
 from compress.model import Model, OnnxModel
-from compress.quantize.exponents import ALPHAS, ROWS, Seen, error, scale_of
+from compress.quantize.exponents import ALPHAS, ROWS, Seen, alive, error, scale_of
 from compress.quantize.graph import Array, Graph, observe
 from compress.quantize.int8_onnx import attention
 from compress.quantize.scale_links import Link, divide_producer, find_links, find_scalings, multiply_consumers
@@ -169,11 +169,11 @@ class SmoothOnnx:
 
 def _within(scale: Array, reach: Array, activation: Array, weight: Array) -> Array:
     """A scale [channels] of at most 1, and no smaller than the share of a Clip's bound that the channel reaches."""
-    alive = (activation > 0) & (weight > 0) & np.isfinite(activation)
-    if not alive.any():
+    living = alive(activation, weight)
+    if not living.any():
         return scale
-    bounded = np.clip(scale / scale[alive].max(), np.maximum(reach, 1e-3), 1.0)
-    return np.where(alive, bounded, 1.0).astype(np.float32)
+    bounded = np.clip(scale / scale[living].max(), np.maximum(reach, 1e-3), 1.0)
+    return np.where(living, bounded, 1.0).astype(np.float32)
 
 
 def _seen(path: Path, links: list[Link], data: Dataset, progress: Progress) -> dict[str, Seen]:

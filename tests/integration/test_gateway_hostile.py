@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import http.client
 import json
-import socket
 import struct
 import threading
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from serve.gateway.settings import Settings
 from serve.pack.write import pack
 from serve.triton.launch import TritonServer
 from tests.gateway_models import fetch, served_models
+from tests.integration.test_gateway_grpc import free_port
 from tests.serve_http import gateway_thread
 from tests.serve_models import artifact_of
 
@@ -55,9 +55,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
 @pytest.fixture(scope="module")
 def urls(triton: TritonServer) -> Iterator[tuple[str, str]]:
     """The gateway's URL, and its gRPC address."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    port = free_port()
     settings = Settings(
         upstream=(f"http://{triton.http_address}",), grpc_upstream=(triton.grpc_address,), port=0, grpc_port=port
     )

@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import random
-import socket
 import threading
 import time
 import urllib.request
@@ -23,6 +22,7 @@ from tritonclient.grpc import service_pb2_grpc
 from serve.gateway.settings import ModelSettings, Settings
 from serve.triton.launch import TritonServer
 from tests.gateway_models import served_models
+from tests.integration.test_gateway_grpc import free_port
 from tests.serve_http import gateway_thread
 
 SLEEPS_S = 2.0
@@ -38,9 +38,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
 @pytest.fixture(scope="module")
 def addresses(triton: TritonServer) -> Iterator[tuple[str, str]]:
     """host:port of the gateway, HTTP and gRPC."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    port = free_port()
     settings = Settings(
         upstream=(f"http://{triton.http_address}",),
         grpc_upstream=(triton.grpc_address,),

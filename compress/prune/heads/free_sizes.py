@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from compress.prune.heads.spans import RESHAPES, Block, Span
+from compress.prune.heads.spans import RESHAPES, Block, Span, called
 from compress.prune.repair.walk import Walk
 
 __all__ = ["Edit", "edits_of", "free"]
@@ -37,7 +37,7 @@ def edits_of(span: Span, blocks: Sequence[Block], walk: Walk, values: Mapping[fx
     asked = [held[span.between[-1]][..., block.columns].square().sum() for block in blocks[:2]]
     edits: list[Edit] = []
     for node in span.between:
-        kind = _name(node)
+        kind = called(node)
         if kind not in (*RESHAPES, "expand", "split"):
             continue
         given: torch.Tensor = held[node.all_input_nodes[0]]
@@ -76,13 +76,13 @@ def free(graph: fx.GraphModule, edits: Sequence[Edit]) -> fx.GraphModule:
 
 
 def _free(graph: fx.Graph, node: fx.Node, axis: int, told: int | None, parts: int) -> None:
-    if _name(node) == "split":
+    if called(node) == "split":
         with graph.inserting_before(node):
             chunks = graph.call_method("chunk", (node.args[0], parts, axis))
         node.replace_all_uses_with(chunks)
         graph.erase_node(node)
         return
-    first = 1 if _name(node) != "unflatten" else 2
+    first = 1 if called(node) != "unflatten" else 2
     listed = len(node.args) == first + 1 and isinstance(node.args[first], tuple | list)
     sizes: list[Any] = list(node.args[first] if listed else node.args[first:])  # type: ignore[arg-type]
     sizes[axis - parts] = -1
@@ -94,7 +94,7 @@ def _free(graph: fx.Graph, node: fx.Node, axis: int, told: int | None, parts: in
 
 def _told(node: fx.Node, axis: int, given: torch.Tensor, seen: torch.Tensor, start: int) -> int | None:
     """Which other size is -1 and has to be told, None if there is none; -1 where that can't be."""
-    if _name(node) == "unflatten":
+    if called(node) == "unflatten":
         sizes = node.args[2] if len(node.args) == 3 else ()
         free_to = isinstance(sizes, tuple | list) and 0 <= start <= axis < start + len(sizes)
         return None if free_to and all(one != -1 or start + at == axis for at, one in enumerate(sizes)) else -1  # type: ignore[arg-type]
@@ -102,7 +102,7 @@ def _told(node: fx.Node, axis: int, given: torch.Tensor, seen: torch.Tensor, sta
     every: Any = node.args[1] if listed else node.args[1:]
     if node.kwargs or len(every) != seen.ndim:
         return -1
-    if _name(node) == "expand":
+    if called(node) == "expand":
         return None
     other = next((at for at, one in enumerate(every) if at != axis and one == -1), None)
     if other is None:
@@ -126,9 +126,3 @@ def _axes(asked: Sequence[torch.Tensor], seen: torch.Tensor) -> list[int]:
         others = [[other for other in range(seen.ndim) if other != axis] for axis in range(seen.ndim)]
         places.append([(grad != 0).any(dim=other) if other else grad != 0 for other in map(tuple, others)])
     return [axis for axis in range(seen.ndim) if not torch.equal(places[0][axis], places[1][axis])]
-
-
-def _name(node: fx.Node) -> str:
-    if node.op not in ("call_method", "call_function"):
-        return ""
-    return node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", ""))

@@ -19,7 +19,7 @@ from torch import fx, nn
 from compress.prune.layer_kinds import PRUNABLE
 from compress.prune.repair.walk import Values, Walk
 
-__all__ = ["RESHAPES", "Block", "Span", "blocks_of", "spans_of"]
+__all__ = ["RESHAPES", "Block", "Span", "blocks_of", "called", "spans_of"]
 
 RESHAPES = {"view", "reshape", "unflatten"}
 MIXES = {"matmul", "bmm", "baddbmm", "einsum", "softmax", "scaled_dot_product_attention"}  # or it is no attention
@@ -92,7 +92,7 @@ def spans_of(walk: Walk) -> Iterator[Span]:
             node.op == "call_module" and isinstance(walk.graph.get_submodule(str(node.target)), PRUNABLE)
             for node in moved
         )
-        mixes = any(_reshapes(node) for node in moved) and any(_called(node) in MIXES for node in moved)
+        mixes = any(called(node) in RESHAPES for node in moved) and any(called(node) in MIXES for node in moved)
         if not convolved and mixes and moved[-1] is end.all_input_nodes[0]:
             yield Span(end, tuple(node for node in walk.nodes if node in sources), tuple(moved))
 
@@ -167,11 +167,7 @@ def _size(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is not operator.getitem and node.args[-1:] in SIZES
 
 
-def _reshapes(node: fx.Node) -> bool:
-    return _called(node) in RESHAPES
-
-
-def _called(node: fx.Node) -> str:
+def called(node: fx.Node) -> str:
     """The name of the method or function; "" for other nodes."""
     if node.op not in ("call_method", "call_function"):
         return ""

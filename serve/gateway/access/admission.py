@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from serve.gateway.access.memory import Share
 from serve.gateway.errors import OverloadedError
 
 __all__ = ["Admission", "Bounds"]
@@ -196,7 +197,9 @@ class Admission:
             self._learn(seconds, size.bit_length())
         self._pass_on()
 
-    def leave_after(self, ended: Sequence[asyncio.Future[Any]], started: float, size: int = 0) -> None:
+    def leave_after(
+        self, ended: Sequence[asyncio.Future[Any]], started: float, size: int = 0, held: Share | None = None
+    ) -> None:
         """Give a place back whose client gave up, once the model server is through with what it was sent.
 
         It does not hear of it, and goes on: a place given back at once would let who never waits have as many requests
@@ -206,9 +209,12 @@ class Admission:
             ended: each is done when the server is, True or an answer where it answered.
             started: when the server was asked, on the monotonic clock.
             size: of the request, in bytes.
+            held: for its key, holds the request until then, which may still be on its way.
         """
         left = len(ended)
         answered = False
+        if held is not None:
+            held.hold(size)
 
         def over(each: asyncio.Future[Any]) -> None:
             nonlocal left, answered
@@ -216,6 +222,8 @@ class Admission:
             answered = answered or not (each.cancelled() or each.exception() is not None or each.result() is False)
             if not left:
                 self.leave(time.monotonic() - started if answered else None, size)
+                if held is not None:
+                    held.close()
 
         for each in ended:
             each.add_done_callback(over)

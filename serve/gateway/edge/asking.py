@@ -108,10 +108,7 @@ async def ask_model(
                     connection.close()
                 places.leave(seconds, size)
             elif ended := [connection.ended for connection in leaving.connections if connection.ended is not None]:
-                held = Share(gate.memory, identity.id)
-                held.hold(size)  # it may still be on its way
-                places.leave_after(ended, started, size)
-                ended[-1].add_done_callback(lambda _: held.close())
+                places.leave_after(ended, started, size, Share(gate.memory, identity.id))
             else:
                 places.abandon(time.monotonic() - started)
             if trace is not None:

@@ -95,7 +95,7 @@ class GrpcChannels:
         attempt = self._balancer.begin(self._balancer.scope(scope)) if node is None else None
         chosen = attempt.node if attempt is not None else node
         assert chosen is not None  # noqa: S101
-        asking = asyncio.ensure_future(self._control(chosen, name, body))
+        asking = asyncio.ensure_future(self._unary(chosen, name, body))
         server = Verdict.NOTHING
         try:
             answer = await self._within(asking, timeout_s)
@@ -105,15 +105,12 @@ class GrpcChannels:
             server, _ = _verdicts(err, early=True)
             raise
         finally:
-            if not asking.done():
-                self._keep(asking)
-            elif not asking.cancelled():
-                asking.exception()  # where this is cancelled as it ends, nobody else looks
             if attempt is not None:
                 attempt.end(server, Verdict.NOTHING)
 
-    async def _control(self, node: Node, name: str, body: bytes) -> bytes:
-        return await _result(self.channel(node).unary_unary(SERVICE + name)(body, timeout=self._balancer.timeout_s))
+    async def _unary(self, node: Node, name: str, body: bytes) -> bytes:
+        answer: bytes = await self.channel(node).unary_unary(SERVICE + name)(body, timeout=self._balancer.timeout_s)
+        return answer
 
     async def _within(self, asking: asyncio.Task[bytes], timeout_s: float) -> bytes:
         """The answer, if it comes in time. A call that nobody waits for any more goes on.
@@ -121,24 +118,29 @@ class GrpcChannels:
         Triton 24.10 dies of calls that are cancelled, or whose deadlines pass, while it answers them: some thousands
         of either end it (SIGSEGV). So it hears of neither.
         """
-        if timeout_s <= 0:
-            asking.cancel()  # it has not begun
-        else:
-            await asyncio.wait((asking,), timeout=timeout_s)
+        try:
+            if timeout_s <= 0:
+                asking.cancel()  # it has not begun
+            else:
+                await asyncio.wait((asking,), timeout=timeout_s)
+        except asyncio.CancelledError:
+            self._keep(asking)
+            raise
         if asking.done():
             return asking.result()
+        self._keep(asking)
         raise grpc.aio.AioRpcError(
             grpc.StatusCode.DEADLINE_EXCEEDED, grpc.aio.Metadata(), grpc.aio.Metadata(), "Deadline Exceeded"
         )
 
     def _keep(self, asking: asyncio.Task[bytes]) -> None:
-        """Hold a call that its client has left, until it ends."""
+        """Hold a call that its client has left until it ends, and look at how, as nobody else does."""
         self._left.add(asking)
 
         def ended(task: asyncio.Task[bytes]) -> None:
             self._left.discard(task)
             if not task.cancelled():
-                task.exception()  # nobody else will look
+                task.exception()
 
         asking.add_done_callback(ended)
 
@@ -215,18 +217,14 @@ class GrpcChannels:
         finally:
             if not asking.done():
                 wanted.clear()
-                self._keep(asking)
                 on_left(asking)
-            elif not asking.cancelled():
-                asking.exception()  # where this is cancelled as it ends, nobody else looks
             attempt.end(server, model)
 
     async def _asked(self, node: Node, body: bytes, share: Share | None, wanted: list[bool]) -> bytes:
         """The answer; once it is not `wanted` any more, it counts for nobody."""
-        channel = self.channel(node)
         if share is None:
-            return await _result(channel.unary_unary(f"{SERVICE}ModelInfer")(body, timeout=self._balancer.timeout_s))
-        call = channel.unary_stream(f"{SERVICE}ModelInfer")(body, timeout=self._balancer.timeout_s)
+            return await self._unary(node, "ModelInfer", body)
+        call = self.channel(node).unary_stream(f"{SERVICE}ModelInfer")(body, timeout=self._balancer.timeout_s)
         return await self._arriving.answer(call, share, wanted)
 
     async def stream(
@@ -311,11 +309,6 @@ class GrpcChannels:
         finally:
             attempt.end(Verdict.NOTHING, Verdict.NOTHING)
             await way.end()
-
-
-async def _result(call: Any) -> bytes:
-    answer: bytes = await call
-    return answer
 
 
 async def _to_their_end(requests: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:

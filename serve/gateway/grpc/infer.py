@@ -182,10 +182,7 @@ class Inference:
             suspects.land(flight, answered=answered, sent=sent)
             if entered:
                 if given_up and left and sequence is None:  # one may wait for its slot as long as others go on
-                    held = Share(self._gate.memory, share.key)
-                    held.hold(len(body))
-                    places.leave_after(left, started, len(body))
-                    left[-1].add_done_callback(lambda _: held.close())
+                    places.leave_after(left, started, len(body), Share(self._gate.memory, share.key))
                 elif given_up:
                     places.abandon(time.monotonic() - started)
                 else:
