@@ -22,6 +22,7 @@ import uvloop
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc import service_pb2_grpc
 
+from compress.errors import ServerError
 from serve.gateway.access.keys import add_key
 from serve.gateway.settings import Settings
 from serve.http.client import Address, ExchangeError, Pool
@@ -68,7 +69,8 @@ class Restarted:
             if not self.server.running:
                 self.ends += 1
                 self._stop.wait(0.5)
-                self.server.restart()
+                with contextlib.suppress(ServerError):  # it met its death while it started: once more
+                    self.server.restart()
 
     def kill(self, how: signal.Signals) -> None:
         assert self.server.pid is not None

@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from compress.errors import SignatureError, StageError, ToolkitError
 from compress.formats.onnx.load import beside, is_onnx, load_onnx, size_of
 from compress.model import OnnxModel, sample_inputs
-from compress.onnx_export.from_file import LEAST_OPSET, OnnxFromFile
+from compress.onnx_export.from_file import LEAST_OPSET, OnnxFromFile, _refuse_random
 from compress.runtime.backends import OnnxBackend
 from tests.unit.compress.onnx_graphs import branching, normal
 from tests.unit.compress.prune.test_prune_channels import quiet
@@ -305,6 +305,21 @@ def test_what_cannot_be_made_smaller_is_refused_by_name(case: str, tmp_path: Pat
         taken_in(path, tmp_path / "made")
     assert why in refused.value.why
     assert refused.value.mend
+
+
+def test_a_mask_that_is_drawn_twice_in_a_row_does_not_hide_that_masks_are_drawn(tmp_path: Path) -> None:
+    class Drawing:
+        """Gives one answer five times, then another."""
+
+        left = 5
+
+        def infer(self, inputs: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+            self.left -= 1
+            return {"y": inputs["x"] * (self.left > 0)}
+
+    path = stored(dropping(), tmp_path)
+    with pytest.raises(StageError, match="it draws random numbers"):
+        _refuse_random(path, Drawing(), {"x": normal(1, 16)}, StageError("off", why="by far", mend="none"))  # type: ignore[arg-type]
 
 
 def test_a_size_that_the_graph_does_not_take_is_told_with_the_flag_that_mends_it(tmp_path: Path) -> None:
