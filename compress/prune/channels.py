@@ -27,7 +27,7 @@ from compress.model import TorchModel, call, sample_inputs
 from compress.model.frozen import freeze
 from compress.prune.cut_layers import Cut, Layers, Place
 from compress.prune.follow_channels import ChannelGroup, Follower
-from compress.prune.heads.open_heads import opened
+from compress.prune.heads.open_heads import Opened, opened
 from compress.prune.known_channels import Known
 from compress.prune.layer_kinds import PRUNABLE, WEIGHED
 from compress.prune.prove_channels import Proof
@@ -59,7 +59,6 @@ class Channels:
         groups: what can lose channels.
         left_alone: layers that can't, with the reason.
         model: whose channels these are: the one that was given, or, where it has heads that can go, its trace.
-        heads: roots of the groups whose units are heads of attention.
         module: the copy, with all its channels.
         late: whether the time ran out.
         refuted: of those left alone, the ones that a proof did not hold for.
@@ -73,23 +72,35 @@ class Channels:
         seconds: float = SECONDS,
         known: Known | None = None,
     ) -> None:
-        found = opened(model)
-        self.model, self._heads = found.model, found.groups
-        self.heads = frozenset(group.root for group in found.groups)
         self.signature = model.signature
-        self.left_alone: dict[str, str] = {}
         self.refuted = dict(known.refuted) if known else {}
         self.late = False
-        self._deadline, self._seconds = time.monotonic() + seconds, seconds
-        self._layers = Layers(self.model.module)
-        self.module = self._layers.module
-        self._proof = Proof(self._layers, self.signature, samples)
+        self._deadline, self._seconds, self._samples = time.monotonic() + seconds, seconds, samples
+        found = opened(model)
         if known is not None and known.groups is not None:
+            roots = {group.root for group in known.groups}
+            self._begin(found if any(group.root in roots for group in found.groups) else Opened(model))
             self.left_alone |= known.left_alone
             self.groups = list(known.groups)
             progress(1, 1, f"{counted(len(self.groups), 'groups')} can lose channels, as was found before")
-        else:
+            return
+        self._begin(found)
+        self.groups = self._proven(self._found(progress), progress)
+        if found.groups and not self.heads and not self.late:  # a trace for nothing: the model stays what it is
+            self._begin(Opened(model))
             self.groups = self._proven(self._found(progress), progress)
+
+    def _begin(self, found: Opened) -> None:
+        self.model, self._heads = found.model, found.groups
+        self.left_alone: dict[str, str] = {}
+        self._layers = Layers(self.model.module)
+        self.module = self._layers.module
+        self._proof = Proof(self._layers, self.signature, self._samples)
+
+    @property
+    def heads(self) -> frozenset[str]:
+        """Roots of the groups whose units are heads of attention."""
+        return frozenset(group.root for group in self._heads) & frozenset(self._by_root)
 
     @property
     def known(self) -> Known:

@@ -133,7 +133,10 @@ def blocks_of(span: Span, walk: Walk, values: Mapping[fx.Node, Any]) -> list[Blo
             if bool((reached == columns).all()):
                 break
             columns = reached
-        if bool(columns.all()) or bool((columns & ~left).any()):
+        # What is no block of several, as large as the first, makes none of the others one: don't look at each column.
+        size = int(columns.sum())
+        first = len(found[0].columns) if found else size
+        if size == 1 or size == width or size != first or width % size or bool((columns & ~left).any()):
             return []
         left &= ~columns
         found.append(Block(columns.nonzero()[:, 0], {node: at.nonzero()[:, 0] for node, at in channels.items()}))
@@ -141,9 +144,7 @@ def blocks_of(span: Span, walk: Walk, values: Mapping[fx.Node, Any]) -> list[Blo
 
 
 def _alike(blocks: Sequence[Block]) -> bool:
-    """Whether they are of several columns, as many each, and share no channel."""
-    if len(blocks) < 2 or len(blocks[0].columns) < 2 or len({len(block.columns) for block in blocks}) > 1:
-        return False
+    """Whether they have as many channels each, and share none."""
     for node in blocks[0].channels:
         every = torch.cat([block.channels[node] for block in blocks])
         if len({len(block.channels[node]) for block in blocks}) > 1 or len(every.unique()) < len(every):  # type: ignore[no-untyped-call]

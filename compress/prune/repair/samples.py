@@ -34,7 +34,7 @@ class Samples:
     """
 
     def __init__(self, data: Dataset, signature: Signature, batch: int = BATCH) -> None:
-        self._data, self.specs = data, signature.inputs
+        self._data, self._signature, self.specs = data, signature, signature.inputs
         every = np.arange(len(data))
         judging = every % HELD_OUT == HELD_OUT - 1 if len(data) >= FEWEST else np.zeros(len(data), bool)
         self.batches: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
@@ -46,6 +46,10 @@ class Samples:
                 self.held.append(held)
         self.count = len(data)
         self._masks: dict[int, torch.Tensor] = {}
+
+    def by(self, batch: int) -> Samples:
+        """The same samples, with so many in a batch."""
+        return Samples(self._data, self._signature, batch)
 
     @property
     def judging(self) -> list[int]:

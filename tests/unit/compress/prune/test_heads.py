@@ -8,17 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import compress
+from compress.data.dataset import Dataset
 from compress.model import TorchModel, sample_inputs
 from compress.onnx_export.fold import FoldOnnx
 from compress.onnx_export.from_torch import OnnxFromTorch
 from compress.prune.channels import Channels
 from compress.prune.heads.open_heads import opened
+from compress.prune.prove_channels import Proof
 from compress.prune.prune_channels import PruneChannels
 from compress.prune.rank_by_obs import shares_at
 from compress.prune.repair.felt import felt
@@ -199,6 +202,57 @@ def test_what_outputs_feel_of_a_channel_is_the_square_of_what_it_changes_in_them
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
+class Pooled(nn.Module):
+    """One layer at each of 8 positions, one at their mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each, self.one, self.end = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        kept = mask[:, :, None].to(x.dtype)
+        tokens = self.each(x)
+        return self.end(self.one((tokens * kept).sum(1) / kept.sum(1))), tokens
+
+
+def test_what_outputs_feel_of_an_error_counts_each_position_of_a_sample_that_is_no_padding() -> None:
+    model = wrapped(Pooled(), "x:float32[batch,8,4]", "mask:int64[batch,8]")
+    x = np.random.default_rng(0).normal(size=(512, 8, 4)).astype(np.float32)
+    mask = np.ones((512, 8), np.int64)
+    mask[:, 6:] = 0
+    x[:, 6:] = 100.0
+    samples = Samples(Dataset("drawn", {"x": x, "mask": mask}, None, "0"), model.signature)
+    module: Any = model.module
+    found = felt(module, ["each", "one"], samples, quiet)
+    assert found is not None
+    with torch.no_grad():
+        pooled, tokens = (one.square().mean() for one in _unpadded(module, x, mask))
+        by_end = module.end.weight.square().sum(0) / pooled
+        through = (module.end.weight @ module.one.weight).square().sum(0) / 6 / pooled
+    torch.testing.assert_close(found["one"].float(), by_end, rtol=0.2, atol=1e-3)
+    torch.testing.assert_close(found["each"].float(), through + 6 / tokens, rtol=0.2, atol=1e-3)
+
+
+def _unpadded(module: Any, x: np.ndarray[Any, Any], mask: np.ndarray[Any, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    pooled, tokens = module(torch.as_tensor(x), torch.as_tensor(mask))
+    return pooled, tokens[torch.as_tensor(mask).bool()]
+
+
+def test_a_batch_holds_for_derivatives_what_memory_is_meant_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.Sequential(nn.Linear(4, 3), nn.GELU(), nn.Linear(3, 2))
+    model = wrapped(module, "x:float32[batch,4]")
+    data = data_for(model, 1024)
+    whole = felt(module, ["0"], Samples(data, model.signature), quiet)
+    seen: list[int] = []
+    module.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])) if torch.is_grad_enabled() else None)
+    monkeypatch.setattr("compress.prune.repair.felt.HELD", 300)  # bytes: some samples' worth
+    found = felt(module, ["0"], Samples(data, model.signature), quiet)
+    assert found is not None
+    assert whole is not None
+    assert 1 < max(seen) < 8
+    torch.testing.assert_close(found["0"], whole["0"], rtol=0.2, atol=1e-3)
+
+
 def test_units_are_priced_by_the_errors_of_the_best_way_there_and_what_is_cheapest_goes_first() -> None:
     neurons = Elimination((1, 0, 2), (0.1, 0.1, 0.5), macs=2.0)
     assert neurons.prices.tolist() == pytest.approx([0.025, 0.025, 0.2])
@@ -241,6 +295,75 @@ def test_what_is_no_attention_has_no_heads_and_stays_the_module_that_it_is() -> 
     found = opened(model)
     assert found.groups == ()
     assert found.model is model
+
+
+class Wide(nn.Module):
+    """Columns that are mixed along the tokens alone, so that each of them is a block of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.end = nn.Linear(32, 512), nn.Linear(512, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mixed = torch.matmul(x, x.transpose(1, 2)).softmax(-1)
+        return self.end(torch.matmul(mixed, self.a(x)).reshape(-1, 6, 512))  # type: ignore[no-any-return]
+
+
+def test_each_column_by_itself_is_no_head_and_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    grad = torch.autograd.grad
+
+    def counted(outputs: object, *args: Any, **more: Any) -> Any:
+        asked.append(outputs)
+        return grad(outputs, *args, **more)
+
+    monkeypatch.setattr(torch.autograd, "grad", counted)
+    assert opened(wrapped(Wide(), X)).groups == ()
+    assert len(asked) < 10
+
+
+class Padded(nn.Module):
+    """torch's encoder, which takes padding out where it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 4, 48, batch_first=True)
+        self.encoder, self.end = nn.TransformerEncoder(layer, 2), nn.Linear(32, 3)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        tokens = self.encoder(x, src_key_padding_mask=mask == 0)
+        return self.end(tokens)  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_an_encoder_that_takes_padding_out_has_heads() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = wrapped(Padded(), "x:float32[batch,6,32]", "mask:int64[batch,6]")
+    assert len(Channels(model).heads) == 2
+
+
+def test_where_no_head_stands_the_proof_the_model_stays_the_one_that_was_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module, inputs = family("bert")
+    model = wrapped(module, *inputs)
+    heads = Channels(model).heads
+    assert heads
+    difference = Proof.difference
+
+    def refused(proof: Proof, cut: Any, **more: Any) -> str | None:
+        gone = {place.name for place in cut if place.side == "out"}
+        return "as it was made up" if gone & heads else difference(proof, cut, **more)
+
+    monkeypatch.setattr(Proof, "difference", refused)
+    found = Channels(model)
+    assert found.model is model
+    assert not found.heads
+    assert found.groups
+    again = Channels(model, known=found.known)
+    assert again.model is model
+    assert [group.root for group in again.groups] == [group.root for group in found.groups]
 
 
 class SharedAttention(nn.Module):
