@@ -26,7 +26,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from pydantic import BaseModel, Field
@@ -53,8 +53,10 @@ __all__ = [
     "UpstreamBrokenError",
     "UpstreamDownError",
     "UpstreamTimeoutError",
+    "bare",
 ]
 
+E = TypeVar("E", bound=BaseException)
 DISCARD_S, LONG_DISCARD_S = 2.0, 30.0
 DISCARD_BYTES = 256 * 1024 * 1024
 
@@ -261,10 +263,19 @@ class UpstreamTimeoutError(GatewayError):
     status = 504
 
 
-def bare(err: GatewayError) -> GatewayError:
-    """An error for whoever keeps it, without where it came from: its frames, and its cause's, hold bodies."""
-    err.__cause__ = err.__context__ = None
-    return err.with_traceback(None)
+def bare(err: E) -> E:
+    """An error without where it came from: its frames, and its causes', hold bodies.
+
+    And such a frame may hold the error, in a future that it waited for: then only the garbage collector would free
+    both.
+    """
+    found: list[BaseException | None] = [err]
+    while found:
+        one = found.pop()
+        if one is not None:
+            found += (one.__cause__, one.__context__)
+            one.__cause__ = one.__context__ = one.__traceback__ = None
+    return err
 
 
 class Refusal(Response):

@@ -68,6 +68,11 @@ class GrowingBody:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
 
+    def end(self) -> None:
+        """Whoever asked for it is through: what has not come by now is not kept, nor what did."""
+        if not self.whole and not self.failed:
+            self.fail(ConnectionAbortedError("the request was answered before its body had come"))
+
     def attach(self, write: Callable[[bytes], object]) -> None:
         """Write what there is, and what comes as it comes."""
         for part in self._parts:

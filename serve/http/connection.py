@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import httptools
@@ -53,6 +54,15 @@ class Leaving:
 
 LEFT: ContextVar[Leaving | None] = ContextVar("left", default=None)
 """Of the request that a task is about; None: what is given up is closed."""
+
+
+def _told(waiter: asyncio.Future[Response], answer: Response | None, error: Exception | None) -> None:
+    if waiter.done():
+        return
+    if answer is not None:
+        waiter.set_result(answer)
+    elif error is not None:
+        waiter.set_exception(error)
 
 
 class Connection(asyncio.Protocol):
@@ -136,15 +146,7 @@ class Connection(asyncio.Protocol):
         if not self.usable or self._transport is None:
             raise ExchangeError("closed", "the connection is closed", unanswered=True)
         waiter: asyncio.Future[Response] = self._loop.create_future()
-
-        def done(answer: Response | None, error: Exception | None) -> None:
-            if waiter.done():
-                return
-            if answer is not None:
-                waiter.set_result(answer)
-            elif error is not None:
-                waiter.set_exception(error)
-
+        done = partial(_told, waiter)
         self._start(done, who)
         timer = self._loop.call_at(deadline, self._late)
         stall: asyncio.TimerHandle | None = None
@@ -160,6 +162,7 @@ class Connection(asyncio.Protocol):
             self._give_up()
             raise
         finally:
+            del waiter, done  # it may hold an error that holds this frame, and with it the body
             timer.cancel()
             self._done = None
             if stall is not None and isinstance(body, GrowingBody):
@@ -331,6 +334,13 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.usable = False
+        try:
+            self._lost(exc)
+        finally:  # each holds this, and the transport also the context of the request that opened it
+            self._transport = None
+            del self._parser
+
+    def _lost(self, exc: Exception | None) -> None:
         if self._done is None:
             self._end_left(answered=False)
             return

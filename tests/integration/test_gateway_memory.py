@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import http.client
 import json
 import os
@@ -15,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +88,17 @@ class Gateway:
 
     def peak(self) -> int:
         """The most bytes that its processes have had, each at its own time."""
+        return self._bytes("VmHWM")
+
+    def resident(self) -> int:
+        """Bytes that its processes have now."""
+        return self._bytes("VmRSS")
+
+    def _bytes(self, name: str) -> int:
         total = 0
         for pid in self.processes():
             with contextlib.suppress(OSError):
-                match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+                match = re.search(rf"{name}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
                 total += int(match[1]) * 1024 if match else 0
         return total
 
@@ -319,6 +327,76 @@ def test_long_values_are_read_and_written_in_another_process(triton: TritonServe
                                content_type="application/json")  # fmt: skip
         assert status == 200
         assert answer["outputs"]["zeros"] == [0] * MIB
+
+
+def wrong_type() -> tuple[bytes, dict[str, str]]:
+    body, headers = large()
+    return body.replace(b'"BYTES"', b'"INT32"'), headers
+
+
+def wrong_name() -> tuple[bytes, dict[str, str]]:
+    return long_json().replace(b'"file"', b'"life"'), {}
+
+
+def packed() -> tuple[bytes, dict[str, str]]:
+    return gzip.compress(wrong_name()[0], 1), {"Content-Encoding": "gzip"}
+
+
+def late() -> tuple[bytes, dict[str, str]]:
+    body, headers = large()
+    at = int(headers["Inference-Header-Content-Length"]) + 4
+    return body[:at] + b"sleep" + body[at + 5 :], headers | {"X-Request-Timeout-Ms": "100"}
+
+
+@pytest.mark.parametrize(
+    ("made", "status"),
+    [(wrong_type, 400), (wrong_name, 400), (packed, 400), (late, 504)],
+    ids=["raw", "JSON", "packed", "late"],
+)
+def test_what_was_refused_is_neither_counted_nor_held(
+    triton: TritonServer, made: Callable[[], tuple[bytes, dict[str, str]]], status: int
+) -> None:
+    body, headers = made()
+
+    def refused(times: int) -> None:
+        for _ in range(times):
+            with contextlib.closing(http.client.HTTPConnection(served.address, timeout=120)) as connection:
+                with contextlib.suppress(ConnectionError):  # answered before all was sent
+                    connection.request("POST", "/v2/models/files/infer", body, headers)
+                assert connection.getresponse().status == status
+
+    with gateway(triton, memory_bytes=32 * BOUND) as served:
+        refused(4)  # what is kept for the next one is kept once
+        held = served.resident()
+        refused(16)
+        deadline = time.monotonic() + 40
+        while served.metric("gateway_memory_bytes") > MIB:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert served.resident() - held < 5 * BODY
+
+
+def test_a_client_that_leaves_leaves_nothing_behind(triton: TritonServer) -> None:
+    body, headers = large()
+    told = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    head = f"POST /v2/models/files/infer HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\n{told}\r\n".encode()
+
+    def left(times: int) -> None:
+        host, _, port = served.address.rpartition(":")
+        for number in range(times):
+            with socket.create_connection((host, int(port)), timeout=30) as sock:
+                sock.sendall(head + body[: len(body) - number % 2])  # with and without its end
+                time.sleep(0.05)
+
+    with gateway(triton, memory_bytes=32 * BOUND) as served:
+        left(12)
+        held = served.resident()
+        left(24)
+        deadline = time.monotonic() + 40
+        while served.metric("gateway_memory_bytes") > MIB:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert served.resident() - held < 5 * BODY
 
 
 def asks_for(size: int) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Self
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -158,19 +158,21 @@ class Memory(Collector):
 
 
 class Share:
-    """What one request holds; given back by `close`, which must follow.
+    """What one request holds; given back by `close`, which must follow, and after which nothing counts any more.
 
     Args:
         memory: of which it is a share.
         key: the id of its key, "" for none.
     """
 
-    __slots__ = ("_key", "_memory", "_of_key", "size")
+    __slots__ = ("_closed", "_key", "_memory", "_of_key", "_over", "size")
 
     def __init__(self, memory: Memory, key: str = "") -> None:
         self._memory = memory
         self._key = key
         self._of_key = 0
+        self._closed = False
+        self._over: Callable[[], object] | None = None
         self.size = 0
 
     @property
@@ -180,6 +182,8 @@ class Share:
 
     def take(self, size: int) -> None:
         """Hold so many bytes more; raises MemoryFullError."""
+        if self._closed:  # what still comes of a request that is over is not kept
+            return
         memory = self._memory
         held = self.size + size
         small = held <= SMALL_BYTES
@@ -193,6 +197,10 @@ class Share:
         memory.take(size, small=small)
         self.size = held
 
+    def at_close(self, call: Callable[[], object]) -> None:
+        """Have something called then: what was counted, and is still coming, has to end with it."""
+        self._over = call
+
     def check(self, size: int) -> None:
         """Whether there is room for so many bytes, now; raises MemoryFullError."""
         before, counted = self.size, self._of_key
@@ -204,6 +212,8 @@ class Share:
 
     def resize(self, size: int) -> None:
         """Hold so many bytes in all, which are there already; a key is never counted for more than these."""
+        if self._closed:
+            return
         if self._of_key > size:
             self._memory.give_for(self._key, self._of_key - size)
             self._of_key = size
@@ -213,12 +223,16 @@ class Share:
     def hold(self, size: int) -> None:
         """Hold so many bytes in all, which are there already and all count for the key."""
         self.resize(size)
-        if self._key and size > self._of_key:
+        if self._key and size > self._of_key and not self._closed:
             self._memory.hold_for(self._key, size - self._of_key)
             self._of_key = size
 
     def close(self) -> None:
         """Give it all back."""
+        self._closed = True
+        if self._over is not None:
+            call, self._over = self._over, None
+            call()
         if self.size:
             self._memory.used -= self.size
             self.size = 0

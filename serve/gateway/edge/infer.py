@@ -27,6 +27,7 @@ from serve.gateway.errors import (
     GatewayError,
     Refusal,
     SlowBodyError,
+    bare,
 )
 from serve.gateway.observe.telemetry import INFER_ROUTE, Observed, Telemetry
 from serve.gateway.oip.contracts import LONG_JSON, Contracts
@@ -98,11 +99,14 @@ class InferEndpoint:
             if err.closes:
                 await Refusal(err)(scope, receive, send)
             else:  # cheap, because under overload this is what most requests come to
+                bare(err)
                 await _answer(scope, send, code, [JSON], err.headers, err.body)
-        except ClientGoneError:
+        except ClientGoneError as err:
+            bare(err)
             code = CLIENT_LEFT
         except Exception as err:
             logger.exception("an infer request failed inside the gateway")
+            bare(err)
             await Refusal(GatewayError("the gateway failed", why=type(err).__name__))(scope, receive, send)
         finally:
             self._telemetry.observe(observed, code)

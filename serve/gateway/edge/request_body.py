@@ -95,6 +95,7 @@ class Body:
         share.take(len(cycle.body))
         self._share = share
         self._growing = GrowingBody(bytes(cycle.body), length)
+        share.at_close(self._growing.end)
         cycle.body = bytearray()
         cycle.flow.resume_reading()
         return self._growing

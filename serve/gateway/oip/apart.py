@@ -58,6 +58,8 @@ class Apart:
                 return await asyncio.wrap_future(work)
             except BrokenExecutor:  # somebody killed it
                 continue
+            finally:
+                del work  # it may hold an error that holds this frame, and with it the arguments
         raise GatewayError(
             "the request can't be read", why="the process that reads long ones has ended over it twice",
             mend="send tensors raw, not as JSON", status=503,

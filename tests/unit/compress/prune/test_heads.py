@@ -311,7 +311,7 @@ class Wide(nn.Module):
 
 def test_each_column_by_itself_is_no_head_and_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
-    grad = torch.autograd.grad
+    grad: Any = torch.autograd.grad
 
     def counted(outputs: object, *args: Any, **more: Any) -> Any:
         asked.append(outputs)
