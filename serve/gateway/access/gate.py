@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from compress.errors import ServerError
 from serve.gateway.access.admission import Admission, Bounds
+from serve.gateway.access.asides import Asides
 from serve.gateway.access.identity import KeyRing
 from serve.gateway.access.memory import Memory
 from serve.gateway.access.slots import Slots
@@ -40,6 +41,7 @@ class Gate:
         self.incidents = incidents or Incidents()
         self.memory = memory or Memory(settings.memory_bytes)
         self.keys = KeyRing(settings.keys)
+        self.asides = Asides(self.memory)
         self.slots = Slots(settings.sequence_wait_s)
         self._settings = settings
         self._places: dict[str, Admission] = {}

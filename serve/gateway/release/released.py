@@ -13,7 +13,7 @@ from serve.gateway.access.admission import Admission
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Memory, MemoryFullError, Share
-from serve.gateway.errors import GatewayError, UpstreamDownError, UpstreamTimeoutError
+from serve.gateway.errors import GatewayError, OverloadedError, UpstreamDownError, UpstreamTimeoutError
 from serve.gateway.oip.encoding import unpacked
 from serve.gateway.oip.protocol import BINARY_HEADER, InferResponse, parse_response
 from serve.gateway.oip.tensors import ProtocolError
@@ -26,7 +26,6 @@ from serve.gateway.upstream.upstream import Upstream
 from serve.gateway.upstream.verdicts import HURRY, was_hurried
 from serve.http.body import GrowingBody
 from serve.http.client import Response
-from serve.http.connection import LEFT
 from serve.rollout.agree import Agree
 from serve.rollout.plan import Target
 
@@ -109,15 +108,21 @@ class Released:
             GatewayError: there was no answer.
         """
         if release is None or not isinstance(body, bytes):
-            return await self._upstream.infer(path, headers, body, timeout_s, who=who.id.encode(), sequence=sequence)
+            ask_it = partial(self._upstream.infer, path, headers, body, timeout_s, who=who.id.encode())
+            if sequence is None:
+                return await ask_it()
+            asked = path.decode()
+            self._gate.asides.check(self._gate.places(asked.split("/")[3]), asked, who.id)
+            with self._gate.asides.exchange(asked, who.id, len(body)):
+                return await ask_it(sequence=sequence)
         deadline = time.monotonic() + timeout_s
 
         async def ask(target: Target) -> tuple[Grade, Response | GatewayError]:
             left = deadline - time.monotonic()
             if target.model == release.model:
-                return await self._ask(target, headers, body, left, who.id.encode(), sequence)
+                return await self._ask(target, headers, body, left, who.id, sequence=sequence)
             with suspects.beside(who.id, target.model, body) as flight:
-                found = await self._ask(target, headers, body, left, who.id.encode(), sequence)
+                found = await self._ask(target, headers, body, left, who.id, sequence=sequence)
                 flight.lost = isinstance(found[1], GatewayError)
             return found
 
@@ -164,13 +169,20 @@ class Released:
         headers: Headers,
         body: bytes,
         timeout_s: float,
-        who: bytes | None = None,
+        who: str,
+        *,
+        counts: bool = True,
         sequence: bytes | None = None,
     ) -> tuple[Grade, Response | GatewayError]:
-        LEFT.set(None)  # places are the model's: a candidate that hangs would take all of the baseline's
+        asides, asked = self._gate.asides, str(target)
         try:
-            name = target.path.encode()
-            answer = await self._upstream.infer(name, headers, body, timeout_s, who=who, sequence=sequence)
+            asides.check(self._gate.places(target.model), asked, who)
+        except OverloadedError as err:  # which says nothing of the model
+            return Grade.CUT, err
+        try:
+            name, owner = target.path.encode(), who.encode() if counts else None
+            with asides.exchange(asked, who, len(body)):
+                answer = await self._upstream.infer(name, headers, body, timeout_s, who=owner, sequence=sequence)
         except EarlyTimeoutError as err:
             return Grade.CUT, err
         except UpstreamTimeoutError as err:
@@ -212,7 +224,7 @@ class Released:
             started = time.monotonic()
             try:
                 with self._gate.incidents.suspects.beside(who, release.candidate.model, body) as flight:
-                    grade, copy = await self._ask(release.candidate, headers, body, timeout_s)
+                    grade, copy = await self._ask(release.candidate, headers, body, timeout_s, who, counts=False)
                     flight.lost = isinstance(copy, GatewayError)
                 seconds = time.monotonic() - started
             finally:

@@ -21,6 +21,7 @@ from serve.gateway.access.memory import MemoryFullError
 from serve.gateway.oip.protocol import BINARY_HEADER
 from serve.gateway.upstream.joined import Form, split
 from serve.http.client import ExchangeError, Response
+from serve.http.connection import LEFT, Leaving
 
 __all__ = ["Coalescer"]
 
@@ -41,13 +42,43 @@ class Exchange(Protocol):
         """Raises ExchangeError where no whole answer came, MemoryFullError where there is no room for it."""
 
 
-@dataclass(frozen=True, slots=True)
+class _Sent:
+    """What was sent for some requests: a member that leaves keeps its place until Triton is through with all of it."""
+
+    def __init__(self) -> None:
+        self.ended: asyncio.Future[bool] | None = asyncio.get_running_loop().create_future()
+        self.leaving = Leaving()
+
+    def close(self) -> None:
+        for connection in self.leaving.connections:
+            connection.close()
+
+    def over(self) -> None:
+        """It was answered, or given up: then it is over with what was left."""
+        self.leaving.over = True
+        left = [one.ended for one in self.leaving.connections if one.ended is not None]
+        under_way = len(left)
+
+        def done(_: object = None) -> None:
+            nonlocal under_way
+            under_way -= 1
+            if under_way <= 0 and self.ended is not None and not self.ended.done():
+                self.ended.set_result(all(not one.cancelled() and one.result() for one in left))
+
+        for one in left:
+            one.add_done_callback(done)
+        if not left:
+            done()
+
+
+@dataclass(slots=True)
 class _Member:
-    """A request that waits: what followed its head, whose it is, and its answer."""
+    """A request that waits: what followed its head, whose it is, its answer, and how it was sent."""
 
     tensors: bytes
     who: bytes
     answer: asyncio.Future[Response]
+    sent: _Sent | None = None
 
 
 @dataclass
@@ -118,7 +149,8 @@ class Coalescer:
             return await self._exchange(path, headers, body, timeout_s, who=who)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Response] = loop.create_future()
-        group.waiting.append(_Member(body[length:], who, answer))
+        member = _Member(body[length:], who, answer)
+        group.waiting.append(member)
         if group.timer is None:
             if group.under_way < UNDER_WAY:  # with what else is read in this turn of the loop
                 group.timer = loop.call_soon(self._send, group, headers, timeout_s)
@@ -127,7 +159,13 @@ class Coalescer:
         elif len(group.waiting) * group.form.batch >= group.most:
             group.timer.cancel()
             self._send(group, headers, timeout_s)
-        return await answer  # in time: the exchange has the time-out of the first of them
+        leaving = LEFT.get()
+        try:
+            return await answer  # in time: the exchange has the time-out of the first of them
+        except (asyncio.CancelledError, ExchangeError):
+            if leaving is not None and member.sent is not None and not leaving.over:
+                leaving.connections.append(member.sent)
+            raise
 
     async def close(self) -> None:
         """Give up what is under way."""
@@ -156,13 +194,19 @@ class Coalescer:
         group.waiting = group.waiting[count:]
         if members:
             group.under_way += 1
-            task = asyncio.get_running_loop().create_task(self._sent(group, members, headers, timeout_s))
+            sent = _Sent()
+            for each in members:
+                each.sent = sent
+            task = asyncio.get_running_loop().create_task(self._sent(group, members, headers, timeout_s, sent))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         if group.waiting:
             group.timer = asyncio.get_running_loop().call_soon(self._send, group, headers, timeout_s)
 
-    async def _sent(self, group: _Group, members: list[_Member], headers: Headers, timeout_s: float) -> None:
+    async def _sent(
+        self, group: _Group, members: list[_Member], headers: Headers, timeout_s: float, sent: _Sent
+    ) -> None:
+        LEFT.set(sent.leaving)  # in this task: not of whoever happened to send it
         try:
             answers = await self._asked(group, members, headers, timeout_s)
         except BaseException as err:
@@ -181,6 +225,7 @@ class Coalescer:
                 else:
                     member.answer.set_exception(answer)
         finally:
+            sent.over()
             group.under_way -= 1
             if group.waiting and group.timer is not None:
                 group.timer.cancel()

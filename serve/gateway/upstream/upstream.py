@@ -35,7 +35,6 @@ from serve.gateway.upstream.deadline import EarlyTimeoutError
 from serve.gateway.upstream.node import LONGEST, Node
 from serve.http.body import GrowingBody
 from serve.http.client import Address, ExchangeError, Response
-from serve.http.connection import LEFT
 
 __all__ = ["Upstream", "failure_of", "model_path", "triton_error"]
 
@@ -136,7 +135,6 @@ class Upstream:
         try:
             coalescer = self._coalescer
             if sequence is not None:
-                LEFT.set(None)  # one that waits for its slot may wait for as long as others go on
                 answer = await self._exchange(path, headers, body, timeout_s, sequence, who)
             elif coalescer is not None and who is not None and isinstance(body, bytes) and coalescer.takes(headers):
                 answer = await self._coalesced(coalescer, path, headers, body, timeout_s, who)

@@ -1,0 +1,102 @@
+"""What clients gave up and the model server still has, where it keeps no place.
+
+Who gives up leaves its request in its place until the server is through with it. Two kinds can't: one of a sequence may
+wait for its slot for as long as others go on, and of a model under release places are both models', so that a candidate
+that hangs would take the baseline's. Their places are free again once the answer would have come. What is left of them
+counts for its key instead: no key may have more of it with one model than half of the model's places.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from serve.gateway.access.admission import Admission
+from serve.gateway.access.memory import Memory, Share
+from serve.gateway.errors import OverloadedError
+from serve.gateway.upstream.deadline import EarlyTimeoutError
+from serve.http.connection import LEFT, Leaving
+
+__all__ = ["Asides"]
+
+RETRY_AFTER_S = 1.0
+
+
+class Asides:
+    """Of one gateway.
+
+    Args:
+        memory: counts, for its key, a request that may still be on its way.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._left: Counter[tuple[str, str]] = Counter()
+
+    def check(self, places: Admission, asked: str, who: str) -> None:
+        """Raises OverloadedError where a key has as many left with a model as it may.
+
+        Args:
+            places: of the model.
+            asked: the model and its version, or the path of its requests.
+            who: id of the key.
+        """
+        if self._left[asked, who] >= max(1, int(places.limit) // 2):
+            places.shed += 1
+            raise OverloadedError(
+                f"the model {places.model!r} has more requests of this key than it can answer in time",
+                why="their clients did not wait for them, and it is still at work on them",
+                mend="wait for answers, or as long as Retry-After says",
+                retry_after_s=RETRY_AFTER_S,
+            )
+
+    def keep(self, asked: str, who: str, ended: Sequence[asyncio.Future[Any]], size: int) -> None:
+        """Count a request that was left, until the server is through with it.
+
+        Args:
+            asked: as of `check`.
+            who: id of the key.
+            ended: each is done when the server is.
+            size: of the request, in bytes.
+        """
+        if not ended:
+            return
+        self._left[asked, who] += 1
+        held = Share(self._memory, who)
+        held.hold(size)
+        under_way = len(ended)
+
+        def over(_: asyncio.Future[Any]) -> None:
+            nonlocal under_way
+            under_way -= 1
+            if not under_way:
+                held.close()
+                self._left[asked, who] -= 1
+                if not self._left[asked, who]:
+                    del self._left[asked, who]
+
+        for each in ended:
+            each.add_done_callback(over)
+
+    @contextmanager
+    def exchange(self, asked: str, who: str, size: int) -> Iterator[None]:
+        """Around an exchange over HTTP whose place is not kept; arguments as of `keep`."""
+        leaving = Leaving()
+        above = LEFT.set(leaving)
+        given_up = False
+        try:
+            yield
+        except (asyncio.CancelledError, EarlyTimeoutError):
+            given_up = True
+            raise
+        finally:
+            leaving.over = True
+            LEFT.reset(above)
+            if given_up:
+                self.keep(asked, who, [one.ended for one in leaving.connections if one.ended is not None], size)
+            else:
+                for connection in leaving.connections:
+                    connection.close()

@@ -1,0 +1,130 @@
+"""Clients that do not wait, where a request can't keep its place: in sequences, under release, joined with others."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serve.gateway.access.keys import add_key
+from serve.gateway.settings import ModelSettings, Settings
+from serve.rollout.plan import Plan, Target
+from serve.rollout.store import Store
+from serve.triton.launch import Ports, TritonServer
+from tests.integration.test_gateway_left import pending
+from tests.integration.test_gateway_sequences import until
+from tests.serve_http import gateway_thread
+
+pytestmark = pytest.mark.integration
+PLACES = 4
+SLEEPS_S = 1.0
+MODEL = """\
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        given = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
+        time.sleep(max(float(x.max()) for x in given))
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", x)]) for x in given]
+"""
+CONFIG = """\
+name: "NAME"
+backend: "python"
+max_batch_size: 2
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 1 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] } ]
+instance_group [ { count: 1 kind: KIND_CPU } ]
+"""
+SEQUENCES = "sequence_batching { max_sequence_idle_microseconds: 600000000 }\n"
+
+
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    repository = tmp_path_factory.mktemp("asides")
+    for name, more in (("slow", ""), ("other", ""), ("steps", SEQUENCES)):
+        version = repository / name / "1"
+        version.mkdir(parents=True)
+        (version.parent / "config.pbtxt").write_text(CONFIG.replace("NAME", name) + more)
+        (version / "model.py").write_text(MODEL)
+    with TritonServer(repository, ports=Ports(0, 0, 0)) as server:
+        yield server
+
+
+def request(seconds: float, *, raw: bool, **parameters: object) -> tuple[bytes, dict[str, str]]:
+    item: dict[str, object] = {"name": "x", "datatype": "FP32", "shape": [1, 1]}
+    item |= {"parameters": {"binary_data_size": 4}} if raw else {"data": [seconds]}
+    head = json.dumps({"inputs": [item], "parameters": parameters}).encode()
+    if not raw:
+        return head, {}
+    return head + struct.pack("<f", seconds), {"Inference-Header-Content-Length": str(len(head))}
+
+
+@pytest.mark.parametrize("case", ["sequence", "release", "joined"])
+def test_who_does_not_wait_fills_no_queue_where_its_requests_keep_no_place(
+    triton: TritonServer, tmp_path: Path, case: str
+) -> None:
+    """Places of these are free again once the answer would have come, by the mean of answers before."""
+    model = "steps" if case == "sequence" else "slow"
+    keys = tmp_path / "keys.json"
+    evil, good = add_key(keys, "evil")[0], add_key(keys, "good")[0]
+    state = tmp_path / "rollouts.db"
+    settings = Settings(
+        upstream=(f"http://{triton.http_address}",), port=0, keys=keys, state=state,
+        coalesce_s=0.002 if case == "joined" else 0.0,
+        models={name: ModelSettings(max_in_flight=PLACES) for name in (model, "other")},
+    )  # fmt: skip
+
+    def ask(key: str, seconds: float, patience_s: float = 60, **parameters: object) -> int:
+        body, headers = request(seconds, raw=case == "joined", **parameters)
+        with contextlib.closing(http.client.HTTPConnection(address, timeout=patience_s)) as connection:
+            connection.request("POST", f"/v2/models/{model}/infer", body, headers | {"x-api-key": key})
+            return connection.getresponse().status
+
+    def leave(number: int) -> None:
+        own = {"sequence_id": 1 + number % 2} if case == "sequence" else {}
+        while time.monotonic() < end:
+            with contextlib.suppress(TimeoutError):
+                ask(evil, SLEEPS_S, 0.03, **own)
+
+    with gateway_thread(settings) as url:
+        address = url.removeprefix("http://")
+        if case == "release":
+            store = Store(state)
+            store.start("slow", Target("other"), Plan(steps=(50.0,), step_s=3600.0), Target("slow"))
+            until(lambda: store.all("slow")[0].state == "running")
+            time.sleep(0.6)  # a gateway looks twice a second
+        for number in range(30):  # which tell it that answers take milliseconds
+            whole = {"sequence_id": 100 + number, "sequence_start": True, "sequence_end": True}
+            assert ask(good, 0.0, **(whole if case == "sequence" else {})) == 200
+        if case == "sequence":
+            assert ask(evil, 0.0, sequence_id=1, sequence_start=True) == 200
+            assert ask(evil, 0.0, sequence_id=2, sequence_start=True) == 200
+        end = time.monotonic() + 5
+        threads = [threading.Thread(target=leave, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        most = 0
+        while time.monotonic() < end:
+            most = max(most, pending(triton, model), pending(triton, "other"))
+            time.sleep(0.1)
+        for thread in threads:
+            thread.join()
+        # Half of its places, and as many as come at once.
+        assert 0 < most <= PLACES // 2 + PLACES
+        started = time.monotonic()
+        whole = {"sequence_id": 200, "sequence_start": True, "sequence_end": True}
+        while ask(good, 0.0, **(whole if case == "sequence" else {})) != 200:
+            assert time.monotonic() - started < 40
+        for number in (1, 2) if case == "sequence" else ():
+            ask(evil, 0.0, sequence_id=number, sequence_end=True)
