@@ -289,6 +289,7 @@ def connection_class(
             self._head_bytes = self._named_bytes = 0
             if self._heading is not None:
                 self._heading.close()
+                self._heading = None
             self._reading = None
             self.url, self.headers, self.expect_100_continue = b"", [], False
 
