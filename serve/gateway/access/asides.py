@@ -3,26 +3,26 @@
 Who gives up leaves its request in its place until the server is through with it. Two kinds can't: one of a sequence may
 wait for its slot for as long as others go on, and of a model under release places are both models', so that a candidate
 that hangs would take the baseline's. Their places are free again once the answer would have come. What is left of them
-counts for its key instead: no key may have more of it with one model than half of the model's places.
+counts for its key instead: no key may have more of it with one model than half of the model's places, or with one under
+release than it takes to see that a model hangs.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from serve.gateway.access.admission import Admission
 from serve.gateway.access.memory import Memory, Share
 from serve.gateway.errors import OverloadedError
-from serve.gateway.upstream.deadline import EarlyTimeoutError
-from serve.http.connection import LEFT, Leaving
 
-__all__ = ["Asides"]
+__all__ = ["JUDGED", "Asides"]
 
 RETRY_AFTER_S = 1.0
+JUDGED = 64  # waits in vain, of which some 40 prove that a candidate hangs
 
 
 class Asides:
@@ -36,15 +36,16 @@ class Asides:
         self._memory = memory
         self._left: Counter[tuple[str, str]] = Counter()
 
-    def check(self, places: Admission, asked: str, who: str) -> None:
+    def check(self, places: Admission, asked: str, who: str, *, least: int = 1) -> None:
         """Raises OverloadedError where a key has as many left with a model as it may.
 
         Args:
             places: of the model.
-            asked: the model and its version, or the path of its requests.
+            asked: path of the model's requests.
             who: id of the key.
+            least: the number never falls below it; JUDGED where it has to be seen that a model hangs.
         """
-        if self._left[asked, who] >= max(1, int(places.limit) // 2):
+        if self._left[asked, who] >= max(least, int(places.limit) // 2):
             places.shed += 1
             raise OverloadedError(
                 f"the model {places.model!r} has more requests of this key than it can answer in time",
@@ -82,21 +83,13 @@ class Asides:
             each.add_done_callback(over)
 
     @contextmanager
-    def exchange(self, asked: str, who: str, size: int) -> Iterator[None]:
-        """Around an exchange over HTTP whose place is not kept; arguments as of `keep`."""
-        leaving = Leaving()
-        above = LEFT.set(leaving)
-        given_up = False
+    def call(self, asked: str, who: str, size: int) -> Iterator[Callable[[asyncio.Future[Any]], None]]:
+        """Around a call over gRPC whose place is not kept: is to be given what its server is at work on still.
+
+        Arguments as of `keep`.
+        """
+        left: list[asyncio.Future[Any]] = []
         try:
-            yield
-        except (asyncio.CancelledError, EarlyTimeoutError):
-            given_up = True
-            raise
+            yield left.append
         finally:
-            leaving.over = True
-            LEFT.reset(above)
-            if given_up:
-                self.keep(asked, who, [one.ended for one in leaving.connections if one.ended is not None], size)
-            else:
-                for connection in leaving.connections:
-                    connection.close()
+            self.keep(asked, who, left, size)

@@ -9,10 +9,11 @@ from typing import Any
 
 import grpc
 
+from serve.gateway.access.asides import JUDGED
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Share
-from serve.gateway.errors import GatewayError
+from serve.gateway.errors import GatewayError, OverloadedError
 from serve.gateway.grpc.channels import UNREACHED, GrpcChannels, chosen_wait
 from serve.gateway.grpc.message import Incoming, about, asked_of
 from serve.gateway.grpc.request import in_reply
@@ -146,7 +147,11 @@ class Inference:
                 if stays is not None and stays != asked:
                     request.model_name, request.model_version = stays.model, stays.version or ""
                     body = request.SerializeToString()
-                answer = await self._calls.infer(body, *about(request), deadline, counted, left.append)
+                if sequence is None:
+                    answer = await self._calls.infer(body, *about(request), deadline, counted, left.append)
+                else:
+                    self._gate.asides.check(places, asked_of(request).path, identity.id)
+                    answer = await self._aside(identity, request, body, deadline, counted)
             else:
                 answer = await self._released(release, identity, request, context, patience, deadline, stays, counted)
             seconds = time.monotonic() - started
@@ -181,7 +186,7 @@ class Inference:
                 ABOARD.reset(above)
             suspects.land(flight, answered=answered, sent=sent)
             if entered:
-                if given_up and left and sequence is None:  # one may wait for its slot as long as others go on
+                if given_up and left:
                     places.leave_after(left, started, len(body), Share(self._gate.memory, share.key))
                 elif given_up:
                     places.abandon(time.monotonic() - started)
@@ -201,20 +206,21 @@ class Inference:
         stays: Target | None,
         counted: Share | None,
     ) -> bytes:
-        """Ask one of the two models under release.
+        """Ask one of the two models under release."""
 
-        Who leaves keeps its place no longer than the mean answer takes: places are the model's, and a candidate that
-        hangs would take all of the baseline's.
-        """
-
-        async def ask(target: Target) -> tuple[Grade, bytes | grpc.aio.AioRpcError]:
+        async def ask(target: Target) -> tuple[Grade, bytes | grpc.aio.AioRpcError | OverloadedError]:
             request.model_name, request.model_version = target.model, target.version or ""
             body = request.SerializeToString()
+            least = JUDGED if target == release.candidate else 1
+            try:
+                self._gate.asides.check(self._gate.places(target.model), target.path, identity.id, least=least)
+            except OverloadedError as err:  # which says nothing of the model
+                return Grade.CUT, err
             try:
                 if target.model == release.model:
-                    return Grade.GOOD, await self._calls.infer(body, *about(request), deadline, counted)
+                    return Grade.GOOD, await self._aside(identity, request, body, deadline, counted)
                 with self._gate.incidents.suspects.beside(identity.id, target.model, body):
-                    return Grade.GOOD, await self._calls.infer(body, *about(request), deadline, counted)
+                    return Grade.GOOD, await self._aside(identity, request, body, deadline, counted)
             except grpc.aio.AioRpcError as err:
                 if err.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                     return Grade.LATE if tells(patience, self._settings.timeout_s) else Grade.CUT, err
@@ -225,7 +231,14 @@ class Inference:
         movable = "sequence_id" not in request.parameters
         sticky = sticky_value(release, identity, came)
         answered = await release.ask(sticky, ask, movable=movable, stays=stays, key=identity.id)
-        if isinstance(answered.answer, grpc.aio.AioRpcError):
+        if isinstance(answered.answer, Exception):
             raise answered.answer
         answer: bytes = answered.answer
         return answer
+
+    async def _aside(
+        self, identity: Identity, request: Any, body: bytes, deadline: float, counted: Share | None
+    ) -> bytes:
+        """Ask where a request that is left keeps no place."""
+        with self._gate.asides.call(asked_of(request).path, identity.id, len(body)) as on_left:
+            return await self._calls.infer(body, *about(request), deadline, counted, on_left)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from serve.gateway.access.admission import Admission
+from serve.gateway.access.asides import JUDGED
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Memory, MemoryFullError, Share
@@ -21,6 +22,7 @@ from serve.gateway.release.agreement import Agreement, FunctionError, Functions,
 from serve.gateway.release.answers import ANSWER_ID, Answers, given
 from serve.gateway.release.release import Answered, Grade, Release
 from serve.gateway.release.users_rules import UsersRules
+from serve.gateway.upstream.aside import exchange
 from serve.gateway.upstream.deadline import EarlyTimeoutError
 from serve.gateway.upstream.upstream import Upstream
 from serve.gateway.upstream.verdicts import HURRY, was_hurried
@@ -113,16 +115,19 @@ class Released:
                 return await ask_it()
             asked = path.decode()
             self._gate.asides.check(self._gate.places(asked.split("/")[3]), asked, who.id)
-            with self._gate.asides.exchange(asked, who.id, len(body)):
+            with exchange(self._gate.asides, asked, who.id, len(body)):
                 return await ask_it(sequence=sequence)
         deadline = time.monotonic() + timeout_s
 
         async def ask(target: Target) -> tuple[Grade, Response | GatewayError]:
-            left = deadline - time.monotonic()
+            asked = partial(
+                self._ask, target, headers, body, deadline - time.monotonic(), who.id,
+                least=JUDGED if target == release.candidate else 1, sequence=sequence,
+            )  # fmt: skip
             if target.model == release.model:
-                return await self._ask(target, headers, body, left, who.id, sequence=sequence)
+                return await asked()
             with suspects.beside(who.id, target.model, body) as flight:
-                found = await self._ask(target, headers, body, left, who.id, sequence=sequence)
+                found = await asked()
                 flight.lost = isinstance(found[1], GatewayError)
             return found
 
@@ -171,18 +176,21 @@ class Released:
         timeout_s: float,
         who: str,
         *,
+        least: int = 1,
         counts: bool = True,
         sequence: bytes | None = None,
     ) -> tuple[Grade, Response | GatewayError]:
-        asides, asked = self._gate.asides, str(target)
+        asides, asked = self._gate.asides, target.path
         try:
-            asides.check(self._gate.places(target.model), asked, who)
+            asides.check(self._gate.places(target.model), asked, who, least=least)
         except OverloadedError as err:  # which says nothing of the model
             return Grade.CUT, err
         try:
-            name, owner = target.path.encode(), who.encode() if counts else None
-            with asides.exchange(asked, who, len(body)):
-                answer = await self._upstream.infer(name, headers, body, timeout_s, who=owner, sequence=sequence)
+            owner = who.encode() if counts else None
+            with exchange(asides, asked, who, len(body)):
+                answer = await self._upstream.infer(
+                    asked.encode(), headers, body, timeout_s, who=owner, sequence=sequence
+                )
         except EarlyTimeoutError as err:
             return Grade.CUT, err
         except UpstreamTimeoutError as err:

@@ -419,8 +419,9 @@ async def test_one_of_several_keys_takes_no_candidate_back(tmp_path: Path, sends
         assert shown["evidence"]["disagreement"]["candidate"] > 0.2, "a third of them were others"
         assert "one key alone" in shown["evidence"]["disagreement"]["waits"]
         assert (shown["unjudged"] > 10) == (says == "no judgement")
-        for _ in range(40):  # now the others meet the same
-            await asyncio.gather(*(w.ask(INFER, sends.encode(), x_api_key=key) for key in honest))
+        async with asyncio.timeout(60):
+            while not ended(w.store.current()[0]):  # now the others meet the same
+                await asyncio.gather(*(w.ask(INFER, sends.encode(), x_api_key=key) for key in honest))
         row = await w.until(ended)
         assert row.state == "aborted"
         assert ("gave no judgement of" in row.why) == (says == "no judgement")
