@@ -518,6 +518,8 @@ def connection_class(
             """Have something called when the client leaves, or has left already; None for nothing more."""
             self._leaving = call
             if call is not None and self.transport.is_closing():
+                if self._running is not None and not self._running.response_complete:
+                    self._running.disconnected = True  # or uvicorn, not told yet, would log an error
                 call()
 
         def _time(self, part: str) -> None:

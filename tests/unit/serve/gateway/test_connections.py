@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from serve.gateway import server as server_module
+from serve.gateway.access.admission import Admission
 from serve.gateway.edge.connections import MOST_PIPELINED, PIPELINED_BYTES, connection_class
 from serve.gateway.settings import Settings
 from serve.http.client import Address
@@ -23,6 +24,7 @@ from tests.unit.serve.gateway.test_upstream import ask, metric
 
 PATIENCE_S = 60
 INFER = b"POST /v2/models/%b/infer HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{}"
+CHUNKED = b"POST /v2/models/m/infer HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
 ABOUT = b"GET /v2/models/%b HTTP/1.1\r\nhost: a\r\n\r\n"
 PREDICT = b"POST /predict/%b HTTP/1.1\r\nhost: a\r\ncontent-type: image/png\r\ncontent-length: 1\r\n\r\nx"
 
@@ -99,6 +101,39 @@ def test_a_client_that_leaves_what_it_pipelined_is_no_failure(
         in_loop(main)()
     assert not [record.message for record in caplog.records if record.levelno >= logging.ERROR or record.exc_info]
     assert not lost[0].pipeline
+
+
+def test_a_connection_that_closes_before_its_turn_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its request is told in the turn in which it closes, before the server is."""
+    made: list[Any] = []
+
+    def noting(*arguments: Any, **named: Any) -> type:
+        class Noting(connection_class(*arguments, **named)):  # type: ignore[misc]
+            def connection_made(self, transport: Any) -> None:
+                super().connection_made(transport)
+                made.append(self)
+
+        return Noting
+
+    async def enter(*_: object) -> None:
+        made[0].transport.abort()
+
+    async def main() -> None:
+        async with gateway(Settings(upstream=("http://127.0.0.1:1",), port=0)) as address:
+            async with connected(address) as client, asyncio.timeout(PATIENCE_S):
+                loop = asyncio.get_running_loop()
+                await loop.sock_sendall(client, CHUNKED)
+                with contextlib.suppress(ConnectionError):
+                    assert await loop.sock_recv(client, 1) == b""
+            assert (await ask(address, b"/healthz")).status == 200
+
+    monkeypatch.setattr(server_module, "connection_class", noting)
+    monkeypatch.setattr(Admission, "try_enter", lambda _: False)
+    monkeypatch.setattr(Admission, "enter", enter)
+    in_loop(main)()
+    assert not [record.message for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def alive(address: Address, source: str) -> int:
