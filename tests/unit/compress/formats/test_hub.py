@@ -19,7 +19,7 @@ from compress.formats.file_kind import FileKind, file_kind
 from compress.formats.hub.config import offline
 from compress.formats.hub.pooling import MODES, Tail
 from compress.model import call
-from tests.hub_models import LABELS, bert_folder, with_config
+from tests.hub_models import LABELS, SIZES, bert_folder, with_config
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +152,17 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "a configuration of endless layers": (lambda f: with_config(f, num_hidden_layers=10**9), "1,000,000,000", "again"),
     "a configuration of huge tables": (lambda f: with_config(f, vocab_size=2 * 10**9), "2,000,000,000", "again"),
     "a damaged configuration": (lambda f: (f / "config.json").write_text("{"), "JSON", "again"),
+    "a setting that is no number": (
+        lambda f: with_config(f, layer_norm_eps=float("nan")), "'layer_norm_eps' is NaN", "number of the training"
+    ),
+    "no number deep inside": (
+        lambda f: with_config(f, task_specific_params={"a": [{"beam": [1.0, float("nan")]}]}), "'beam' is NaN", "again",
+    ),
+    "nothing but no number": (lambda f: (f / "config.json").write_text("NaN"), "it is NaN", "again"),
+    "a tokenizer's setting that is no number": (
+        lambda f: (f / "tokenizer_config.json").write_text('{"model_max_length": NaN}'),
+        "'model_max_length' is NaN", "again",
+    ),
     "a part of what is whole": (lambda f: None, "is one network", "leave --part out"),
 }  # fmt: skip
 
@@ -164,6 +175,23 @@ def test_a_folder_that_can_not_be_loaded_is_an_error_in_three_parts(folder: Path
         load(folder, part="text" if "part" in fault else None)
     assert why in caught.value.why
     assert mend in caught.value.mend
+
+
+def test_a_network_that_fails_on_real_values_is_told_in_three_parts(tmp_path: Path) -> None:
+    """torch.export runs it on shapes alone; here the values of a padded text lie beyond the table of positions."""
+    with offline() as transformers:
+        config = transformers.IBertConfig(**SIZES | {"max_position_embeddings": 18})
+        transformers.IBertForSequenceClassification(config).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path)
+    assert "its forward fails: IndexError: index out of range" in caught.value.why
+    assert "config.json" in caught.value.mend
+
+
+def test_what_has_no_bound_is_no_fault(folder: Path) -> None:
+    """Mamba 2's configuration has a limit without end, which Python's JSON writes as Infinity."""
+    assert "Infinity" in (with_config(folder, time_step_limit=[0.0, float("inf")]) / "config.json").read_text()
+    assert load(folder).layered
 
 
 def test_random_numbers_in_place_of_a_head_are_refused(folder: Path) -> None:
