@@ -17,6 +17,7 @@ __all__ = ["HubFolder", "inside", "is_hub_folder", "json_of", "named_on_a_hub", 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 MOST_SHARDS = 1000
+SPECIAL = "__float__"  # {"__float__": "Infinity"} is how transformers writes what JSON has no number for
 WHOLE = "copy or download the folder again, with all of its files"
 _HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 
@@ -141,7 +142,7 @@ def _nan_in(data: Any) -> str | None:
     left: list[tuple[str, Any]] = [("", data)]
     while left:
         key, value = left.pop()
-        if isinstance(value, float) and math.isnan(value):
+        if value == {SPECIAL: "NaN"} or (isinstance(value, float) and math.isnan(value)):
             return key
         if isinstance(value, dict):
             left += value.items()

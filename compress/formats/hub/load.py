@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -128,7 +130,8 @@ def _layered(program: ExportedProgram, built: Built, folder: HubFolder) -> tuple
             warnings.warn(told, AssumedWarning, stacklevel=3)
             module, has_layers = program.module(check_guards=False), False
         try:
-            given = call(module, built.inputs, arrays)
+            with contextlib.redirect_stderr(io.StringIO()):  # where torch.fx prints what fails
+                given = call(module, built.inputs, arrays)
         except Exception as err:  # the graph is of whatever the forward did
             raise _fixed(folder, f"at batch {OTHER_BATCH} it fails: {first_line(err)[:200]}") from err
     for name, want in wanted.items():
