@@ -10,7 +10,7 @@ import torch
 
 from compress.formats.hub.config import offline
 
-__all__ = ["LABELS", "bert_folder", "with_config"]
+__all__ = ["LABELS", "SIZES", "bert_folder", "with_config"]
 
 LABELS = ("bad", "good", "neither")
 SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")

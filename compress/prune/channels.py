@@ -30,17 +30,12 @@ from compress.prune.follow_channels import ChannelGroup, Follower
 from compress.prune.heads.open_heads import Opened, opened
 from compress.prune.known_channels import Known
 from compress.prune.layer_kinds import PRUNABLE, WEIGHED
+from compress.prune.left_alone import keeps_size, multiplied
 from compress.prune.prove_channels import Proof
 from compress.stage import Progress
 
 __all__ = ["PRUNABLE", "SECONDS", "ChannelGroup", "Channels", "same_outputs"]
 
-WHOLE: tuple[tuple[type[nn.Module], str], ...] = (
-    (nn.RNNBase, "recurrent layers keep their size: their gates share one matrix"),
-    (nn.MultiheadAttention, "nn.MultiheadAttention keeps its heads: their projections share one matrix"),
-    (nn.Bilinear, "bilinear layers keep their size"),
-    (nn.EmbeddingBag, "embedding bags keep their size"),
-)
 # Discovery may take so long; it takes some seconds for most networks.
 SECONDS = 600.0
 
@@ -191,10 +186,8 @@ class Channels:
 
     def _found(self, progress: Progress) -> list[ChannelGroup]:
         """What the graph says, layer by layer; what it can't follow is left alone."""
-        whole = [name for name, layer in self.module.named_modules() if isinstance(layer, tuple(w[0] for w in WHOLE))]
-        for name in whole:
-            layer = self.module.get_submodule(name)
-            self.left_alone[name] = next(reason for kind, reason in WHOLE if isinstance(layer, kind))
+        whole = keeps_size(self.module)
+        self.left_alone |= whole
         names = [
             name
             for name, layer in self.module.named_modules()
@@ -241,6 +234,7 @@ class Channels:
             for place, (index, _) in group.places.items():
                 taken[place] = (name, taken.get(place, ("", set()))[1] | set(index.tolist()))
             groups.append(group)
+        self.left_alone |= multiplied(self.module, {*(place.name for place in taken), *names, *self.left_alone})
         return groups
 
     def _proven(self, groups: list[ChannelGroup], progress: Progress) -> list[ChannelGroup]:

@@ -107,9 +107,9 @@ class Graph:
         if len(at.input) <= index or not at.input[index]:
             return np.zeros(outputs, np.float32)
         values = self.weights.get(at.input[index])
-        return (
-            None if values is None or values.size not in (1, outputs) else np.broadcast_to(values.ravel(), (outputs,))
-        )
+        if values is None or (values.size != 1 and (values.size, values.shape[-1]) != (outputs, outputs)):
+            return None  # a Gemm may add a value for each row
+        return np.broadcast_to(values.ravel(), (outputs,))
 
     def set_bias(self, node: NodeProto, values: Array) -> None:
         """Set a layer's bias [outputs]; `bias` gave one."""

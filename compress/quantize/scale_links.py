@@ -1,4 +1,9 @@
-"""Places in an ONNX graph where a channel can be scaled down by its producer and up by its consumers, for nothing."""
+"""Places in an ONNX graph where a channel can be scaled down by its producer and up by its consumers, for nothing.
+
+A link's channels lie on one axis from its producer to its consumers: 1 where convolutions are, the last for Gemm,
+MatMul and LayerNormalization. What would move them to another (a Transpose, most reshapes) ends it, even where sizes
+fit.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,8 @@ from compress.quantize.graph import Array, Graph, attribute
 __all__ = ["Link", "divide_producer", "find_links", "find_scalings", "multiply_consumers"]
 
 # f(s·x) = s·f(x) for s > 0, channel by channel.
-HOMOGENEOUS = ("Relu", "LeakyRelu", "PRelu", "Identity", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
+HOMOGENEOUS = ("Relu", "LeakyRelu", "PRelu", "Identity")
+POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")  # so, too, but over every axis from 2
 
 
 @dataclass
@@ -24,6 +30,7 @@ class Link:
     Attributes:
         producer: a layer or a LayerNormalization; of a scaling, whatever makes the tensor.
         channels: how many it makes.
+        axis: that they are on, the same from the producer to the consumers; from 1.
         consumers: layers; nothing else sees the channels.
         clips: Clip nodes [0, bound] on the way, by the name of their output, with their bound.
         scaling: the producer can't take the scale in, or its output goes elsewhere, too: a Mul is put in front of the
@@ -32,6 +39,7 @@ class Link:
 
     producer: NodeProto
     channels: int
+    axis: int
     consumers: list[NodeProto] = field(default_factory=list)
     clips: dict[str, float] = field(default_factory=dict)
     scaling: bool = False
@@ -46,21 +54,10 @@ def find_links(graph: Graph) -> list[Link]:
     """All links, in the order of the graph; a chain stops at an Add, a Concat, an output and a curved function."""
     found: list[Link] = []
     for node in graph.model.graph.node:
-        link: Link | None = None
-        if graph.is_layer(node):
-            weight = graph.split(node)
-            link = Link(node, weight.shape[0] * weight.shape[1])
-            start = _start(graph, node)
-        elif node.op_type == "LayerNormalization" and all(name in graph.weights for name in node.input[1:3]):
-            rank = len(graph.shapes.get(node.output[0], []))
-            if attribute(node, "axis", -1) in (-1, rank - 1) and not any(node.output[1:]):
-                link, start = Link(node, graph.weights[node.input[1]].size), node.output[0]
-        if link is None or start is None:
-            continue
-        axis = 1 if node.op_type == "Conv" else len(graph.shapes.get(start, [])) - 1
-        if axis < 1:
-            continue
-        if _follow(graph, start, axis, link) and link.consumers:
+        start, channels = _made(graph, node)
+        axis = 1 if node.op_type == "Conv" else _last(graph, start)
+        link = Link(node, channels, axis)
+        if start and axis >= 1 and _follow(graph, start, link) and link.consumers:
             found.append(link)
     return found
 
@@ -74,13 +71,32 @@ def find_scalings(graph: Graph, linked: Collection[Link]) -> list[Link]:
     found: list[Link] = []
     for node in graph.model.graph.node:
         for name in node.output:
-            axis = len(graph.shapes.get(name, [])) - 1
+            axis = _last(graph, name)
             takers = [taker for taker in graph.consumers.get(name, []) if _takes(graph, taker, name, axis)]
             if axis < 1 or not takers or name in free or graph.split(takers[0]).shape[2] < 2:
                 continue
             if all(taker.op_type != "Conv" for taker in takers):
-                found.append(Link(node, graph.split(takers[0]).shape[2], takers, scaling=True))
+                found.append(Link(node, graph.split(takers[0]).shape[2], axis, takers, scaling=True))
     return found
+
+
+def _last(graph: Graph, tensor: str) -> int:
+    """The last axis; -1 where the rank is not known."""
+    return len(graph.shapes.get(tensor, [])) - 1
+
+
+def _made(graph: Graph, node: NodeProto) -> tuple[str, int]:
+    """The tensor whose channels a node's own parameters scale, and how many they are; "" where there is none."""
+    if graph.is_layer(node):
+        weight = graph.split(node)
+        return _start(graph, node) or "", weight.shape[0] * weight.shape[1]
+    if node.op_type != "LayerNormalization" or not all(name in graph.weights for name in node.input[1:3]):
+        return "", 0
+    parameters = {graph.weights[name].shape for name in node.input[1:3]}
+    over_last = attribute(node, "axis", -1) in (-1, _last(graph, node.output[0])) and not any(node.output[1:])
+    if not over_last or len(parameters) != 1 or len(shape := parameters.pop()) != 1:
+        return "", 0
+    return str(node.output[0]), int(shape[0])
 
 
 def _start(graph: Graph, node: NodeProto) -> str | None:
@@ -95,15 +111,21 @@ def _start(graph: Graph, node: NodeProto) -> str | None:
 def _takes(graph: Graph, taker: NodeProto, tensor: str, axis: int) -> bool:
     if not graph.is_layer(taker) or list(taker.input).count(tensor) != 1 or taker.input[0] != tensor:
         return False
-    return axis == (1 if taker.op_type == "Conv" else len(graph.shapes.get(tensor, [])) - 1)
+    return axis == (1 if taker.op_type == "Conv" else _last(graph, tensor))
 
 
-def _follow(graph: Graph, tensor: str, axis: int, link: Link) -> bool:
+def _taken(graph: Graph, taker: NodeProto) -> int:
+    """How many channels a layer takes."""
+    weight = graph.split(taker)
+    return int(weight.shape[0] * weight.shape[2])
+
+
+def _follow(graph: Graph, tensor: str, link: Link) -> bool:
     """Whether everything downstream, as far as the next layers, lets the channels be scaled."""
     if tensor in graph.outputs:
         return False
     for taker in graph.consumers.get(tensor, []):
-        if _takes(graph, taker, tensor, axis):
+        if _takes(graph, taker, tensor, link.axis) and _taken(graph, taker) == link.channels:
             link.consumers.append(taker)
             continue
         if taker.input[0] != tensor or list(taker.input).count(tensor) != 1:
@@ -111,9 +133,9 @@ def _follow(graph: Graph, tensor: str, axis: int, link: Link) -> bool:
         bound = _bound(graph, taker)
         if bound is not None:
             link.clips[taker.output[0]] = bound
-        elif not _keeps_channels(graph, taker, axis):
+        elif not _keeps_channels(graph, taker, link.axis):
             return False
-        if not _follow(graph, taker.output[0], axis, link):
+        if not _follow(graph, taker.output[0], link):
             return False
     return True
 
@@ -127,12 +149,15 @@ def _bound(graph: Graph, node: NodeProto) -> float | None:
 
 
 def _keeps_channels(graph: Graph, node: NodeProto, axis: int) -> bool:
+    """Whether each channel comes out where it went in, and scaled as it was."""
     if node.op_type in HOMOGENEOUS:
-        return len([name for name in node.output if name]) == 1
+        return True
+    if node.op_type in POOLS:
+        return axis == 1 and len([name for name in node.output if name]) == 1
     before, after = graph.shapes.get(node.input[0], []), graph.shapes.get(node.output[0], [])
     if node.op_type == "ReduceMean":
         axes = graph.weights.get(node.input[1]) if len(node.input) > 1 else attribute(node, "axes", None)
-        if axes is None or not before:
+        if axes is None or not np.size(axes) or not before:  # over none, or over all
             return False
         return all(int(a) % len(before) > axis for a in np.ravel(axes))
     if node.op_type in ("Flatten", "Reshape", "Squeeze"):

@@ -181,8 +181,7 @@ def _seen(path: Path, links: list[Link], data: Dataset, progress: Progress) -> d
     axes: dict[str, int] = {}
     tried: set[str] = set()
     for link in links:
-        axes |= {node.input[0]: 1 if node.op_type == "Conv" else -1 for node in link.consumers}
-        axes |= dict.fromkeys(link.clips, 1)
+        axes |= dict.fromkeys([*(node.input[0] for node in link.consumers), *link.clips], link.axis)
         tried |= set() if link.convolves or link.clips else {link.consumers[0].input[0]}
     found: dict[str, Seen] = {}
     done = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import os
 import re
 import warnings
@@ -15,7 +16,7 @@ import torch
 from compress.console.wording import AssumedWarning
 from compress.errors import CheckpointError, MissingExtraError, first_line
 from compress.formats.hub.bounds import DEEPEST, refuse_vast
-from compress.formats.hub.folder import WHOLE, HubFolder
+from compress.formats.hub.folder import SPECIAL, WHOLE, HubFolder
 
 __all__ = ["architecture_of", "config_of", "labels_of", "offline"]
 
@@ -28,6 +29,7 @@ _LEFT_OUT = {
 }  # fmt: skip
 _INSTEAD = "write the model as a torch module, and save it with compress.save(module, path, inputs=…)"
 _LARGEST = 1 << 31
+_UNBOUNDED = {"Infinity": math.inf, "-Infinity": -math.inf}
 
 
 @contextlib.contextmanager
@@ -129,6 +131,8 @@ def _plain(value: Any, depth: int = 0) -> Any:
     """Without what chooses code or files; the timm backbones and other networks that it names are not fetched."""
     if depth > DEEPEST:
         raise ValueError("it is nested too deeply")
+    if isinstance(value, dict) and value.keys() == {SPECIAL}:
+        return _UNBOUNDED.get(str(value[SPECIAL]), value)
     if isinstance(value, dict):
         kept = {
             key: _plain(each, depth + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ __all__ = ["HubFolder", "inside", "is_hub_folder", "json_of", "named_on_a_hub", 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 MOST_SHARDS = 1000
+SPECIAL = "__float__"  # {"__float__": "Infinity"} is how transformers writes what JSON has no number for
 WHOLE = "copy or download the folder again, with all of its files"
 _HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 
@@ -112,16 +114,41 @@ def inside(folder: Path, name: str, root: Path | None = None) -> Path:
 def json_of(folder: Path, name: str, root: Path) -> Any:
     """The value of a JSON file of a folder.
 
+    Python's parser takes NaN and Infinity, which are no JSON. Configurations have the latter for what has no bound
+    (Mamba 2's `time_step_limit`); the former is no setting of anything.
+
     Raises:
-        CheckpointError: it is missing, leads out, or is no JSON.
+        CheckpointError: it is missing, leads out, is no JSON, or holds NaN.
     """
     path = inside(folder, name, root)
     if not path.is_file():
         raise CheckpointError(f"can't read {folder}", why=f"it has no {name}", mend=WHOLE)
     try:
-        return read_json(path)
+        data = read_json(path)
     except (OSError, ValueError) as err:
         raise CheckpointError(f"can't read {path}", why=str(err)[:300], mend=WHOLE) from err
+    key = _nan_in(data)
+    if key is not None:
+        raise CheckpointError(
+            f"can't read {path}",
+            why=f"{key[:60]!a} is NaN, which is no number" if key else "it is NaN, which is no number",
+            mend="write the number of the training in its place, or " + WHOLE,
+        )
+    return data
+
+
+def _nan_in(data: Any) -> str | None:
+    """The key that a NaN stands under, however deep; "" where it stands under none, None where there is no NaN."""
+    left: list[tuple[str, Any]] = [("", data)]
+    while left:
+        key, value = left.pop()
+        if value == {SPECIAL: "NaN"} or (isinstance(value, float) and math.isnan(value)):
+            return key
+        if isinstance(value, dict):
+            left += value.items()
+        elif isinstance(value, list):
+            left += [(key, each) for each in value]
+    return None
 
 
 def _modules(root: Path) -> tuple[tuple[str, str], ...]:

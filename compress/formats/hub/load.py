@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,9 +24,10 @@ from compress.formats.hub.network import Built, build
 from compress.formats.hub.processor import processor_of
 from compress.formats.hub.tensors import state_of
 from compress.formats.native.graph import GraphError, from_data, to_data
-from compress.model import TorchModel, call
+from compress.model import Arrays, TorchModel, call
 from compress.model.apart import share_of_own_size
 from compress.model.infer import infer_signature
+from compress.storage.shortages import raise_shortage
 
 __all__ = ["load_hub_folder"]
 
@@ -111,7 +114,7 @@ def _layered(program: ExportedProgram, built: Built, folder: HubFolder) -> tuple
     args = _inputs(built.inputs, OTHER_BATCH, length, built.config)
     arrays = {spec.name: tensor.numpy() for spec, tensor in zip(built.inputs, args, strict=True)}
     with torch.no_grad():
-        wanted = call(built.module, built.inputs, arrays)
+        wanted = _first(built, arrays, folder)
         if nan := [name for name, want in wanted.items() if bool(want.isnan().any())]:
             raise CheckpointError(
                 f"won't load {folder.path}",
@@ -127,7 +130,8 @@ def _layered(program: ExportedProgram, built: Built, folder: HubFolder) -> tuple
             warnings.warn(told, AssumedWarning, stacklevel=3)
             module, has_layers = program.module(check_guards=False), False
         try:
-            given = call(module, built.inputs, arrays)
+            with contextlib.redirect_stderr(io.StringIO()):  # where torch.fx prints what fails
+                given = call(module, built.inputs, arrays)
         except Exception as err:  # the graph is of whatever the forward did
             raise _fixed(folder, f"at batch {OTHER_BATCH} it fails: {first_line(err)[:200]}") from err
     for name, want in wanted.items():
@@ -135,6 +139,22 @@ def _layered(program: ExportedProgram, built: Built, folder: HubFolder) -> tuple
         if want.shape != given[name].shape or apart > APART:
             raise _fixed(folder, f"its output {name!r} is another at batch {OTHER_BATCH}")
     return module, has_layers
+
+
+def _first(built: Built, arrays: Arrays, folder: HubFolder) -> dict[str, torch.Tensor]:
+    """What the network gives on real values: torch.export has run it on shapes alone."""
+    try:
+        return call(built.module, built.inputs, arrays)
+    except ToolkitError:
+        raise
+    except Exception as err:  # the forward is transformers', on a configuration of anybody's
+        raise_shortage(err)
+        at = ", ".join(f"{name} {list(values.shape)}" for name, values in arrays.items())
+        raise CheckpointError(
+            f"the network of {folder.path} does not run",
+            why=f"on {at} its forward fails: {type(err).__name__}: {first_line(err)[:250]}",
+            mend=f"look for a wrong number in its config.json, or {WHOLE}",
+        ) from err
 
 
 def _fixed(folder: HubFolder, why: str) -> CheckpointError:

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +17,17 @@ from compress.console.wording import AssumedWarning
 from compress.errors import CheckpointError, MissingExtraError
 from compress.formats.checkpoint import load
 from compress.formats.file_kind import FileKind, file_kind
-from compress.formats.hub.config import offline
+from compress.formats.hub.config import config_of, offline
+from compress.formats.hub.folder import open_hub_folder
 from compress.formats.hub.pooling import MODES, Tail
+from compress.formats.hub.tensors import state_of
 from compress.model import call
-from tests.hub_models import LABELS, bert_folder, with_config
+from tests.hub_models import LABELS, SIZES, bert_folder, with_config
+
+MAMBA: dict[str, Any] = {
+    "vocab_size": 60, "hidden_size": 32, "state_size": 8, "num_hidden_layers": 1, "num_heads": 4, "head_dim": 16,
+    "n_groups": 1, "chunk_size": 8,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +160,20 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "a configuration of endless layers": (lambda f: with_config(f, num_hidden_layers=10**9), "1,000,000,000", "again"),
     "a configuration of huge tables": (lambda f: with_config(f, vocab_size=2 * 10**9), "2,000,000,000", "again"),
     "a damaged configuration": (lambda f: (f / "config.json").write_text("{"), "JSON", "again"),
+    "a setting that is no number": (
+        lambda f: with_config(f, layer_norm_eps=float("nan")), "'layer_norm_eps' is NaN", "number of the training"
+    ),
+    "no number deep inside": (
+        lambda f: with_config(f, task_specific_params={"a": [{"beam": [1.0, float("nan")]}]}), "'beam' is NaN", "again",
+    ),
+    "no number, as transformers writes it": (
+        lambda f: with_config(f, layer_norm_eps={"__float__": "NaN"}), "'layer_norm_eps' is NaN", "again",
+    ),
+    "nothing but no number": (lambda f: (f / "config.json").write_text("NaN"), "it is NaN", "again"),
+    "a tokenizer's setting that is no number": (
+        lambda f: (f / "tokenizer_config.json").write_text('{"model_max_length": NaN}'),
+        "'model_max_length' is NaN", "again",
+    ),
     "a part of what is whole": (lambda f: None, "is one network", "leave --part out"),
 }  # fmt: skip
 
@@ -164,6 +186,41 @@ def test_a_folder_that_can_not_be_loaded_is_an_error_in_three_parts(folder: Path
         load(folder, part="text" if "part" in fault else None)
     assert why in caught.value.why
     assert mend in caught.value.mend
+
+
+def test_a_network_that_fails_on_real_values_is_told_in_three_parts(tmp_path: Path) -> None:
+    """torch.export runs it on shapes alone; here the values of a padded text lie beyond the table of positions."""
+    with offline() as transformers:
+        config = transformers.IBertConfig(**SIZES | {"max_position_embeddings": 18})
+        transformers.IBertForSequenceClassification(config).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path)
+    assert "its forward fails: IndexError: index out of range" in caught.value.why
+    assert "config.json" in caught.value.mend
+
+
+def test_a_graph_that_fails_at_another_batch_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Mamba 2's has the batch of the export in it; torch.fx would print the code around where it fails."""
+    with offline() as transformers:
+        transformers.Mamba2ForCausalLM(transformers.Mamba2Config(**MAMBA)).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path)
+    assert "at batch 3 it fails" in caught.value.why
+    assert "reshape" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "unbounded", [float("inf"), {"__float__": "Infinity"}], ids=["literal", "as transformers' own"]
+)
+def test_what_has_no_bound_is_no_fault(unbounded: Any, tmp_path: Path) -> None:
+    """Mamba 2's configuration has a limit without end, which is written in either way."""
+    with offline() as transformers:
+        transformers.Mamba2ForCausalLM(transformers.Mamba2Config(**MAMBA)).save_pretrained(tmp_path)
+        with_config(tmp_path, time_step_limit=[0.0, unbounded])
+        assert "Infinity" in (tmp_path / "config.json").read_text()
+        folder = open_hub_folder(tmp_path)
+        read = config_of(transformers, folder, state_of(folder, trust=False))
+    assert list(read.time_step_limit) == [0.0, float("inf")]
 
 
 def test_random_numbers_in_place_of_a_head_are_refused(folder: Path) -> None:

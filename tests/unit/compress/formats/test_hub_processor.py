@@ -45,7 +45,8 @@ VAST: dict[str, tuple[dict[str, Any], str]] = {
     "a number that nothing here reads": ({"pad_size": {"height": 32, "width": 10**9}}, "'width' is 1000000000"),
     "a number in a list": ({"image_grid_pinpoints": [[32, 99999]]}, "'image_grid_pinpoints' is 99999"),
     "a share that is kept": ({"crop_pct": 0.001}, "'crop_pct' is 0.001"),
-    "no number": ({"rescale_factor": float("nan")}, "'rescale_factor' is nan"),
+    "no number": ({"rescale_factor": float("nan")}, "'rescale_factor' is NaN"),
+    "a number without end": ({"rescale_factor": float("inf")}, "'rescale_factor' is inf"),
 }
 
 
