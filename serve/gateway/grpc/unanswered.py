@@ -30,9 +30,13 @@ class Unanswered:
     Args:
         share: of the stream.
         most_bytes: of messages; one more is read while there are fewer.
+
+    Attributes:
+        model: that the answer names which was read last; "" where it names none.
     """
 
     def __init__(self, share: Share, most_bytes: int) -> None:
+        self.model = ""
         self._share = share
         self._most_bytes = most_bytes
         self._sizes: deque[int] = deque()
@@ -70,11 +74,13 @@ class Unanswered:
         """An answer of Triton's as its client is to have it, None for nothing; whether it is a request's last, and
         whether it is an error.
         """
+        self.model = ""
         restored = bool(self._sequences) and any(word in answer for word in OF_SEQUENCE)
         if FINAL.encode() not in answer and not restored:
             return answer, True, answer.startswith(ERROR)
         response = messages.ModelStreamInferResponse.FromString(answer)
         inner = response.infer_response
+        self.model = inner.model_name
         if restored:
             if response.error_message:
                 response.error_message = self._told(response.error_message)
