@@ -35,9 +35,13 @@ class _Line:
         self.held = 0
         self._waiting: deque[asyncio.Event] = deque()
 
+    def free(self, most: int) -> bool:
+        """Whether one more may be held, and nobody waits for it."""
+        return not self._waiting and self.held < most
+
     async def enter(self, most: Callable[[], int], on_wait: Callable[[], None]) -> None:
         """Wait until fewer than so many are held, and hold one more; each is given back with `leave`."""
-        if self._waiting or self.held >= most():
+        if not self.free(most()):
             turn = asyncio.Event()
             self._waiting.append(turn)
             try:
@@ -85,6 +89,17 @@ class Places:
         """
         return Placed(self, caller)
 
+    def at_once(self, caller: str, model: str, turn: Turn | None) -> Place | None:
+        """A place that is free; arguments as of `enter`."""
+        places = self.gate.places(model)
+        slotless = turn is not None and turn.waits
+        line = self._line(caller, places, slotless)
+        if line.free(_most(places, slotless)) and (slotless or places.try_enter()):
+            line.held += 1
+            return Place(self, caller, places, slotless)
+        self._forget(caller, places, slotless)
+        return None
+
     async def enter(self, caller: str, identity: Identity, model: str, turn: Turn | None) -> Place:
         """Wait for a place, to be given back with its `leave`.
 
@@ -115,10 +130,7 @@ class Places:
     async def _join(self, caller: str, places: Admission, slotless: bool) -> None:
         line = self._line(caller, places, slotless)
         try:
-            if slotless:
-                await line.enter(lambda: MOST_WAITING, lambda: None)
-            else:
-                await line.enter(lambda: _share(int(places.limit)), places.wanted)
+            await line.enter(lambda: _most(places, slotless), _nothing if slotless else places.wanted)
         finally:
             self._forget(caller, places, slotless)
 
@@ -200,6 +212,18 @@ class Placed:
             OverloadedError: there was none in time.
             ClientGoneError: the stream is over.
         """
+        place = None if self._ended else self._places.at_once(self._caller, model, turn)
+        if place is None:
+            place = await self._wait(identity, model, turn)
+        tells = tells and not of_sequence and all(each.model == model for each in self._messages)
+        timer = None
+        if of_sequence:
+            timer = asyncio.get_running_loop().call_later(self._places.patience_s, place.set_apart)
+        self._messages.append(_Message(model, size, place, time.monotonic(), self._taking_s, tells, timer))
+
+    async def _wait(self, identity: Identity, model: str, turn: Turn | None) -> Place:
+        if self._ended:
+            raise ClientGoneError
         waiting = self._waiting = asyncio.ensure_future(self._places.enter(self._caller, identity, model, turn))
         try:
             place = await waiting
@@ -214,11 +238,7 @@ class Placed:
         if self._ended:
             place.leave(None)
             raise ClientGoneError
-        tells = tells and not of_sequence and all(each.model == model for each in self._messages)
-        timer = None
-        if of_sequence:
-            timer = asyncio.get_running_loop().call_later(self._places.patience_s, place.set_apart)
-        self._messages.append(_Message(model, size, place, time.monotonic(), self._taking_s, tells, timer))
+        return place
 
     def took(self, seconds: float) -> None:
         """The client has taken an answer, in so many seconds; those behind it were not looked at meanwhile."""
@@ -262,6 +282,13 @@ class Placed:
         message.place.leave(seconds, message.size)
 
 
-def _share(limit: int) -> int:
-    """How many of a model's places one caller's streams may have; one in any case."""
+def _most(places: Admission, slotless: bool) -> int:
+    """What one caller's streams may have with a model; of places one in any case, and so many that others find some."""
+    if slotless:
+        return MOST_WAITING
+    limit = int(places.limit)
     return max(1, limit - max(1, limit // OF_OTHERS))
+
+
+def _nothing() -> None:
+    """Nothing else is to be done."""

@@ -199,6 +199,7 @@ class Streams:
                     turn.leave(None)
             expected.end(leaving)
             placed.end(leaving)
+            unanswered.end()
             release(None)
         if failed:
             refuse(failed[0])

@@ -9,6 +9,7 @@ from typing import Any
 from tritonclient.grpc import service_pb2 as messages
 
 from serve.gateway.access.memory import Share
+from serve.gateway.errors import ClientGoneError
 from serve.gateway.grpc.request import restore
 from serve.gateway.oip.sequence import SEQUENCE_ID, Named
 
@@ -42,14 +43,21 @@ class Unanswered:
         self._sizes: deque[int] = deque()
         self._bytes = 0
         self._answered = asyncio.Event()
-        self._asked = False
+        self._asked = self._ended = False
         self._sequences: OrderedDict[int | str, Named] = OrderedDict()
 
     async def room(self) -> None:
-        """Wait until one more may be read."""
+        """Wait until one more may be read; raises ClientGoneError once the stream is over."""
         while len(self._sizes) >= MOST or self._bytes >= self._most_bytes:
+            if self._ended:  # or the call would never be told that nothing more comes
+                raise ClientGoneError
             self._answered.clear()
             await self._answered.wait()
+
+    def end(self) -> None:
+        """The stream is over."""
+        self._ended = True
+        self._answered.set()
 
     def take(self, size: int) -> None:
         """Hold a message of so many bytes; raises MemoryFullError."""
