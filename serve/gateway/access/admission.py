@@ -242,6 +242,10 @@ class Admission:
         else:
             self._pass_on()
 
+    def opens(self) -> None:
+        """The time of this model's answers does not tell how busy it is: there are as many places as may be."""
+        self.limit = float(self.bounds.most)
+
     def wanted(self) -> None:
         """More would be asked if there were more places: the limit may grow as if all were in use."""
         self._peak = max(self._peak, int(self.limit))

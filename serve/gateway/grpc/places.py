@@ -14,18 +14,15 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from serve.gateway.access.admission import Admission
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.slots import MOST_WAITING, Turn
-from serve.gateway.errors import ClientGoneError
 
-__all__ = ["Placed", "Places"]
+__all__ = ["Place", "Places"]
 
 OF_OTHERS = 4  # one place in so many is not for one caller's streams
-SLOW_PART = 0.1  # of an answer's time: a client that took more for those before it says nothing of the model
 
 
 class _Line:
@@ -81,13 +78,11 @@ class Places:
         self.patience_s = patience_s
         self._lines: dict[tuple[str, Admission, bool], _Line] = {}
 
-    def of_stream(self, caller: str) -> Placed:
-        """The places of one stream.
-
-        Args:
-            caller: whose stream it is.
-        """
-        return Placed(self, caller)
+    def knows(self, model: str, *, decoupled: bool) -> None:
+        """Triton has this model. How long a decoupled one answers does not tell how busy it is."""
+        self.gate.known(model)
+        if decoupled:
+            self.gate.places(model).opens()
 
     def at_once(self, caller: str, model: str, turn: Turn | None) -> Place | None:
         """A place that is free; arguments as of `enter`."""
@@ -173,113 +168,6 @@ class Place:
         self._all.leave(self._caller, self._places, self._slotless)
         if not self._slotless:
             self._places.leave(seconds, size)
-
-
-@dataclass(slots=True, eq=False)
-class _Message:
-    model: str
-    size: int
-    place: Place
-    sent: float
-    taking_s: float  # that the client had taken for answers when it was sent
-    tells: bool  # whether its time tells how busy the model is
-    timer: asyncio.TimerHandle | None
-
-
-class Placed:
-    """The messages of one stream that Triton has; see `Places.of_stream`."""
-
-    def __init__(self, places: Places, caller: str) -> None:
-        self._places = places
-        self._caller = caller
-        self._messages: deque[_Message] = deque()
-        self._waiting: asyncio.Future[Place] | None = None
-        self._taking_s = 0.0
-        self._ended = False
-
-    async def enter(
-        self, identity: Identity, model: str, size: int, turn: Turn | None, *, of_sequence: bool, tells: bool
-    ) -> None:
-        """Wait for a message's place.
-
-        Args:
-            size: of the message, in bytes.
-            turn: as of `Places.enter`.
-            of_sequence: whether it is one of a sequence: its place is given back after the time-out at the latest.
-            tells: whether a model of this kind is busy when its answers take long.
-
-        Raises:
-            OverloadedError: there was none in time.
-            ClientGoneError: the stream is over.
-        """
-        place = None if self._ended else self._places.at_once(self._caller, model, turn)
-        if place is None:
-            place = await self._wait(identity, model, turn)
-        tells = tells and not of_sequence and all(each.model == model for each in self._messages)
-        timer = None
-        if of_sequence:
-            timer = asyncio.get_running_loop().call_later(self._places.patience_s, place.set_apart)
-        self._messages.append(_Message(model, size, place, time.monotonic(), self._taking_s, tells, timer))
-
-    async def _wait(self, identity: Identity, model: str, turn: Turn | None) -> Place:
-        if self._ended:
-            raise ClientGoneError
-        waiting = self._waiting = asyncio.ensure_future(self._places.enter(self._caller, identity, model, turn))
-        try:
-            place = await waiting
-        except asyncio.CancelledError:
-            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
-                waiting.result().leave(None)  # it came too late for us
-            if self._ended:
-                raise ClientGoneError from None
-            raise
-        finally:
-            self._waiting = None
-        if self._ended:
-            place.leave(None)
-            raise ClientGoneError
-        return place
-
-    def took(self, seconds: float) -> None:
-        """The client has taken an answer, in so many seconds; those behind it were not looked at meanwhile."""
-        self._taking_s += seconds
-
-    def answered(self, model: str, *, good: bool) -> None:
-        """The last answer of a message has come.
-
-        Args:
-            model: that it names; "" where it names none.
-            good: whether it is none of an error.
-        """
-        found = next((each for each in self._messages if each.model == model), None)
-        found = found or (self._messages[0] if self._messages else None)  # those that name none come in order
-        if found is None:
-            return
-        self._messages.remove(found)
-        seconds = time.monotonic() - found.sent
-        tells = good and found.tells and self._taking_s - found.taking_s <= SLOW_PART * seconds
-        self._leave(found, seconds if tells else None)
-        if good:
-            self._places.gate.known(found.model)
-
-    def end(self, after: asyncio.Future[None] | None) -> None:
-        """The stream is over, and Triton is done with it: now, or after this."""
-        self._ended = True
-        if self._waiting is not None:
-            self._waiting.cancel()
-        if after is None:
-            self._leave_all()
-        else:
-            after.add_done_callback(self._leave_all)
-
-    def _leave_all(self, _: object = None) -> None:
-        while self._messages:
-            self._leave(self._messages.popleft(), None)
-
-    def _leave(self, message: _Message, seconds: float | None) -> None:
-        if message.timer is not None:
-            message.timer.cancel()
-        message.place.leave(seconds, message.size)
 
 
 def _most(places: Admission, slotless: bool) -> int:

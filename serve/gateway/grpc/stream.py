@@ -21,6 +21,7 @@ from serve.gateway.errors import BadRequestError, GatewayError, UnauthorizedErro
 from serve.gateway.grpc.channels import GrpcChannels
 from serve.gateway.grpc.expected import Expected, Expecting
 from serve.gateway.grpc.message import Incoming, SlowMessageError, about
+from serve.gateway.grpc.placed import Placed
 from serve.gateway.grpc.places import Places
 from serve.gateway.grpc.status import Context, EndedCallError, keys_of, refuse, too_large
 from serve.gateway.grpc.unanswered import FINAL_ASKED, Unanswered
@@ -61,7 +62,7 @@ class Streams:
         failed: list[GatewayError] = []
         coming = Share(self._gate.memory, share.key)
         expected = Expecting(self._expected, share.key)
-        placed = self._places.of_stream(share.key)
+        placed = Placed(self._places, share.key)
         unanswered = Unanswered(share, min(self._settings.max_body_bytes, self._gate.memory.bound // 8))
 
         turns: deque[Turn | None] = deque()  # of the messages that are not answered, in the order of their answers
@@ -83,6 +84,7 @@ class Streams:
                 body = await context.read()
                 if not isinstance(body, bytes):
                     return
+                self._incoming.came(context, body)
                 try:
                     read = True
                     with Share(self._gate.memory, share.key) as unpacking:
@@ -113,7 +115,7 @@ class Streams:
                     turns.append(turn)
                     place = partial(
                         placed.enter, identity, request.model_name, len(body), turn,
-                        of_sequence=sequence is not None, tells=kind is False,
+                        of_sequence=sequence is not None, decoupled=kind if isinstance(kind, bool) else None,
                     )  # fmt: skip
                     await flights.sent(identity.id, request.model_name, self._settings.timeout_s, place)
                 except GatewayError as err:
@@ -160,6 +162,8 @@ class Streams:
                             answer, last, failed_at_triton = unanswered.read(came)
                             expected.came(len(came), last=last)
                             counted = 1 if relayed else 2  # gRPC has a copy of its own until it is read
+                            if not last:
+                                placed.goes_on(unanswered.model)
                             if last:
                                 placed.answered(unanswered.model, good=not failed_at_triton)
                                 flights.answered()

@@ -12,7 +12,8 @@ import pytest
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.slots import MOST_WAITING, Turn
 from serve.gateway.errors import ClientGoneError, OverloadedError
-from serve.gateway.grpc.places import Placed, Places
+from serve.gateway.grpc.placed import Placed
+from serve.gateway.grpc.places import Places
 from serve.gateway.settings import ModelSettings, Settings
 from tests.serve_http import in_loop
 
@@ -38,7 +39,7 @@ async def settle() -> None:
 
 
 async def enter(
-    stream: Placed, model: str = "m", *, waits: bool | None = None, tells: bool = False, count: int = 1
+    stream: Placed, model: str = "m", *, waits: bool | None = None, decoupled: bool | None = None, count: int = 1
 ) -> list[asyncio.Task[None]]:
     """One message after the other, as a stream has them; `waits` for those of a sequence."""
     identity = cast(Any, stream)._places.gate.keys.identify({})
@@ -47,7 +48,7 @@ async def enter(
     async def one(before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await asyncio.wait((before,))
-        await stream.enter(identity, model, 100, turn, of_sequence=waits is not None, tells=tells)
+        await stream.enter(identity, model, 100, turn, of_sequence=waits is not None, decoupled=decoupled)
 
     found: list[asyncio.Task[None]] = []
     for _ in range(count):
@@ -70,11 +71,11 @@ async def over(entering: list[asyncio.Task[None]]) -> None:
 async def test_one_callers_streams_leave_a_part_to_others() -> None:
     all_ = places()
     of_model = all_.gate.places("m")
-    streams = [all_.of_stream("alice") for _ in range(3)]
+    streams = [Placed(all_, "alice") for _ in range(3)]
     entering = [await enter(stream, count=5) for stream in streams]
     assert sum(map(inside, entering)) == of_model.in_flight == SHARE
     assert of_model.free, "others need not even wait"
-    assert inside(await enter(all_.of_stream("bob"), count=5)) == LIMIT - SHARE
+    assert inside(await enter(Placed(all_, "bob"), count=5)) == LIMIT - SHARE
     streams[0].answered("m", good=True)
     await settle()
     assert of_model.in_flight == LIMIT
@@ -86,7 +87,7 @@ async def test_one_callers_streams_leave_a_part_to_others() -> None:
 @in_loop
 async def test_one_has_a_place_at_least(limit: int) -> None:
     all_ = places(few=limit)
-    entering = await enter(all_.of_stream("alice"), "few", count=5)
+    entering = await enter(Placed(all_, "alice"), "few", count=5)
     assert inside(entering) == max(1, limit - 1)
     await over(entering)
 
@@ -94,7 +95,7 @@ async def test_one_has_a_place_at_least(limit: int) -> None:
 @in_loop
 async def test_a_place_is_kept_until_the_last_answer_of_its_own_model() -> None:
     all_ = places(other=LIMIT)
-    stream = all_.of_stream("alice")
+    stream = Placed(all_, "alice")
     for model in ("m", "other", "m"):
         await enter(stream, model)
     stream.answered("other", good=True)  # before the older one: both are decoupled
@@ -108,7 +109,7 @@ async def test_a_place_is_kept_until_the_last_answer_of_its_own_model() -> None:
 @in_loop
 async def test_a_stream_that_was_left_keeps_them_until_its_call_ends() -> None:
     all_ = places()
-    stream = all_.of_stream("alice")
+    stream = Placed(all_, "alice")
     entering = await enter(stream, count=SHARE + 1)
     ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     stream.end(ending)
@@ -124,7 +125,7 @@ async def test_a_stream_that_was_left_keeps_them_until_its_call_ends() -> None:
 @in_loop
 async def test_who_waits_longer_than_the_time_out_is_refused_like_others() -> None:
     all_ = places(0.05)
-    entering = await enter(all_.of_stream("alice"), count=SHARE + 1)
+    entering = await enter(Placed(all_, "alice"), count=SHARE + 1)
     with pytest.raises(OverloadedError, match="more requests than it can answer"):
         await entering[-1]
     assert all_.gate.places("m").shed == 1
@@ -132,16 +133,16 @@ async def test_who_waits_longer_than_the_time_out_is_refused_like_others() -> No
     for _ in range(LIMIT):
         among_others.gate.places("m").take()
     with pytest.raises(OverloadedError, match="more requests than it can answer"):
-        await (await enter(among_others.of_stream("alice")))[0]
+        await (await enter(Placed(among_others, "alice")))[0]
 
 
 @in_loop
 async def test_what_waits_for_its_slot_has_no_place_and_counts_apart() -> None:
     all_ = places()
-    waiting = await enter(all_.of_stream("alice"), waits=True, count=MOST_WAITING + 1)
+    waiting = await enter(Placed(all_, "alice"), waits=True, count=MOST_WAITING + 1)
     assert inside(waiting) == MOST_WAITING
     assert all_.gate.places("m").in_flight == 0
-    going_on = await enter(all_.of_stream("alice"), waits=False, count=SHARE + 1)
+    going_on = await enter(Placed(all_, "alice"), waits=False, count=SHARE + 1)
     assert inside(going_on) == SHARE
     await over(waiting)
     await over(going_on)
@@ -150,7 +151,7 @@ async def test_what_waits_for_its_slot_has_no_place_and_counts_apart() -> None:
 @in_loop
 async def test_a_sequences_message_keeps_its_place_no_longer_than_the_time_out() -> None:
     all_ = places(0.05)
-    stream = all_.of_stream("alice")
+    stream = Placed(all_, "alice")
     await enter(stream, waits=False, count=2)
     await enter(stream)
     await asyncio.sleep(0.2)
@@ -163,7 +164,14 @@ async def test_a_sequences_message_keeps_its_place_no_longer_than_the_time_out()
 
 @pytest.mark.parametrize(
     ("how", "learns"),
-    [("plain", True), ("decoupled", False), ("failed", False), ("sequence", False), ("unread", False)],
+    [
+        ("plain", True),
+        ("decoupled", False),
+        ("goes on", False),
+        ("failed", False),
+        ("sequence", False),
+        ("unread", False),
+    ],
 )
 @in_loop
 async def test_answers_tell_how_busy_a_model_is_where_nothing_else_takes_time(
@@ -173,8 +181,10 @@ async def test_answers_tell_how_busy_a_model_is_where_nothing_else_takes_time(
     told: list[float | None] = []
     leave: Callable[..., None] = all_.gate.places("m").leave
     monkeypatch.setattr(all_.gate.places("m"), "leave", lambda s, size=0: (told.append(s), leave(s, size)))
-    stream = all_.of_stream("alice")
-    await enter(stream, waits=False if how == "sequence" else None, tells=how != "decoupled")
+    stream = Placed(all_, "alice")
+    await enter(stream, waits=False if how == "sequence" else None, decoupled=how == "decoupled" or None)
+    if how == "goes on":
+        stream.goes_on("m")
     if how == "unread":
         stream.took(1.0)
     stream.answered("m", good=how != "failed")
@@ -186,9 +196,31 @@ async def test_an_answer_behind_another_models_tells_nothing_of_its_own(monkeypa
     all_ = places(other=LIMIT)
     told: list[float | None] = []
     monkeypatch.setattr(all_.gate.places("other"), "leave", lambda s, size=0: told.append(s))
-    stream = all_.of_stream("alice")
-    await enter(stream, tells=True)
-    await enter(stream, "other", tells=True)
+    stream = Placed(all_, "alice")
+    await enter(stream)
+    await enter(stream, "other")
     stream.answered("m", good=True)
     stream.answered("other", good=True)
     assert told == [None]
+
+
+@pytest.mark.parametrize("told", ["by its metadata", "by its answers"])
+@in_loop
+async def test_a_decoupled_model_has_as_many_places_as_may_be(told: str) -> None:
+    all_ = places(large=1000)
+    assert all_.gate.places("large").limit < 100
+    stream = Placed(all_, "alice")
+    await enter(stream, "large", decoupled=True if told == "by its metadata" else None)
+    stream.goes_on("large")
+    assert inside(await enter(stream, "large", count=100)) == 100
+    assert all_.gate.places("large").in_flight == 101
+
+
+@in_loop
+async def test_what_triton_has_does_not_share_places_with_what_nobody_knows() -> None:
+    all_ = places()
+    stream = Placed(all_, "alice")
+    await enter(stream, "unknown")
+    assert all_.gate.places("another").in_flight == 1
+    await enter(stream, "new", decoupled=False)
+    assert all_.gate.places("new").in_flight == 1
