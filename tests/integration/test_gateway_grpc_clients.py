@@ -27,7 +27,8 @@ from tests.integration.test_gateway_memory import BODY, BOUND, ECHO_CONFIG, ECHO
 pytestmark = pytest.mark.integration
 SERVICE = "/inference.GRPCInferenceService/"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RESET, SETTINGS, PING, ACK, END_STREAM, END_HEADERS = 0, 1, 3, 4, 6, 1, 1, 4
+DATA, HEADERS, PRIORITY, RESET, SETTINGS, PING, WINDOW, CONTINUATION = 0, 1, 2, 3, 4, 6, 8, 9
+ACK, END_STREAM, END_HEADERS = 1, 1, 4
 TIMEOUT_S = 120
 
 
@@ -270,3 +271,50 @@ def test_what_is_packed_too_well_or_badly_is_refused(triton: TritonServer) -> No
         with pytest.raises(grpc.RpcError) as told:
             stub.ModelInfer(echo(4), timeout=TIMEOUT_S, compression=grpc.Compression.Deflate)
         assert told.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+FLOODS = {
+    "headers without an end": frame(CONTINUATION, 0, 1, literal("x-more", "y" * 100) * 100),
+    "pings": frame(PING, ACK, 0, bytes(8)) * 500,
+    "windows": frame(WINDOW, 0, 0, b"\0\0\0\1") * 500,
+    "priorities": frame(PRIORITY, 0, 1, bytes(5)) * 500,
+    "a kind that nobody knows": frame(0xBB, 0, 0, bytes(8192)),
+}
+
+
+def ends(connection: socket.socket, flood: bytes) -> bool:
+    """Whether a connection is ended while this is sent again and again."""
+    deadline = time.monotonic() + TIMEOUT_S
+    with contextlib.suppress(ConnectionError):
+        while time.monotonic() < deadline:
+            connection.sendall(flood)
+        return False
+    return True
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_a_connection_that_brings_much_and_no_call_is_ended(triton: TritonServer, flood: str) -> None:
+    with gateway(triton) as served, grpc.insecure_channel(served.grpc_address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        asked = messages.ModelMetadataRequest(name="echo")
+        assert stub.ModelMetadata(asked, timeout=TIMEOUT_S).name == "echo"
+        flooding = Http2(served)
+        with contextlib.closing(flooding.socket):
+            if flood == "headers without an end":
+                flooding.socket.sendall(frame(HEADERS, 0, 1, call_head("ServerLive")))
+            assert ends(flooding.socket, FLOODS[flood])
+        assert stub.ModelMetadata(asked, timeout=TIMEOUT_S).name == "echo"
+
+
+def test_what_calls_bring_is_no_flood(triton: TritonServer) -> None:
+    size = BODY - 8192
+    message = messages.ModelInferRequest(
+        model_name="files", inputs=[{"name": "file", "datatype": "BYTES", "shape": (1, 1)}],
+        raw_input_contents=[struct.pack("<I", size) + bytes(size)],
+    )  # fmt: skip
+    with gateway(triton) as served, grpc.insecure_channel(served.grpc_address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        for _ in range(12):
+            assert stub.ModelInfer(message, timeout=TIMEOUT_S).model_name == "files"
+        answers = stub.ModelStreamInfer(iter([message] * 12), timeout=TIMEOUT_S)
+        assert [answer.error_message for answer in answers] == [""] * 12

@@ -155,15 +155,20 @@ class Admission:
         if expected > min(self.wait_s, patience_s):
             self._refuse(expected, f"it would wait {1000 * expected:.0f} ms for its turn")
 
-    async def enter(self, priority: int, patience_s: float, who: str = "") -> None:
-        """Take a place, waiting for it if need be; each must be given back with `leave`. Arguments as of `check`.
+    async def enter(self, priority: int, patience_s: float, who: str = "", *, patient: bool = False) -> None:
+        """Take a place, waiting for it if need be; each must be given back with `leave`.
+
+        Args:
+            priority, patience_s, who: as of `check`.
+            patient: whether it waits as long as the client would, whatever is foretold.
 
         Raises:
             OverloadedError: the wait would be, or became, too long.
         """
         if self.try_enter():
             return
-        self.check(priority, patience_s, who)
+        if not patient:
+            self.check(priority, patience_s, who)
         if self.waiting >= self.bounds.waiting:
             self._displace(priority, who)
         loop = asyncio.get_running_loop()
@@ -171,7 +176,7 @@ class Admission:
         self._queues[priority].setdefault(who, deque()).append(waiter)
         self._live[priority] += 1
         self.waiting += 1
-        longest = min(2 * self.wait_s, patience_s)
+        longest = patience_s if patient else min(2 * self.wait_s, patience_s)
         timer = loop.call_later(longest, self._expire, waiter) if longest < math.inf else None
         try:
             await waiter.place
@@ -236,6 +241,19 @@ class Admission:
             asyncio.get_running_loop().call_later(left, self._pass_on)
         else:
             self._pass_on()
+
+    def opens(self) -> None:
+        """The time of this model's answers does not tell how busy it is: there are as many places as may be."""
+        self.limit = float(self.bounds.most)
+
+    def wanted(self) -> None:
+        """More would be asked if there were more places: the limit may grow as if all were in use."""
+        self._peak = max(self._peak, int(self.limit))
+
+    def late(self) -> OverloadedError:
+        """What refuses a request that waited elsewhere for a place, in vain."""
+        self.shed += 1
+        return self._error(self.wait_s, "its turn did not come in time")
 
     def take(self) -> None:
         """Take a place that `free` has just told of; to be given back in the same way."""

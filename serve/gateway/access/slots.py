@@ -21,7 +21,7 @@ from typing import Protocol
 from serve.gateway.errors import GatewayError, RateLimitedError
 from serve.rollout.plan import Target
 
-__all__ = ["Batcher", "SequenceEndedError", "Slots", "Turn"]
+__all__ = ["MOST_WAITING", "Batcher", "SequenceEndedError", "Slots", "Turn"]
 
 LONGEST_S = 300.0  # that one sequence keeps the last slot from a key that has none
 MOST_WAITING = 32  # of a key: each has one of the places among the requests of the model
@@ -140,6 +140,11 @@ class Turn:
         self._whose, self._asked, self._sent = whose, asked, False
         if sequence is not None:
             sequence.flying += 1
+
+    @property
+    def waits(self) -> bool:
+        """Whether its sequence has no slot yet, as far as is known."""
+        return self._sequence is not None and self._sequence.waits
 
     def sends(self) -> None:
         """From here on Triton may know of it."""

@@ -2,7 +2,7 @@
 
 gRPC's library takes connections itself, and lets nobody refuse, reset or close one (nor does TLS, over HTTP, before its
 handshake is over). So the process looks once a second at the sockets that it has, and shuts down those that are too
-many from one address, or were given up.
+many from one address, were given up, or bring much that belongs to no call.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ import contextlib
 import os
 import socket
 import stat
+import struct
+import sys
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from urllib.parse import unquote
 
 from serve.gateway.access.addresses import bounded_by, plain
 from serve.gateway.errors import GatewayError
+from serve.gateway.grpc.brought import Brought, Client, client_of
 
 __all__ = ["Clients", "TooManyCallsError", "TooManyLeftError", "address_of", "client_of"]
 
 LOOK_S = 1.0
 MOST_LEFT = 64  # streams of one caller that go on though it has left them
-Client = tuple[str, int]
+OF_RECEIVED = 128  # where Linux' struct tcp_info has the bytes that came, a number of 64 bits
 
 
 class TooManyCallsError(GatewayError):
@@ -57,9 +60,12 @@ class Clients:
     Args:
         most_connections: of one address (of IPv6: of one network of 64 bits).
         most_calls: of one key, or of one address without a key.
+        brought: counts what connections bring beyond calls; None where nothing tells of those.
     """
 
-    def __init__(self, most_connections: int, most_calls: int) -> None:
+    def __init__(self, most_connections: int, most_calls: int, brought: Brought | None = None) -> None:
+        self.brought = brought
+        self._looked = time.monotonic()
         self._most_connections = most_connections
         self._most_calls = most_calls
         self._calls: Counter[str] = Counter()
@@ -109,13 +115,20 @@ class Clients:
             await asyncio.sleep(LOOK_S)
             with contextlib.suppress(OSError):  # no file is left to look with: some will be
                 await asyncio.to_thread(self.look, port)
+                if self.brought is not None:
+                    self.brought.forget()
 
     def look(self, port: int) -> int:
         """Shut down what has to be; how many connections that were. Of one address the latest are too many."""
         given_up = frozenset(self._given_up)
         there: dict[str, list[tuple[bool, Client, int]]] = defaultdict(list)
-        for client, number in _sockets(port):
+        received = {}
+        for client, number, size in _sockets(port):
             there[address_of(client)].append((client not in self._known, client, number))
+            received[client] = size
+        if self.brought is not None:
+            since, self._looked = self._looked, time.monotonic()
+            given_up |= self.brought.over(received, self._looked - since)
         self._known = {client for found in there.values() for _, client, _ in found}
         ended = 0
         for found in there.values():
@@ -127,30 +140,21 @@ class Clients:
         return ended
 
 
-def client_of(peer: str) -> Client | None:
-    """Address and port of what gRPC names, as in ipv4:10.0.0.1:4711 and ipv6:%5B::1%5D:4711; None for other kinds."""
-    kind, _, rest = peer.partition(":")
-    host, _, port = unquote(rest).rpartition(":")
-    if kind not in ("ipv4", "ipv6") or not port.isdecimal():
-        return None
-    return plain(host.strip("[]")), int(port)
-
-
 def address_of(client: Client | None) -> str:
     """What one client is bounded by; "" for what has no address."""
     return "" if client is None else bounded_by(client[0])
 
 
-def _sockets(port: int) -> Iterator[tuple[Client, int]]:
-    """The clients that are connected to a port of this process, and the numbers of their sockets."""
+def _sockets(port: int) -> Iterator[tuple[Client, int, int]]:
+    """The clients that are connected to a port of this process, the numbers of their sockets, and the bytes of each."""
     for name in os.listdir("/dev/fd"):  # noqa: PTH208  # numbers, not paths
         number = int(name)
         with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(number).st_mode) and (client := _client(number, port)) is not None:
-                yield client, number
+            if stat.S_ISSOCK(os.fstat(number).st_mode) and (found := _client(number, port)) is not None:
+                yield found[0], number, found[1]
 
 
-def _client(number: int, port: int) -> Client | None:
+def _client(number: int, port: int) -> tuple[Client, int] | None:
     # The library may close it at any time, and its number become another's: looked at by a number of our own.
     with socket.socket(fileno=os.dup(number)) as held:
         if held.family not in (socket.AF_INET, socket.AF_INET6) or held.type != socket.SOCK_STREAM:
@@ -158,7 +162,15 @@ def _client(number: int, port: int) -> Client | None:
         if held.getsockname()[1] != port:
             return None
         host, of_client, *_ = held.getpeername()
-        return plain(host), of_client
+        return (plain(host), of_client), _received(held)
+
+
+def _received(held: socket.socket) -> int:
+    """Bytes that a connection has brought; 0 where the system does not tell."""
+    if sys.platform != "linux":
+        return 0
+    told = held.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, OF_RECEIVED + 8)
+    return int(struct.unpack_from("<Q", told, OF_RECEIVED)[0]) if len(told) >= OF_RECEIVED + 8 else 0
 
 
 def _shut_down(number: int, client: Client) -> bool:

@@ -14,7 +14,8 @@ from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import CONNECTION_BYTES, Memory, Share
 from serve.gateway.access.slots import Batcher, Turn
 from serve.gateway.errors import BadRequestError, GatewayError
-from serve.gateway.grpc.clients import Clients, address_of, client_of
+from serve.gateway.grpc.brought import client_of
+from serve.gateway.grpc.clients import Clients, address_of
 from serve.gateway.grpc.request import check_message, rename
 from serve.gateway.grpc.status import Context
 from serve.gateway.oip.contracts import Contracts
@@ -168,8 +169,14 @@ class Incoming:
         body = reading.result()
         if not isinstance(body, bytes):
             raise BadRequestError("the call has no message")
+        self.came(context, body)
         share.take(len(body))
         return await self.plain(body, share)
+
+    def came(self, context: Context, message: bytes) -> None:
+        """A message was read: its connection has brought it for a call."""
+        if self._clients.brought is not None:
+            self._clients.brought.message(context.peer(), len(message))
 
     async def plain(self, body: bytes, share: Share) -> bytes:
         """A message as it was before it was packed, of which its call's share then holds the bytes.

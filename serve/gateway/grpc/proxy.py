@@ -1,7 +1,7 @@
 """The Open Inference Protocol over gRPC: messages go to Triton and back as they are, with the identity, limits and
 admission of the HTTP side.
 
-Over gRPC Triton hears of deadlines and of clients that left: it drops what still waits in its queues.
+Triton hears of no deadline, and of no client that left.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from compress.errors import ServerError
 from serve.gateway.access.gate import Gate
 from serve.gateway.errors import GatewayError
 from serve.gateway.grpc.arriving import UNREAD_STAYS
+from serve.gateway.grpc.brought import Brought
 from serve.gateway.grpc.channels import SERVICE, GrpcChannels
 from serve.gateway.grpc.clients import Clients
 from serve.gateway.grpc.infer import Inference
@@ -83,7 +84,8 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         )
         # Of all that there may be, so much that what is left serves the others.
         of_address = max(1, int(most_connections * settings.max_address_share))
-        self._clients = Clients(of_address, max(1, settings.max_clients // 4))
+        self._brought = Brought(settings.max_body_bytes)
+        self._clients = Clients(of_address, max(1, settings.max_clients // 4), self._brought)
         self._watching: asyncio.Task[None] | None = None
         incoming = Incoming(settings, gate, releases, contracts, self._clients)
         self._inference = Inference(settings, gate, releases, self._calls, incoming, telemetry)
@@ -135,12 +137,16 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
             except GatewayError as err:
                 return self._refusing(name, err)
         if name == "ModelStreamInfer":
-            return streaming(self._streams.answer)
+            return streaming(self._streams.answer, self._taken_up)
         if name == "ModelInfer":
-            return unary(self._inference.answer)
+            return unary(self._inference.answer, self._taken_up)
         if name in EMPTY | OF_MODEL | ADMIN:
-            return unary(partial(self._questions.answer, name))
+            return unary(partial(self._questions.answer, name), self._taken_up)
         return None
+
+    def _taken_up(self, context: Context) -> None:
+        client = self._brought.begins(context.peer())
+        context.add_done_callback(lambda _: self._brought.ends(client))
 
     def _admitted(self, name: str, metadata: Any) -> None:
         """Whether whoever calls may call this at all, and now: told before a byte of the message is read.
@@ -164,7 +170,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
                 self._telemetry.observe(self._telemetry.begin(GRPC_ROUTE, "", context.peer(), None), err.status)
             refuse(err)
 
-        return unary(refused)
+        return unary(refused, self._taken_up)
 
 
 def _options(settings: Settings, most_connections: int) -> Sequence[tuple[str, int]]:

@@ -75,14 +75,15 @@ def refuse(err: GatewayError) -> NoReturn:
     raise EndedCallError(code, "; ".join(part for part in parts if part), metadata)
 
 
-def unary(answer: Callable[[Context], Awaitable[bytes]]) -> Any:
-    """The handler of a call with one answer, which raises EndedCallError for none.
+def unary(answer: Callable[[Context], Awaitable[bytes]], taken_up: Callable[[Context], None]) -> Any:
+    """The handler of a call with one answer, which raises EndedCallError for none; `taken_up` is told of each first.
 
     It takes a stream: the handler of a unary call is only called with its whole message, which gRPC then holds
     uncounted. That of a stream reads the message itself, or leaves it alone.
     """
 
     async def handle(_: AsyncIterator[bytes], context: Context) -> bytes:
+        taken_up(context)
         try:
             return await answer(context)
         except EndedCallError as err:
@@ -93,13 +94,14 @@ def unary(answer: Callable[[Context], Awaitable[bytes]]) -> Any:
     return grpc.stream_unary_rpc_method_handler(handle)
 
 
-def streaming(answers: Callable[[Context], AsyncGenerator[bytes, None]]) -> Any:
+def streaming(answers: Callable[[Context], AsyncGenerator[bytes, None]], taken_up: Callable[[Context], None]) -> Any:
     """The handler of a call with many answers; as `unary`.
 
     Messages are to be read from the context: the iterator keeps the last one, in a circle with itself.
     """
 
     async def handle(_: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        taken_up(context)
         try:
             async with aclosing(answers(context)) as found:
                 async for answer in found:

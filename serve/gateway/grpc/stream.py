@@ -1,4 +1,4 @@
-"""ModelStreamInfer over gRPC: each message is counted against the key, but waits for no place.
+"""ModelStreamInfer over gRPC: each message is counted against the key, and takes a place of its model.
 
 A sequence may not be torn apart: all of a stream goes to one server.
 """
@@ -6,9 +6,11 @@ A sequence may not be torn apart: all of a stream goes to one server.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from functools import partial
 
 import grpc
 
@@ -19,6 +21,8 @@ from serve.gateway.errors import BadRequestError, GatewayError, UnauthorizedErro
 from serve.gateway.grpc.channels import GrpcChannels
 from serve.gateway.grpc.expected import Expected, Expecting
 from serve.gateway.grpc.message import Incoming, SlowMessageError, about
+from serve.gateway.grpc.placed import Placed
+from serve.gateway.grpc.places import Places
 from serve.gateway.grpc.status import Context, EndedCallError, keys_of, refuse, too_large
 from serve.gateway.grpc.unanswered import FINAL_ASKED, Unanswered
 from serve.gateway.health.suspects import StreamFlight
@@ -44,6 +48,7 @@ class Streams:
         self._incoming = incoming
         # As much as one key may have here, and as many as one model of one gateway has over HTTP.
         self._expected = Expected(gate.memory.bound // 2, settings.max_in_flight)
+        self._places = Places(gate, settings.timeout_s)
 
     async def answer(self, context: Context) -> AsyncGenerator[bytes, None]:
         keys = self._gate.keys
@@ -57,6 +62,7 @@ class Streams:
         failed: list[GatewayError] = []
         coming = Share(self._gate.memory, share.key)
         expected = Expecting(self._expected, share.key)
+        placed = Placed(self._places, share.key)
         unanswered = Unanswered(share, min(self._settings.max_body_bytes, self._gate.memory.bound // 8))
 
         turns: deque[Turn | None] = deque()  # of the messages that are not answered, in the order of their answers
@@ -78,6 +84,7 @@ class Streams:
                 body = await context.read()
                 if not isinstance(body, bytes):
                     return
+                self._incoming.came(context, body)
                 try:
                     read = True
                     with Share(self._gate.memory, share.key) as unpacking:
@@ -106,7 +113,11 @@ class Streams:
                     if sequence is not None:
                         turn = await self._incoming.turn_of_stream(identity, request, sequence)
                     turns.append(turn)
-                    await flights.sent(identity.id, request.model_name, self._settings.timeout_s)
+                    place = partial(
+                        placed.enter, identity, request.model_name, len(body), turn,
+                        of_sequence=sequence is not None, decoupled=kind if isinstance(kind, bool) else None,
+                    )  # fmt: skip
+                    await flights.sent(identity.id, request.model_name, self._settings.timeout_s, place)
                 except GatewayError as err:
                     failed.append(bare(err))
                     return
@@ -151,7 +162,10 @@ class Streams:
                             answer, last, failed_at_triton = unanswered.read(came)
                             expected.came(len(came), last=last)
                             counted = 1 if relayed else 2  # gRPC has a copy of its own until it is read
+                            if not last:
+                                placed.goes_on(unanswered.model)
                             if last:
+                                placed.answered(unanswered.model, good=not failed_at_triton)
                                 flights.answered()
                                 if turns and (turn := turns.popleft()) is not None:
                                     # An error has no status here: it may be that the sequence was refused.
@@ -162,11 +176,12 @@ class Streams:
                                 except MemoryFullError as err:
                                     failed.append(bare(err))
                                     break
-                                writing = self._incoming.writing(context, len(answer))
+                                writing, since = self._incoming.writing(context, len(answer)), time.monotonic()
                                 try:
                                     yield answer
                                 finally:
                                     writing.cancel()
+                                    placed.took(time.monotonic() - since)
                                     share.resize(max(0, share.size - counted * len(answer)))
                             if last:
                                 unanswered.answered()
@@ -187,6 +202,8 @@ class Streams:
                 if turn is not None:
                     turn.leave(None)
             expected.end(leaving)
+            placed.end(leaving)
+            unanswered.end()
             release(None)
         if failed:
             refuse(failed[0])

@@ -9,6 +9,7 @@ from typing import Any
 from tritonclient.grpc import service_pb2 as messages
 
 from serve.gateway.access.memory import Share
+from serve.gateway.errors import ClientGoneError
 from serve.gateway.grpc.request import restore
 from serve.gateway.oip.sequence import SEQUENCE_ID, Named
 
@@ -30,22 +31,33 @@ class Unanswered:
     Args:
         share: of the stream.
         most_bytes: of messages; one more is read while there are fewer.
+
+    Attributes:
+        model: that the answer names which was read last; "" where it names none.
     """
 
     def __init__(self, share: Share, most_bytes: int) -> None:
+        self.model = ""
         self._share = share
         self._most_bytes = most_bytes
         self._sizes: deque[int] = deque()
         self._bytes = 0
         self._answered = asyncio.Event()
-        self._asked = False
+        self._asked = self._ended = False
         self._sequences: OrderedDict[int | str, Named] = OrderedDict()
 
     async def room(self) -> None:
-        """Wait until one more may be read."""
+        """Wait until one more may be read; raises ClientGoneError once the stream is over."""
         while len(self._sizes) >= MOST or self._bytes >= self._most_bytes:
+            if self._ended:  # or the call would never be told that nothing more comes
+                raise ClientGoneError
             self._answered.clear()
             await self._answered.wait()
+
+    def end(self) -> None:
+        """The stream is over."""
+        self._ended = True
+        self._answered.set()
 
     def take(self, size: int) -> None:
         """Hold a message of so many bytes; raises MemoryFullError."""
@@ -70,11 +82,13 @@ class Unanswered:
         """An answer of Triton's as its client is to have it, None for nothing; whether it is a request's last, and
         whether it is an error.
         """
+        self.model = ""
         restored = bool(self._sequences) and any(word in answer for word in OF_SEQUENCE)
         if FINAL.encode() not in answer and not restored:
             return answer, True, answer.startswith(ERROR)
         response = messages.ModelStreamInferResponse.FromString(answer)
         inner = response.infer_response
+        self.model = inner.model_name
         if restored:
             if response.error_message:
                 response.error_message = self._told(response.error_message)

@@ -18,7 +18,7 @@ import json
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -191,8 +191,13 @@ class StreamFlight:
         """The oldest message that is in flight."""
         return self._flying[0] if self._flying else None
 
-    async def sent(self, key: str, model: str, patience_s: float) -> None:
+    async def sent(
+        self, key: str, model: str, patience_s: float, place: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         """A message goes to the model server, once it is its key's turn.
+
+        Args:
+            place: waits for its place, then; None where it needs none.
 
         Raises:
             OverloadedError: it did not come in time.
@@ -200,6 +205,12 @@ class StreamFlight:
         flight = Flight(key, model, b"")
         if self._suspects.watches(key, model):
             await self._suspects.examine(flight, patience_s)
+        if place is not None:
+            try:
+                await place()
+            except BaseException:
+                self._suspects.land(flight, answered=False, sent=False)
+                raise
         flight.server = self._server
         self._flying.append(flight)
         self._suspects.take_off(flight)

@@ -12,7 +12,8 @@ import pytest
 
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.memory import Memory, MemoryFullError, Share
-from serve.gateway.grpc.clients import Clients, TooManyCallsError, address_of, client_of
+from serve.gateway.grpc.brought import AHEAD_BYTES, CALL_BYTES, SPARE_BYTES, SPARE_EACH_S, Brought, client_of
+from serve.gateway.grpc.clients import Clients, TooManyCallsError, address_of
 from serve.gateway.grpc.message import Incoming, SlowMessageError
 from serve.gateway.oip.contracts import Contracts
 from serve.gateway.release.releases import Releases
@@ -98,6 +99,46 @@ def test_a_connection_that_was_given_up_is_shut_down_and_no_other() -> None:
 def test_a_client_has_one_spelling(peer: str, client: tuple[str, int] | None, address: str) -> None:
     assert client_of(peer) == client
     assert address_of(client) == address
+
+
+ONE = ("10.0.0.1", 4711)
+PEER = "ipv4:10.0.0.1:4711"
+
+
+def test_a_connection_brings_so_much_beyond_its_calls() -> None:
+    brought = Brought(MIB)
+    assert brought.over({ONE: SPARE_BYTES}, 0.0) == set()
+    assert brought.over({ONE: SPARE_BYTES + 1, ("10.0.0.1", 1): 1}, 0.0) == {ONE}
+    assert brought.over({ONE: 1}, 0.0) == set(), "another connection, of the same port"
+    for second in range(100):
+        assert brought.over({ONE: 1 + second * SPARE_EACH_S}, 1.0) == set()
+    assert brought.over({ONE: 99 * SPARE_EACH_S + SPARE_BYTES + 2}, 0.0) == {ONE}, (
+        "what was spared before adds up to nothing"
+    )
+
+
+def test_what_calls_bring_is_taken_off() -> None:
+    brought = Brought(MIB)
+    client = brought.begins(PEER)
+    assert client == ONE
+    size = CALL_BYTES + SPARE_BYTES + MIB + AHEAD_BYTES
+    assert brought.over({ONE: size}, 0.0) == set(), "a message may be on its way"
+    assert brought.over({ONE: size + 1}, 0.0) == {ONE}
+    brought.message(PEER, size - CALL_BYTES)
+    brought.ends(client)
+    assert brought.over({ONE: size + SPARE_BYTES}, 0.0) == set()
+    assert brought.over({ONE: size + SPARE_BYTES + 1}, 0.0) == {ONE}
+    assert brought.begins("unix:/tmp/socket") is None
+
+
+def test_connections_that_are_gone_are_forgotten() -> None:
+    brought = Brought(MIB)
+    brought.ends(brought.begins(PEER))
+    going_on = brought.begins("ipv4:10.0.0.1:1")
+    brought.forget()
+    assert brought._accounted, "the look at the sockets may have been before"
+    brought.forget()
+    assert [*brought._accounted] == [going_on]
 
 
 def test_each_caller_has_so_many_calls() -> None:

@@ -1,0 +1,145 @@
+"""The messages of one stream that have places, until their last answers have come; see `serve.gateway.grpc.places`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from serve.gateway.access.identity import Identity
+from serve.gateway.access.slots import Turn
+from serve.gateway.errors import ClientGoneError
+from serve.gateway.grpc.places import Place, Places
+
+__all__ = ["Placed"]
+
+SLOW_PART = 0.1  # of an answer's time: a client that took more for those before it says nothing of the model
+
+
+@dataclass(slots=True, eq=False)
+class _Message:
+    model: str
+    size: int
+    place: Place
+    sent: float
+    taking_s: float  # that the client had taken for answers when it was sent
+    tells: bool  # whether its time tells how busy the model is
+    timer: asyncio.TimerHandle | None
+
+
+class Placed:
+    """Those of one stream.
+
+    Args:
+        places: of all streams.
+        caller: whose stream it is.
+    """
+
+    def __init__(self, places: Places, caller: str) -> None:
+        self._places = places
+        self._caller = caller
+        self._messages: deque[_Message] = deque()
+        self._waiting: asyncio.Future[Place] | None = None
+        self._taking_s = 0.0
+        self._ended = self._decoupled = False
+
+    async def enter(
+        self,
+        identity: Identity,
+        model: str,
+        size: int,
+        turn: Turn | None,
+        *,
+        of_sequence: bool,
+        decoupled: bool | None,
+    ) -> None:
+        """Wait for a message's place.
+
+        Args:
+            size: of the message, in bytes.
+            turn: as of `Places.enter`.
+            of_sequence: whether it is one of a sequence: its place is given back after the time-out at the latest.
+            decoupled: whether the model is; None where that is not known.
+
+        Raises:
+            OverloadedError: there was none in time.
+            ClientGoneError: the stream is over.
+        """
+        if decoupled is not None:
+            self._places.knows(model, decoupled=decoupled)
+        place = None if self._ended else self._places.at_once(self._caller, model, turn)
+        if place is None:
+            place = await self._wait(identity, model, turn)
+        tells = not of_sequence and all(each.model == model for each in self._messages)
+        timer = None
+        if of_sequence:
+            timer = asyncio.get_running_loop().call_later(self._places.patience_s, place.set_apart)
+        self._decoupled = self._decoupled or bool(decoupled)
+        self._messages.append(_Message(model, size, place, time.monotonic(), self._taking_s, tells, timer))
+
+    async def _wait(self, identity: Identity, model: str, turn: Turn | None) -> Place:
+        if self._ended:
+            raise ClientGoneError
+        waiting = self._waiting = asyncio.ensure_future(self._places.enter(self._caller, identity, model, turn))
+        try:
+            place = await waiting
+        except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
+                waiting.result().leave(None)  # it came too late for us
+            if self._ended:
+                raise ClientGoneError from None
+            raise
+        finally:
+            self._waiting = None
+        if self._ended:
+            place.leave(None)
+            raise ClientGoneError
+        return place
+
+    def took(self, seconds: float) -> None:
+        """The client has taken an answer, in so many seconds; those behind it were not looked at meanwhile."""
+        self._taking_s += seconds
+
+    def goes_on(self, model: str) -> None:
+        """An answer has come that is not its message's last."""
+        if not self._decoupled:
+            self._decoupled = True
+            self._places.knows(model, decoupled=True)
+
+    def answered(self, model: str, *, good: bool) -> None:
+        """The last answer of a message has come.
+
+        Args:
+            model: that it names; "" where it names none.
+            good: whether it is none of an error.
+        """
+        found = next((each for each in self._messages if each.model == model), None)
+        found = found or (self._messages[0] if self._messages else None)  # those that name none come in order
+        if found is None:
+            return
+        self._messages.remove(found)
+        seconds = time.monotonic() - found.sent
+        tells = good and found.tells and not self._decoupled and self._taking_s - found.taking_s <= SLOW_PART * seconds
+        self._leave(found, seconds if tells else None)
+        if good:
+            self._places.knows(found.model, decoupled=False)
+
+    def end(self, after: asyncio.Future[None] | None) -> None:
+        """The stream is over, and Triton is done with it: now, or after this."""
+        self._ended = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+        if after is None:
+            self._leave_all()
+        else:
+            after.add_done_callback(self._leave_all)
+
+    def _leave_all(self, _: object = None) -> None:
+        while self._messages:
+            self._leave(self._messages.popleft(), None)
+
+    def _leave(self, message: _Message, seconds: float | None) -> None:
+        if message.timer is not None:
+            message.timer.cancel()
+        message.place.leave(seconds, message.size)
