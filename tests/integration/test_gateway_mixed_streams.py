@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,6 +146,30 @@ def test_a_stream_that_asks_both_kinds_is_refused_and_ends_nothing(
     assert asked(address, "one") == 1
     assert triton.running
     assert triton.pid == before
+
+
+def test_ordinary_streams_beside_decoupled_ones_end_nothing(triton: TritonServer, address: str) -> None:
+    """Triton by itself dies of these within 4 s."""
+    before, end = triton.pid, time.monotonic() + 10
+    found: list[Any] = []
+
+    def ask(*models: str, count: int) -> None:
+        with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            while time.monotonic() < end and triton.running:
+                answers = list(stream(channel, *models, count=count))
+                numbers = [struct.unpack("<q", each.infer_response.raw_output_contents[0])[0] for each in answers]
+                found.append((models[0], numbers))
+
+    threads = [threading.Thread(target=ask, args=("many",), kwargs={"count": 5}) for _ in range(4)]
+    threads += [threading.Thread(target=ask, args=("one", "other") * 10, kwargs={"count": 7}) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert triton.running
+    assert triton.pid == before
+    assert {name for name, _ in found} == {"many", "one"}
+    assert all(numbers == (list(range(5)) if name == "many" else [7] * 20) for name, numbers in found)
 
 
 def test_a_stream_may_ask_several_models_of_a_kind(address: str) -> None:

@@ -15,6 +15,7 @@ from serve.gateway.access.memory import Share
 from serve.gateway.grpc.arriving import Arriving
 from serve.gateway.grpc.relay import OPTIONS as RELAY_OPTIONS
 from serve.gateway.grpc.relay import Relays
+from serve.gateway.grpc.singly import Singly
 from serve.gateway.grpc.way import Way
 from serve.gateway.health.suspects import ABOARD, StreamFlight
 from serve.gateway.upstream.balancer import MOST_SENT, STOPPING, Attempt, Balancer, Node
@@ -236,6 +237,7 @@ class GrpcChannels:
         on_left: Callable[[asyncio.Task[None]], None] = lambda _: None,
         flights: StreamFlight | None = None,
         share: Share | None = None,
+        singly: Callable[[], bytes | None] | None = None,
     ) -> AsyncGenerator[bytes]:
         """ModelStreamInfer of one server, to its end; it is one of the requests with that server while it lasts.
 
@@ -246,6 +248,8 @@ class GrpcChannels:
             flights: its messages, the first of which is in flight; they are told of their server.
             share: counts each answer, from when it begins to come until the next one is asked for, and is closed at
                 the end; None where answers are short.
+            singly: says which sequence the message has that was yielded last, where each goes in a stream of its own;
+                None where they go in one.
 
         Raises:
             GatewayError: there is no room for the stream, or for an answer.
@@ -268,7 +272,10 @@ class GrpcChannels:
                 relay = way.relay = await self._relays.open(address, share)
                 options = (*self._options, *RELAY_OPTIONS, ("grpc.default_authority", address))
                 channel = way.channel = grpc.aio.insecure_channel(relay.target, options=options)
-            call = way.call = channel.stream_stream(f"{SERVICE}ModelStreamInfer")(_to_their_end(requests))
+            method, sent = channel.stream_stream(f"{SERVICE}ModelStreamInfer"), _to_their_end(requests)
+            one_by_one = way.relay is not None  # or it would hold several long answers
+            call = method(sent) if singly is None else Singly(method, sent, singly, one_by_one=one_by_one)
+            way.call = call
             on_call(call)
             while True:
                 way.reading = asyncio.ensure_future(call.read())

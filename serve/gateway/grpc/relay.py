@@ -1,4 +1,4 @@
-"""The way to Triton of one stream whose answers may be long: each is counted as it begins to come.
+"""The way to Triton of one client's stream whose answers may be long: each is counted as it begins to come.
 
 The library shows a message when it is whole, and gives no sign before. So such a stream has a connection of its own,
 which passes through here: of HTTP/2's frames only lengths and kinds are read (RFC 9113, section 4.1), and of their data
@@ -27,7 +27,7 @@ __all__ = ["RELAY_BYTES", "Begun", "Relay", "Relays", "most_relays"]
 OF_FILES = 16  # one relay, which has three (the library's end, ours, Triton's), for so many that the process may have
 RELAY_BYTES = 32 * 1024  # that a relay may hold itself
 READ_BYTES = 16 * 1024
-HEAD_BYTES, DATA, WINDOW_UPDATE, PADDED = 9, 0, 8, 8
+HEAD_BYTES, DATA, HEADERS, RESET, WINDOW_UPDATE, PADDED, END_STREAM = 9, 0, 1, 3, 8, 8, 1
 PREFACE_BYTES = 24  # what a client's side begins with
 PREFIX_BYTES = 5  # before each message: whether it is packed, and its length
 MORE_BYTES = 1024 * 1024  # let come once all is thrown away: the library may have left its window closed
@@ -101,7 +101,7 @@ class Relay:
         self._path, self.target = f"\0{name}", f"unix-abstract:{name}"
         self.full: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._discards = asyncio.Event()
-        self._number = b""  # of the one stream that there is
+        self._begun: dict[bytes, Begun] = {}  # by number of the stream, of those that are open
         self._server: asyncio.Server | None = None
         self._carrying: asyncio.Task[None] | None = None
         self._upward: asyncio.StreamWriter | None = None
@@ -135,9 +135,8 @@ class Relay:
         if self._discards.is_set() or self._upward is None:
             return
         self._discards.set()
-        for number in (bytes(4), self._number):
-            if number:
-                self._upward.write(_more(number, MORE_BYTES))
+        for number in (bytes(4), *self._begun):
+            self._upward.write(_more(number, MORE_BYTES))
         self._share.close()
 
     async def close(self) -> None:
@@ -183,19 +182,21 @@ class Relay:
 
     async def _answer(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         """What Triton sends."""
-        begun = Begun()
         while True:
             frame = await _frame(source)
+            number = frame[5:HEAD_BYTES]
             if frame[3] == DATA:
-                self._number = frame[5:HEAD_BYTES]
+                begun = self._begun.setdefault(number, Begun())
                 end = len(frame) - frame[HEAD_BYTES] if frame[4] & PADDED else len(frame)
                 for size in begun.read(frame[HEAD_BYTES + bool(frame[4] & PADDED) : end]):
                     await self._room(size)
                 if self._discards.is_set():
                     size = len(frame) - HEAD_BYTES
                     if size and self._upward is not None:
-                        self._upward.write(_more(bytes(4), size) + _more(self._number, size))
+                        self._upward.write(_more(bytes(4), size) + _more(number, size))
                     continue
+            elif frame[3] == RESET or (frame[3] == HEADERS and frame[4] & END_STREAM):  # so end those of a server
+                self._begun.pop(number, None)
             sink.write(frame)
             await sink.drain()
 

@@ -17,7 +17,7 @@ import grpc
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.memory import MemoryFullError, Share
 from serve.gateway.access.slots import Turn
-from serve.gateway.errors import BadRequestError, GatewayError, UnauthorizedError, bare
+from serve.gateway.errors import BadRequestError, GatewayError, UnauthorizedError, UpstreamBrokenError, bare
 from serve.gateway.grpc.channels import GrpcChannels
 from serve.gateway.grpc.expected import Expected, Expecting
 from serve.gateway.grpc.message import Incoming, SlowMessageError, about
@@ -155,7 +155,7 @@ class Streams:
                 if first is not None:
                     answers = self._calls.stream(
                         *scope, whole(), lambda call: ending.append(call.cancel), left, flights,
-                        coming if relayed else None,
+                        coming if relayed else None, singly=None if kind is True else lambda: scope[1],
                     )  # fmt: skip
                     async with aclosing(answers):
                         async for came in answers:
@@ -186,6 +186,9 @@ class Streams:
                             if last:
                                 unanswered.answered()
                                 expected.taken()
+                    if unanswered.some and not failed:  # Triton 24.10 ends a stream so, just before it dies
+                        told = "the model server ended the stream before its last answer"
+                        failed.append(UpstreamBrokenError(told, mend="ask again what has no answer"))
         except GatewayError as err:
             failed.append(bare(err))
         except grpc.aio.AioRpcError as err:

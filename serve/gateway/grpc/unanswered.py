@@ -54,6 +54,11 @@ class Unanswered:
             self._answered.clear()
             await self._answered.wait()
 
+    @property
+    def some(self) -> bool:
+        """Whether there are messages without their last answer."""
+        return bool(self._sizes)
+
     def end(self) -> None:
         """The stream is over."""
         self._ended = True
