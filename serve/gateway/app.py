@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,7 +28,7 @@ from serve.gateway.edge.infer import InferEndpoint
 from serve.gateway.edge.predict import predict_router
 from serve.gateway.edge.rollouts_route import rollouts_router
 from serve.gateway.edge.routes import health_router, protocol_router
-from serve.gateway.errors import GatewayError, Refusal
+from serve.gateway.errors import EndsError, GatewayError, Refusal
 from serve.gateway.health.incidents import Incidents
 from serve.gateway.observe.access_log import AccessLog
 from serve.gateway.observe.history import History
@@ -63,9 +63,17 @@ class _App(FastAPI):
     infer: InferEndpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and await self.infer.answered(scope, receive, send):
-            return
-        await super().__call__(scope, receive, send)
+        try:
+            if scope["type"] == "http" and await self.infer.answered(scope, receive, send):
+                return
+            await super().__call__(scope, receive, send)
+        except asyncio.CancelledError:
+            if scope["type"] != "http" or not self.state.draining:
+                raise
+            with suppress(RuntimeError):  # the answer has begun
+                await Refusal(EndsError())(scope, receive, send)
+                return
+            raise
 
 
 @dataclass(frozen=True)

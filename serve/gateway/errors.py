@@ -39,6 +39,7 @@ __all__ = [
     "BadRequestError",
     "BodyTooLargeError",
     "ClientGoneError",
+    "EndsError",
     "ForbiddenError",
     "GatewayError",
     "OverloadedError",
@@ -177,6 +178,15 @@ class OverloadedError(_LaterError):
     """More requests than can be answered in time: this one is turned away at once."""
 
     status = 503
+
+
+class EndsError(_LaterError):
+    """The gateway ends, and its time for what is under way is over."""
+
+    status = 503
+
+    def __init__(self) -> None:
+        super().__init__("the gateway ends", mend="ask again, as another one may listen here soon", retry_after_s=1.0)
 
 
 class SlowBodyError(GatewayError):

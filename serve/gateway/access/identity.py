@@ -85,12 +85,12 @@ class Identity:
         if not self.feedback:
             raise ForbiddenError("this needs a key with feedback", mend="make one: serve keys add NAME --feedback")
 
-    def ask(self, cost: float) -> None:
-        """Count a question that is no inference; raises RateLimitedError."""
+    def ask(self, cost: float, what: str = "this") -> None:
+        """Count a question that is no inference; raises RateLimitedError, whose reason says `what` it is."""
         if self.questions is not None and (wait := self.questions.take(time.monotonic(), cost)):
             raise RateLimitedError(
                 f"the key {self.name!r} has asked too much besides inference",
-                why=f"this costs {cost:g} of {self.questions.rate:g} a second, {self.questions.burst} at once",
+                why=f"{what} costs {cost:g} of {self.questions.rate:g} a second, {self.questions.burst} at once",
                 mend="wait as long as Retry-After says",
                 retry_after_s=wait,
             )

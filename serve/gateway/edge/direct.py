@@ -19,7 +19,7 @@ from serve.gateway.access.identity import Identity
 from serve.gateway.edge.asked import Asked
 from serve.gateway.edge.asking import CLIENT_LEFT
 from serve.gateway.edge.infer_head import JSON, answer_lines, returned_lines
-from serve.gateway.errors import GatewayError, UpstreamTimeoutError, bare
+from serve.gateway.errors import EndsError, GatewayError, UpstreamTimeoutError, bare
 from serve.gateway.health.suspects import Flight
 from serve.gateway.observe.telemetry import INFER_ROUTE, Observed, Telemetry
 from serve.gateway.oip.contracts import JSON_AT_HAND, Contracts
@@ -211,7 +211,7 @@ class _Call(Observed):
             self._pool.give(self._connection)
         else:
             self._again.cancel()
-        self._end(None, GatewayError("the gateway ends", status=503))
+        self._end(None, EndsError())
 
     async def again(self, lost: ExchangeError) -> None:
         """Ask once more, where Triton closed the connection before it answered."""

@@ -7,6 +7,7 @@ long (before its body is read), its body, a place among those with Triton, and t
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from serve.gateway.edge.infer_head import JSON, MOST_DIGITS, PATH, RETURNED, SAF
 from serve.gateway.errors import (
     BadRequestError,
     ClientGoneError,
+    EndsError,
     GatewayError,
     Refusal,
     SlowBodyError,
@@ -104,6 +106,9 @@ class InferEndpoint:
         except ClientGoneError as err:
             bare(err)
             code = CLIENT_LEFT
+        except asyncio.CancelledError:
+            code = EndsError.status
+            raise
         except Exception as err:
             logger.exception("an infer request failed inside the gateway")
             bare(err)

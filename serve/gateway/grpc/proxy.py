@@ -158,7 +158,7 @@ class GrpcProxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # as above
         if name == "ModelInfer":
             identity.take()
             return
-        identity.ask(COSTS.get(name, 1))
+        identity.ask(COSTS.get(name, 1), "opening a stream" if name == "ModelStreamInfer" else "this")
         if name in ADMIN:
             identity.check_admin()
 

@@ -9,6 +9,7 @@ count as "unknown", so that nobody can fill the memory with them.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from bisect import bisect_left
 from collections import Counter as Count
@@ -20,6 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serve.gateway.errors import EndsError
 from serve.gateway.observe.access_log import AccessLog
 from serve.gateway.observe.buckets import BUCKETS_S
 from serve.gateway.observe.tracing import Trace, Tracing
@@ -222,6 +224,9 @@ class TelemetryMiddleware:
 
         try:
             await self.app(scope, receive, counted)
+        except asyncio.CancelledError:
+            code = EndsError.status if code == 500 else code
+            raise
         finally:
             observed.route = getattr(scope.get("route"), "path", "other")
             observed.model = scope.get("path_params", {}).get("model")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 import signal
@@ -75,6 +76,43 @@ def test_it_ends_in_order() -> None:
             await pool.close()
 
     uvloop.run(main())
+
+
+@pytest.mark.parametrize("path", [INFER, b"/predict/m", b"/v2/models/m"])
+def test_what_its_end_cuts_is_told_so(path: bytes, tmp_path: Path) -> None:
+    """With 503 and when to come again, on the long way, too."""
+    log = tmp_path / "log"
+
+    async def main() -> None:
+        stop, asked = asyncio.Event(), asyncio.Event()
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        async def never(request: Received, _: asyncio.StreamWriter) -> None:
+            if "/models/m" in request.target:
+                asked.set()
+            await asyncio.sleep(60)
+
+        async with scripted_server(never) as triton:
+            settings = Settings(upstream=(triton.url,), port=0, validate=False, drain_timeout_s=1, access_log=log)
+            running = asyncio.ensure_future(serve_gateway(settings, stop=stop, on_ready=ready.set_result))
+            address = Address.parse(await ready)
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            method = b"GET" if path == b"/v2/models/m" else b"POST"
+            head = b"%b %b HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+            writer.write(head % (method, path) + b"2\r\n{}\r\n0\r\n\r\n")
+            await asked.wait()
+            await asyncio.sleep(0.2)
+            stop.set()
+            came = await asyncio.wait_for(reader.read(), 30)
+            assert came.startswith(b"HTTP/1.1 503 ")
+            assert b"retry-after: 1" in came.lower()
+            assert b"the gateway ends" in came
+            writer.close()
+            await asyncio.wait_for(running, 30)
+
+    uvloop.run(main())
+    if path == INFER:
+        assert [json.loads(line)["status"] for line in log.read_text().splitlines()] == [503]
 
 
 def test_force_ends_it_at_once() -> None:
