@@ -100,6 +100,8 @@ def _kept(g: Graph, x: Any, axis: int) -> Any:
 
 
 def _shape(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
+    if isinstance(x[0], Sizes):
+        return Sizes(() if x[0].scalar else (len(x[0].items),))
     value = g.tensor(x[0])
     axes = range(samples(value).ndim)[a.get("start", 0) : a.get("end")]
     return Sizes(tuple(_kept(g, value, axis) for axis in axes))
@@ -118,6 +120,18 @@ def _gather(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
     if matrix and axis == 0 and isinstance(index, Live):
         return g.layer(torch.nn.Embedding, tuple(table.shape), {"weight": table}, index)
     where = (*[slice(None)] * axis, index)
+    return g.call(operator.getitem, table, where)
+
+
+def _gather_elements(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
+    return g.call(torch.gather, g.tensor(x[0]), a.get("axis", 0), g.tensor(x[1]))
+
+
+def _gather_nd(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
+    table, places = g.tensor(x[0]), g.tensor(x[1])
+    if a.get("batch_dims", 0):
+        raise NotTakenBackError("it gathers from each sample")
+    where = tuple(g.call(torch.select, places, -1, at) for at in range(samples(places).shape[-1]))
     return g.call(operator.getitem, table, where)
 
 
@@ -270,13 +284,13 @@ def _pool(name: str) -> Handler:
         if name == "MaxPool":
             if not even:
                 value, pads = g.call(F.pad, value, _torch_pads(pads), "constant", -math.inf), [0] * 2 * dims
-            function = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[dims - 1]
+            function: Callable[..., Any] = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[dims - 1]
             return g.call(function, value, kernel, stride, pads[:dims], dilation, ceil)
         if dilation != [1] * dims or (not even and not a.get("count_include_pad", 0)):
             raise NotTakenBackError("its average leaves out padding that is not the same on both sides, or is dilated")
         if not even:
             value, pads = g.call(F.pad, value, _torch_pads(pads)), [0] * 2 * dims
-        function = (torch.nn.functional.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[dims - 1]
+        function = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[dims - 1]
         return g.call(function, value, kernel, stride, pads[:dims], ceil, bool(a.get("count_include_pad", 0)))
 
     return handle
@@ -340,7 +354,8 @@ FUNCTIONS: Mapping[str, Handler] = {
     **{name: _one(function) for name, function in _ONE.items()},
     **{name: _two(name) for name in _TWO},
     "Equal": _equal, "Identity": _identity, "Dropout": _identity, "Reshape": _reshape, "Shape": _shape,
-    "Gather": _gather, "Slice": _slice, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze, "Concat": _concat, "Cast": _cast,
+    "Gather": _gather, "GatherElements": _gather_elements, "GatherND": _gather_nd,
+    "Slice": _slice, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze, "Concat": _concat, "Cast": _cast,
     "Expand": _expand, "ConstantOfShape": _constant_of_shape, "Range": _range, "Where": _where, "Clip": _clip,
     "Split": _split, "Softmax": _softmax(torch.softmax), "LogSoftmax": _softmax(torch.log_softmax),
     "MaxPool": _pool("MaxPool"), "AveragePool": _pool("AveragePool"), "GlobalAveragePool": _global(torch.mean),

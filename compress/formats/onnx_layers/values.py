@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -47,11 +48,14 @@ class Graph:
         self._kept: list[torch.Tensor] = []
         self._read: dict[int, fx.Node] = {}
         self._turned: dict[int, torch.Tensor] = {}
+        self._vectors: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
 
     def named(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """A constant, whose name a layer of it will have."""
         self._kept.append(tensor)  # so that no other gets its id
-        self.names[id(tensor)] = name
+        self.names[id(tensor)] = ".".join(
+            re.sub(r"[^A-Za-z0-9_]", "_", word)[:90] or "_" for word in name.split(".")[:20]
+        )
         return tensor
 
     def turned(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -81,14 +85,24 @@ class Graph:
     ) -> Live:
         """A layer of torch.nn with these weights."""
         tensors = {
-            name: None if each is None else (f"{self.names.get(id(each), 'layer')}.{name}", each)
+            name: None
+            if each is None
+            else (f"{self.names.get(id(each), 'layer').removesuffix(f'.{name}')}.{name}", each)
             for name, each in held.items()
         }
-        path = self.placed.layer(kind, form, tensors)
+        # Exporters store equal vectors once: layers that have nothing else in common have biases of their own.
+        every = tuple(id(each) for each in held.values())
+        own = {name: each and (each[0], self._own(each[1], every)) for name, each in tensors.items()}
+        path = self.placed.layer(kind, form, own)
         module = self.placed.root.get_submodule(path).eval()
         with torch.no_grad():
             found = module(x.sample)
         return Live(self.graph.call_module(path, (x.node,)), found)
+
+    def _own(self, tensor: torch.Tensor, every: tuple[int, ...]) -> torch.Tensor:
+        if tensor.ndim != 1:
+            return tensor
+        return self._vectors.setdefault((id(tensor), every), tensor.clone())
 
     def size(self, x: Live, axis: int) -> Live:
         return Live(self.graph.call_method("size", (x.node, axis)), int(x.sample.shape[axis]))
@@ -133,6 +147,8 @@ class Graph:
             return self._read[id(value)]
         if isinstance(value, list | tuple):
             return type(value)(self._nodes(each) for each in value)
+        if isinstance(value, slice):
+            return slice(self._nodes(value.start), self._nodes(value.stop), value.step)
         if isinstance(value, dict):
             return {key: self._nodes(each) for key, each in value.items()}
         return value
@@ -144,6 +160,8 @@ def samples(value: Any) -> Any:
         return value.sample
     if isinstance(value, list | tuple):
         return type(value)(samples(each) for each in value)
+    if isinstance(value, slice):
+        return slice(samples(value.start), samples(value.stop), value.step)
     if isinstance(value, dict):
         return {key: samples(each) for key, each in value.items()}
     return value
@@ -152,6 +170,8 @@ def samples(value: Any) -> Any:
 def _lives(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(_lives, value))
+    if isinstance(value, slice):
+        return isinstance(value.start, Live) or isinstance(value.stop, Live)
     if isinstance(value, dict):
         return any(map(_lives, value.values()))
     return isinstance(value, Live)

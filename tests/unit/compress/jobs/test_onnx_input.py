@@ -13,9 +13,11 @@ from compress import Artifact, ExportOptions
 from compress.cli import main
 from compress.errors import CheckpointError, RecipeError, ToolkitError
 from compress.formats.checkpoint import load
+from compress.formats.onnx.load import load_onnx
 from compress.jobs.export import Silent, sensitivity
 from compress.jobs.plan import estimates
-from compress.options import OptimizeOptions, SensitivityOptions
+from compress.jobs.recovery import finetune
+from compress.options import FinetuneOptions, OptimizeOptions, SensitivityOptions
 from tests.unit.compress.onnx_export.test_from_file import images, outside, stored
 
 
@@ -66,16 +68,13 @@ def test_a_search_tries_precisions_alone(folder: Path) -> None:
 
 
 ASKED = {
-    "--prune": ExportOptions(output=Path("out"), prune=0.5),
-    "--target-params": ExportOptions(output=Path("out"), target_params=10),
-    "--finetune": ExportOptions(output=Path("out"), finetune="c.npz"),
     "--model": ExportOptions(output=Path("out"), model="a:b"),
     "--input": ExportOptions(output=Path("out"), input=("x:float32[1,3,8,8]",)),
 }
 
 
 @pytest.mark.parametrize("flag", ASKED)
-def test_what_needs_a_network_of_torch_is_refused_before_any_work(
+def test_what_says_how_torch_loads_a_model_is_refused_before_any_work(
     flag: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
@@ -85,9 +84,38 @@ def test_what_needs_a_network_of_torch_is_refused_before_any_work(
     assert not (folder / "out.work").exists()
 
 
-def test_so_are_the_commands_that_prune_and_train(folder: Path) -> None:
-    with pytest.raises(RecipeError, match="what pruning costs"):
-        sensitivity(folder / "m.onnx", SensitivityOptions(output=folder / "s", eval="e.npz"))
+def test_a_file_is_pruned_repaired_and_trained_by_its_own_answers(folder: Path) -> None:
+    stored(images(None, 17), folder)
+    options = ExportOptions(
+        output=folder / "out", prune=0.4, finetune="c.npz", epochs=1, calibration="c.npz", eval="e.npz", metric="cosine",
+        work=folder / "kept",
+    )  # fmt: skip
+    artifact, report = compress.export(folder / "m.onnx", options)
+    assert [row.stage for row in report.stages] == [
+        "original", "torch_from_onnx", "prune_channels", "repair_channels", "finetune", "onnx_from_torch", "fold_onnx"
+    ]  # fmt: skip
+    first, last = report.stages[0].measured, report.stages[-1].measured
+    assert first.macs is not None
+    assert last.macs is not None
+    assert last.macs < 0.65 * first.macs
+    declared = load_onnx(folder / "m.onnx").signature
+    assert [str(spec) for spec in artifact.signature.inputs] == [str(spec) for spec in declared.inputs]
+    assert [spec.name for spec in artifact.signature.outputs] == [spec.name for spec in declared.outputs]
+
+
+def test_what_pruning_costs_and_a_training_take_a_file(folder: Path) -> None:
+    stored(images(None, 17), folder)
+    curves = sensitivity(
+        folder / "m.onnx", SensitivityOptions(output=folder / "s", eval=str(folder / "e.npz"), metric="cosine")
+    )
+    assert curves.curves
+    asked = FinetuneOptions(
+        output=folder / "t", data="c.npz", teacher=folder / "m.onnx", epochs=1, eval="e.npz", metric="cosine"
+    )
+    assert finetune(folder / "m.onnx", asked, watcher=Silent()) is not None
+
+
+def test_a_file_that_is_not_there_is_named(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="take ONNX files"):
         load(folder / "m.onnx")
     with pytest.raises(ToolkitError, match="there is no such file"):
