@@ -318,9 +318,12 @@ def _pad(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
 
 def _flatten(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
     axis = a.get("axis", 1)
-    if axis != 1:
-        raise NotTakenBackError(f"it flattens at axis {axis}, and no other than 1 is known")
-    return g.call(torch.flatten, x[0], 1)
+    if axis == 1 and samples(x[0]).ndim > 1:
+        return g.call(torch.flatten, x[0], 1)
+    rows: Any = 1
+    for at in range(axis % max(1, samples(x[0]).ndim) if axis < 0 else axis):
+        rows = g.number(operator.mul, rows, _kept(g, x[0], at))
+    return g.call("reshape", x[0], (rows, -1))
 
 
 def _identity(_g: Graph, x: list[Any], _a: Mapping[str, Any]) -> Any:

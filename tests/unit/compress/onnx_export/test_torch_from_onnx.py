@@ -72,6 +72,7 @@ CASES: dict[str, Case] = {
     "reshape": ("Reshape", IMAGE, {"s": np.array([0, 2, 2, -1])}, {}),
     "expand": ("Expand", ("batch", 1, 6), {"s": np.array([1, 5, 1])}, {}),
     "gather": ("Gather", ROW, {"i": np.array([3, -1])}, {"axis": 1}),
+    "flatten, further on": ("Flatten", IMAGE, {}, {"axis": 2}),
     "transpose": ("Transpose", IMAGE, {}, {"perm": [0, 2, 3, 1]}),
     **{
         kind: (kind, IMAGE, {}, {})
