@@ -27,6 +27,7 @@ from compress.jobs.serving_runtime import refuse_missing
 from compress.model import OnnxModel, TorchModel
 from compress.onnx_export.fold import FoldOnnx
 from compress.onnx_export.from_torch import OnnxFromTorch
+from compress.onnx_export.torch_from_onnx import taken_back
 from compress.options import CompressOptions, ExportOptions, OptimizeOptions, SensitivityOptions
 from compress.options.ranges import check_ranges
 from compress.options.unused import prunes
@@ -334,13 +335,8 @@ def sensitivity(checkpoint: str | Path, options: SensitivityOptions, *, watcher:
 
 
 def _sensitivity(checkpoint: Path, options: SensitivityOptions, watcher: Watcher) -> Sensitivity:
-    model = original(checkpoint, options)
-    if not isinstance(model, TorchModel):
-        raise RecipeError(
-            f"can't tell what pruning costs in {checkpoint}",
-            why="it takes a network of torch, to cut channels out of it, and this is an ONNX file",
-            mend="start from the torch model that the file was made of",
-        )
+    file = original(checkpoint, options)
+    model = taken_back(file) if isinstance(file, OnnxModel) else file
     model = with_sizes(model, checkpoint, {"evaluation": options.eval})
     data = Dataset.open(data_at(options.eval, checkpoint, model), model.signature)
     whole, metric, told = judged(data, options.metric, options.judge, model)
@@ -357,7 +353,7 @@ def _sensitivity(checkpoint: Path, options: SensitivityOptions, watcher: Watcher
     found = dataclasses.replace(
         found,
         data=data.sha256,
-        model=fingerprint_of(model),
+        model=fingerprint_of(file),
         notes=(*assumed_of(model.assumed), *(each for each in told if isinstance(each, Note))),
         warnings=(*(each for each in told if not isinstance(each, Note)), *found.warnings),
     )
@@ -372,6 +368,8 @@ def _data(options: CompressOptions) -> dict[str, str | None]:
 
 def baseline_of(stages: Sequence[Stage]) -> list[Stage]:
     """The original's own export, which the result is compared with; none of an ONNX file, which is that itself."""
+    if stages[0].takes is OnnxModel:
+        return []
     exports = [stage for stage in stages if isinstance(stage, OnnxFromTorch)]
     return [exports[0], FoldOnnx()] if exports else []
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from compress.errors import RecipeError
+from compress.errors import RecipeError, StageError
 from compress.formats.checkpoint import fingerprint_of_module
 from compress.formats.onnx.load import fingerprint_of_file, is_onnx, load_onnx
 from compress.jobs.source import load_source
 from compress.model import OnnxModel, TorchModel
-from compress.options import ExportOptions, OptimizeOptions, SourceOptions
+from compress.onnx_export.torch_from_onnx import taken_back
+from compress.options import OptimizeOptions, SourceOptions
 from compress.signature import parse_sizes
 
 __all__ = ["Original", "fingerprint_of", "original", "tried"]
@@ -36,8 +37,14 @@ def original(checkpoint: Path, options: SourceOptions, *, as_it_is: bool = False
 
 
 def tried(options: OptimizeOptions, model: Original) -> OptimizeOptions:
-    """What a search tries: of an ONNX file precisions alone, since no channel is cut out of it."""
-    return options if isinstance(model, TorchModel) else dataclasses.replace(options, prune=(0.0,))
+    """What a search tries: precisions alone, where nobody asked for pruning and an ONNX file has no layers for it."""
+    if isinstance(model, TorchModel) or options.prune != OptimizeOptions.prune or options.finetune is not None:
+        return options
+    try:
+        taken_back(model)
+    except StageError:
+        return dataclasses.replace(options, prune=(0.0,))
+    return options
 
 
 def fingerprint_of(model: Original) -> str:
@@ -53,21 +60,4 @@ def _refuse(checkpoint: Path, options: SourceOptions) -> None:
             f"{given[0]} is given, and {checkpoint} is an ONNX file",
             why="an ONNX file says itself what it computes and what it takes",
             mend=f"leave {given[0]} out; --size says what is usual for a dimension that varies",
-        )
-    goals: dict[str, object] = {}
-    if isinstance(options, ExportOptions):
-        goals = {
-            "--prune": options.prune, "--target-latency-ms": options.target_latency_ms,
-            "--target-size-mb": options.target_size_mb, "--target-params": options.target_params,
-            "--finetune": options.finetune, "--int8 qat": options.int8 == "qat" or None,
-        }  # fmt: skip
-    elif isinstance(options, OptimizeOptions):
-        chosen = any(options.prune) and options.prune != OptimizeOptions.prune
-        goals = {"--prune": options.prune if chosen else None, "--finetune": options.finetune}
-    asked = [flag for flag, value in goals.items() if value is not None]
-    if asked:
-        raise RecipeError(
-            f"can't do {asked[0]} with {checkpoint}",
-            why="it takes a network of torch, to cut channels out of it or to train it, and this is an ONNX file",
-            mend=f"leave {' and '.join(asked)} out, or start from the torch model that the file was made of",
         )

@@ -19,6 +19,7 @@ from compress.model.infer import proven
 from compress.onnx_export.fold import FoldOnnx
 from compress.onnx_export.from_file import OnnxFromFile
 from compress.onnx_export.from_torch import OnnxFromTorch
+from compress.onnx_export.torch_from_onnx import TorchFromOnnx, taken_back
 from compress.options import (
     CompressOptions,
     EngineOptions,
@@ -161,14 +162,22 @@ def stages_for(
     seen = "" if judged is None else judged[0].sha256
     recovery = None
     if training is not None:
-        assert isinstance(model, TorchModel)  # noqa: S101  nothing else is trained
-        recovery = _finetune(options, model, training, validation, seen)
+        teacher = model if isinstance(model, TorchModel) else taken_back(model)  # which answers as the file does
+        recovery = _finetune(options, teacher, training, validation, seen)
     samples = training if calibration is None else calibration  # a training that is added proves the same removal
     if options.sensitivity is not None and sensitivity is None:
         sensitivity = Sensitivity.load(options.sensitivity)
     pruning = _pruning(options, training, samples, recovery, precision, sensitivity, calibration)
-    stages = [*pruning, *_qat(options, recovery, precision), *precision]
+    layers: list[Stage] = (
+        [TorchFromOnnx(typical)] if isinstance(precision[0], OnnxFromTorch) and isinstance(model, OnnxModel) else []
+    )
+    stages = [*layers, *pruning, *_qat(options, recovery, precision), *precision]
     return [*stages, *_engine(options)]
+
+
+def in_torch(options: ExportOptions, model: TorchModel | OnnxModel) -> bool:
+    """Whether anything is done to a network of torch: an ONNX file is taken back only to be pruned or trained."""
+    return isinstance(model, TorchModel) or prunes(options) or options.finetune is not None
 
 
 def _engine(options: ExportOptions) -> list[Stage]:
@@ -268,7 +277,7 @@ def _precision(
     typical: Dataset | None,
 ) -> list[Stage]:
     stages: list[Stage] = [
-        OnnxFromTorch(typical) if isinstance(model, TorchModel) else OnnxFromFile(typical),
+        OnnxFromTorch(typical) if in_torch(options, model) else OnnxFromFile(typical),
         FoldOnnx(unfuse=options.target == "cpu" and options.precision == "fp32"),
     ]
     if calibration is not None and options.int8 != "qat":  # a training finds its own scales

@@ -11,8 +11,10 @@ from compress.formats.checkpoint import load
 from compress.formats.hub.folder import is_hub_folder, open_hub_folder
 from compress.formats.onnx import load as onnx_files
 from compress.model import TorchModel, in_float32
+from compress.onnx_export.torch_from_onnx import taken_back
 from compress.options import SourceOptions
 from compress.processor import Columns, Processor
+from compress.signature import parse_sizes
 
 __all__ = ["files_of", "load_source", "read_by", "refuse_folder", "size_of"]
 
@@ -32,6 +34,8 @@ def load_source(path: Path, options: SourceOptions, *, as_it_is: bool = False) -
         ToolkitError: it can't be read.
     """
     refuse_folder(path)
+    if onnx_files.is_onnx(path):
+        return taken_back(onnx_files.load_onnx(path, parse_sizes(options.size)))
     model = load(
         path, inputs=options.input, model=options.model, trust=options.trust, sizes=options.size, part=options.part
     )

@@ -31,7 +31,7 @@ from compress.runtime.measure import cores
 from compress.runtime.memory import give_back
 from compress.stage import Given, Progress
 
-__all__ = ["OnnxFromFile", "refuse"]
+__all__ = ["HALF_TOLERANCE", "OnnxFromFile", "plain", "refuse", "whole"]
 
 # Q/DQ nodes have a scale for each channel from here on.
 LEAST_OPSET = 13
@@ -75,9 +75,9 @@ class OnnxFromFile:
         total = len(BATCHES) + (self.data is not None) + 1
         progress(0, total, "reading")
         signature = model.signature.settled
-        made = _whole(model.path)
+        made = whole(model.path)
         opset = opset_of(made)
-        did, half = _plain(made, signature, model.path)
+        did, half = plain(made, signature, model.path)
         save(made, path)
         del made  # as large as the file, and sessions are opened next
         give_back()
@@ -131,7 +131,7 @@ def refuse(path: Path) -> None:
         raise StageError(f"can't compress {path}", why=f"of its weights it has {held}", mend=mend)
 
 
-def _whole(path: Path) -> ModelProto:
+def whole(path: Path) -> ModelProto:
     """The model with its weights inside."""
     if (size := size_of(path)) > MOST:
         raise StageError(
@@ -144,7 +144,7 @@ def _whole(path: Path) -> ModelProto:
     return model
 
 
-def _plain(model: ModelProto, signature: Signature, path: Path) -> tuple[list[str], bool]:
+def plain(model: ModelProto, signature: Signature, path: Path) -> tuple[list[str], bool]:
     """Write a model as the stages take it, in place; tells what was done, and whether it was in FP16."""
     did: list[str] = []
     if model.functions:

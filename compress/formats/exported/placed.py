@@ -46,7 +46,7 @@ class Placed:
                     layer._buffers[name] = each[1].detach()
                 elif each is not None:
                     layer._parameters[name] = self.parameter(each[1])
-            if "num_batches_tracked" in layer._buffers:
+            if layer._buffers.get("num_batches_tracked") is not None:
                 layer._buffers["num_batches_tracked"] = torch.zeros((), dtype=torch.int64)
             first = next(each for each in held.values() if each is not None)
             self._layers[key] = self.put(first[0].rpartition(".")[0] or "layer", layer)

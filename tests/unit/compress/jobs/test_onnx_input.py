@@ -7,16 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import helper
 
 import compress
 from compress import Artifact, ExportOptions
 from compress.cli import main
 from compress.errors import CheckpointError, RecipeError, ToolkitError
 from compress.formats.checkpoint import load
+from compress.formats.onnx.load import load_onnx
 from compress.jobs.export import Silent, sensitivity
 from compress.jobs.plan import estimates
-from compress.options import OptimizeOptions, SensitivityOptions
+from compress.jobs.recovery import finetune
+from compress.options import FinetuneOptions, OptimizeOptions, SensitivityOptions
 from tests.unit.compress.onnx_export.test_from_file import images, outside, stored
+from tests.unit.compress.onnx_graphs import normal, written
 
 
 @pytest.fixture
@@ -27,6 +31,22 @@ def folder(tmp_path: Path) -> Path:
     np.savez(tmp_path / "c.npz", x=rng.standard_normal((24, 3, 8, 8)).astype(np.float32))
     np.savez(tmp_path / "e.npz", x=rng.standard_normal((80, 3, 8, 8)).astype(np.float32))
     return tmp_path
+
+
+def deep(folder: Path) -> None:
+    """Two convolutions and a classifier, of which the channels between can go."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("Conv", ["r", "w2", "b2"], ["d"]),
+        helper.make_node("Relu", ["d"], ["e"]),
+        helper.make_node("GlobalAveragePool", ["e"], ["p"]),
+        helper.make_node("Flatten", ["p"], ["f"]),
+        helper.make_node("Gemm", ["f", "w3"], ["y"]),
+    ]
+    weights = {"w1": normal(16, 3, 3, 3), "w2": normal(16, 16, 3, 3), "b2": normal(16), "w3": normal(16, 5)}
+    written(nodes, weights, folder, inputs=("x:float32[batch,3,8,8]",), outputs=("y:float32[batch,5]",))
+    (folder / "model.onnx").rename(folder / "m.onnx")
 
 
 def test_dynamic_int8_needs_nothing_but_the_file(tmp_path: Path) -> None:
@@ -56,26 +76,24 @@ def test_a_file_of_one_sample_a_call_is_calibrated_and_judged_on_many(folder: Pa
     assert 'int8 = "static"' in (folder / "out" / "recipe.toml").read_text()
 
 
-def test_a_search_tries_precisions_alone(folder: Path) -> None:
+def test_a_search_goes_on_where_no_channel_can_go(folder: Path) -> None:
     options = OptimizeOptions(
         output=folder / "best", eval="e.npz", metric="cosine", int8=("dynamic",), max_drop=50, budget_by="point"
     )
     found = compress.optimize(folder / "m.onnx", options)
-    assert [trial.candidate.name for trial in found.trials] == ["whole · float", "whole · INT8 dynamic"]
+    measured = [trial.candidate.name for trial in found.trials if trial.status == "measured"]
+    assert measured == ["whole · float", "whole · INT8 dynamic"]
     assert Artifact.load(folder / "best").stages[0].stage == "original"
 
 
 ASKED = {
-    "--prune": ExportOptions(output=Path("out"), prune=0.5),
-    "--target-params": ExportOptions(output=Path("out"), target_params=10),
-    "--finetune": ExportOptions(output=Path("out"), finetune="c.npz"),
     "--model": ExportOptions(output=Path("out"), model="a:b"),
     "--input": ExportOptions(output=Path("out"), input=("x:float32[1,3,8,8]",)),
 }
 
 
 @pytest.mark.parametrize("flag", ASKED)
-def test_what_needs_a_network_of_torch_is_refused_before_any_work(
+def test_what_says_how_torch_loads_a_model_is_refused_before_any_work(
     flag: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
@@ -85,9 +103,38 @@ def test_what_needs_a_network_of_torch_is_refused_before_any_work(
     assert not (folder / "out.work").exists()
 
 
-def test_so_are_the_commands_that_prune_and_train(folder: Path) -> None:
-    with pytest.raises(RecipeError, match="what pruning costs"):
-        sensitivity(folder / "m.onnx", SensitivityOptions(output=folder / "s", eval="e.npz"))
+def test_a_file_is_pruned_repaired_and_trained_by_its_own_answers(folder: Path) -> None:
+    deep(folder)
+    options = ExportOptions(
+        output=folder / "out", prune=0.4, finetune="c.npz", epochs=1, calibration="c.npz", eval="e.npz", metric="cosine",
+        work=folder / "kept",
+    )  # fmt: skip
+    artifact, report = compress.export(folder / "m.onnx", options)
+    assert [row.stage for row in report.stages] == [
+        "original", "torch_from_onnx", "prune_channels", "repair_channels", "finetune", "onnx_from_torch", "fold_onnx"
+    ]  # fmt: skip
+    first, last = report.stages[0].measured, report.stages[-1].measured
+    assert first.macs is not None
+    assert last.macs is not None
+    assert last.macs < 0.65 * first.macs
+    declared = load_onnx(folder / "m.onnx").signature
+    assert [str(spec) for spec in artifact.signature.inputs] == [str(spec) for spec in declared.inputs]
+    assert [spec.name for spec in artifact.signature.outputs] == [spec.name for spec in declared.outputs]
+
+
+def test_what_pruning_costs_and_a_training_take_a_file(folder: Path) -> None:
+    deep(folder)
+    curves = sensitivity(
+        folder / "m.onnx", SensitivityOptions(output=folder / "s", eval=str(folder / "e.npz"), metric="cosine")
+    )
+    assert curves.curves
+    asked = FinetuneOptions(
+        output=folder / "t", data="c.npz", teacher=folder / "m.onnx", epochs=1, eval="e.npz", metric="cosine"
+    )
+    assert finetune(folder / "m.onnx", asked, watcher=Silent()) is not None
+
+
+def test_a_file_that_is_not_there_is_named(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="take ONNX files"):
         load(folder / "m.onnx")
     with pytest.raises(ToolkitError, match="there is no such file"):

@@ -1,0 +1,182 @@
+"""What a tensor of an ONNX graph is while the graph is taken back: known, computed when run, or a list of sizes."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from compress.formats.exported.placed import Placed
+from compress.formats.native.words import function_of, name_of
+
+__all__ = ["Graph", "Live", "NotTakenBackError", "Sizes", "samples"]
+
+MOST = 1 << 28  # elements of a tensor that is computed from constants
+
+
+class NotTakenBackError(Exception):
+    """An operator that has no form as a layer or function of torch here; says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Live:
+    """What is computed when the graph is run; `sample` is what it was once, a tensor, or a number for a size."""
+
+    node: fx.Node
+    sample: Any
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A tensor of int64 with no axis or one, whose numbers are Python's: what shapes are computed with."""
+
+    items: tuple[Any, ...]
+    scalar: bool = False
+
+
+class Graph:
+    """A torch.fx graph that is computed on a sample while it grows; what hangs on constants alone is a constant."""
+
+    def __init__(self) -> None:
+        self.graph, self.placed = fx.Graph(), Placed()
+        self.names: dict[int, str] = {}
+        self._kept: list[torch.Tensor] = []
+        self._read: dict[int, fx.Node] = {}
+        self._turned: dict[int, torch.Tensor] = {}
+        self._vectors: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
+
+    def named(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """A constant, whose name a layer of it will have."""
+        self._kept.append(tensor)  # so that no other gets its id
+        self.names[id(tensor)] = ".".join(
+            re.sub(r"[^A-Za-z0-9_]", "_", word)[:90] or "_" for word in name.split(".")[:20]
+        )
+        return tensor
+
+    def turned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A matrix transposed; of one that is so made, the first: what two layers share stays shared."""
+        if id(tensor) not in self._turned:
+            made = self.named(tensor.t().contiguous(), self.names.get(id(tensor), "weight"))
+            self._turned[id(tensor)], self._turned[id(made)] = made, tensor
+        return self._turned[id(tensor)]
+
+    def call(self, function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Any:
+        """A function, or a method by name, of values; a constant where all of these are constants."""
+        given, keyed = samples(args), samples(kwargs)
+        with torch.no_grad():
+            if isinstance(function, str):
+                found = getattr(given[0], function)(*given[1:], **keyed)
+            else:
+                found = function_of(name_of(function))(*given, **keyed)  # with what guards its kernel
+        if not _lives((args, kwargs)):
+            if isinstance(found, torch.Tensor) and found.numel() > MOST:
+                raise NotTakenBackError("it makes a constant of more elements than memory should be taken for")
+            return self.named(found, "constant") if isinstance(found, torch.Tensor) else found
+        create = self.graph.call_method if isinstance(function, str) else self.graph.call_function
+        return Live(create(function, self._nodes(args), self._nodes(kwargs)), found)  # type: ignore[arg-type]
+
+    def layer(
+        self, kind: type[nn.Module], form: tuple[Any, ...], held: Mapping[str, torch.Tensor | None], x: Live
+    ) -> Live:
+        """A layer of torch.nn with these weights."""
+        tensors = {
+            name: None
+            if each is None
+            else (f"{self.names.get(id(each), 'layer').removesuffix(f'.{name}')}.{name}", each)
+            for name, each in held.items()
+        }
+        # Exporters store equal vectors once: layers that have nothing else in common have biases of their own.
+        every = tuple(id(each) for each in held.values())
+        own = {name: each and (each[0], self._own(each[1], every)) for name, each in tensors.items()}
+        path = self.placed.layer(kind, form, own)
+        module = self.placed.root.get_submodule(path).eval()
+        with torch.no_grad():
+            found = module(x.sample)
+        return Live(self.graph.call_module(path, (x.node,)), found)
+
+    def _own(self, tensor: torch.Tensor, every: tuple[int, ...]) -> torch.Tensor:
+        if tensor.ndim != 1:
+            return tensor
+        return self._vectors.setdefault((id(tensor), every), tensor.clone())
+
+    def size(self, x: Live, axis: int) -> Live:
+        return Live(self.graph.call_method("size", (x.node, axis)), int(x.sample.shape[axis]))
+
+    def tensor(self, value: Any) -> Any:
+        """Sizes as a tensor; any other as it is."""
+        if not isinstance(value, Sizes):
+            return value
+        if not any(isinstance(each, Live) for each in value.items):
+            return self.named(torch.tensor(value.items[0] if value.scalar else value.items, dtype=torch.int64), "sizes")
+        parts = [self.call(torch.full, () if value.scalar else (1,), each, dtype=torch.int64) for each in value.items]
+        return parts[0] if value.scalar else self.call(torch.cat, parts)
+
+    def sizes(self, value: Any) -> Sizes:
+        """A value as sizes.
+
+        Raises:
+            NotTakenBackError: it is computed from the inputs' values.
+        """
+        if isinstance(value, Sizes):
+            return value
+        if isinstance(value, torch.Tensor) and value.ndim <= 1 and value.numel() <= 64:
+            return Sizes(tuple(int(each) for each in value.reshape(-1).tolist()), value.ndim == 0)
+        raise NotTakenBackError("a size of it is computed from values of the inputs")
+
+    def number(self, function: Callable[..., Any], one: Any, other: Any) -> Any:
+        """Arithmetic of two sizes."""
+        if isinstance(one, Live) or isinstance(other, Live):
+            node = self.graph.call_function(function, (self._nodes(one), self._nodes(other)))
+            return Live(node, function(samples(one), samples(other)))
+        return function(one, other)
+
+    def _nodes(self, value: Any) -> Any:
+        if isinstance(value, Live):
+            return value.node
+        if isinstance(value, torch.Tensor):
+            if id(value) not in self._read:
+                self._kept.append(value)
+                name = f"{self.names.get(id(value), 'constant')}_read"
+                kept = self.placed.parameter(value) if value.is_floating_point() and value.ndim else value
+                self._read[id(value)] = self.graph.get_attr(self.placed.put(name, kept))
+            return self._read[id(value)]
+        if isinstance(value, list | tuple):
+            return type(value)(self._nodes(each) for each in value)
+        if isinstance(value, slice):
+            return slice(self._nodes(value.start), self._nodes(value.stop), value.step)
+        if isinstance(value, dict):
+            return {key: self._nodes(each) for key, each in value.items()}
+        return value
+
+
+def samples(value: Any) -> Any:
+    """The values of the sample in place of what is computed."""
+    if isinstance(value, Live):
+        return value.sample
+    if isinstance(value, list | tuple):
+        return type(value)(samples(each) for each in value)
+    if isinstance(value, slice):
+        return slice(samples(value.start), samples(value.stop), value.step)
+    if isinstance(value, dict):
+        return {key: samples(each) for key, each in value.items()}
+    return value
+
+
+def _lives(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_lives, value))
+    if isinstance(value, slice):
+        return isinstance(value.start, Live) or isinstance(value.stop, Live)
+    if isinstance(value, dict):
+        return any(map(_lives, value.values()))
+    return isinstance(value, Live)
+
+
+ARITHMETIC: Mapping[str, Callable[..., Any]] = {
+    "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Div": operator.floordiv,
+}  # fmt: skip

@@ -1,0 +1,171 @@
+"""ONNX files taken back to layers: each operator answers as ONNX Runtime does, and what has no layer is named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import NodeProto, helper, numpy_helper
+from torch import nn
+
+from compress.artifact import Signature, TensorSpec
+from compress.errors import StageError
+from compress.formats.onnx.load import load_onnx
+from compress.model import OnnxModel
+from compress.onnx_export.torch_from_onnx import taken_back
+from tests.unit.compress.onnx_graphs import normal
+
+Case = tuple[str, Sequence[int | str], dict[str, Any], dict[str, Any]]
+F32, I64 = np.float32, np.int64
+
+
+def stored(nodes: Sequence[NodeProto], weights: dict[str, Any], shape: Sequence[int | str], folder: Path) -> Path:
+    tensors = [numpy_helper.from_array(np.asarray(values), name) for name, values in weights.items()]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
+        tensors,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(model, folder / "m.onnx")
+    return folder / "m.onnx"
+
+
+IMAGE, ROW = ("batch", 4, 9, 10), ("batch", 6)
+POSITIVE = np.abs(normal(4)) + 0.5
+CASES: dict[str, Case] = {
+    "conv": ("Conv", IMAGE, {"w": normal(8, 4, 3, 3), "b": normal(8)}, {"pads": [1, 1, 1, 1], "strides": [2, 2]}),
+    "conv, padding on one side": ("Conv", IMAGE, {"w": normal(8, 4, 3, 3)}, {"pads": [0, 1, 1, 2]}),
+    "conv, padding by itself": ("Conv", IMAGE, {"w": normal(8, 4, 4, 3)}, {"auto_pad": "SAME_UPPER"}),
+    "conv, grouped and dilated": ("Conv", IMAGE, {"w": normal(8, 2, 3, 3)}, {"group": 2, "dilations": [2, 2]}),
+    "conv, depthwise": ("Conv", IMAGE, {"w": normal(4, 1, 3, 3)}, {"group": 4}),
+    "conv of one dimension": ("Conv", ("batch", 4, 9), {"w": normal(8, 4, 3)}, {}),
+    "conv of three dimensions": ("Conv", ("batch", 2, 5, 6, 7), {"w": normal(3, 2, 3, 3, 3)}, {}),
+    "conv, transposed": ("ConvTranspose", IMAGE, {"w": normal(4, 6, 3, 3)}, {"strides": [2, 2], "output_padding": [1, 1]}),
+    "gemm": ("Gemm", ROW, {"w": normal(5, 6), "b": normal(5)}, {"transB": 1}),
+    "gemm, scaled": ("Gemm", ROW, {"w": normal(6, 5), "b": normal(5)}, {"alpha": 0.5, "beta": 2.0}),
+    "matmul": ("MatMul", ROW, {"w": normal(6, 5)}, {}),
+    "batch norm": ("BatchNormalization", IMAGE, {"s": normal(4), "b": normal(4), "m": normal(4), "v": POSITIVE}, {}),
+    "layer norm": ("LayerNormalization", ROW, {"s": normal(6), "b": normal(6)}, {"axis": -1}),
+    "instance norm": ("InstanceNormalization", IMAGE, {"s": normal(4), "b": normal(4)}, {}),
+    "prelu": ("PRelu", IMAGE, {"s": normal(4, 1, 1)}, {}),
+    "max pool": ("MaxPool", IMAGE, {}, {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    "max pool, upwards": ("MaxPool", IMAGE, {}, {"kernel_shape": [2, 3], "strides": [2, 3], "ceil_mode": 1}),
+    "max pool, padding on one side": ("MaxPool", IMAGE, {}, {"kernel_shape": [2, 2], "pads": [0, 0, 1, 1]}),
+    "average pool": ("AveragePool", IMAGE, {}, {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
+    "average pool, counting all": (
+        "AveragePool", IMAGE, {}, {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "count_include_pad": 1},
+    ),
+    "reduce": ("ReduceMean", IMAGE, {"axes": np.array([2, 3])}, {"keepdims": 0}),
+    "sum of all": ("ReduceSum", IMAGE, {}, {"keepdims": 1}),
+    "clip": ("Clip", ROW, {"low": np.float32(-0.5), "high": np.float32(0.5)}, {}),
+    "pow": ("Pow", ROW, {"p": np.float32(2)}, {}),
+    "pad": ("Pad", IMAGE, {"p": np.array([0, 0, 1, 2, 0, 0, 3, 0])}, {}),
+    "slice": ("Slice", IMAGE, {"s": np.array([1]), "e": np.array([-1]), "a": np.array([2]), "t": np.array([2])}, {}),
+    "slice, backwards": ("Slice", ROW, {"s": np.array([-1]), "e": np.array([-(2**63)]), "a": np.array([1]), "t": np.array([-1])}, {}),
+    "reshape": ("Reshape", IMAGE, {"s": np.array([0, 2, 2, -1])}, {}),
+    "expand": ("Expand", ("batch", 1, 6), {"s": np.array([1, 5, 1])}, {}),
+    "gather": ("Gather", ROW, {"i": np.array([3, -1])}, {"axis": 1}),
+    "flatten, further on": ("Flatten", IMAGE, {}, {"axis": 2}),
+    "transpose": ("Transpose", IMAGE, {}, {"perm": [0, 2, 3, 1]}),
+    **{
+        kind: (kind, IMAGE, {}, {})
+        for kind in (
+            "Relu", "Sigmoid", "Tanh", "Erf", "HardSwish", "HardSigmoid", "LeakyRelu", "Elu", "Gelu", "Softmax",
+            "LogSoftmax", "Exp", "Neg", "Abs", "GlobalAveragePool", "GlobalMaxPool", "Flatten", "Identity",
+        )
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_operator_answers_as_in_onnx_runtime(case: str, tmp_path: Path) -> None:
+    kind, shape, weights, attributes = CASES[case]
+    names = ["x", *weights]
+    if case == "clip":
+        names = ["x", "low", "high"]
+    path = stored([helper.make_node(kind, names, ["y"], **attributes)], weights, shape, tmp_path)
+    model = taken_back(load_onnx(path))  # which proves it at three batches
+    assert [str(spec) for spec in model.signature.inputs] == [f"x:float32[{','.join(map(str, shape))}]"]
+
+
+def test_a_product_and_what_is_added_to_it_become_one_layer(tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Add", ["b", "p"], ["y"])]
+    model = taken_back(load_onnx(stored(nodes, {"w": normal(6, 5), "b": normal(5)}, ROW, tmp_path)))
+    (layer,) = [each for each in model.module.modules() if isinstance(each, nn.Linear)]
+    assert (layer.in_features, layer.out_features, layer.bias is not None) == (6, 5, True)
+
+
+def test_a_matrix_that_is_used_twice_stays_one_parameter(tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("MatMul", ["p", "w"], ["y"])]
+    model = taken_back(load_onnx(stored(nodes, {"w": normal(6, 6)}, ROW, tmp_path)))
+    assert len(list(model.module.parameters())) == 1
+
+
+def test_shapes_are_computed_from_what_comes_in(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Gather", ["s", "zero"], ["n"], axis=0),
+        helper.make_node("Unsqueeze", ["n", "axes"], ["n1"]),
+        helper.make_node("Concat", ["n1", "rest"], ["to"], axis=0),
+        helper.make_node("Reshape", ["x", "to"], ["y"]),
+    ]
+    weights = {"zero": np.array(0), "axes": np.array([0]), "rest": np.array([2, 3])}
+    assert str(taken_back(load_onnx(stored(nodes, weights, ROW, tmp_path))).signature.outputs[0]).startswith(
+        "y:float32[batch,2,3]"
+    )
+
+
+UNKNOWN: dict[str, tuple[NodeProto, str]] = {
+    "an operator without a layer": (helper.make_node("CumSum", ["x", "axis"], ["y"], name="sums"), "CumSum at 'sums'"),
+    "another's operator": (helper.make_node("Gelu", ["x"], ["y"], name="g", domain="com.microsoft"), "Gelu at 'g'"),
+    "padding that hangs on sizes": (
+        helper.make_node("MaxPool", ["x"], ["y"], name="p", kernel_shape=[2], auto_pad="SAME_UPPER"), "MaxPool at 'p'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_what_has_no_layer_is_refused_by_operator_and_node(case: str, tmp_path: Path) -> None:
+    node, named = UNKNOWN[case]
+    path = stored([node], {"axis": np.array(1)}, ("batch", 2, 6), tmp_path)
+    if node.domain:
+        model = onnx.load(path)
+        model.opset_import.append(helper.make_opsetid(node.domain, 1))
+        onnx.save(model, path)
+    with pytest.raises(StageError, match=named) as caught:
+        taken_back(load_onnx(path))
+    assert "start from the torch model" in caught.value.mend
+
+
+HOSTILE = ("__import__('os').system('false')", "../../x", "forward", "a.b.__class__", "x = 1; y", "é" * 300)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_of_a_file_are_never_code(name: str, tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", name], [f"{name}2"], name=name),
+        helper.make_node("Relu", [f"{name}2"], ["y"]),
+    ]
+    model = taken_back(load_onnx(stored(nodes, {name: normal(6, 5)}, ROW, tmp_path)))
+    code = str(getattr(model.module, "code", ""))
+    assert name not in code or name == "forward"
+
+
+def test_a_constant_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("ConstantOfShape", ["s"], ["c"], name="huge"),
+        helper.make_node("Gather", ["c", "i"], ["one"], axis=0),
+        helper.make_node("Add", ["x", "one"], ["y"]),
+    ]
+    path = stored(nodes, {"s": np.array([1 << 33]), "i": np.array([0])}, ROW, tmp_path)
+    x, y = (TensorSpec.parse(f"{name}:float32[batch,6]") for name in "xy")
+    declared = OnnxModel(path, Signature((x,), (y,)))  # ONNX Runtime could not run it
+    with pytest.raises(StageError, match="ConstantOfShape at 'huge'"):
+        taken_back(declared)
