@@ -219,7 +219,8 @@ def explain(original: Path, artifact: Path, *, options: ExplainOptions) -> None:
     console = _console()
     for table in explain_tables(found, None if options.verbose else options.rows):
         console.print(table)
-    for name, why in found.unmatched.items():
+    left = list(found.unmatched.items())
+    for name, why in left if options.verbose else left[: options.rows]:
         _tell(console, f"{name} could not be compared: {why}", warns=False)
     if found.error_mended is not None:
         went = 1 - found.error_mended / found.error

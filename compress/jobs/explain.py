@@ -284,9 +284,11 @@ def _observed(
     before: ModelProto, after: ModelProto, data: Dataset, folder: Path, unmatched: dict[str, str], watcher: Watcher
 ) -> tuple[tuple[Tensor, ...], tuple[Range, ...]]:
     """Both run side by side, a few samples at a time."""
-    made = {name for node in after.graph.node for name in node.output}
-    quantizers = _quantizers(after)
-    common = [name for node in before.graph.node for name in node.output if name in made]
+    made = {name: node.op_type for node in after.graph.node for name in node.output}
+    quantizers, drawn = _quantizers(after), _drawn(before, after)
+    alike = [(name, node.op_type) for node in before.graph.node for name in node.output if name]
+    common = [name for name, kind in alike if made.get(name) in (kind, "DequantizeLinear") or name in drawn]
+    unmatched |= {name: "the other has no such tensor" for name, _ in alike if name not in common}
     ours, theirs = folder / "before.onnx", folder / "after.onnx"
     fed = {value.name for value in after.graph.input}
     _shown(before, common, ours)
@@ -303,11 +305,12 @@ def _observed(
         now = dict(zip(asked, right.run(asked, inputs), strict=True)) if asked else {}
         for name in names:
             if was[name].shape == now[name].shape:
-                seen[name].add(was[name], now[name])
+                seen[name].add(was[name], np.clip(now[name], *drawn.get(name, (-np.inf, np.inf))))
             else:
                 unmatched[name] = f"it is {list(now[name].shape)}, {list(was[name].shape)} before"
         for name, (low, high, step) in quantizers.items():
             values = now[name] if name in now else inputs[name]
+            values = np.clip(values, *drawn.get(name, (-np.inf, np.inf)))
             beyond[name][0] += int(((values < low - step / 2) | (values > high + step / 2)).sum())
             beyond[name][1] += values.size
         done += len(next(iter(inputs.values())))
@@ -324,6 +327,21 @@ def _shown(model: ModelProto, names: list[str], path: Path) -> None:
     known = {value.name: value for value in made.graph.value_info}
     made.graph.output.extend(known.get(n) or helper.make_empty_tensor_value_info(n) for n in names if n not in there)
     onnx.save(made, path)
+
+
+def _drawn(before: ModelProto, after: ModelProto) -> dict[str, tuple[float, float]]:
+    """Bounds of a Relu or a Clip that the quantizer drew into the range of what it takes: they cut on purpose."""
+    values = {t.name: float(numpy_helper.to_array(t)) for t in before.graph.initializer if not t.dims}
+    there = {node.name: node for node in after.graph.node}
+    makers = {name: node.name for node in before.graph.node for name in node.output}
+    found: dict[str, tuple[float, float]] = {}
+    for node in before.graph.node:
+        if node.op_type in ("Relu", "Clip") and node.name not in there and makers.get(node.input[0]) in there:
+            bounds = [*node.input[1:], "", ""] if node.op_type == "Clip" else ["", ""]
+            low = 0.0 if node.op_type == "Relu" else values.get(bounds[0], -math.inf)
+            high = values.get(bounds[1], math.inf)
+            found |= dict.fromkeys(there[makers[node.input[0]]].output, (low, high))
+    return found
 
 
 def _quantizers(model: ModelProto) -> dict[str, tuple[float, float, float]]:
