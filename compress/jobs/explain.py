@@ -18,7 +18,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from compress.artifact import Artifact
 from compress.data.dataset import Dataset
-from compress.errors import RecipeError
+from compress.errors import RecipeError, StageError
 from compress.evaluate.judge import Judge, spread
 from compress.evaluate.metrics import METRICS
 from compress.formats.onnx.load import is_onnx
@@ -177,8 +177,11 @@ def _explained(model: Original, other: OnnxModel, data: Dataset, folder: Path, w
     tick = watcher.started("explain")
     layers = []
     for at, (name, build) in enumerate(variants.items(), 1):
-        share = 1 - error(build((name,))) / whole if whole else 0.0
-        layers.append(Layer(name, kinds[name], share))
+        try:
+            share = 1 - error(build((name,))) / whole if whole else 0.0
+            layers.append(Layer(name, kinds[name], share))
+        except StageError:  # of other shapes than its neighbours, as in a pruned file
+            unmatched[name] = "it does not fit between the other's layers, as where channels were pruned"
         tick(at, len(variants), "layers put back")
     layers.sort(key=lambda layer: -layer.share)
     quantized = any(node.op_type in LINKS for node in after.graph.node)

@@ -120,3 +120,13 @@ def test_a_file_of_other_inputs_is_refused(exported: Path, tmp_path: Path) -> No
 def test_a_name_that_is_no_node_is_refused(exported: Path) -> None:
     with pytest.raises(RecipeError, match="no node of that name"):
         quantized(exported, "none", keep_float=("nowhere",))
+
+
+def test_layers_of_a_pruned_file_that_do_not_fit_are_named(exported: Path) -> None:
+    artifact = quantized(exported, "pruned", prune=0.5, repair=False)
+
+    found = explained(exported, exported / "model.pt", artifact)
+
+    assert found.error > 0
+    assert "node_linear_1" in found.unmatched
+    assert "before" in found.unmatched["relu"]
