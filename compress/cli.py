@@ -19,6 +19,7 @@ from compress.jobs.running import at_work, run_to_end, spread, warn, work_of
 from compress.options import (
     RUN,
     EngineOptions,
+    ExplainOptions,
     ExportOptions,
     FinetuneOptions,
     MeasureOptions,
@@ -194,6 +195,41 @@ def sensitivity(checkpoint: Path, *, options: SensitivityOptions) -> None:
         if not isinstance(words, Assumed):
             _tell(console, words, warns=words in found.warnings)
     console.print(f"wrote {options.output}: sensitivity.json, sensitivity.html", markup=False, soft_wrap=True)
+
+
+@app.command
+def explain(original: Path, artifact: Path, *, options: ExplainOptions) -> None:
+    """Tell which layer of a compressed file lost what, and which to keep in float, measured on data.
+
+    Parameters
+    ----------
+    original
+        Any model file: what the other was made of.
+    artifact
+        An artifact's folder, or an ONNX file.
+    """
+    import json
+
+    from compress.jobs.explain import explain as run
+    from compress.report.explain import explain_tables
+    from compress.storage.files import write_files
+
+    with at_work(options) as terminal:
+        found = run(original, artifact, options, terminal)
+    console = _console()
+    for table in explain_tables(found, None if options.verbose else options.rows):
+        console.print(table)
+    left = list(found.unmatched.items())
+    for name, why in left if options.verbose else left[: options.rows]:
+        _tell(console, f"{name} could not be compared: {why}", warns=False)
+    if found.error_mended is not None:
+        went = 1 - found.error_mended / found.error
+        told = f"with these in float, {went:.0%} of the outputs' error is gone; add to the export: {found.flags}"
+        console.print(told, markup=False, highlight=False, soft_wrap=True)
+        console.print(f"or to its recipe: {found.recipe.strip()}", markup=False, highlight=False, soft_wrap=True)
+    if options.json is not None:
+        write_files({options.json: json.dumps(found.to_dict(), indent=2) + "\n"})
+        console.print(f"wrote {options.json}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command

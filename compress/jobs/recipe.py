@@ -294,6 +294,7 @@ def _precision(
             options.calibrator,
             int8_saturates(),
             target=options.target,
+            exclude=options.keep_float,
         )
         if options.max_drop is not None and judged is not None and quantize.mode == "static":
             confidence = options.confidence if options.budget_by == "interval" else None

@@ -19,6 +19,7 @@ __all__ = [
     "Calibrator",
     "CompressOptions",
     "EngineOptions",
+    "ExplainOptions",
     "ExportOptions",
     "FinetuneOptions",
     "MeasureOptions",
@@ -228,6 +229,9 @@ class ExportOptions(CompressOptions, EngineOptions):
     calibrator: Annotated[Calibrator, Parameter(group=_INT8)] = "minmax"
     """How the range of each activation follows from the calibration data."""
 
+    keep_float: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="", group=_INT8)] = ()
+    """Nodes of the exported graph that stay in float, by name, as `compress explain` tells them."""
+
     max_drop: Annotated[float | None, Parameter(group=_INT8)] = None
     """Largest loss in points of the metric: layers are put back to float until INT8 is inside; missed: exit code 3."""
 
@@ -385,3 +389,21 @@ class MeasureOptions(SourceOptions):
 
     engine_cache: Annotated[Path | None, Parameter(group=_WHERE)] = None
     """With --provider tensorrt: a folder that keeps its engines."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ExplainOptions(SourceOptions):
+    """What `compress explain` is asked for."""
+
+    data: Annotated[str, Parameter(group=DATA)]
+    """Inputs to run both on: an .npz, a .npy, a folder of .npy files or package.module:function."""
+
+    samples: Annotated[int, Parameter(group=DATA)] = 32
+    """How many of the data to use, spread over it."""
+
+    rows: Annotated[int, Parameter(group=RUN)] = 12
+    """Of each table at most, the worst first; with --verbose all."""
+
+    json: Annotated[Path | None, Parameter(group=RUN)] = None
+    """A file to write all that was found to, as JSON."""

@@ -165,7 +165,17 @@ def quantized(options: QuantizeOnnx, original: ModelProto, ranges: Ranges | None
         options: what to do.
         original: see `plain`. It is left as it is.
         ranges: (lowest, highest) of each activation, for a static model.
+
+    Raises:
+        RecipeError: what is to stay in float is no node of the graph.
     """
+    missing = sorted(set(options.exclude) - {node.name for node in original.graph.node})
+    if missing:
+        raise RecipeError(
+            f"can't keep {', '.join(missing)} in float",
+            why="the exported graph has no node of that name",
+            mend="take the names that `compress explain` tells of the model exported alike",
+        )
     if options.mode == "dynamic":
         return dynamic(original, options.exclude, reduce_range=options.reduce_range)
     if options.mode == "static" and options.target == "cpu":

@@ -1,0 +1,132 @@
+"""`compress explain` names the layer that lost, ranges that clip, channels that died, and exclusions that mend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import nn
+
+import compress
+from compress.errors import RecipeError
+from compress.jobs.explain import Explanation, explain
+from compress.jobs.export import Silent
+from compress.options import ExplainOptions, ExportOptions
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network in float and in INT8, with an outlier that coarsens the middle layer's weights, and its data."""
+    folder = tmp_path_factory.mktemp("explain")
+    torch.manual_seed(0)
+    first, coarse = nn.Linear(8, 16), nn.Linear(16, 16)
+    with torch.no_grad():
+        first.weight.data[0], first.bias.data[0] = 0.0, 0.0
+        coarse.weight.data[:, 0] = 40.0  # it reads a channel that is 0: only the other weights' step grows, to 0.3
+    module = nn.Sequential(first, nn.ReLU(), coarse, nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+    compress.save(module, folder / "model.pt", inputs="x:float32[batch,8]", outputs=["y"])
+    x = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
+    np.savez(folder / "data.npz", x=x)
+    np.savez(folder / "narrow.npz", x=0.2 * x)
+    compress.export(folder / "model.pt", ExportOptions(output=folder / "float"))
+    return folder
+
+
+def quantized(folder: Path, name: str, calibration: str = "data.npz", **asked: object) -> Path:
+    options = ExportOptions(output=folder / name, int8="static", calibration=str(folder / calibration), **asked)  # type: ignore[arg-type]
+    compress.export(folder / "model.pt", options)
+    return folder / name
+
+
+def explained(folder: Path, first: Path, second: Path) -> Explanation:
+    return explain(first, second, ExplainOptions(data=str(folder / "data.npz")), Silent())
+
+
+def changed(folder: Path, layer: int, edit: str) -> Path:
+    """The float file with one layer's weights changed."""
+    model = onnx.load(folder / "float" / "model.onnx")
+    node = [node for node in model.graph.node if node.op_type == "Gemm"][layer]
+    for tensor in model.graph.initializer:
+        if tensor.name == node.input[1]:
+            values = numpy_helper.to_array(tensor).copy()
+            values += np.random.default_rng(1).normal(0, 0.3, values.shape).astype(np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(values if edit == "noise" else 0 * values, tensor.name))
+    path = folder / f"{edit}{layer}.onnx"
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2, 3])
+def test_the_layer_whose_weights_were_changed_has_the_whole_share(exported: Path, layer: int) -> None:
+    graph = onnx.load(exported / "float" / "model.onnx").graph
+    gemms = [node.name for node in graph.node if node.op_type == "Gemm"]
+
+    found = explained(exported, exported / "float" / "model.onnx", changed(exported, layer, "noise"))
+
+    assert found.layers[0].name == gemms[layer]
+    assert found.layers[0].share == pytest.approx(1.0, abs=1e-6)
+    first = next(tensor for tensor in found.tensors if tensor.snr_db is not None)
+    assert first.name == graph.node[[node.name for node in graph.node].index(gemms[layer])].output[0]
+
+
+def test_the_layer_that_int8_rounds_coarsely_comes_first_and_its_recipe_mends(exported: Path) -> None:
+    found = explained(exported, exported / "model.pt", quantized(exported, "int8"))
+
+    assert found.layers[0].share > 0.5, found.layers
+    assert found.keep_float[0] == found.layers[0].name
+    assert found.error_mended is not None
+    assert found.error_mended < found.error / 2
+
+    again = explained(exported, exported / "model.pt", quantized(exported, "mended", keep_float=found.keep_float))
+    assert again.error < found.error / 2
+    assert not {layer.name for layer in again.layers} & set(found.keep_float)
+
+
+def test_ranges_of_too_small_data_clip_with_their_share(exported: Path) -> None:
+    whole = explained(exported, exported / "model.pt", quantized(exported, "whole"))
+    narrow = explained(exported, exported / "model.pt", quantized(exported, "narrow", "narrow.npz"))
+
+    x = np.load(exported / "data.npz")["x"][np.unique(np.linspace(0, 63, 32).astype(int))]
+    clipped = next(each for each in narrow.ranges if each.tensor == "x")
+    step = (clipped.high - clipped.low) / 255
+    beyond = (x < clipped.low - step / 2) | (x > clipped.high + step / 2)
+    assert clipped.clipped == pytest.approx(beyond.mean())
+    assert clipped.clipped > 0.1
+    assert "x" not in {each.tensor for each in whole.ranges}
+    assert {"relu", "relu_1", "relu_2", "y"} <= {tensor.name for tensor in whole.tensors}
+
+
+def test_channels_that_died_are_found_and_those_dead_before_are_not(exported: Path) -> None:
+    graph = onnx.load(exported / "float" / "model.onnx").graph
+    gemm = next(node for node in graph.node if node.op_type == "Gemm")
+
+    found = explained(exported, exported / "float" / "model.onnx", changed(exported, 0, "zero"))
+
+    dead = {tensor.name: tensor.dead_channels for tensor in found.tensors}
+    assert dead[gemm.output[0]] == tuple(range(1, 16))
+
+
+def test_a_file_of_other_inputs_is_refused(exported: Path, tmp_path: Path) -> None:
+    compress.save(nn.Linear(8, 4), tmp_path / "other.pt", inputs="z:float32[batch,8]", outputs=["y"])
+
+    with pytest.raises(RecipeError, match="other inputs"):
+        explained(exported, tmp_path / "other.pt", exported / "float")
+
+
+def test_a_name_that_is_no_node_is_refused(exported: Path) -> None:
+    with pytest.raises(RecipeError, match="no node of that name"):
+        quantized(exported, "none", keep_float=("nowhere",))
+
+
+def test_layers_of_a_pruned_file_that_do_not_fit_are_named(exported: Path) -> None:
+    artifact = quantized(exported, "pruned", prune=0.5, repair=False)
+
+    found = explained(exported, exported / "model.pt", artifact)
+
+    assert found.error > 0
+    assert "node_linear_1" in found.unmatched
+    assert "before" in found.unmatched["relu"]
