@@ -122,11 +122,17 @@ def write_folder(name: str, folder: Path, seed: int = 0) -> str | None:
 
 
 def _settle(model: Any) -> None:
-    """Take the statistics of a network's BatchNorms: with those it is born with, MobileNetV2 gives zeros of 1e-25."""
+    """Draw a convolutional network's weights by their fan, and take its BatchNorms' statistics.
+
+    As transformers draws them, MobileNetV2 answers with 1e-25 and EfficientNet with 1e-33.
+    """
     import torch
 
     norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
     if norms:
+        for module in model.modules():
+            if isinstance(module, torch.nn.Conv2d):
+                torch.nn.init.kaiming_normal_(module.weight)
         for norm in norms:
             norm.reset_running_stats()
             norm.momentum = None  # an average of all that is seen

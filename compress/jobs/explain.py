@@ -34,7 +34,7 @@ from compress.options import ExplainOptions
 from compress.pipeline import Watcher
 from compress.quantize.calibrate import batch_for
 from compress.quantize.int8_onnx import plain
-from compress.quantize.put_back import Mixed
+from compress.quantize.put_back import Mixed, UnmatchedError
 from compress.runtime.backends import open_model
 from compress.runtime.backends.onnxrt import session
 from compress.runtime.measure import cores
@@ -43,6 +43,7 @@ __all__ = ["Explanation", "Layer", "Range", "Tensor", "explain"]
 
 WORTH = 0.02  # of the output's error, that a layer has to take with it to stand among the exclusions
 MOST = 5  # exclusions
+OTHER = 0.2  # of their size, that weights in 8 bits are away from the original's: rounding alone is 0.01 to 0.05
 QUANTIZED = {TensorProto.UINT8: (0, 255), TensorProto.INT8: (-128, 127), TensorProto.UINT16: (0, 65535)}
 LINKS = ("QuantizeLinear", "DequantizeLinear")
 
@@ -180,8 +181,8 @@ def _explained(model: Original, other: OnnxModel, data: Dataset, folder: Path, w
         try:
             share = 1 - error(build((name,))) / whole if whole else 0.0
             layers.append(Layer(name, kinds[name], share))
-        except StageError:  # of other shapes than its neighbours, as in a pruned file
-            unmatched[name] = "it does not fit between the other's layers, as where channels were pruned"
+        except (StageError, ValueError):  # of other shapes than its neighbours, or a graph that can't be mixed
+            unmatched[name] = "alone in float it does not fit between the other's layers (pruned, or weights in INT8)"
         tick(at, len(variants), "layers put back")
     layers.sort(key=lambda layer: -layer.share)
     quantized = any(node.op_type in LINKS for node in after.graph.node)
@@ -225,9 +226,43 @@ def _variants(
             t.data_type for t in after.graph.initializer for n in after.graph.node
             if n.op_type == "QuantizeLinear" and len(n.input) > 2 and t.name == n.input[2]
         }  # fmt: skip
-        mixed = Mixed(before, after, rounds_outputs=TensorProto.INT8 not in signed)
-        return dict.fromkeys(mixed.units, mixed.model), kinds
+        try:
+            mixed = Mixed(before, after, rounds_outputs=TensorProto.INT8 not in signed)
+        except UnmatchedError as err:
+            unmatched["layers"] = f"{err}, as in a smoothed file: none can be put back by itself"
+            return {}, kinds
+        for name, off in _other_weights(before, after).items():
+            unmatched[name] = f"its weights are not the original's in 8 bits (off by {off:.0%}): smoothed, or trained"
+        return dict.fromkeys((name for name in mixed.units if name not in unmatched), mixed.model), kinds
     return _weights_back(before, after, unmatched), kinds
+
+
+def _other_weights(before: ModelProto, after: ModelProto) -> dict[str, float]:
+    """Layers whose restored weights differ from the original's by more than rounding does: by name, by how much."""
+    was = {tensor.name: numpy_helper.to_array(tensor) for tensor in before.graph.initializer}
+    now = {tensor.name: numpy_helper.to_array(tensor) for tensor in after.graph.initializer}
+    there = {node.name: node for node in after.graph.node}
+    restored = {node.output[0]: node for node in after.graph.node if node.op_type == "DequantizeLinear"}
+    found: dict[str, float] = {}
+    for node in before.graph.node:
+        for its, mine in zip(node.input, there[node.name].input if node.name in there else (), strict=False):
+            link = restored.get(mine)
+            if link is None or its not in was or link.input[0] not in now or was[its].ndim < 2:
+                continue
+            axis = next((each.i for each in link.attribute if each.name == "axis"), 1)
+            values = _dequantized([now[name] for name in link.input if name], axis)
+            if values.shape == was[its].shape:
+                off = float(np.linalg.norm(values - was[its]) / (np.linalg.norm(was[its]) or 1.0))
+                if off > OTHER:
+                    found[node.name] = off
+    return found
+
+
+def _dequantized(given: list[np.ndarray[Any, Any]], axis: int) -> np.ndarray[Any, Any]:
+    levels, scale, *zero = (each.astype(np.float64) for each in given)
+    shape = [-1 if at == axis % levels.ndim else 1 for at in range(levels.ndim)] if scale.size > 1 else [1]
+    made: np.ndarray[Any, Any] = (levels - (zero[0].reshape(shape) if zero else 0.0)) * scale.reshape(shape)
+    return made
 
 
 def _weights_back(before: ModelProto, after: ModelProto, unmatched: dict[str, str]) -> dict[str, Build]:

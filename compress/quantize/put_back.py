@@ -9,7 +9,11 @@ from onnx import ModelProto, NodeProto
 
 from compress.formats.onnx.scope import captured, drop_dead, fresh, names_in, sort
 
-__all__ = ["Mixed"]
+__all__ = ["Mixed", "UnmatchedError"]
+
+
+class UnmatchedError(Exception):
+    """The quantized graph rounds what the float graph has not."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,9 @@ class Mixed:
         plain: the float graph; each node has a name of its own.
         quantized: with Q/DQ nodes, its other nodes named as in the float graph; it may lack activations.
         rounds_outputs: whether an 8-bit node needs its output quantized, as on the CPU; for TensorRT, its inputs do.
+
+    Raises:
+        UnmatchedError: the quantized graph is not of this float graph.
     """
 
     def __init__(self, plain: ModelProto, quantized: ModelProto, *, rounds_outputs: bool) -> None:
@@ -155,7 +162,9 @@ class Mixed:
         for node in nodes:
             if node.op_type == "QuantizeLinear" and node.output[0] in restoring:
                 given = restoring[node.output[0]]
-                name = node.input[0] if node.input[0] in tensors else next(n for n in given if n in tensors)
+                name = next((name for name in (node.input[0], *given) if name in tensors), None)
+                if name is None:
+                    raise UnmatchedError(f"it rounds {node.input[0]!a}, which the original does not have")
                 found[name] = _Pair(node, given)
         return found
 
@@ -165,8 +174,10 @@ class Mixed:
         owners: dict[str, str] = {}
         for node in self._plain.graph.node:
             if node.name not in self._nodes:
-                maker = makers[node.input[0]].name
-                owners[node.name] = owners.get(maker, maker)
+                maker = makers.get(next(iter(node.input), ""))
+                if maker is None:
+                    raise UnmatchedError(f"it lacks {node.name!a}, which no layer's range can hold")
+                owners[node.name] = owners.get(maker.name, maker.name)
         return owners
 
     def _in_int8(self, node: NodeProto) -> bool:

@@ -68,14 +68,12 @@ class Graph:
     def call(self, function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Any:
         """A function, or a method by name, of values; a constant where all of these are constants."""
         given, keyed = samples(args), samples(kwargs)
+        constant = not _lives((args, kwargs))
+        if constant:
+            _refuse_large(function, given, keyed)
         with torch.no_grad():
-            if isinstance(function, str):
-                found = getattr(given[0], function)(*given[1:], **keyed)
-            else:
-                found = function_of(name_of(function))(*given, **keyed)  # with what guards its kernel
-        if not _lives((args, kwargs)):
-            if isinstance(found, torch.Tensor) and found.numel() > MOST:
-                raise NotTakenBackError("it makes a constant of more elements than memory should be taken for")
+            found = _applied(function, given, keyed)
+        if constant:
             return self.named(found, "constant") if isinstance(found, torch.Tensor) else found
         create = self.graph.call_method if isinstance(function, str) else self.graph.call_function
         return Live(create(function, self._nodes(args), self._nodes(kwargs)), found)  # type: ignore[arg-type]
@@ -152,6 +150,37 @@ class Graph:
         if isinstance(value, dict):
             return {key: self._nodes(each) for key, each in value.items()}
         return value
+
+
+def _applied(function: Callable[..., Any] | str, given: Any, keyed: Any) -> Any:
+    if isinstance(function, str):
+        return getattr(given[0], function)(*given[1:], **keyed)
+    return function_of(name_of(function))(*given, **keyed)  # with what guards its kernel
+
+
+def _refuse_large(function: Callable[..., Any] | str, given: Any, keyed: Any) -> None:
+    """Refuse a constant that would take too much memory, by its shape: it is computed without values first.
+
+    Raises:
+        NotTakenBackError: it has more than `MOST` elements.
+    """
+    try:
+        with torch.no_grad(), torch.device("meta"):
+            found = _applied(function, _without_values(given), _without_values(keyed))
+    except (NotImplementedError, RuntimeError):  # what it gives hangs on values; that only chooses among them
+        return
+    if isinstance(found, torch.Tensor) and found.numel() > MOST:
+        raise NotTakenBackError(f"it makes a constant of {found.numel():,} elements, over {MOST:,}")
+
+
+def _without_values(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to("meta")
+    if isinstance(value, list | tuple):
+        return type(value)(_without_values(each) for each in value)
+    if isinstance(value, dict):
+        return {key: _without_values(each) for key, each in value.items()}
+    return value
 
 
 def samples(value: Any) -> Any:

@@ -130,3 +130,38 @@ def test_layers_of_a_pruned_file_that_do_not_fit_are_named(exported: Path) -> No
     assert found.error > 0
     assert "node_linear_1" in found.unmatched
     assert "before" in found.unmatched["relu"]
+
+
+def test_weights_in_another_scale_are_not_put_back(exported: Path) -> None:
+    artifact = quantized(exported, "scaled")
+    model = onnx.load(artifact / "model.onnx")
+    gemm = next(node for node in model.graph.node if node.op_type == "Gemm")
+    restored = next(node for node in model.graph.node if gemm.input[1] in node.output)
+    for tensor in model.graph.initializer:
+        if tensor.name == restored.input[1]:
+            tensor.CopyFrom(numpy_helper.from_array(2 * numpy_helper.to_array(tensor), tensor.name))
+    onnx.save(model, exported / "scaled.onnx")
+
+    found = explained(exported, exported / "model.pt", exported / "scaled.onnx")
+
+    assert "not the original's" in found.unmatched[gemm.name]
+    assert gemm.name not in {layer.name for layer in found.layers}
+
+
+def test_what_the_original_does_not_round_is_named_not_guessed(exported: Path) -> None:
+    artifact = quantized(exported, "foreign")
+    model = onnx.load(artifact / "model.onnx")
+    link = next(node for node in model.graph.node if node.op_type == "QuantizeLinear")
+    model.graph.node.insert(0, onnx.helper.make_node("Mul", [link.input[0], link.input[1]], ["evened"], name="even"))
+    restored = next(node for node in model.graph.node if link.output[0] in node.input)
+    readers = [node for node in model.graph.node if restored.output[0] in node.input]
+    link.input[0] = "evened"
+    for node in readers:
+        node.input[:] = ["evened_back" if name == restored.output[0] else name for name in node.input]
+    restored.output[0] = "evened_back"
+    onnx.save(model, exported / "foreign.onnx")
+
+    found = explained(exported, exported / "model.pt", exported / "foreign.onnx")
+
+    assert "does not have" in found.unmatched["layers"]
+    assert not found.layers

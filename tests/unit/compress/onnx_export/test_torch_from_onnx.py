@@ -158,14 +158,20 @@ def test_names_of_a_file_are_never_code(name: str, tmp_path: Path) -> None:
     assert name not in code or name == "forward"
 
 
-def test_a_constant_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("operator", "inputs"), [("ConstantOfShape", ["s"]), ("Expand", ["one", "s"]), ("Range", ["zero", "many", "by"])]
+)
+def test_a_constant_that_would_fill_the_memory_is_refused(operator: str, inputs: list[str], tmp_path: Path) -> None:
     nodes = [
-        helper.make_node("ConstantOfShape", ["s"], ["c"], name="huge"),
-        helper.make_node("Gather", ["c", "i"], ["one"], axis=0),
-        helper.make_node("Add", ["x", "one"], ["y"]),
+        helper.make_node(operator, inputs, ["made"], name="huge"),
+        helper.make_node("Neg", ["made"], ["c0"], name="huge"),
+        helper.make_node("Cast", ["c0"], ["c"], to=1),
+        helper.make_node("Gather", ["c", "i"], ["first"], axis=0),
+        helper.make_node("Add", ["x", "first"], ["y"]),
     ]
-    path = stored(nodes, {"s": np.array([1 << 33]), "i": np.array([0])}, ROW, tmp_path)
+    numbers = {"zero": np.array(0), "many": np.array(1 << 33), "by": np.array(1), "i": np.array([0])}
+    path = stored(nodes, {"s": np.array([1 << 33]), "one": np.ones(1, np.float32), **numbers}, ROW, tmp_path)
     x, y = (TensorSpec.parse(f"{name}:float32[batch,6]") for name in "xy")
     declared = OnnxModel(path, Signature((x,), (y,)))  # ONNX Runtime could not run it
-    with pytest.raises(StageError, match="ConstantOfShape at 'huge'"):
+    with pytest.raises(StageError, match="at 'huge'"):
         taken_back(declared)
