@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["Artifact", "ExportOptions", "OptimizeOptions", "export", "load", "optimize", "save"]
+
+# ONNX Runtime's wheels keep an identifier in the home folder and send events about the machine to their makers: before
+# it is imported, and in every process that is started from here, unless the user says 0.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _HOMES = {
     "Artifact": "compress.artifact",

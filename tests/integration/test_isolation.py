@@ -9,6 +9,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -251,6 +253,57 @@ def test_a_poison_request_is_found_among_the_traffic_of_other_keys(tmp_path: Pat
         assert set(others) == {200}
         assert running.said.count("was ended by SIGSEGV") <= 4
         assert ask(url, "files", asked("sleep"), **goods[0])[0] == 200
+
+
+def test_one_request_that_ends_both_models_refuses_no_release(tmp_path: Path, repository: Path) -> None:
+    candidate = repository / "other" / "1"
+    candidate.mkdir(parents=True)
+    (candidate.parent / "config.pbtxt").write_text(FILES_CONFIG.replace('"files"', '"other"'))
+    # Loaded again, it takes longer than the baseline: for that time it alone is down.
+    (candidate / "model.py").write_text(
+        MODEL.replace("initialize(self, args):\n", "initialize(self, args):\n        time.sleep(3)\n")
+    )
+    keys, state = tmp_path / "keys.json", tmp_path / "rollouts.db"
+    goods = [{"X-API-Key": add_key(keys, name)[0]} for name in ("one", "two")]
+    bad = {"X-API-Key": add_key(keys, "bad")[0]}
+    settings = tmp_path / "gateway.toml"
+    settings.write_text(f'keys = "{keys}"\nstate = "{state}"\n')
+    start = (
+        "rollout",
+        "start",
+        "files",
+        "--candidate",
+        "other",
+        "--state",
+        str(state),
+        "--shadow",
+        "0",
+        "--steps",
+        "50",
+    )
+    often = ("--step-s", "3600", "--max-error-increase", "0.1", "--max-latency-increase", "20")
+    with up(tmp_path, str(repository), *FREE, "--gateway", str(settings), "--restarts", "1") as running:
+        url = running.url()
+        answers: list[int] = []
+
+        def answers_for_it(model: str) -> bool:
+            return bool(ask(url, "files", asked("abcd"), **goods[0])[1].get("model_name") == model)
+
+        with contextlib.ExitStack() as stack:
+            for good in goods:
+                for _ in range(2):
+                    stack.enter_context(asking(url, "files", asked("abcd"), answers, **good))
+            until(running, lambda: 200 in answers)
+            subprocess.run([sys.executable, "-m", "serve", *start, *often], check=True, timeout=120)
+            until(running, partial(answers_for_it, "other"))
+            assert ask(url, "files", asked("die"), **bad)[0] == 503
+            until(running, partial(counted, running, "other is served again", 1))
+            until(running, partial(counted, running, "files is served again", 1))
+            before = answers.count(200)
+            until(running, lambda: answers.count(200) > before + 50)
+            until(running, partial(answers_for_it, "other"))
+            until(running, partial(answers_for_it, "files"))
+        assert set(answers) <= {200, 503}, "a model that is down for a moment is no 404"
 
 
 def test_a_triton_that_dies_names_the_signal_and_who_was_there(tmp_path: Path, repository: Path) -> None:

@@ -216,6 +216,11 @@ class Inference:
                 self._gate.asides.check(self._gate.places(target.model), target.path, identity.id, least=least)
             except OverloadedError as err:  # which says nothing of the model
                 return Grade.CUT, err
+            outages = self._gate.incidents.outages
+            try:
+                outages.check(target.model)
+            except ModelDownError as err:
+                return Grade.DOWN if outages.fresh(target.model) else Grade.FAILED, err
             try:
                 if target.model == release.model:
                     return Grade.GOOD, await self._aside(identity, request, body, deadline, counted)

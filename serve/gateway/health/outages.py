@@ -14,6 +14,7 @@ from serve.gateway.errors import OverloadedError
 __all__ = ["DEAD_STUB", "ModelDownError", "Outages"]
 
 RETRY_S = 1.0
+FRESH_S = 10.0
 # Triton's sentence over both protocols; its group is the instance.
 DEAD_STUB = rb"Stub process '([\w.+:@=~-]{1,300})' is not healthy\."
 
@@ -71,6 +72,11 @@ class Outages(Collector):
         """Raises ModelDownError where the model is down."""
         if self._down and model in self._down:
             raise ModelDownError(model, "; ".join(self._down[model].values()))
+
+    def fresh(self, model: str) -> bool:
+        """Whether the model is down for so short a time that it may only have to be loaded again."""
+        since = self._since.get(model)
+        return since is not None and time.monotonic() - since < FRESH_S
 
     def collect(self) -> Iterator[Metric]:
         """Prometheus metrics."""

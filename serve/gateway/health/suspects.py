@@ -273,6 +273,23 @@ class Suspects(Collector):
             or (bool(self._barred) and key in self._barred)
         )
 
+    async def suspected(self, key: str, model: str, body: bytes) -> bool:
+        """Whether another model is not to be asked this, too: it may have ended a process, its key did so with nobody
+        else there, or it is being found out who did.
+
+        Args:
+            key: the id of the request's key.
+            model: that is asked.
+            body: of the request.
+        """
+        if (self._turns.taken and self._turns.covers(model)) or (key and key in self._alone):
+            return True
+        if (key, model) not in self._watched:
+            return False
+        flight = Flight(key, model, body)
+        named = await asyncio.to_thread(_named, flight) if len(body) > LONG_BYTES else _named(flight)
+        return not named.fingerprint or named in self._deaths
+
     async def examine(self, flight: Flight, patience_s: float) -> None:
         """To be awaited where `watches` says so, before a place is taken; `land` must follow.
 

@@ -38,13 +38,15 @@ class Grade(Enum):
     FAILED = "failed"
     GONE = "gone"
     """Triton does not serve what was asked for."""
+    DOWN = "down"
+    """It was not asked: its process has died a moment ago, of which the requests that were with it have told."""
     LATE = "late"
     """There is no time left to ask another."""
     CUT = "cut"
     """The client's own deadline came first, or it left: that says how long it waited, and nothing else of the model."""
 
 
-BLAMED = (Grade.CLIENT, Grade.FAILED, Grade.GONE)  # the other model is asked who is to blame
+BLAMED = (Grade.CLIENT, Grade.FAILED, Grade.GONE, Grade.DOWN)  # the other model is asked who is to blame
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,11 @@ class Release:
         """Whether this gateway judges it now."""
         return self.course is not None and self.course.state == "running"
 
+    @property
+    def copying(self) -> bool:
+        """Whether requests are copied to the candidate now."""
+        return self.course is not None and self.course.copies > 0
+
     def knows(self, metadata: ModelMetadata) -> None:
         """Take from the baseline's metadata how answers are to be compared."""
         self.batched = metadata.batched
@@ -241,7 +248,9 @@ class Release:
 
     def _note_first(self, variant: Variant, first: Answered[T], second: Answered[T], key: str) -> None:
         """Take the first of two answers as evidence."""
-        if first.grade is second.grade and first.grade is not Grade.CLIENT:
+        if Grade.DOWN in (first.grade, second.grade):  # there are not two
+            self.asked[variant, first.grade] += 1
+        elif first.grade is second.grade and first.grade is not Grade.CLIENT:
             # The two are alike in this: it is the request, or what both stand on, and no evidence against the one.
             self.asked[variant, first.grade] += 1
         else:
@@ -272,7 +281,7 @@ class Release:
             return
         self.asked[variant, answered.grade] += 1
         course = self.course
-        says_nothing = answered.grade is Grade.CLIENT and not told
+        says_nothing = answered.grade is Grade.DOWN or (answered.grade is Grade.CLIENT and not told)
         if course is None or course.state != "running" or says_nothing or not course.weight:
             return
         if variant == "baseline":
@@ -304,10 +313,11 @@ class Release:
     def copied(self, candidate: Answered[T], baseline: Answered[T], *, key: str = "") -> None:
         """A copied request of a key's was answered by both, well or not.
 
-        Where both blame the client, it was the client; where it gave up before either answered, there is no pair.
+        Where both blame the client, it was the client; where it gave up before either answered, or one was not asked
+        since it is down, there is no pair.
         """
         grades = candidate.grade, baseline.grade
-        if Grade.CUT in grades or grades == (Grade.CLIENT, Grade.CLIENT):
+        if {Grade.CUT, Grade.DOWN} & {*grades} or grades == (Grade.CLIENT, Grade.CLIENT):
             return
         if self.course is not None and self.running:
             first, second = (

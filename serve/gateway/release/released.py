@@ -15,6 +15,7 @@ from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Memory, MemoryFullError, Share
 from serve.gateway.errors import GatewayError, OverloadedError, UpstreamDownError, UpstreamTimeoutError
+from serve.gateway.health.outages import ModelDownError
 from serve.gateway.oip.encoding import unpacked
 from serve.gateway.oip.protocol import BINARY_HEADER, InferResponse, parse_response
 from serve.gateway.oip.tensors import ProtocolError
@@ -124,6 +125,8 @@ class Released:
                 self._ask, target, headers, body, deadline - time.monotonic(), who.id,
                 least=JUDGED if target == release.candidate else 1, sequence=sequence,
             )  # fmt: skip
+            if (down := self._down(target)) is not None:  # not asked, and so suspected of nothing
+                return down
             if target.model == release.model:
                 return await asked()
             with suspects.beside(who.id, target.model, body) as flight:
@@ -132,7 +135,10 @@ class Released:
             return found
 
         suspects = self._gate.incidents.suspects
-        watched = suspects.watches(who.id, release.model) or suspects.watches(who.id, release.candidate.model)
+        watched = release.copying and (
+            await suspects.suspected(who.id, release.model, body)
+            or await suspects.suspected(who.id, release.candidate.model, body)
+        )
         places = self._gate.places(release.candidate.model)
         place = _Place(release, places, self._gate.memory, len(body), watched=watched)
         movable = release.weight >= 1 or sequence is None
@@ -161,6 +167,15 @@ class Released:
                 release.may_speak(who.id)
                 answer.headers.append((ANSWER_ID, id_.encode()))
         return answer
+
+    def _down(self, target: Target) -> tuple[Grade, GatewayError] | None:
+        """What is to be said of a model that is known to be down; None where it is not."""
+        outages = self._gate.incidents.outages
+        try:
+            outages.check(target.model)
+        except ModelDownError as err:
+            return Grade.DOWN if outages.fresh(target.model) else Grade.FAILED, err
+        return None
 
     async def close(self) -> None:
         """Give up copies that are under way."""
@@ -231,6 +246,8 @@ class Released:
             headers = [header for header in headers if header[0] not in (b"accept-encoding", b"traceparent")]
             started = time.monotonic()
             try:
+                if self._down(release.candidate) is not None:
+                    return
                 with self._gate.incidents.suspects.beside(who, release.candidate.model, body) as flight:
                     grade, copy = await self._ask(release.candidate, headers, body, timeout_s, who, counts=False)
                     flight.lost = isinstance(copy, GatewayError)

@@ -73,10 +73,11 @@ class _Sent:
 
 @dataclass(slots=True)
 class _Member:
-    """A request that waits: what followed its head, whose it is, its answer, and how it was sent."""
+    """A request that waits: what followed its head, whose it is, until when, its answer, and how it was sent."""
 
     tensors: bytes
     who: bytes
+    deadline: float
     answer: asyncio.Future[Response]
     sent: _Sent | None = None
 
@@ -149,23 +150,26 @@ class Coalescer:
             return await self._exchange(path, headers, body, timeout_s, who=who)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Response] = loop.create_future()
-        member = _Member(body[length:], who, answer)
+        member = _Member(body[length:], who, time.monotonic() + timeout_s, answer)
         group.waiting.append(member)
         if group.timer is None:
             if group.under_way < UNDER_WAY:  # with what else is read in this turn of the loop
-                group.timer = loop.call_soon(self._send, group, headers, timeout_s)
+                group.timer = loop.call_soon(self._send, group, headers)
             else:
-                group.timer = loop.call_later(wait_s, self._send, group, headers, timeout_s)
+                group.timer = loop.call_later(wait_s, self._send, group, headers)
         elif len(group.waiting) * group.form.batch >= group.most:
             group.timer.cancel()
-            self._send(group, headers, timeout_s)
+            self._send(group, headers)
         leaving = LEFT.get()
+        late = loop.call_later(timeout_s, _late, answer)  # the exchange has the time of the one that has most
         try:
-            return await answer  # in time: the exchange has the time-out of the first of them
+            return await answer
         except (asyncio.CancelledError, ExchangeError):
             if leaving is not None and member.sent is not None and not leaving.over:
                 leaving.connections.append(member.sent)
             raise
+        finally:
+            late.cancel()
 
     async def close(self) -> None:
         """Give up what is under way."""
@@ -187,7 +191,7 @@ class Coalescer:
             found.most = most
         return found
 
-    def _send(self, group: _Group, headers: Headers, timeout_s: float) -> None:
+    def _send(self, group: _Group, headers: Headers) -> None:
         group.timer = None
         count = max(1, min(group.most // group.form.batch, group.together))
         members = [each for each in group.waiting[:count] if not each.answer.done()]
@@ -197,18 +201,16 @@ class Coalescer:
             sent = _Sent()
             for each in members:
                 each.sent = sent
-            task = asyncio.get_running_loop().create_task(self._sent(group, members, headers, timeout_s, sent))
+            task = asyncio.get_running_loop().create_task(self._sent(group, members, headers, sent))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         if group.waiting:
-            group.timer = asyncio.get_running_loop().call_soon(self._send, group, headers, timeout_s)
+            group.timer = asyncio.get_running_loop().call_soon(self._send, group, headers)
 
-    async def _sent(
-        self, group: _Group, members: list[_Member], headers: Headers, timeout_s: float, sent: _Sent
-    ) -> None:
+    async def _sent(self, group: _Group, members: list[_Member], headers: Headers, sent: _Sent) -> None:
         LEFT.set(sent.leaving)  # in this task: not of whoever happened to send it
         try:
-            answers = await self._asked(group, members, headers, timeout_s)
+            answers = await self._asked(group, members, headers)
         except BaseException as err:
             gone = err if isinstance(err, Exception) else ExchangeError("closed", "the gateway is about to stop")
             for member in members:
@@ -229,20 +231,21 @@ class Coalescer:
             group.under_way -= 1
             if group.waiting and group.timer is not None:
                 group.timer.cancel()
-                self._send(group, headers, timeout_s)
+                self._send(group, headers)
 
     async def _asked(
-        self, group: _Group, members: list[_Member], headers: Headers, timeout_s: float
+        self, group: _Group, members: list[_Member], headers: Headers
     ) -> Sequence[Response | BaseException]:
-        deadline = time.monotonic() + timeout_s
         if len(members) > 1:
-            parts = await self._together(group, members, timeout_s)
+            latest = max(each.deadline for each in members)
+            parts = await self._together(group, members, latest - time.monotonic())
             if parts is not None:
                 return parts
         alone = [(name, value) for name, value in headers if name != b"traceparent"]
-        left = deadline - time.monotonic()
+        now = time.monotonic()
         asked = (
-            self._exchange(group.path, alone, group.form.head + each.tensors, left, who=each.who) for each in members
+            self._exchange(group.path, alone, group.form.head + each.tensors, each.deadline - now, who=each.who)
+            for each in members
         )
         return await asyncio.gather(*asked, return_exceptions=True)
 
@@ -263,3 +266,8 @@ class Coalescer:
             group.together = max(1, len(members) // 2)
             return None
         return split(answer, len(members), group.form.batch) if answer.status == 200 else None
+
+
+def _late(answer: asyncio.Future[Response]) -> None:
+    if not answer.done():
+        answer.set_exception(ExchangeError("timeout", "no whole response in time"))

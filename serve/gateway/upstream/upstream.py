@@ -31,7 +31,7 @@ from serve.gateway.oip.tensors import ProtocolError
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.balancer import Balancer
 from serve.gateway.upstream.coalesce import Coalescer
-from serve.gateway.upstream.deadline import EarlyTimeoutError
+from serve.gateway.upstream.deadline import EarlyTimeoutError, tells
 from serve.gateway.upstream.node import LONGEST, Node
 from serve.http.body import GrowingBody
 from serve.http.client import Address, ExchangeError, Response
@@ -188,7 +188,12 @@ class Upstream:
         _, most, wait_s = known
         if most < 2:
             return await self._exchange(path, headers, body, timeout_s, who=who)
-        return await coalescer.infer(path, headers, body, timeout_s, most=most, wait_s=wait_s, who=who)
+        try:
+            return await coalescer.infer(path, headers, body, timeout_s, most=most, wait_s=wait_s, who=who)
+        except ExchangeError as err:
+            if err.kind == "timeout":  # its own, or that of the one with most time
+                err.early = not tells(timeout_s, self.balancer.timeout_s)
+            raise
 
     async def post_all(self, path: str, body: bytes) -> Response:
         """POST a body to every Triton; the first answer that is no 200, else the last. Raises GatewayError."""

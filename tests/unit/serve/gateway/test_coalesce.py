@@ -240,6 +240,29 @@ async def together(coalescer: Coalescer, keys: list[bytes]) -> list[Response | B
     return found
 
 
+@in_loop
+async def test_who_has_little_time_left_cuts_nobody_else_s() -> None:
+    given: list[float] = []
+
+    async def slow(_path: bytes, _headers: Any, _body: bytes, timeout_s: float, /, *, who: bytes | None) -> Response:
+        given.append(timeout_s)
+        await asyncio.sleep(0.2)
+        return reply([Tensor("y", "FP32", np.zeros((3, 1), np.float32))])
+
+    coalescer = Coalescer(slow, across_keys=True)
+    sent = message(1.0)
+    asked = [
+        coalescer.infer(INFER, sent.headers, sent.body, seconds, most=8, wait_s=0.001, who=key)
+        for seconds, key in ((0.05, b"hurried"), (30.0, b"b"), (30.0, b"c"))
+    ]
+    hurried, *others = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(hurried, ExchangeError)
+    assert hurried.kind == "timeout"
+    assert [each.status for each in others if isinstance(each, Response)] == [200, 200]
+    assert given == [pytest.approx(30.0, abs=1.0)]
+    await coalescer.close()
+
+
 @pytest.mark.parametrize("err", [MemoryFullError(1), ExchangeError("too_large", "too long")])
 @in_loop
 async def test_an_answer_that_has_no_room_is_asked_for_one_by_one(err: Exception) -> None:

@@ -85,6 +85,31 @@ def asking(**fields: object) -> bytes:
 
 
 @in_loop
+async def test_beside_a_suspect_its_key_s_other_requests_may_be_copied_once_turns_have_ended() -> None:
+    clock = Clock()
+    suspects = Suspects(clock)
+    await killed(suspects, Flight("a", "m", b"poison"), Flight("b", "m", b"one of many"))
+    suspects.began(None)
+    assert await suspects.suspected("b", "m", b"another")
+    clock.now = PROBATION_S + 0.1
+    assert not await suspects.suspected("b", "m", b"another")
+    assert await suspects.suspected("b", "m", b"one of many")
+    assert await suspects.suspected("a", "m", b"poison")
+    assert not await suspects.suspected("c", "m", b"one of many")
+
+
+@in_loop
+async def test_nothing_is_copied_of_a_key_that_ended_a_process_with_nobody_else_there() -> None:
+    clock = Clock()
+    suspects = Suspects(clock)
+    await killed(suspects, Flight("a", "m", b"poison"))
+    suspects.began(None)
+    clock.now = PROBATION_S + 0.1
+    assert await suspects.suspected("a", "m", b"another")
+    assert not await suspects.suspected("b", "m", b"another")
+
+
+@in_loop
 async def test_who_shares_deaths_with_another_key_is_never_convicted() -> None:
     suspects = Suspects()
     for number in range(4):
