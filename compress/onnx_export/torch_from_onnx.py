@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.evaluate.parity import TOLERANCE
 from compress.formats.onnx_layers.graph import layers_of
@@ -51,7 +52,7 @@ class TorchFromOnnx:
         layers = sum(1 for each in given.module.modules() if next(each.parameters(recurse=False), None) is not None)
         return Given(
             given,
-            did=f"taken back to {layers} layers of torch; answers as the file does (largest difference {worst:.1e})",
+            did=f"taken back to {counted(layers, 'layers')} of torch; answers as the file does (largest difference {worst:.1e})",
             details={"parity": parity},
             warnings=sizes_assumed(model.signature.settled),
         )
