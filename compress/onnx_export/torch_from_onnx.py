@@ -52,7 +52,8 @@ class TorchFromOnnx:
         layers = sum(1 for each in given.module.modules() if next(each.parameters(recurse=False), None) is not None)
         return Given(
             given,
-            did=f"taken back to {counted(layers, 'layers')} of torch; answers as the file does (largest difference {worst:.1e})",
+            did=f"taken back to {counted(layers, 'layers')} of torch; "
+            f"answers as the file does (largest difference {worst:.1e})",
             details={"parity": parity},
             warnings=sizes_assumed(model.signature.settled),
         )
