@@ -28,7 +28,7 @@ from serve.gateway.edge.infer import InferEndpoint
 from serve.gateway.edge.predict import predict_router
 from serve.gateway.edge.rollouts_route import rollouts_router
 from serve.gateway.edge.routes import health_router, protocol_router
-from serve.gateway.errors import EndsError, GatewayError, Refusal
+from serve.gateway.errors import EndsError, GatewayError, Refusal, UpstreamDownError
 from serve.gateway.health.incidents import Incidents
 from serve.gateway.observe.access_log import AccessLog
 from serve.gateway.observe.history import History
@@ -38,7 +38,7 @@ from serve.gateway.oip.contracts import Contracts
 from serve.gateway.release.answers import Answers
 from serve.gateway.release.feedback import Feedback
 from serve.gateway.release.metrics import ReleasesCollector
-from serve.gateway.release.released import Released
+from serve.gateway.release.released import Released, is_gone
 from serve.gateway.release.releases import Releases
 from serve.gateway.release.users_rules import UsersRules
 from serve.gateway.settings import Settings
@@ -46,7 +46,7 @@ from serve.gateway.site.docs import add_docs
 from serve.gateway.site.page import add_page
 from serve.gateway.upstream.loading import Loading
 from serve.gateway.upstream.metrics import ServersCollector
-from serve.gateway.upstream.upstream import Upstream
+from serve.gateway.upstream.upstream import Upstream, was_refused
 from serve.rollout.plan import Target
 
 __all__ = ["Parts", "create_app"]
@@ -118,12 +118,19 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
     upstream.follow(gate.incidents)
 
     async def end_sequence(target: Target, sequence: int | str) -> bool:
-        body = await contracts.last_request(target, sequence)
-        if body is None:
-            return False
-        path, headers = target.path.encode(), [(b"content-type", b"application/json")]
-        answer = await upstream.infer(path, headers, body, settings.timeout_s, sequence=str(sequence).encode())
-        # A model that fails is rid of it, too, and where Triton says that it must START there is none.
+        try:
+            body = await contracts.last_request(target, sequence)
+            if body is None:
+                return False
+            path, headers = target.path.encode(), [(b"content-type", b"application/json")]
+            answer = await upstream.infer(path, headers, body, settings.timeout_s, sequence=str(sequence).encode())
+        except UpstreamDownError as err:
+            if was_refused(err):  # with the process, what it had is gone
+                return True
+            raise
+        # A model that fails is rid of it, too; where it must START, or is not served, there is none.
+        if is_gone(answer.status, answer.body):
+            return True
         return answer.status == 200 or answer.status >= 500 or b"START" in answer.body
 
     gate.slots.follow(end_sequence)

@@ -8,8 +8,10 @@ import queue
 import struct
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -298,17 +300,29 @@ def test_without_a_bound_it_waits_as_long_as_it_may(
         assert over_grpc(addresses, bob, "counts", 1, sequence_id=1, sequence_end=True).total == 2
 
 
+@pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("model", ["counts", "whole"])
 def test_sequences_whose_clients_left_before_they_began_hold_no_slot(
-    shared: Callable[[float], AbstractContextManager[tuple[str, str]]], keys: tuple[Path, str, str], model: str
+    shared: Callable[[float], AbstractContextManager[tuple[str, str]]],
+    keys: tuple[Path, str, str],
+    model: str,
+    count: int,
 ) -> None:
+    """Whichever message of theirs is the last to be left."""
     _, alice, bob = keys
     with shared(1000.0) as addresses:
         for sequence in (1, 2, 3, 4):
             over_http(addresses, alice, model, 1, raw=False, sequence_id=sequence, sequence_start=True)
-        for sequence in range(10, 16):  # these wait, and their client leaves
+
+        def left(sequence: int, number: int) -> None:
+            time.sleep(0.3 * number)
+            first = {"sequence_start": True} if number == 0 else {}
             with pytest.raises(TimeoutError):
-                over_http(addresses, bob, model, 1, raw=False, timeout_s=0.5, sequence_id=sequence, sequence_start=True)
+                over_http(addresses, bob, model, 1, raw=False, timeout_s=0.5, sequence_id=sequence, **first)
+
+        with ThreadPoolExecutor() as pool:
+            for sequence in range(10, 16):  # these wait, and their client leaves
+                list(pool.map(partial(left, sequence), range(count)))
         for sequence in (1, 2, 3, 4):
             over_http(addresses, alice, model, 1, raw=False, sequence_id=sequence, sequence_end=True)
         for sequence in (21, 22, 23, 24):  # all slots are free

@@ -84,6 +84,7 @@ class _Sequence:
         since: when it was begun; `heard` when Triton last answered it.
         flying: its requests that are with Triton.
         waits: whether its first request has not been answered.
+        begun: whether that one was sent, so that it may have a slot, or get one yet.
         ending: whether it is being ended.
     """
 
@@ -94,6 +95,7 @@ class _Sequence:
     heard: float
     flying: int = 0
     waits: bool = True
+    begun: bool = False
     ending: bool = False
 
 
@@ -131,13 +133,13 @@ class _Shared:
 class Turn:
     """One request of a sequence; `leave` it in any case."""
 
-    __slots__ = ("_asked", "_sent", "_sequence", "_shared", "_slots", "_whose")
+    __slots__ = ("_asked", "_sequence", "_shared", "_slots", "_whose")
 
     def __init__(
         self, slots: Slots, shared: _Shared, sequence: _Sequence | None, whose: tuple[str, Target], asked: Asked
     ) -> None:
         self._slots, self._shared, self._sequence = slots, shared, sequence
-        self._whose, self._asked, self._sent = whose, asked, False
+        self._whose, self._asked = whose, asked
         if sequence is not None:
             sequence.flying += 1
 
@@ -148,7 +150,8 @@ class Turn:
 
     def sends(self) -> None:
         """From here on Triton may know of it."""
-        self._sent = True
+        if self._sequence is not None and self._asked.start:
+            self._sequence.begun = True
 
     def leave(self, status: int | None) -> None:
         """It is over.
@@ -173,8 +176,11 @@ class Turn:
             found.waits = False
             if asked.end:
                 del sequences[found.id]
-        elif found.waits and not found.flying:
-            if status is None and asked.start and self._sent:  # it may get a slot yet, which nobody would use
+            return
+        if status is not None and asked.start:  # it was refused
+            found.begun = False
+        if found.waits and not found.flying:  # whichever of its requests is the last to leave
+            if found.begun:  # it may get a slot yet, which nobody would use
                 self._slots.end(self._shared, found)
             else:
                 del sequences[found.id]

@@ -36,7 +36,7 @@ from serve.gateway.upstream.node import LONGEST, Node
 from serve.http.body import GrowingBody
 from serve.http.client import Address, ExchangeError, Response
 
-__all__ = ["Upstream", "failure_of", "model_path", "triton_error"]
+__all__ = ["Upstream", "failure_of", "model_path", "triton_error", "was_refused"]
 
 # What Triton answers where a Python model's process is gone.
 DEAD = re.compile(rb"""\{"error":"(?:in ensemble '[^"\\]*', )?""" + DEAD_STUB + rb'"\}')
@@ -324,6 +324,11 @@ def failure_of(err: ExchangeError) -> GatewayError:
     if err.kind == "too_large":
         return AnswerTooLargeError(str(err))
     return UpstreamBrokenError("the model server's answer broke off", why=str(err))
+
+
+def was_refused(err: GatewayError) -> bool:
+    """Whether nobody listens where a server was: its process has ended."""
+    return isinstance(err.__cause__, ExchangeError) and err.__cause__.kind == "refused"
 
 
 def triton_error(response: Response) -> str:

@@ -163,6 +163,31 @@ async def test_what_was_begun_and_left_is_ended_so_that_nobody_s_slot_is_nobody_
     assert server.ended == [1]
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_it_is_ended_whichever_of_its_requests_leaves_last(order: tuple[int, ...]) -> None:
+    @running
+    async def run() -> None:
+        server = Server()
+        turns = [server.asked("bad", 1, start=True), server.asked("bad", 1), server.asked("bad", 1)]
+        for number in order:
+            assert server.ended == []
+            turns[number].leave(None)
+        await until(lambda: server.ended == [1])
+
+    run()
+
+
+@running
+async def test_one_whose_first_request_was_refused_is_nobody_s_however_it_goes_on() -> None:
+    server = Server()
+    first, second = server.asked("bad", 1, start=True), server.asked("bad", 1)
+    first.leave(400)
+    second.leave(None)
+    await asyncio.sleep(0)
+    assert server.ended == []
+    assert not server.slots._shared["counts"].sequences
+
+
 @running
 async def test_a_key_has_so_many_waiting_at_most() -> None:
     server = Server(slots=2)
