@@ -96,6 +96,8 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
 
     `app.state.draining` (False) says that it is about to stop: set it to True, and readiness turns false.
     `app.state.parts` are its `Parts`, and `app.state.direct` the short way of its infer requests, if there is one.
+    `app.state.others_ended` is set; whoever serves the parts another way, too, clears it, and sets it when that has
+    ended: until then they stay open.
     """
     access = AccessLog(settings.access_log) if settings.access_log is not None else None
     tracing = Tracing(settings.otlp_endpoint, settings.trace_ratio) if settings.otlp_endpoint else None
@@ -151,6 +153,7 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
         await upstream.balancer.look_up()
         tasks.append(asyncio.create_task(upstream.balancer.watch(settings.health_interval_s)))
         yield
+        await app.state.others_ended.wait()
         if app.state.direct is not None:
             app.state.direct.close()
         for task in tasks:
@@ -176,6 +179,8 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
         openapi_url=None,
     )
     app.state.draining = False
+    app.state.others_ended = asyncio.Event()
+    app.state.others_ended.set()
     short = tracing is None and upstream.sole is not None
     app.state.direct = Direct(settings, gate, releases, contracts, upstream, telemetry) if short else None
     app.state.parts = Parts(gate, releases, upstream, telemetry, contracts, loading)

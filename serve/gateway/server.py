@@ -150,9 +150,15 @@ async def serve_gateway(
         stopping.set()
         if settings.drain_delay_s and not running.done():
             await _first(running, force or asyncio.Event(), timeout_s=settings.drain_delay_s)
-        server.should_exit = True
-        if proxy is not None and not (force and force.is_set()):
-            await proxy.stop(settings.drain_timeout_s)
+        if proxy is None or (force and force.is_set()):
+            server.should_exit = True
+        else:  # both end side by side; what they stand on is closed when both have
+            app.state.others_ended.clear()
+            server.should_exit = True
+            try:
+                await proxy.stop(settings.drain_timeout_s)
+            finally:
+                app.state.others_ended.set()
         if force is not None:
             await _first(running, force)
             server.force_exit = force.is_set()
