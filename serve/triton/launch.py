@@ -158,6 +158,7 @@ class TritonServer:
         """
         if self._family is not None:
             raise ServerError("can't start Triton twice", why="it was started and not stopped", mend="stop it first")
+        _check_log(self.log)
         models = read_models(self.repository) if self._options.load else []
         triton = find_triton()
         # With the wheel, ours is the ONNX Runtime backend, and it runs in such processes, too.
@@ -321,6 +322,14 @@ class TritonServer:
             f"can't serve {self.repository}",
             why="; ".join(reasons) or otherwise,
             mend=f"`serve lint {self.repository}` says how; the whole log is in {self.log}",
+        )
+
+
+def _check_log(path: Path) -> None:
+    """Raises ServerError where the log is no file: it is written anew, and a device would be gone for everybody."""
+    if path.exists() and not path.is_file():
+        raise ServerError(
+            f"can't log to {path}", why="it is no file", mend="name a file that may be written anew, or leave --log out"
         )
 
 
