@@ -29,6 +29,8 @@ from serve.triton.processes import _group_of
 from serve.triton.stubs import Stub, stubs_in
 from tests.gateway_models import FILES_CONFIG, FILES_MODEL, fetch
 from tests.integration.test_up import FREE, Up, triton_of, up
+from tests.sequence_models import CONFIG as SEQUENCES_CONFIG
+from tests.sequence_models import MODEL as SEQUENCES_MODEL
 from tests.serve_models import tiny_artifact
 
 pytestmark = pytest.mark.integration
@@ -322,6 +324,29 @@ def test_a_triton_that_dies_names_the_signal_and_who_was_there(tmp_path: Path, r
         assert len(found) == 3
         assert len(set(found)) == 3
         assert ask(url, "tiny", TINY)[0] == 200
+
+
+def test_sequences_of_a_triton_that_died_wait_for_nothing(tmp_path: Path, repository: Path) -> None:
+    version = repository / "counts" / "1"
+    version.mkdir(parents=True)
+    (version.parent / "config.pbtxt").write_text(SEQUENCES_CONFIG.replace("NAME", "counts", 1).replace("PLACE", ""))
+    (version / "model.py").write_text(SEQUENCES_MODEL.replace("request.correlation_id()", "0"))
+    with up(tmp_path, str(repository), *FREE, "--restarts", "1") as running:
+        url = running.url()
+
+        def begun(sequence: int) -> tuple[int, Any]:
+            x = {"name": "x", "datatype": "INT64", "shape": [1, 1], "data": [1]}
+            named = {"sequence_id": sequence, "sequence_start": True, "sequence_end": True}
+            status, told, _ = ask(url, "counts", json.dumps({"inputs": [x], "parameters": named}).encode())
+            return status, told
+
+        assert begun(1)[0] == 200
+        os.kill(triton_of(running.process), signal.SIGKILL)
+        refused = [begun(sequence) for sequence in range(2, 22)]  # more than may wait at once
+        assert {status for status, _ in refused} <= {200, 502, 503}, refused
+        until(running, partial(counted, running, "Triton is ready again", 1))
+        for sequence in range(30, 50):
+            assert begun(sequence)[0] == 200
 
 
 def test_one_that_is_answered_and_ends_triton_later_does_not_end_the_service(tmp_path: Path, repository: Path) -> None:
