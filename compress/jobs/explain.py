@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import shlex
 import tempfile
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, numpy_helper
 
 from compress.artifact import Artifact
 from compress.data.dataset import Dataset
@@ -32,29 +31,18 @@ from compress.onnx_export.from_file import OnnxFromFile
 from compress.onnx_export.from_torch import OnnxFromTorch
 from compress.options import ExplainOptions
 from compress.pipeline import Watcher
-from compress.quantize.calibrate import batch_for
+from compress.quantize.beside import Range, Tensor, beside
 from compress.quantize.int8_onnx import plain
 from compress.quantize.put_back import Mixed, UnmatchedError
 from compress.runtime.backends import open_model
-from compress.runtime.backends.onnxrt import session
 from compress.runtime.measure import cores
 
-__all__ = ["Explanation", "Layer", "Range", "Tensor", "explain"]
+__all__ = ["Explanation", "Layer", "explain"]
 
 WORTH = 0.02  # of the output's error, that a layer has to take with it to stand among the exclusions
 MOST = 5  # exclusions
 OTHER = 0.2  # of their size, that weights in 8 bits are away from the original's: rounding alone is 0.01 to 0.05
-QUANTIZED = {TensorProto.UINT8: (0, 255), TensorProto.INT8: (-128, 127), TensorProto.UINT16: (0, 65535)}
 LINKS = ("QuantizeLinear", "DequantizeLinear")
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor that both have: its signal to noise in dB (None where they are equal), channels that became constant."""
-
-    name: str
-    snr_db: float | None
-    dead_channels: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,16 +52,6 @@ class Layer:
     name: str
     kind: str
     share: float
-
-
-@dataclass(frozen=True)
-class Range:
-    """What a QuantizeLinear holds, and the share of its values that lie beyond."""
-
-    tensor: str
-    low: float
-    high: float
-    clipped: float
 
 
 @dataclass(frozen=True)
@@ -163,9 +141,9 @@ def _given(model: Original) -> set[str]:
 def _explained(model: Original, other: OnnxModel, data: Dataset, folder: Path, watcher: Watcher) -> Explanation:
     after = onnx.load(other.path)
     name_nodes(after)
-    before = plain(_comparable(model, after, folder, watcher))
-    unmatched: dict[str, str] = {}
-    tensors, ranges = _observed(before, after, data, folder, unmatched, watcher)
+    source = _comparable(model, after, folder, watcher)
+    before = plain(source)
+    tensors, ranges, unmatched = beside((source, before), (other.path, after), data, watcher.started("compare"))
     judge = Judge(open_model(model, threads=cores()), data, METRICS["cosine"])
     variants, kinds = _variants(before, after, unmatched)
     path = folder / "tried.onnx"
@@ -239,8 +217,7 @@ def _variants(
 
 def _other_weights(before: ModelProto, after: ModelProto) -> dict[str, float]:
     """Layers whose restored weights differ from the original's by more than rounding does: by name, by how much."""
-    was = {tensor.name: numpy_helper.to_array(tensor) for tensor in before.graph.initializer}
-    now = {tensor.name: numpy_helper.to_array(tensor) for tensor in after.graph.initializer}
+    was, now = _weights(before), _weights(after)
     there = {node.name: node for node in after.graph.node}
     restored = {node.output[0]: node for node in after.graph.node if node.op_type == "DequantizeLinear"}
     found: dict[str, float] = {}
@@ -258,6 +235,10 @@ def _other_weights(before: ModelProto, after: ModelProto) -> dict[str, float]:
     return found
 
 
+def _weights(model: ModelProto) -> dict[str, np.ndarray[Any, Any]]:
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+
 def _dequantized(given: list[np.ndarray[Any, Any]], axis: int) -> np.ndarray[Any, Any]:
     levels, scale, *zero = (each.astype(np.float64) for each in given)
     shape = [-1 if at == axis % levels.ndim else 1 for at in range(levels.ndim)] if scale.size > 1 else [1]
@@ -267,8 +248,7 @@ def _dequantized(given: list[np.ndarray[Any, Any]], axis: int) -> np.ndarray[Any
 
 def _weights_back(before: ModelProto, after: ModelProto, unmatched: dict[str, str]) -> dict[str, Build]:
     """For float files: layers whose weights are others now."""
-    was = {tensor.name: numpy_helper.to_array(tensor) for tensor in before.graph.initializer}
-    now = {tensor.name: numpy_helper.to_array(tensor) for tensor in after.graph.initializer}
+    was, now = _weights(before), _weights(after)
     old = {node.name: node for node in before.graph.node}
     changed: dict[str, dict[str, np.ndarray[Any, Any]]] = {}
     for node in after.graph.node:
@@ -291,110 +271,6 @@ def _weights_back(before: ModelProto, after: ModelProto, unmatched: dict[str, st
         return made
 
     return dict.fromkeys((name for name in changed if name not in unmatched), build)
-
-
-class _Seen:
-    """Sums over samples of one tensor of both."""
-
-    def __init__(self) -> None:
-        self.signal = self.noise = 0.0
-        self.ends: list[list[np.ndarray[Any, Any]]] = [[], []]
-
-    def add(self, was: np.ndarray[Any, Any], now: np.ndarray[Any, Any]) -> None:
-        wide = was.astype(np.float64)
-        self.signal += float(np.square(wide).sum())
-        self.noise += float(np.square(now - wide).sum())
-        for at, values in enumerate((was, now)):
-            axis = 1 if values.ndim in (2, 4, 5) else values.ndim - 1
-            flat = np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1) if values.ndim > 1 else values[None]
-            low, high = flat.min(axis=1), flat.max(axis=1)
-            ends = self.ends[at]
-            self.ends[at] = [np.minimum(ends[0], low), np.maximum(ends[1], high)] if ends else [low, high]
-
-    def result(self, name: str) -> Tensor:
-        (was_low, was_high), (low, high) = self.ends
-        dead = np.flatnonzero((low == high) & (was_low < was_high))
-        snr = 10 * math.log10(self.signal / self.noise) if self.noise and self.signal else None
-        return Tensor(name, snr, tuple(map(int, dead)))
-
-
-def _observed(
-    before: ModelProto, after: ModelProto, data: Dataset, folder: Path, unmatched: dict[str, str], watcher: Watcher
-) -> tuple[tuple[Tensor, ...], tuple[Range, ...]]:
-    """Both run side by side, a few samples at a time."""
-    made = {name: node.op_type for node in after.graph.node for name in node.output}
-    quantizers, drawn = _quantizers(after), _drawn(before, after)
-    alike = [(name, node.op_type) for node in before.graph.node for name in node.output if name]
-    common = [name for name, kind in alike if made.get(name) in (kind, "DequantizeLinear") or name in drawn]
-    unmatched |= {name: "the other has no such tensor" for name, _ in alike if name not in common}
-    ours, theirs = folder / "before.onnx", folder / "after.onnx"
-    fed = {value.name for value in after.graph.input}
-    _shown(before, common, ours)
-    _shown(after, list(dict.fromkeys([*common, *(n for n in quantizers if n not in fed)])), theirs)
-    left, right = session(ours, cores()), session(theirs, cores())
-    floats = {value.name for value in left.get_outputs() if value.type == "tensor(float)"}
-    names = [name for name in dict.fromkeys(common) if name in floats]
-    asked = list(dict.fromkeys([*names, *(name for name in quantizers if name not in fed)]))
-    seen = {name: _Seen() for name in names}
-    beyond = {name: [0, 0] for name in quantizers}
-    size, tick, done = batch_for(ours, names, data), watcher.started("compare"), 0
-    for inputs, _ in data.batches(size):
-        was = dict(zip(names, left.run(names, inputs), strict=True)) if names else {}
-        now = dict(zip(asked, right.run(asked, inputs), strict=True)) if asked else {}
-        for name in names:
-            if was[name].shape == now[name].shape:
-                seen[name].add(was[name], np.clip(now[name], *drawn.get(name, (-np.inf, np.inf))))
-            else:
-                unmatched[name] = f"it is {list(now[name].shape)}, {list(was[name].shape)} before"
-        for name, (low, high, step) in quantizers.items():
-            values = now[name] if name in now else inputs[name]
-            values = np.clip(values, *drawn.get(name, (-np.inf, np.inf)))
-            beyond[name][0] += int(((values < low - step / 2) | (values > high + step / 2)).sum())
-            beyond[name][1] += values.size
-        done += len(next(iter(inputs.values())))
-        tick(done, len(data), "samples")
-    ranges = [Range(n, quantizers[n][0], quantizers[n][1], out / total) for n, (out, total) in beyond.items() if out]
-    tensors = tuple(seen[name].result(name) for name in names if seen[name].ends[0] and name not in unmatched)
-    return tensors, tuple(sorted(ranges, key=lambda each: -each.clipped))
-
-
-def _shown(model: ModelProto, names: list[str], path: Path) -> None:
-    made = ModelProto()
-    made.CopyFrom(model)
-    there = {value.name for value in made.graph.output}
-    known = {value.name: value for value in made.graph.value_info}
-    made.graph.output.extend(known.get(n) or helper.make_empty_tensor_value_info(n) for n in names if n not in there)
-    onnx.save(made, path)
-
-
-def _drawn(before: ModelProto, after: ModelProto) -> dict[str, tuple[float, float]]:
-    """Bounds of a Relu or a Clip that the quantizer drew into the range of what it takes: they cut on purpose."""
-    values = {t.name: float(numpy_helper.to_array(t)) for t in before.graph.initializer if not t.dims}
-    there = {node.name: node for node in after.graph.node}
-    makers = {name: node.name for node in before.graph.node for name in node.output}
-    found: dict[str, tuple[float, float]] = {}
-    for node in before.graph.node:
-        if node.op_type in ("Relu", "Clip") and node.name not in there and makers.get(node.input[0]) in there:
-            bounds = [*node.input[1:], "", ""] if node.op_type == "Clip" else ["", ""]
-            low = 0.0 if node.op_type == "Relu" else values.get(bounds[0], -math.inf)
-            high = values.get(bounds[1], math.inf)
-            found |= dict.fromkeys(there[makers[node.input[0]]].output, (low, high))
-    return found
-
-
-def _quantizers(model: ModelProto) -> dict[str, tuple[float, float, float]]:
-    """Lowest, highest and step of each activation's range, where one scale is in the file."""
-    values = {tensor.name: tensor for tensor in model.graph.initializer}
-    found: dict[str, tuple[float, float, float]] = {}
-    for node in model.graph.node:
-        if node.op_type != "QuantizeLinear" or len(node.input) < 3 or not {*node.input[1:3]} <= set(values):
-            continue
-        scale, zero = (numpy_helper.to_array(values[name]) for name in node.input[1:3])
-        ends = QUANTIZED.get(values[node.input[2]].data_type)
-        if scale.size == 1 and ends is not None:
-            step, at = float(scale.ravel()[0]), int(zero.ravel()[0])
-            found[node.input[0]] = ((ends[0] - at) * step, (ends[1] - at) * step, step)
-    return found
 
 
 def _quoted(name: str) -> str:

@@ -168,14 +168,13 @@ def stages_for(
     if options.sensitivity is not None and sensitivity is None:
         sensitivity = Sensitivity.load(options.sensitivity)
     pruning = _pruning(options, training, samples, recovery, precision, sensitivity, calibration)
-    layers: list[Stage] = (
-        [TorchFromOnnx(typical)] if isinstance(precision[0], OnnxFromTorch) and isinstance(model, OnnxModel) else []
-    )
+    taken = isinstance(model, OnnxModel) and _in_torch(options, model)
+    layers: list[Stage] = [TorchFromOnnx(typical)] if taken else []
     stages = [*layers, *pruning, *_qat(options, recovery, precision), *precision]
     return [*stages, *_engine(options)]
 
 
-def in_torch(options: ExportOptions, model: TorchModel | OnnxModel) -> bool:
+def _in_torch(options: ExportOptions, model: TorchModel | OnnxModel) -> bool:
     """Whether anything is done to a network of torch: an ONNX file is taken back only to be pruned or trained."""
     return isinstance(model, TorchModel) or prunes(options) or options.finetune is not None
 
@@ -277,7 +276,7 @@ def _precision(
     typical: Dataset | None,
 ) -> list[Stage]:
     stages: list[Stage] = [
-        OnnxFromTorch(typical) if in_torch(options, model) else OnnxFromFile(typical),
+        OnnxFromTorch(typical) if _in_torch(options, model) else OnnxFromFile(typical),
         FoldOnnx(unfuse=options.target == "cpu" and options.precision == "fp32"),
     ]
     if calibration is not None and options.int8 != "qat":  # a training finds its own scales

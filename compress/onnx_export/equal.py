@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,9 @@ from compress.model.drawn import drawn_inputs, indices_of
 from compress.model.infer import elsewhere, runs_at
 from compress.model.inputs import telling
 from compress.runtime.backends import Backend
+from compress.stage import Progress
 
-__all__ = ["BATCHES", "Wording", "comparisons", "equal", "sizes_assumed"]
+__all__ = ["BATCHES", "Wording", "equal_throughout", "sizes_assumed"]
 
 BATCHES = (1, 2, 5)
 MOVED_BATCH = 2  # where what else varies has another size than the representative one
@@ -31,19 +32,63 @@ class Wording:
     """How a difference is told.
 
     Attributes:
-        told: what was run, as "batch 5".
         made, before: what is proven, and what it is held against.
         fails, differs: how to mend either.
     """
 
-    told: str
     made: str = "the exported model"
     before: str = "in torch"
     fails: str = "look in the forward for sizes written as numbers, such as reshape(2, -1)"
     differs: str = "look in the forward for branches on shapes, such as `if x.shape[0] == 1`"
 
 
-def comparisons(
+def equal_throughout(
+    module: nn.Module,
+    first: Backend,
+    second: Backend,
+    signature: Signature,
+    data: Dataset | None,
+    progress: Progress,
+    words: Wording,
+    *,
+    tolerance: float = TOLERANCE,
+    steps: tuple[int, int] = (0, 0),
+    doubted: Callable[[Arrays, StageError], None] = lambda _inputs, _err: None,
+) -> dict[str, dict[str, Any]]:
+    """Prove that two models give the same answers: to random inputs at every batch, at one with other sizes, on data.
+
+    Args:
+        module: the first model, which tells by running what sizes and indices it takes.
+        first, second: the models, ready to run.
+        signature: of both.
+        data: samples of it are compared, too.
+        progress: is told of each comparison.
+        words: for a difference.
+        tolerance: see `differences`.
+        steps: that come before and behind these, for the progress.
+        doubted: is given what the second fails at first, and may raise another error.
+
+    Returns:
+        How far they are apart, as JSON values, by what they were compared on.
+
+    Raises:
+        StageError: see `_equal`.
+    """
+    before, behind = steps
+    total = before + len(BATCHES) + (data is not None) + behind
+    parity: dict[str, dict[str, Any]] = {}
+    for done, (key, inputs) in enumerate(_comparisons(module, signature, first, data), before + 1):
+        told = data.source if data is not None and key == "data" else f"batch {key}"
+        try:
+            parity[key] = _equal(first, second, signature, inputs, told, words, tolerance)
+        except StageError as err:
+            doubted(inputs, err)
+            raise
+        progress(done, total, f"{told}: off by {parity[key]['max_abs_error']:.2g}")
+    return parity
+
+
+def _comparisons(
     module: nn.Module, signature: Signature, first: Backend, data: Dataset | None
 ) -> Iterator[tuple[str, Arrays]]:
     """What to compare on, and a name for it: random inputs at every batch, at one with other sizes, and the data.
@@ -67,15 +112,20 @@ def comparisons(
         yield "data", data.take(places)[0]
 
 
-def equal(
-    first: Backend, second: Backend, signature: Signature, inputs: Arrays, words: Wording, tolerance: float = TOLERANCE
+def _equal(
+    first: Backend,
+    second: Backend,
+    signature: Signature,
+    inputs: Arrays,
+    told: str,
+    words: Wording,
+    tolerance: float,
 ) -> dict[str, Any]:
     """Prove that two models give the same answers to some inputs; gives how far these are apart, as JSON values.
 
     Raises:
         StageError: the second fails, its answers are others, or the signature does not tell the shapes of both.
     """
-    told = words.told
     shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in inputs.items())
     expected = first.infer(inputs)
     try:

@@ -22,7 +22,7 @@ from compress.formats.onnx.outline import outline
 from compress.formats.onnx.read import read_onnx
 from compress.formats.onnx.scope import inner_bodies, inner_nodes, name_nodes, opset_of
 from compress.model import Arrays, Model, OnnxModel
-from compress.onnx_export.equal import BATCHES, Wording, comparisons, equal, sizes_assumed
+from compress.onnx_export.equal import BATCHES, Wording, equal_throughout, sizes_assumed
 from compress.onnx_export.file import MOST, save
 from compress.onnx_export.float32 import in_float32
 from compress.onnx_export.from_torch import IR_VERSION
@@ -83,17 +83,13 @@ class OnnxFromFile:
         give_back()
         given = OnnxModel(path, signature)
         before, after = OnnxBackend(OnnxModel(model.path, signature), cores()), OnnxBackend(given, cores())
-        parity: dict[str, dict[str, Any]] = {}
-        for done, (key, inputs) in enumerate(comparisons(model.module, signature, before, self.data), 1):
-            told = self.data.source if self.data is not None and key == "data" else f"batch {key}"
-            mend = "report this model, and say what wrote it"
-            words = Wording(told, "the file as it was read", "in the original", mend, mend)
-            try:
-                parity[key] = equal(before, after, signature, inputs, words, HALF_TOLERANCE if half else TOLERANCE)
-            except StageError as err:
-                _refuse_random(model.path, before, inputs, err)
-                raise
-            progress(done, total, f"{told}: off by {parity[key]['max_abs_error']:.2g}")
+        mend = "report this model, and say what wrote it"
+        words = Wording("the file as it was read", "in the original", mend, mend)
+        parity = equal_throughout(
+            model.module, before, after, signature, self.data, progress, words,
+            tolerance=HALF_TOLERANCE if half else TOLERANCE, steps=(0, 1),
+            doubted=lambda inputs, err: _refuse_random(model.path, before, inputs, err),
+        )  # fmt: skip
         progress(total, total, "equal to the file")
         worst = max(figures["max_abs_error"] for figures in parity.values())
         at = f"at batches {', '.join(map(str, BATCHES))}" if signature.batches else "at the sizes that are fixed"

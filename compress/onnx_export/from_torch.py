@@ -20,7 +20,7 @@ from compress.data.dataset import Dataset
 from compress.errors import StageError
 from compress.model import Model, OnnxModel, TorchModel, example_inputs
 from compress.model.infer import elsewhere, proven, runs_at
-from compress.onnx_export.equal import BATCHES, Wording, comparisons, equal, sizes_assumed
+from compress.onnx_export.equal import BATCHES, Wording, equal_throughout, sizes_assumed
 from compress.onnx_export.file import save
 from compress.onnx_export.recurrent import free_lengths
 from compress.runtime.backends import OnnxBackend, TorchBackend
@@ -69,11 +69,9 @@ class OnnxFromTorch:
         _check_file(path, model.signature)
         given = OnnxModel(path, model.signature, model.ranges)
         torches, onnxes = TorchBackend(model, torch.get_num_threads()), OnnxBackend(given, threads=1)
-        parity: dict[str, dict[str, Any]] = {}
-        for done, (key, inputs) in enumerate(comparisons(model.module, model.signature, torches, self.data), 2):
-            told = self.data.source if self.data is not None and key == "data" else f"batch {key}"
-            parity[key] = equal(torches, onnxes, model.signature, inputs, Wording(told))
-            progress(done, trials + 2, f"{told}: off by {parity[key]['max_abs_error']:.2g}")
+        parity = equal_throughout(
+            model.module, torches, onnxes, model.signature, self.data, progress, Wording(), steps=(1, 1)
+        )
         progress(trials + 2, trials + 2, "equal to torch")
         worst = max(figures["max_abs_error"] for figures in parity.values())
         sizes = model.signature.sizes_text

@@ -12,7 +12,7 @@ from compress.data.dataset import Dataset
 from compress.evaluate.parity import TOLERANCE
 from compress.formats.onnx_layers.graph import layers_of
 from compress.model import Model, OnnxModel, TorchModel, sample_inputs
-from compress.onnx_export.equal import BATCHES, Wording, comparisons, equal, sizes_assumed
+from compress.onnx_export.equal import Wording, equal_throughout, sizes_assumed
 from compress.onnx_export.from_file import HALF_TOLERANCE, plain, refuse, whole
 from compress.runtime.backends import OnnxBackend, TorchBackend
 from compress.runtime.measure import cores
@@ -81,12 +81,8 @@ def _layers(model: OnnxModel) -> tuple[TorchModel, bool]:
 def _proven(
     model: OnnxModel, given: TorchModel, data: Dataset | None, progress: Progress, *, half: bool
 ) -> dict[str, dict[str, Any]]:
-    signature, total = model.signature.settled, len(BATCHES) + (data is not None)
+    signature = model.signature.settled
     before, after = OnnxBackend(OnnxModel(model.path, signature), cores()), TorchBackend(given, cores())
-    parity: dict[str, dict[str, Any]] = {}
-    for done, (key, inputs) in enumerate(comparisons(model.module, signature, before, data), 1):
-        told = data.source if data is not None and key == "data" else f"batch {key}"
-        words = Wording(told, "the file, taken back to layers,", "in the original", MEND, MEND)
-        parity[key] = equal(before, after, signature, inputs, words, HALF_TOLERANCE if half else TOLERANCE)
-        progress(done, total, f"{told}: off by {parity[key]['max_abs_error']:.2g}")
-    return parity
+    words = Wording("the file, taken back to layers,", "in the original", MEND, MEND)
+    tolerance = HALF_TOLERANCE if half else TOLERANCE
+    return equal_throughout(model.module, before, after, signature, data, progress, words, tolerance=tolerance)

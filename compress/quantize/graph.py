@@ -147,13 +147,16 @@ def attribute(node: NodeProto, name: str, default: Any) -> Any:
     return next((helper.get_attribute_value(a) for a in node.attribute if a.name == name), default)
 
 
-def observe(path: Path, names: Sequence[str], data: Dataset) -> Iterator[tuple[Arrays, int]]:
+def observe(
+    path: Path, names: Sequence[str], data: Dataset, *, batch: int | None = None
+) -> Iterator[tuple[Arrays, int]]:
     """Tensors of a graph for each batch of the data, and of how many samples; one batch in memory at a time.
 
     Args:
         path: an ONNX file.
-        names: inputs or computed tensors of float32.
+        names: inputs or computed tensors.
         data: fits its inputs.
+        batch: samples at a time; None for as many as their tensors' sizes allow.
     """
     model = onnx.load(path)
     known = {value.name: value for value in (*model.graph.input, *model.graph.value_info, *model.graph.output)}
@@ -161,14 +164,12 @@ def observe(path: Path, names: Sequence[str], data: Dataset) -> Iterator[tuple[A
     floats = {name: v for name, v in known.items() if v.type.tensor_type.elem_type == TensorProto.FLOAT}
     computed = [name for name in dict.fromkeys(names) if name not in fed]
     del model.graph.output[:]  # what nothing asked for is not run
-    model.graph.output.extend(
-        known.get(name) or helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in computed
-    )
+    model.graph.output.extend(known.get(name) or onnx.ValueInfoProto(name=name) for name in computed)
     with tempfile.TemporaryDirectory() as folder:
         augmented = Path(folder) / "augmented.onnx"
         onnx.save(model, augmented)
         running, watched = session(augmented, cores()), Watched(path)
-    for inputs, _ in data.batches(batch_for(path, floats, data)):
+    for inputs, _ in data.batches(batch or batch_for(path, floats, data)):
         run = partial(watched.run, running, computed, inputs)
         found = dict(zip(computed, run_on(inputs, run), strict=True)) if computed else {}
         samples = len(next(iter(inputs.values())))

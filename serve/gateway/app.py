@@ -131,9 +131,8 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
                 return True
             raise
         # A model that fails is rid of it, too; where it must START, or is not served, there is none.
-        if is_gone(answer.status, answer.body):
-            return True
-        return answer.status == 200 or answer.status >= 500 or b"START" in answer.body
+        gone = b"START" in answer.body or is_gone(answer.status, answer.body)
+        return answer.status == 200 or answer.status >= 500 or gone
 
     gate.slots.follow(end_sequence)
     if incidents is None:  # nobody else tells when a Triton dies

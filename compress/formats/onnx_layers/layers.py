@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from compress.formats.onnx_layers.operators import FUNCTIONS, Handler
+from compress.formats.onnx_layers.operators import FUNCTIONS, Handler, torch_pads
 from compress.formats.onnx_layers.values import Graph, Live, NotTakenBackError, samples
 
 __all__ = ["HANDLERS"]
@@ -42,7 +42,7 @@ def _conv(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
         less, more = [each // 2 for each in whole], [each - each // 2 for each in whole]
         pads = less + more if auto == b"SAME_UPPER" else more + less
     if pads[:dims] != pads[dims:]:
-        value = g.call(F.pad, value, [p for at in reversed(range(dims)) for p in (pads[at], pads[dims + at])])
+        value = g.call(F.pad, value, torch_pads(pads))
         pads = [0] * dims
     group = a.get("group", 1)
     form = (

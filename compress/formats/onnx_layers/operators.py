@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from compress.formats.onnx_layers.values import ARITHMETIC, Graph, Live, NotTakenBackError, Sizes, samples
 
-__all__ = ["FUNCTIONS", "Handler"]
+__all__ = ["FUNCTIONS", "Handler", "torch_pads"]
 
 Handler = Callable[[Graph, list[Any], Mapping[str, Any]], Any]
 _ONE: Mapping[str, Callable[..., Any]] = {
@@ -283,20 +283,21 @@ def _pool(name: str) -> Handler:
         even = pads[:dims] == pads[dims:] and all(2 * p <= k for p, k in zip(pads, kernel, strict=False))
         if name == "MaxPool":
             if not even:
-                value, pads = g.call(F.pad, value, _torch_pads(pads), "constant", -math.inf), [0] * 2 * dims
+                value, pads = g.call(F.pad, value, torch_pads(pads), "constant", -math.inf), [0] * 2 * dims
             function: Callable[..., Any] = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[dims - 1]
             return g.call(function, value, kernel, stride, pads[:dims], dilation, ceil)
         if dilation != [1] * dims or (not even and not a.get("count_include_pad", 0)):
             raise NotTakenBackError("its average leaves out padding that is not the same on both sides, or is dilated")
         if not even:
-            value, pads = g.call(F.pad, value, _torch_pads(pads)), [0] * 2 * dims
+            value, pads = g.call(F.pad, value, torch_pads(pads)), [0] * 2 * dims
         function = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[dims - 1]
         return g.call(function, value, kernel, stride, pads[:dims], ceil, bool(a.get("count_include_pad", 0)))
 
     return handle
 
 
-def _torch_pads(pads: list[int]) -> list[int]:
+def torch_pads(pads: list[int]) -> list[int]:
+    """Padding as torch takes it: by axis from the last, before and behind."""
     dims = len(pads) // 2
     return [each for axis in reversed(range(dims)) for each in (pads[axis], pads[dims + axis])]
 
@@ -313,7 +314,7 @@ def _pad(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
     if mode != "constant" or (len(x) > 3 and x[3] is not None):
         raise NotTakenBackError(f"its padding is {mode}, or of axes that are named")
     fill = 0.0 if len(x) < 3 or x[2] is None else g.tensor(x[2]).item()
-    return g.call(F.pad, x[0], _torch_pads([_int(each) for each in g.sizes(x[1]).items]), "constant", fill)
+    return g.call(F.pad, x[0], torch_pads([_int(each) for each in g.sizes(x[1]).items]), "constant", fill)
 
 
 def _flatten(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:

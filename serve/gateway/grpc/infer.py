@@ -23,7 +23,7 @@ from serve.gateway.health.suspects import ABOARD, Flight
 from serve.gateway.observe.telemetry import GRPC_ROUTE, Observed, Telemetry
 from serve.gateway.oip.sequence import Named
 from serve.gateway.release.release import Grade, Release
-from serve.gateway.release.released import grade_status, is_gone, sticky_value
+from serve.gateway.release.released import grade_status, graded_down, is_gone, sticky_value
 from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
 from serve.gateway.upstream.deadline import tells
@@ -216,11 +216,8 @@ class Inference:
                 self._gate.asides.check(self._gate.places(target.model), target.path, identity.id, least=least)
             except OverloadedError as err:  # which says nothing of the model
                 return Grade.CUT, err
-            outages = self._gate.incidents.outages
-            try:
-                outages.check(target.model)
-            except ModelDownError as err:
-                return Grade.DOWN if outages.fresh(target.model) else Grade.FAILED, err
+            if (down := graded_down(self._gate.incidents.outages, target)) is not None:
+                return down
             try:
                 if target.model == release.model:
                     return Grade.GOOD, await self._aside(identity, request, body, deadline, counted)

@@ -368,7 +368,7 @@ class Release:
     def wants_copy(self, size: int) -> bool:
         """Whether a request that the baseline will be asked, and whose copy will hold so many bytes, is one to copy."""
         course = self.course
-        if course is None or not course.copies or random.random() >= course.copies:  # noqa: S311  no secret
+        if course is None or not self.copying or random.random() >= course.copies:  # noqa: S311  no secret
             return False
         most = 1 if self._answer_bytes is None else MOST_COPIES
         # One alone may hold more, or a model with long answers would never be compared.

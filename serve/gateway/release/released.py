@@ -15,7 +15,7 @@ from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Memory, MemoryFullError, Share
 from serve.gateway.errors import GatewayError, OverloadedError, UpstreamDownError, UpstreamTimeoutError
-from serve.gateway.health.outages import ModelDownError
+from serve.gateway.health.outages import ModelDownError, Outages
 from serve.gateway.oip.encoding import unpacked
 from serve.gateway.oip.protocol import BINARY_HEADER, InferResponse, parse_response
 from serve.gateway.oip.tensors import ProtocolError
@@ -32,7 +32,7 @@ from serve.http.client import Response
 from serve.rollout.agree import Agree
 from serve.rollout.plan import Target
 
-__all__ = ["SERVED_BY", "Released", "grade_status", "is_gone", "sticky_value"]
+__all__ = ["SERVED_BY", "Released", "grade_status", "graded_down", "is_gone", "sticky_value"]
 
 SERVED_BY = b"served-by"
 LARGE_BYTES = 64 * 1024
@@ -125,7 +125,9 @@ class Released:
                 self._ask, target, headers, body, deadline - time.monotonic(), who.id,
                 least=JUDGED if target == release.candidate else 1, sequence=sequence,
             )  # fmt: skip
-            if (down := self._down(target)) is not None:  # not asked, and so suspected of nothing
+            if (
+                down := graded_down(self._gate.incidents.outages, target)
+            ) is not None:  # not asked, and so suspected of nothing
                 return down
             if target.model == release.model:
                 return await asked()
@@ -167,15 +169,6 @@ class Released:
                 release.may_speak(who.id)
                 answer.headers.append((ANSWER_ID, id_.encode()))
         return answer
-
-    def _down(self, target: Target) -> tuple[Grade, GatewayError] | None:
-        """What is to be said of a model that is known to be down; None where it is not."""
-        outages = self._gate.incidents.outages
-        try:
-            outages.check(target.model)
-        except ModelDownError as err:
-            return Grade.DOWN if outages.fresh(target.model) else Grade.FAILED, err
-        return None
 
     async def close(self) -> None:
         """Give up copies that are under way."""
@@ -246,7 +239,7 @@ class Released:
             headers = [header for header in headers if header[0] not in (b"accept-encoding", b"traceparent")]
             started = time.monotonic()
             try:
-                if self._down(release.candidate) is not None:
+                if graded_down(self._gate.incidents.outages, release.candidate) is not None:
                     return
                 with self._gate.incidents.suspects.beside(who, release.candidate.model, body) as flight:
                     grade, copy = await self._ask(release.candidate, headers, body, timeout_s, who, counts=False)
@@ -381,6 +374,18 @@ def grade_status(status: int, told: bytes, chosen: Callable[[], bool]) -> Grade:
     if status == 503 and was_hurried(told, chosen):
         return Grade.CUT
     return Grade.CLIENT if 400 <= status < 500 and status not in (404, 408, 429) else Grade.FAILED
+
+
+def graded_down(outages: Outages, target: Target) -> tuple[Grade, ModelDownError] | None:
+    """What a model that is known to be down, and so is not asked, is to be held for; None where it is not.
+
+    For a short time that says nothing of it: the requests that were with it have told.
+    """
+    try:
+        outages.check(target.model)
+    except ModelDownError as err:
+        return Grade.DOWN if outages.fresh(target.model) else Grade.FAILED, err
+    return None
 
 
 def is_gone(status: int, told: bytes) -> bool:

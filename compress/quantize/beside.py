@@ -1,0 +1,137 @@
+"""Two graphs of one network on the same data: how far their tensors are apart, what clips, which channels died."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TensorProto, numpy_helper
+
+from compress.data.dataset import Dataset
+from compress.quantize.calibrate import batch_for
+from compress.quantize.graph import observe
+from compress.stage import Progress
+
+__all__ = ["Range", "Tensor", "beside"]
+
+QUANTIZED = {TensorProto.UINT8: (0, 255), TensorProto.INT8: (-128, 127), TensorProto.UINT16: (0, 65535)}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor that both have: its signal to noise in dB (None where they are equal), channels that became constant."""
+
+    name: str
+    snr_db: float | None
+    dead_channels: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a QuantizeLinear holds, and the share of its values that lie beyond."""
+
+    tensor: str
+    low: float
+    high: float
+    clipped: float
+
+
+def beside(
+    first: tuple[Path, ModelProto], second: tuple[Path, ModelProto], data: Dataset, progress: Progress
+) -> tuple[tuple[Tensor, ...], tuple[Range, ...], dict[str, str]]:
+    """Run both, a few samples at a time.
+
+    Args:
+        first: the original's file, and what it holds; nodes and tensors have the names of the other.
+        second: the same of what was made of it.
+        data: fits the inputs of both.
+        progress: is told of samples done.
+
+    Returns:
+        Tensors in the order of the graph; ranges of which values clip, most first; tensors that could not be compared,
+        with why.
+    """
+    (path, before), (other, after) = first, second
+    made = {name: node.op_type for node in after.graph.node for name in node.output}
+    quantizers, drawn = _quantizers(after), _drawn(before, after)
+    alike = [(name, node.op_type) for node in before.graph.node for name in node.output if name]
+    common = [name for name, kind in alike if made.get(name) in (kind, "DequantizeLinear") or name in drawn]
+    unmatched = {name: "the other has no such tensor" for name, _ in alike if name not in common}
+    names = list(dict.fromkeys(common))
+    seen = {name: _Seen() for name in names}
+    beyond = {name: [0, 0] for name in quantizers}
+    batch, done = batch_for(path, names, data), 0
+    theirs = observe(other, [*names, *quantizers], data, batch=batch)
+    for (was, samples), (now, _) in zip(observe(path, names, data, batch=batch), theirs, strict=True):
+        for name in (name for name in names if was[name].dtype == np.float32):
+            if was[name].shape == now[name].shape:
+                seen[name].add(was[name], np.clip(now[name], *drawn.get(name, (-np.inf, np.inf))))
+            else:
+                unmatched[name] = f"it is {list(now[name].shape)}, {list(was[name].shape)} before"
+        for name, (low, high, step) in quantizers.items():
+            values = np.clip(now[name], *drawn.get(name, (-np.inf, np.inf)))
+            beyond[name][0] += int(((values < low - step / 2) | (values > high + step / 2)).sum())
+            beyond[name][1] += values.size
+        done += samples
+        progress(done, len(data), "samples")
+    ranges = [Range(n, quantizers[n][0], quantizers[n][1], out / total) for n, (out, total) in beyond.items() if out]
+    tensors = tuple(seen[name].result(name) for name in names if seen[name].ends[0] and name not in unmatched)
+    return tensors, tuple(sorted(ranges, key=lambda each: -each.clipped)), unmatched
+
+
+class _Seen:
+    """Sums over samples of one tensor of both."""
+
+    def __init__(self) -> None:
+        self.signal = self.noise = 0.0
+        self.ends: list[list[np.ndarray[Any, Any]]] = [[], []]
+
+    def add(self, was: np.ndarray[Any, Any], now: np.ndarray[Any, Any]) -> None:
+        wide = was.astype(np.float64)
+        self.signal += float(np.square(wide).sum())
+        self.noise += float(np.square(now - wide).sum())
+        for at, values in enumerate((was, now)):
+            axis = 1 if values.ndim in (2, 4, 5) else values.ndim - 1
+            flat = np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1) if values.ndim > 1 else values[None]
+            low, high = flat.min(axis=1), flat.max(axis=1)
+            ends = self.ends[at]
+            self.ends[at] = [np.minimum(ends[0], low), np.maximum(ends[1], high)] if ends else [low, high]
+
+    def result(self, name: str) -> Tensor:
+        (was_low, was_high), (low, high) = self.ends
+        dead = np.flatnonzero((low == high) & (was_low < was_high))
+        snr = 10 * math.log10(self.signal / self.noise) if self.noise and self.signal else None
+        return Tensor(name, snr, tuple(map(int, dead)))
+
+
+def _drawn(before: ModelProto, after: ModelProto) -> dict[str, tuple[float, float]]:
+    """Bounds of a Relu or a Clip that the quantizer drew into the range of what it takes: they cut on purpose."""
+    values = {t.name: float(numpy_helper.to_array(t)) for t in before.graph.initializer if not t.dims}
+    there = {node.name: node for node in after.graph.node}
+    makers = {name: node.name for node in before.graph.node for name in node.output}
+    found: dict[str, tuple[float, float]] = {}
+    for node in before.graph.node:
+        if node.op_type in ("Relu", "Clip") and node.name not in there and makers.get(node.input[0]) in there:
+            bounds = [*node.input[1:], "", ""] if node.op_type == "Clip" else ["", ""]
+            low = 0.0 if node.op_type == "Relu" else values.get(bounds[0], -math.inf)
+            high = values.get(bounds[1], math.inf)
+            found |= dict.fromkeys(there[makers[node.input[0]]].output, (low, high))
+    return found
+
+
+def _quantizers(model: ModelProto) -> dict[str, tuple[float, float, float]]:
+    """Lowest, highest and step of each activation's range, where one scale is in the file."""
+    values = {tensor.name: tensor for tensor in model.graph.initializer}
+    found: dict[str, tuple[float, float, float]] = {}
+    for node in model.graph.node:
+        if node.op_type != "QuantizeLinear" or len(node.input) < 3 or not {*node.input[1:3]} <= set(values):
+            continue
+        scale, zero = (numpy_helper.to_array(values[name]) for name in node.input[1:3])
+        ends = QUANTIZED.get(values[node.input[2]].data_type)
+        if scale.size == 1 and ends is not None:
+            step, at = float(scale.ravel()[0]), int(zero.ravel()[0])
+            found[node.input[0]] = ((ends[0] - at) * step, (ends[1] - at) * step, step)
+    return found
