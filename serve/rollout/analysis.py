@@ -17,7 +17,7 @@ from typing import Any, Literal
 from serve.rollout.evidence import Measure
 from serve.rollout.plan import Plan
 from serve.rollout.speakers import Speakers
-from serve.rollout.waits import AGAINST, ALONE, near
+from serve.rollout.waits import AGAINST, ALONE, beside, near
 
 __all__ = ["Analysis", "Outcome", "Question"]
 
@@ -37,7 +37,7 @@ class Outcome:
 
     Attributes:
         failed: whether it gave no good answer, through no fault of the client's.
-        seconds: that the answer took; None where it failed.
+        seconds: that the answer took; None where it failed, or where that says nothing of the model.
     """
 
     failed: bool
@@ -91,6 +91,7 @@ class Analysis:
         self._tail = math.inf
         self._late = [0.0, 0.0, 0.0]  # times that the share of slow answers was looked at, and the sums of both shares
         self._until_look = LOOK_AGAIN
+        self._met: tuple[int, str] = (0, "")
         self._compared = [0, 0, 0.0]  # requests, those of which nothing was judged, the sum of their disagreeing shares
         self._numbers = [0, 0.0, 0.0]  # items, the sum of their differences, the largest one
 
@@ -125,6 +126,14 @@ class Analysis:
             which: Literal[0, 1] = 0 if who == "candidate" else 1
             self._seconds[which].append(seconds)
             self._time(which, seconds)
+
+    def met(self, key: str) -> None:
+        """How long a request took with the candidate does not count: it met others, that asked it by its own name.
+
+        Args:
+            key: the id of the key of one of these.
+        """
+        self._met = self._met[0] + 1, key
 
     def copied(self, candidate: Outcome, baseline: Outcome, *, key: str = "") -> None:
         """Both have answered the same request of a key's, which was chosen before either answer was known."""
@@ -261,7 +270,11 @@ class Analysis:
         """By question, the id of the one key whose requests or words stand between what all show and a decision."""
         found: dict[Question, str] = {}
         for name in self.judged:
-            if key := self._heard[name].without() if self._alone(name) else self._hiding(name):
+            if name in ("latency", "slowest"):
+                key = self._met[1] if self._waits(name) else None
+            else:
+                key = self._heard[name].without() if self._alone(name) else self._hiding(name)
+            if key:
                 found[name] = key
         return found
 
@@ -341,6 +354,8 @@ class Analysis:
         measure = self.measures[name]
         if measure.fine.log_wealth >= self._proof and self._hiding(name) is not None:
             return AGAINST
+        if name in ("latency", "slowest") and self._proof_of(name) < self._proof:
+            return beside(self._met[0], self.measures["latency"].count)
         share, _ = self._seen(name)
         if name != "disagreement" or share is None or self._proof_of(name) >= self._proof:
             return ""

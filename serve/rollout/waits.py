@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["AGAINST", "ALONE", "near"]
+__all__ = ["AGAINST", "ALONE", "beside", "near"]
 
 ALONE = "worse by the requests of one key alone; no key decides alone, so this waits for others that bear it out"
 AGAINST = "fine by all requests together, but not where those of one key are left out; no key decides alone"
 MANY = 500
 FAR = 3.0  # times as many as were seen
 MOST = 10_000_000
+
+
+def beside(met: int, judged: int) -> str:
+    """What to say of the candidate's answers whose time is not judged; "" where those are few.
+
+    Args:
+        met: of them, that met requests which asked the candidate by its own name.
+        judged: times that were judged.
+    """
+    if met <= judged:
+        return ""
+    return (
+        f"{met} of its answers met requests that asked it by its own name, and how long these took is not judged; "
+        "let those wait, or give their key a list of models without it"
+    )
 
 
 def near(share: float, bound: float, count: int, missing: float) -> str:

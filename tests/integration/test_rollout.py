@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,7 +12,8 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import pytest
 import tritonclient.grpc
 from onnx import numpy_helper
 
+from serve.gateway.access.keys import add_key
 from serve.gateway.settings import Settings
 from serve.pack.options import PackOptions
 from serve.pack.write import pack
@@ -60,7 +63,7 @@ INFER = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4]
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """ "tiny" and "hooked" with two versions; "worse" that confuses two classes, "near" whose scores are a bit larger,
     "blank" whose scores are NaN;
-    "trained" whose versions 1, 2 and 3 are these; `RANKED`."""
+    "trained" whose versions 1, 2 and 3 are these; `RANKED`, and "doubled" whose two versions are the first."""
     folder = tmp_path_factory.mktemp("rollout")
     repository = folder / "repository"
     artifact = tiny_artifact(folder / "artifact")
@@ -79,6 +82,12 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
         version.mkdir(parents=True)
         (version.parent / "config.pbtxt").write_text(f'name: "{name}"\n{RANKED_CONFIG}')
         (version / "model.py").write_text(RANKED_MODEL.format(labels=labels))
+    doubled = repository / "doubled"
+    shutil.copytree(repository / "ranked", doubled)
+    shutil.copytree(doubled / "1", doubled / "2")
+    (doubled / "config.pbtxt").write_text(
+        f'name: "doubled"\n{RANKED_CONFIG}version_policy: {{ latest: {{ num_versions: 2 }} }}\n'
+    )
     with TritonServer(repository, ports=Ports(0, 0, 0)) as server:
         yield server
 
@@ -323,6 +332,64 @@ def test_the_friendly_route_and_grpc_go_the_same_way(triton: TritonServer, state
             assert client.infer("tiny", [given]).as_numpy("logits")[0].tolist() == wrong
             fixed = client.infer("tiny", [given], model_version="1").as_numpy("logits")[0].tolist()
             assert fixed == (np.array(X) @ WEIGHT)[0].tolist(), "whoever names a version gets it"
+
+
+@pytest.mark.parametrize(
+    ("model", "candidate", "way"),
+    [
+        *(("ranked", "reranked", way) for way in ("http", "predict", "grpc", "stream")),
+        *(("doubled", "2", way) for way in ("http", "grpc", "stream")),
+    ],
+)
+def test_who_asks_the_candidate_by_its_own_name_does_not_make_it_look_slow(
+    triton: TritonServer, state: Path, tmp_path: Path, model: str, candidate: str, way: str
+) -> None:
+    keys = tmp_path / "keys.json"
+    good, other = (add_key(keys, name)[0] for name in ("good", "other"))
+    bad, who = add_key(keys, "bad")
+    settings = Settings(
+        upstream=(f"http://{triton.http_address}",), port=0, grpc_port=free_port(), keys=keys, state=state,
+        grpc_upstream=(triton.grpc_address,),
+    )  # fmt: skip
+    named, version = (model, candidate) if candidate == "2" else (candidate, "")
+
+    def asked(url: str, key: str) -> None:
+        assert fetch(f"{url}/v2/models/{model}/infer", ASK_LABELS, x_api_key=key)[0] == 200
+
+    def ways(url: str, client: tritonclient.grpc.InferenceServerClient) -> Callable[[], None]:
+        given = tritonclient.grpc.InferInput("x", [1, 1], "INT64")
+        given.set_data_from_numpy(np.array([[1]]))
+        headers = {"x-api-key": bad}
+        if way == "grpc":
+            return lambda: client.infer(named, [given], version, headers=headers) and None
+        if way == "stream":
+            answered = threading.Semaphore(8)
+            client.start_stream(lambda result, error: answered.release(), headers=headers)
+
+            def send() -> None:
+                answered.acquire()
+                client.async_stream_infer(named, [given], version)
+
+            return send
+        path = f"/predict/{named}" if way == "predict" else f"/v2/models/{named}{version and '/versions/2'}/infer"
+        body = json.dumps({"x": [1]}).encode() if way == "predict" else ASK_LABELS
+        return lambda: fetch(url + path, body, x_api_key=bad, content_type="application/json") and None
+
+    with gateway_thread(settings) as url, ExitStack() as stack:
+        for key in (good, other):
+            stack.enter_context(asking(partial(asked, url, key)))
+        with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{settings.grpc_port}") as client:
+            direct = ways(url, client)
+            with asking(direct), asking(direct), asking(direct):
+                started = rollout(state, "start", model, "--candidate", candidate, *QUICK, "--expect-change")
+                assert started.returncode == 0, started.stderr
+                told = ""
+                while "asked it by its own name" not in told:
+                    time.sleep(0.5)
+                    told = rollout(state, "status").stdout
+                    assert "aborted" not in told, told
+            assert f"(key {who.id})" in told
+            client.stop_stream()
 
 
 def test_versions_that_share_their_steps_are_no_release(url: str, state: Path) -> None:

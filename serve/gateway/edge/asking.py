@@ -18,6 +18,7 @@ from serve.gateway.edge.extensions import LEAVING
 from serve.gateway.errors import ClientGoneError, UpstreamDownError, UpstreamTimeoutError
 from serve.gateway.health.suspects import ABOARD, Flight
 from serve.gateway.observe.tracing import Trace
+from serve.gateway.release.beside import Beside
 from serve.gateway.upstream.deadline import EarlyTimeoutError
 from serve.http.body import GrowingBody
 from serve.http.client import Response
@@ -40,6 +41,7 @@ async def ask_model(
     body: bytes | GrowingBody,
     trace: Trace | None = None,
     size: int = 0,
+    beside: Beside | None = None,
 ) -> Response:
     """Wait for a place, ask Triton, and give the place back.
 
@@ -49,6 +51,7 @@ async def ask_model(
         body: that is sent, to know the request by where the model's process dies of it.
         trace: gets the parts "queue" and "upstream".
         size: of the request, in bytes.
+        beside: is told of it, while it is with Triton.
 
     Raises:
         OverloadedError: there was no place in time, or the model is down.
@@ -73,6 +76,8 @@ async def ask_model(
                 scope, receive, places.enter(identity.priority, deadline - time.monotonic(), identity.id)
             )
         entered = True
+        if beside is not None:
+            beside.enter(identity.id)
         if trace is not None:
             trace.done("queue")
         started = time.monotonic()
@@ -103,14 +108,17 @@ async def ask_model(
     finally:
         suspects.land(flight, answered=answered, sent=sent)
         if entered:
+            ended = [connection.ended for connection in leaving.connections if connection.ended is not None]
             if not given_up:
                 for connection in leaving.connections:
                     connection.close()
                 places.leave(seconds, size)
-            elif ended := [connection.ended for connection in leaving.connections if connection.ended is not None]:
+            elif ended:
                 places.leave_after(ended, started, size, Share(gate.memory, identity.id))
             else:
                 places.abandon(time.monotonic() - started)
+            if beside is not None:
+                beside.leave(ended if given_up else ())
             if trace is not None:
                 trace.done("upstream")
 

@@ -90,6 +90,8 @@ class Direct:
             return False
         if target.version is None and self._releases.get(model) is not None:
             return False
+        if self._releases.beside(target) is not None:
+            return False
         if gate.incidents.suspects.watches(identity.id, model):
             return False
         length = asked.header_length

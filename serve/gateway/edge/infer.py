@@ -190,8 +190,9 @@ class InferEndpoint:
             )
 
         send_it = partial(
-            ask_model, self._gate, identity, model, scope=scope, receive=receive, deadline=deadline, size=len(body)
-        )
+            ask_model, self._gate, identity, model, scope=scope, receive=receive, deadline=deadline, size=len(body),
+            beside=self._releases.beside(stays or Target(model, version), release),
+        )  # fmt: skip
         status: int | None = None
         try:
             try:

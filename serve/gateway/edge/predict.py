@@ -149,6 +149,7 @@ def predict_router(
                 deadline,
                 message.body,
                 size=len(message.body),
+                beside=releases.beside(plain, release),
             )
             writing = _plain(contracts, upstream, metadata, answer, identity, deadline, item=item)
             response = await unless_client_leaves(request.scope, request.receive, writing)

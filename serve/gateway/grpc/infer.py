@@ -22,6 +22,7 @@ from serve.gateway.health.outages import ModelDownError
 from serve.gateway.health.suspects import ABOARD, Flight
 from serve.gateway.observe.telemetry import GRPC_ROUTE, Observed, Telemetry
 from serve.gateway.oip.sequence import Named
+from serve.gateway.release.beside import Beside
 from serve.gateway.release.release import Grade, Release
 from serve.gateway.release.released import grade_status, graded_down, is_gone, sticky_value
 from serve.gateway.release.releases import Releases
@@ -128,6 +129,7 @@ class Inference:
         suspects = self._gate.incidents.suspects
         flight = Flight(identity.id, model, body)
         above: Token[Flight | None] | None = None
+        beside: Beside | None = None
         try:
             if suspects.watches(identity.id, model):
                 await suspects.examine(flight, deadline - time.monotonic())
@@ -141,6 +143,9 @@ class Inference:
             suspects.take_off(flight)
             above = ABOARD.set(flight)
             release = self._releases.get(model) if not request.model_version else None
+            beside = self._releases.beside(stays or asked, release)
+            if beside is not None:
+                beside.enter(identity.id)
             if turn is not None:
                 turn.sends()
             if release is None:
@@ -185,6 +190,8 @@ class Inference:
             if above is not None:
                 ABOARD.reset(above)
             suspects.land(flight, answered=answered, sent=sent)
+            if beside is not None:
+                beside.leave(left if given_up else ())
             if entered:
                 if given_up and left:
                     places.leave_after(left, started, len(body), Share(self._gate.memory, share.key))

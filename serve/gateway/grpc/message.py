@@ -21,6 +21,7 @@ from serve.gateway.grpc.status import Context
 from serve.gateway.oip.contracts import Contracts
 from serve.gateway.oip.encoding import unpack
 from serve.gateway.oip.sequence import Named
+from serve.gateway.release.beside import Beside
 from serve.gateway.release.release import Release
 from serve.gateway.release.releases import Releases
 from serve.gateway.settings import Settings
@@ -234,6 +235,10 @@ class Incoming:
     async def who(self, request: Any, sequence: Named) -> tuple[Target, Batcher | None]:
         """Who has a request's sequence, and the batcher there; see `Begun.who`."""
         return await self._releases.begun.who(self._contracts, asked_of(request), self._release(request), sequence)
+
+    def beside(self, request: Any) -> Beside | None:
+        """Where to tell of a stream's message that may be with a candidate; see `Releases.beside`."""
+        return self._releases.beside(asked_of(request))
 
     async def turn_of_stream(self, identity: Identity, request: Any, sequence: Named) -> Turn | None:
         """A message of a sequence, counted for its key: it goes where Triton chooses by itself.

@@ -11,6 +11,7 @@ from serve.gateway.access.identity import Identity
 from serve.gateway.access.slots import Turn
 from serve.gateway.errors import ClientGoneError
 from serve.gateway.grpc.places import Place, Places
+from serve.gateway.release.beside import Beside
 
 __all__ = ["Placed"]
 
@@ -26,6 +27,7 @@ class _Message:
     taking_s: float  # that the client had taken for answers when it was sent
     tells: bool  # whether its time tells how busy the model is
     timer: asyncio.TimerHandle | None
+    beside: Beside | None
 
 
 class Placed:
@@ -53,6 +55,7 @@ class Placed:
         *,
         of_sequence: bool,
         decoupled: bool | None,
+        beside: Beside | None = None,
     ) -> None:
         """Wait for a message's place.
 
@@ -61,6 +64,7 @@ class Placed:
             turn: as of `Places.enter`.
             of_sequence: whether it is one of a sequence: its place is given back after the time-out at the latest.
             decoupled: whether the model is; None where that is not known.
+            beside: is told of it, while it is with Triton.
 
         Raises:
             OverloadedError: there was none in time.
@@ -76,7 +80,9 @@ class Placed:
         if of_sequence:
             timer = asyncio.get_running_loop().call_later(self._places.patience_s, place.set_apart)
         self._decoupled = self._decoupled or bool(decoupled)
-        self._messages.append(_Message(model, size, place, time.monotonic(), self._taking_s, tells, timer))
+        if beside is not None:
+            beside.enter(identity.id)
+        self._messages.append(_Message(model, size, place, time.monotonic(), self._taking_s, tells, timer, beside))
 
     async def _wait(self, identity: Identity, model: str, turn: Turn | None) -> Place:
         if self._ended:
@@ -143,3 +149,5 @@ class Placed:
         if message.timer is not None:
             message.timer.cancel()
         message.place.leave(seconds, message.size)
+        if message.beside is not None:
+            message.beside.leave()

@@ -116,6 +116,7 @@ class Streams:
                     place = partial(
                         placed.enter, identity, request.model_name, len(body), turn,
                         of_sequence=sequence is not None, decoupled=kind if isinstance(kind, bool) else None,
+                        beside=self._incoming.beside(request),
                     )  # fmt: skip
                     await flights.sent(identity.id, request.model_name, self._settings.timeout_s, place)
                 except GatewayError as err:

@@ -16,6 +16,7 @@ from typing import Generic, Literal, TypeVar
 
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.release.agreement import Agreement
+from serve.gateway.release.beside import Beside, Met
 from serve.rollout.analysis import Outcome
 from serve.rollout.course import Course, Event
 from serve.rollout.plan import Plan, Target
@@ -58,6 +59,7 @@ class Answered(Generic[T]):
         seconds: that it took.
         paired: whether a copy of the request is to be asked of the candidate, as was decided before it was answered.
         first: whether nobody was asked before because another had failed.
+        met: with others, that had asked the same model by its own name, so that its time says nothing.
     """
 
     answer: T
@@ -66,10 +68,11 @@ class Answered(Generic[T]):
     seconds: float
     paired: bool = False
     first: bool = True
+    met: Met | None = None
 
     @property
     def outcome(self) -> Outcome:
-        good = self.grade is Grade.GOOD
+        good = self.grade is Grade.GOOD and self.met is None
         return Outcome(self.grade not in (Grade.GOOD, Grade.CLIENT), self.seconds if good else None)
 
 
@@ -89,6 +92,7 @@ class Release:
         created: when the rollout was asked for.
 
     Attributes:
+        beside: the candidate's requests that ask it by its own name.
         rollout: which one it is: another state file counts from 1 again, so the id alone does not say.
         asked: number of requests by variant and grade.
         events: what happened and has not been written down yet.
@@ -119,6 +123,7 @@ class Release:
         self.candidate = candidate
         self.plan = plan
         self.course = course
+        self.beside = Beside()
         self.asked: Counter[tuple[Variant, Grade]] = Counter()
         self.events: list[Event] = []
         self.lost = False
@@ -219,8 +224,11 @@ class Release:
             first = await self._ask_kept(ask, self.candidate)
             self._note("candidate", first, key)
             return first
-        with self._left("candidate"):
+        met = Met()
+        with self._left("candidate", met), self.beside.watched(met):
             first = await _timed(ask, self.candidate)
+        if met.any:
+            first = replace(first, met=met)
         if not (self.plan.fallback and movable and first.grade in BLAMED):
             self._note("candidate", first, key)
             return first
@@ -231,19 +239,22 @@ class Release:
         return replace(second, first=False)
 
     @contextmanager
-    def _left(self, variant: Variant) -> Iterator[None]:
+    def _left(self, variant: Variant, met: Met | None = None) -> Iterator[None]:
         """Note how long a client waited that left, where the answer is the first one."""
         started = time.monotonic()
         try:
             yield
         except asyncio.CancelledError:
-            self._note_left(variant, time.monotonic() - started)
+            self._note_left(variant, time.monotonic() - started, met)
             raise
 
-    def _note_left(self, variant: Variant, seconds: float) -> None:
+    def _note_left(self, variant: Variant, seconds: float, met: Met | None) -> None:
         self.asked[variant, Grade.CUT] += 1
         if self.course is not None and self.running and self.course.weight:
-            self.course.analysis.left(variant, seconds)
+            if met is not None and met.any:
+                self.course.analysis.met(met.key)
+            else:
+                self.course.analysis.left(variant, seconds)
             self.look()
 
     def _note_first(self, variant: Variant, first: Answered[T], second: Answered[T], key: str) -> None:
@@ -277,7 +288,7 @@ class Release:
         if grade is not None:
             answered = replace(answered, grade=grade)
         if answered.grade is Grade.CUT:
-            self._note_left(variant, answered.seconds)
+            self._note_left(variant, answered.seconds, answered.met)
             return
         self.asked[variant, answered.grade] += 1
         course = self.course
@@ -288,6 +299,8 @@ class Release:
             course.analysis.baseline(answered.outcome, paired=answered.paired, key=key)
         else:
             course.analysis.candidate(answered.outcome, key=key)
+            if answered.met is not None:
+                course.analysis.met(answered.met.key)
         self.look()
 
     def look(self) -> None:

@@ -18,6 +18,7 @@ from serve.gateway.errors import GatewayError, UpstreamTimeoutError
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.release.agreement import misfit, unlike
 from serve.gateway.release.begun import Begun
+from serve.gateway.release.beside import Beside
 from serve.gateway.release.release import Release
 from serve.gateway.upstream.upstream import Upstream, model_path
 from serve.http.client import ExchangeError
@@ -71,6 +72,22 @@ class Releases:
     def get(self, model: str) -> Release | None:
         """The release of a model that clients ask for; None where Triton's own answer is wanted."""
         return self._by_model.get(model)
+
+    def beside(self, asked: Target, release: Release | None = None) -> Beside | None:
+        """Where to tell of a request that may be with a candidate, and not by its release; None where it is not.
+
+        Args:
+            asked: whom it names.
+            release: by which it is answered.
+        """
+        if release is not None or not self._by_model:
+            return None
+        for each in self._by_model.values():
+            candidate = each.candidate
+            named = candidate.model == asked.model and None in (asked.version, candidate.version)
+            if each.running and (named or candidate == asked):
+                return each.beside
+        return None
 
     def __iter__(self) -> Iterator[Release]:
         return iter(list(self._by_model.values()))

@@ -37,6 +37,9 @@ class NoReleases:
     def get(self, _: str) -> None:
         """Nothing is under release."""
 
+    def beside(self, *_: object) -> None:
+        """Nor is anything a candidate."""
+
 
 class Hourly:
     """A gate whose model takes an hour for an answer, as it has seen."""

@@ -1,0 +1,70 @@
+"""What meets a candidate besides the requests of its release: those that ask it by its own name.
+
+How long it takes while such a request is with it tells of that one, too: any key could make it look slow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Beside", "Met"]
+
+
+@dataclass(slots=True)
+class Met:
+    """Whether a request of the release met one; `key` is the id of one of their keys."""
+
+    any: bool = False
+    key: str = ""
+
+
+class Beside:
+    """Those of one candidate.
+
+    Attributes:
+        now: number of them that are with it.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0
+        self._began = 0
+        self._key = ""
+
+    def enter(self, key: str) -> None:
+        """One is sent, of the key with this id; to be told of its end with `leave`."""
+        self.now += 1
+        self._began += 1
+        self._key = key
+
+    def leave(self, ended: Sequence[asyncio.Future[Any]] = ()) -> None:
+        """It is over, or its client has left, and it is over once the server is through with what it was sent.
+
+        Args:
+            ended: each is done when the server is.
+        """
+        left = len(ended)
+
+        def over(_: object) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self.now -= 1
+
+        for each in ended:
+            each.add_done_callback(over)
+        if not ended:
+            self.now -= 1
+
+    @contextmanager
+    def watched(self, met: Met) -> Iterator[None]:
+        """Tell of a request of the release, once it is over, whether it met any."""
+        met.any, began = self.now > 0, self._began
+        try:
+            yield
+        finally:
+            met.any = met.any or self._began > began
+            met.key = self._key
