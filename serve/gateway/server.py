@@ -35,7 +35,7 @@ TOLD_CLIENTS = 64  # beyond the bound, whose requests are read before they are r
 GRPC_CONNECTION_BYTES = 64 * 1024  # that gRPC's own part holds for one without a call
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 COLLECTOR = (20_000, 20, 20)
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 logger = logging.getLogger(__name__)
 
@@ -155,13 +155,18 @@ async def serve_gateway(
         else:  # both end side by side; what they stand on is closed when both have
             app.state.others_ended.clear()
             server.should_exit = True
+            ending = asyncio.ensure_future(proxy.stop(settings.drain_timeout_s))
             try:
-                await proxy.stop(settings.drain_timeout_s)
+                await _first(ending, force or asyncio.Event())
+                if not ending.done():
+                    await proxy.stop(0.0)
+                await ending
             finally:
                 app.state.others_ended.set()
         if force is not None:
             await _first(running, force)
-            server.force_exit = force.is_set()
+            if force.is_set():
+                server.hurry.set()
         await running
     finally:
         if watching is not None:
@@ -200,18 +205,22 @@ def check_port(host: str, port: int) -> None:
 
 @contextmanager
 def forwarding_signals(stop: asyncio.Event, force: asyncio.Event) -> Iterator[None]:
-    """While it lasts, the first SIGINT or SIGTERM sets `stop`, the next one `force`; in the main thread only."""
+    """While it lasts, the first of `STOP_SIGNALS` sets `stop`, the next one `force`; in the main thread only.
+
+    A terminal that closes says SIGHUP; whoever has it ignored, as nohup does, goes on.
+    """
     loop = asyncio.get_running_loop()
+    numbers = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
     def received() -> None:
         (force if stop.is_set() else stop).set()
 
-    for number in STOP_SIGNALS:
+    for number in numbers:
         loop.add_signal_handler(number, received)
     try:
         yield
     finally:
-        for number in STOP_SIGNALS:
+        for number in numbers:
             loop.remove_signal_handler(number)
 
 
@@ -221,24 +230,37 @@ class _Server(uvicorn.Server):
     Args:
         config: uvicorn's.
         direct: how many requests are on the short way, which is no task.
+
+    Attributes:
+        listening: set once it does.
+        hurry: to be set where it ends, and is not to wait for requests any longer.
     """
 
     def __init__(self, config: uvicorn.Config, direct: Callable[[], int]) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
+        self.hurry = asyncio.Event()
         self._direct = direct
 
     async def _wait_tasks_to_complete(self) -> None:
+        waiting = asyncio.ensure_future(super()._wait_tasks_to_complete())
         try:
-            await super()._wait_tasks_to_complete()
-        except asyncio.CancelledError:  # the time is over
-            connections = self.server_state.connections
-            waiting = sum(len(getattr(each, "pipeline", ())) for each in connections)
-            cut = len(self.server_state.tasks) + self._direct() + waiting
-            if cut:
-                seconds = self.config.timeout_graceful_shutdown
-                logger.warning("the gateway ends after drain_timeout_s = %s; requests cut: %d", seconds, cut)
+            await _first(waiting, self.hurry)
+        except asyncio.CancelledError:
+            self._tell_of_cut(f"after drain_timeout_s = {self.config.timeout_graceful_shutdown}")
             raise
+        finally:
+            waiting.cancel()
+        if self.hurry.is_set():  # not uvicorn's own way, which leaves out what the app has to end
+            self._tell_of_cut("at once, as it was told to")
+            for task in self.server_state.tasks:
+                task.cancel()
+
+    def _tell_of_cut(self, when: str) -> None:
+        waiting = sum(len(getattr(each, "pipeline", ())) for each in self.server_state.connections)
+        cut = len(self.server_state.tasks) + self._direct() + waiting
+        if cut:
+            logger.warning("the gateway ends %s; requests cut: %d", when, cut)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -17,9 +17,12 @@ from pathlib import Path
 from compress.errors import RepositoryError
 from serve.repository.folders import folders_of
 from serve.repository.read import check_words
+from serve.repository.scratch import scratch, sweep
 from serve.repository.signing import check_files
 
 __all__ = ["Served", "serving"]
+
+COPIES = "served-"
 
 
 class Served:
@@ -91,7 +94,8 @@ def serving(repository: Path, public_key: Path | None, *, trust_changes: bool = 
     Raises:
         RepositoryError: it is not what was packed, or signed.
     """
-    with tempfile.TemporaryDirectory(prefix="served-", ignore_cleanup_errors=True) as folder:
-        served = Served(repository, public_key, Path(folder), trust_changes=trust_changes)
+    sweep(COPIES)
+    with scratch(COPIES) as folder:
+        served = Served(repository, public_key, folder, trust_changes=trust_changes)
         served.renew()
         yield served

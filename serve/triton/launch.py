@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,10 +19,12 @@ from serve.config.shell_words import PLAIN
 from serve.http.message import Address
 from serve.http.once import ask_once
 from serve.repository.read import ModelInfo, read_models
+from serve.repository.scratch import scratch
 from serve.repository.served import Served
 from serve.triton.find import Triton, build_backends, find_triton
 from serve.triton.flags import CACHE_BYTES, flags_for
 from serve.triton.interpreter import environment
+from serve.triton.leftovers import RUN, sweep_tritons
 from serve.triton.log import failed_models, failures
 from serve.triton.memory import check_room, region_bytes, remove_regions
 from serve.triton.ports import HOST, Ports, claim
@@ -102,7 +105,7 @@ class TritonServer:
         self._served = served
         self._ports = ports
         self._family: Family | None = None
-        self._run_folder: tempfile.TemporaryDirectory[str] | None = None
+        self._run_folder = ExitStack()
         self._linked = ""
         self._memory_prefix = f"{token}-"
         self._given_up = threading.Event()
@@ -167,15 +170,16 @@ class TritonServer:
         )
         self._ports = claim(self._wanted)
         try:
-            self._run_folder = tempfile.TemporaryDirectory(prefix="triton-run-")
-            backends = build_backends(triton, Path(self._run_folder.name) / "backends")
-            link = self._link(Path(self._run_folder.name))
+            sweep_tritons()
+            run_folder = self._run_folder.enter_context(scratch(RUN, self._memory_prefix))
+            backends = build_backends(triton, run_folder / "backends")
+            link = self._link(run_folder)
             self.log.parent.mkdir(parents=True, exist_ok=True)
             self.log.unlink(missing_ok=True)
             self.log.open("xb").close()
             self._family = Family(
                 self._command(triton, backends, link, models),
-                environ=_environ(triton, Path(self._run_folder.name) / "python"),
+                environ=_environ(triton, run_folder / "python"),
                 log=self.log,
                 cpus=self._options.cpus,
             )
@@ -208,13 +212,16 @@ class TritonServer:
         """End a start that is under way in another thread; it then fails, and none succeeds any more."""
         self._given_up.set()
 
-    def stop(self) -> None:
+    def stop(self, within_s: float | None = None) -> None:
         """Let requests in flight end, stop the server, and kill what is left; a second call does nothing.
+
+        Args:
+            within_s: how long that may take; None for as long as its options say.
 
         Raises:
             ServerError: a process of it can't be ended.
         """
-        self._stop(keep_log=not self._temporary_log)
+        self._stop(keep_log=not self._temporary_log, within_s=within_s)
 
     def _stop(self, *, keep_log: bool, within_s: float | None = None) -> None:
         family, self._family = self._family, None
@@ -222,13 +229,14 @@ class TritonServer:
         if family is not None:
             # Triton keeps to the timeout itself, and then needs a moment.
             patience_s = WEDGED_S if self.wedged else self._options.stop_timeout_s + 5.0
-            family.end(patience_s if within_s is None else within_s)
-            self.wedged = False
-            left = family.members()
-            remove_regions(self._memory_prefix)
-        if self._run_folder is not None:
-            self._run_folder.cleanup()
-            self._run_folder = None
+            try:
+                family.end(patience_s if within_s is None else within_s)
+            finally:
+                self.wedged = False
+                left = family.members()
+                remove_regions(self._memory_prefix)
+                self._run_folder.close()
+        self._run_folder.close()
         if not keep_log:
             self.log.unlink(missing_ok=True)
         if left:

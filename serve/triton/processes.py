@@ -72,10 +72,17 @@ class Family:
 
         Returns:
             Whether it ended by itself and left nothing.
+
+        Raises:
+            KeyboardInterrupt: it came meanwhile; all is ended.
         """
         if not self._ended.is_set():
             self._process.send_signal(signal.SIGTERM)
-        graceful = self._ended.wait(timeout_s)
+        interrupted: KeyboardInterrupt | None = None
+        try:
+            graceful = self._ended.wait(timeout_s)
+        except KeyboardInterrupt as err:  # whoever says it again does not want to wait
+            graceful, interrupted = False, err
         settled = time.monotonic() + 1.0
         while (left := self._left()) and graceful and time.monotonic() < settled:
             time.sleep(0.02)
@@ -86,6 +93,8 @@ class Family:
                 _kill(pid)
             time.sleep(0.02)
         self._ended.wait(1.0)
+        if interrupted is not None:
+            raise interrupted
         return graceful
 
     def _left(self) -> list[int]:

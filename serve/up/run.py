@@ -38,6 +38,7 @@ from serve.up.watch import follow
 
 __all__ = ["Started", "up"]
 
+AT_ONCE_S = 1.0
 LOOK_S = 0.25
 
 
@@ -94,8 +95,11 @@ def up(
     settings = _settings(options, options.triton or "http://127.0.0.1", "127.0.0.1:1")
     check_settings(settings)
     drain_s = float(settings.drain_timeout_s) if options.drain_timeout is None else options.drain_timeout
-    # Until the event loop takes the signals over, SIGTERM ends the start as Ctrl-C does: Triton is stopped, not left.
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Until the event loop takes the signals over, they end the start as Ctrl-C does: Triton is stopped, not left.
+    previous = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in previous.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
     try:
         if options.triton is not None:
             loaded = tuple(list_models(options.triton))
@@ -110,7 +114,8 @@ def up(
                 check_models(repository, container=container, trust_changes=changes)
                 serve(served, options, drain_s, on_ready, on_event)
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _embedded(
@@ -168,7 +173,8 @@ def _embedded(
             on_ready(Started(gateway, url, loaded, models, seconds, endpoints, triton.log, warnings))
 
         loading = Loading(served.renew, bare=served.signed)
-        _gateway(options, url, triton.grpc_address, ready, *watching, incidents=incidents, loading=loading)
+        if not _gateway(options, url, triton.grpc_address, ready, *watching, incidents=incidents, loading=loading):
+            triton.stop(within_s=AT_ONCE_S)
         if enough:  # not where it was told to stop while Triton was down
             raise ServerError(
                 "Triton has died",
@@ -251,9 +257,13 @@ def _gateway(
     *beside: Coroutine[Any, Any, None],
     incidents: Incidents | None = None,
     loading: Loading | None = None,
-) -> None:
-    """Run the gateway, and what works beside it; it ends with the first of these, or with a signal."""
-    uvloop.run(_serve(_settings(options, url, grpc), on_ready, beside, incidents, loading))
+) -> bool:
+    """Run the gateway, and what works beside it; it ends with the first of these, or with a signal.
+
+    Returns:
+        Whether requests were waited for; not where a second signal came.
+    """
+    return uvloop.run(_serve(_settings(options, url, grpc), on_ready, beside, incidents, loading))
 
 
 def _settings(options: UpOptions, url: str, grpc: str) -> Settings:
@@ -267,13 +277,14 @@ async def _serve(
     beside: Sequence[Coroutine[Any, Any, None]],
     incidents: Incidents | None,
     loading: Loading | None,
-) -> None:
+) -> bool:
     stop, force = asyncio.Event(), asyncio.Event()
     with forwarding_signals(stop, force):
         async with _working(beside, stop):
             await serve_gateway(
                 settings, stop=stop, on_ready=on_ready, force=force, incidents=incidents, loading=loading
             )
+    return not force.is_set()
 
 
 @asynccontextmanager

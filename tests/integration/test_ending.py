@@ -1,0 +1,159 @@
+"""`serve up` ends in order whoever tells it to, at once where it is told twice, and a kill leaves nothing for long."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serve.pack.write import PackOptions, pack
+from serve.repository.scratch import OWNER
+from serve.triton.leftovers import RUN
+from tests.gateway_models import FILES_CONFIG, FILES_MODEL
+from tests.integration.test_isolation import ask, asked
+from tests.integration.test_up import FREE, Up, up
+from tests.serve_models import tiny_artifact
+
+pytestmark = pytest.mark.integration
+# It takes its time to be loaded where it finds a file of that name, and an hour for an answer.
+MODEL = (
+    FILES_MODEL.replace("import time\n", "import pathlib\nimport time\n")
+    .replace("time.sleep(2)", "time.sleep(600)")
+    .replace(
+        "    def execute(self, requests):\n",
+        "    def initialize(self, args):\n"
+        "        while pathlib.Path(args['model_repository']).parent.resolve().with_name('slow').exists():\n"
+        "            time.sleep(0.05)\n\n"
+        "    def execute(self, requests):\n",
+    )
+)
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files of what the test starts."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = tmp_path / "models"
+    pack(tiny_artifact(tmp_path / "tiny"), repository=folder, name="tiny", options=PackOptions(instances=1))
+    version = folder / "files" / "1"
+    version.mkdir(parents=True)
+    (version.parent / "config.pbtxt").write_text(FILES_CONFIG)
+    (version / "model.py").write_text(MODEL)
+    return folder
+
+
+def of(folder: Path) -> Iterator[int]:
+    """The processes that have a path in this folder in their command line."""
+    for each in Path("/proc").iterdir():
+        if each.name.isdecimal():
+            with contextlib.suppress(OSError):
+                if os.fsencode(f"{folder}/") in (each / "cmdline").read_bytes():
+                    yield int(each.name)
+
+
+def runs(scratch: Path) -> list[Path]:
+    return [path for path in scratch.iterdir() if path.name.startswith((RUN, "served-"))]
+
+
+def loading(running: Up, scratch: Path) -> None:
+    """Wait until Triton has a process for the model that takes its time."""
+    running.until(lambda: any(b"model.py" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in of(scratch)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_in_order(tmp_path: Path, repository: Path, scratch: Path, number: signal.Signals) -> None:
+    running = Up(str(repository), *FREE, log=tmp_path / "up.log")
+    url = running.url()
+    assert ask(url, "tiny", b"")[0] == 400
+
+    running.process.send_signal(number)
+
+    assert running.process.wait(100) == 0, running.said
+    assert "Traceback" not in running.said
+    assert runs(scratch) == []
+    assert list(of(scratch)) == []
+
+
+def test_a_terminal_that_closes_does_not_end_what_was_started_without_one(tmp_path: Path, repository: Path) -> None:
+    command = ["nohup", sys.executable, "-m", "serve", "up", str(repository), *FREE]
+    log = tmp_path / "up.log"
+    with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT) as process:
+        while "gateway" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.1)
+        process.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(3)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(100) == 0
+
+
+def test_told_twice_it_ends_without_waiting_and_says_what_it_cut(
+    tmp_path: Path, repository: Path, scratch: Path
+) -> None:
+    running = Up(str(repository), *FREE, log=tmp_path / "up.log")
+    url = running.url()
+    statuses: list[int] = []
+    asking = threading.Thread(target=lambda: statuses.append(ask(url, "files", asked("sleep"))[0]))
+    asking.start()
+    time.sleep(1)
+
+    running.process.send_signal(signal.SIGTERM)
+    time.sleep(1)
+    assert running.process.poll() is None
+    running.process.send_signal(signal.SIGTERM)
+    asking.join(60)
+
+    assert running.process.wait(100) == 0, running.said
+    assert statuses == [503]
+    assert "ends at once, as it was told to; requests cut: 1" in running.said
+    assert "Traceback" not in running.said
+    assert runs(scratch) == []
+
+
+def test_a_signal_while_models_load_leaves_nothing(tmp_path: Path, repository: Path, scratch: Path) -> None:
+    repository.with_name("slow").touch()
+    running = Up(str(repository), *FREE, log=tmp_path / "up.log")
+    loading(running, scratch)
+
+    running.process.send_signal(signal.SIGHUP)
+
+    assert running.process.wait(100) == 130, running.said
+    assert "Traceback" not in running.said
+    assert list(of(scratch)) == []
+    assert runs(scratch) == []
+
+
+def test_what_a_killed_one_left_is_removed_by_the_next(tmp_path: Path, repository: Path, scratch: Path) -> None:
+    slow = repository.with_name("slow")
+    slow.touch()
+    killed = Up(str(repository), *FREE, log=tmp_path / "killed.log")
+    loading(killed, scratch)
+    killed.process.send_signal(signal.SIGKILL)
+    killed.process.wait(10)
+    left = runs(scratch)
+    assert {path.name.split("-")[0] for path in left} == {"served", "triton"}
+    prefix = next((path / OWNER).read_text() for path in left if path.name.startswith(RUN))
+    slow.unlink()
+    with up(tmp_path, str(repository), *FREE) as running:
+        running.url()
+        assert not [path for path in left if path.exists()]
+        assert not [pid for path in left for pid in of(path)]
+        assert not list(Path("/dev/shm").glob(f"{prefix}*"))  # noqa: S108
+        assert len(runs(scratch)) == 2
+    assert runs(scratch) == []
