@@ -192,7 +192,7 @@ def create_app(settings: Settings, incidents: Incidents | None = None, loading: 
     app.include_router(health_router(upstream, telemetry, draining))
     app.include_router(rollouts_router(releases))
     app.include_router(feedback_router(feedback, memory))
-    app.include_router(admin_router(settings, upstream, memory, loading))
+    app.include_router(admin_router(settings, upstream, gate.keys, memory, loading))
     add_docs(app, gate, upstream)
     add_page(app, upstream, history)
     # The last one added stands outermost.

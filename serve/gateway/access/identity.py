@@ -191,6 +191,17 @@ class KeyRing:
             raise UnauthorizedError("the key has expired", mend="ask for a new one")
         return identity
 
+    def again(self, identity: Identity) -> Identity:
+        """The same key as it is by now, for what took its time to come.
+
+        Raises:
+            UnauthorizedError: it has been revoked meanwhile, or has expired.
+        """
+        found = self.find(bytes.fromhex(identity.digest))
+        if found is None:
+            raise UnauthorizedError("the key is no longer valid", mend="ask for a new one")
+        return found
+
     def find(self, digest: bytes | None) -> Identity | None:
         """Whose key has this digest, None for no key; None where `identify_key` would raise."""
         if self._path is None:

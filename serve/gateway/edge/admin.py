@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from serve.config.names import MODEL_NAME
+from serve.gateway.access.identity import KeyRing
 from serve.gateway.access.memory import LastingShare, Memory
 from serve.gateway.edge.bodies import read_body
 from serve.gateway.edge.routes import as_it_came
@@ -38,7 +39,7 @@ TO_READ = re.compile(
 )
 
 
-def admin_router(settings: Settings, upstream: Upstream, memory: Memory, loading: Loading) -> APIRouter:
+def admin_router(settings: Settings, upstream: Upstream, keys: KeyRing, memory: Memory, loading: Loading) -> APIRouter:
     """The routes, bound to the upstreams; the last ones below /v2."""
     router = APIRouter(tags=["administration"])
 
@@ -56,6 +57,7 @@ def admin_router(settings: Settings, upstream: Upstream, memory: Memory, loading
             raise HTTPException(405, headers={"allow": "GET"}) if TO_READ.fullmatch(path) else HTTPException(404)
         request.state.identity.check_admin()
         body = await read_body(request.scope, None, request.receive, settings.max_body_bytes, LastingShare(memory))
+        keys.again(request.state.identity).check_admin()
         if load := LOAD.fullmatch(path):
             body = await loading.body(load[1], body)
         return as_it_came(await upstream.post_all(f"/v2/{path}", body), upstream.outages if path == INDEX else ())

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from starlette.types import Receive, Scope
 
 from serve.gateway.access.memory import SMALL_BYTES, MemoryFullError, Share
-from serve.gateway.edge.extensions import BODY, DROP, GROWING
+from serve.gateway.edge.extensions import BODY, DROP, GROWING, STILL
 from serve.gateway.errors import BodyTooLargeError, ClientGoneError
 from serve.http.body import GrowingBody
 
-__all__ = ["growing_body", "read_body"]
+__all__ = ["check_still", "growing_body", "read_body"]
 
 GROWING_BYTES = 128 * 1024
 
@@ -44,7 +44,25 @@ async def read_body(scope: Scope, content_length: bytes | None, receive: Receive
         BodyTooLargeError: it is, or is said to be, longer; the rest was not read.
         MemoryFullError: there is no room for it; the rest was not read.
         ClientGoneError: the client left before its end.
+        UnauthorizedError, ForbiddenError: its key may no longer ask for this.
     """
+    body = await _whole(scope, content_length, receive, limit, share)
+    check_still(scope)
+    return body
+
+
+def check_still(scope: Scope) -> None:
+    """Look again whether the key may ask for this, after what took its time to come.
+
+    Raises:
+        UnauthorizedError, ForbiddenError: not any more.
+    """
+    still = scope.get("state", {}).get(STILL)
+    if still is not None:
+        still()
+
+
+async def _whole(scope: Scope, content_length: bytes | None, receive: Receive, limit: int, share: Share) -> bytes:
     if content_length is not None and int(content_length) > limit:
         raise BodyTooLargeError(limit)
     if content_length is not None and int(content_length) > SMALL_BYTES:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-__all__ = ["BODY", "DROP", "GROWING", "LEAVING", "RESPOND"]
+__all__ = ["BODY", "DROP", "GROWING", "LEAVING", "RESPOND", "STILL"]
 
 RESPOND, LEAVING, BODY, GROWING = "serve.respond", "serve.leaving", "serve.body", "serve.growing"
 DROP = "serve.drop"
+STILL = "still"  # of the scope's state: raises where the key may not ask for this any more

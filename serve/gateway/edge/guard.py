@@ -7,8 +7,9 @@ import re
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.gateway.access.gate import Gate
-from serve.gateway.access.identity import KEY_HEADERS
+from serve.gateway.access.identity import KEY_HEADERS, Identity
 from serve.gateway.access.path import take_path
+from serve.gateway.edge.extensions import STILL
 from serve.gateway.errors import BadRequestError, GatewayError, Refusal
 
 __all__ = ["GuardMiddleware", "cost_of", "key_headers"]
@@ -70,11 +71,16 @@ class GuardMiddleware:
         if FREE.fullmatch(path):
             return
         identity = self._gate.keys.identify(key_headers(scope["headers"]))
-        scope.setdefault("state", {})["identity"] = identity
+        state = scope.setdefault("state", {})
+        state["identity"] = identity
+        state[STILL] = lambda: self._check_rights(self._gate.keys.again(identity), path)
         if path.startswith(PREDICT):
             identity.take()
         else:
             identity.ask(cost_of(path))
+        self._check_rights(identity, path)
+
+    def _check_rights(self, identity: Identity, path: str) -> None:
         if path == "/metrics":
             if not self._gate.keys.open:
                 identity.check_metrics()

@@ -19,8 +19,8 @@ from serve.gateway.access.gate import Gate
 from serve.gateway.access.identity import Identity
 from serve.gateway.access.memory import Share
 from serve.gateway.edge.asking import CLIENT_LEFT, ask_model, unless_client_leaves
-from serve.gateway.edge.bodies import growing_body, read_body
-from serve.gateway.edge.extensions import RESPOND
+from serve.gateway.edge.bodies import check_still, growing_body, read_body
+from serve.gateway.edge.extensions import RESPOND, STILL
 from serve.gateway.edge.infer_head import JSON, MOST_DIGITS, PATH, RETURNED, SAFE, answer_lines, split_headers
 from serve.gateway.errors import (
     BadRequestError,
@@ -83,7 +83,9 @@ class InferEndpoint:
             forwarded, read = split_headers(scope["headers"])
             identity = self._gate.keys.identify(read)
             observed.key = identity.name
-            scope.setdefault("state", {})["identity"] = identity
+            state = scope.setdefault("state", {})
+            state["identity"] = identity
+            state[STILL] = lambda: self._gate.keys.again(identity).check_model(model)
             identity.take()  # what it may not ask is counted, too
             identity.check_model(model)
             self._gate.incidents.outages.check(model)
@@ -152,6 +154,7 @@ class InferEndpoint:
         if body is None:
             body = await read_body(scope, read.get(b"content-length"), receive, settings.max_body_bytes, share)
         observed.received = len(body)
+        came_whole = isinstance(body, bytes)
         trace = observed.trace
         if trace is not None:
             forwarded = [header for header in forwarded if header[0] != b"traceparent"]
@@ -183,6 +186,8 @@ class InferEndpoint:
 
         async def ask(body: bytes | GrowingBody) -> Response:
             left = deadline - time.monotonic()
+            if not came_whole and isinstance(body, bytes):  # it was waited for meanwhile
+                check_still(scope)
             if turn is not None:
                 turn.sends()
             return await self._released.infer(

@@ -71,6 +71,7 @@ class Inference:
             seen.key = identity.name
             share = self._incoming.share(context, identity)
             body = await self._incoming.message(context, share)
+            identity = self._gate.keys.again(identity)
             seen.received = len(body)
             before = share.size
             answer = await self._infer(identity, body, context, seen, sequences, share)

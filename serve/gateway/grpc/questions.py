@@ -65,6 +65,7 @@ class Questions:
             if name not in EMPTY:
                 identity = self._gate.keys.identify(keys_of(context.invocation_metadata()))
                 body = await self._incoming.message(context, self._incoming.share(context, identity))
+                identity = self._gate.keys.again(identity)
                 if len(body) > MOST_QUESTION_BYTES and name != LOAD:
                     raise BodyTooLargeError(MOST_QUESTION_BYTES)
                 if name in ADMIN:
