@@ -7,6 +7,7 @@ import ctypes
 import errno
 import gc
 import logging
+import os
 import resource
 import signal
 import socket
@@ -117,6 +118,7 @@ async def serve_gateway(
     )
     proxy = None
     if settings.grpc_port:
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or clients without a key could fill the log
         from serve.gateway.grpc.proxy import GrpcProxy  # grpcio takes a while to import
 
         parts = app.state.parts

@@ -401,7 +401,8 @@ class Analysis:
     def _told(self, name: Question) -> str:
         candidate, baseline = self._seen(name)
         if name == "errors":
-            return f"{_percent(candidate)} of its requests fail, {_percent(baseline)} of the baseline's"
+            mine, theirs = (f"{count:,}" for count, _ in self._counts)
+            return f"{_percent(candidate)} of its {mine} requests fail, {_percent(baseline)} of the baseline's {theirs}"
         if name == "feedback":
             alone = " (all of it by one key)" if len(self.speakers) == 1 else ""
             told = f"{_percent(candidate)} of its answers are reported wrong, {_percent(baseline)} of the baseline's"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import threading
 import time
@@ -194,6 +195,25 @@ def test_clients_that_leave_a_decoupled_model_end_nothing(triton: TritonServer, 
     assert asked(address, "many") == 20
     assert triton.running
     assert triton.pid == before
+
+
+def test_a_stream_ends_once_its_key_may_not_ask_what_still_answers(triton: TritonServer, tmp_path: Path) -> None:
+    keys, port = tmp_path / "keys.json", free_port()
+    key = add_key(keys, "narrowed")[0]
+    settings = Settings(
+        upstream=(f"http://{triton.http_address}",), grpc_upstream=(triton.grpc_address,), port=0, grpc_port=port,
+        keys=keys,
+    )  # fmt: skip
+    with gateway_thread(settings), grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        answers = stream(channel, "held", key=key)
+        next(answers)
+        told = json.loads(keys.read_text())
+        told["keys"][0]["models"] = ["one"]
+        keys.write_text(json.dumps(told))
+        with pytest.raises(grpc.RpcError):
+            next(answers)
+        assert answers.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert asked(f"127.0.0.1:{port}", "one", key=key) == 1
 
 
 def test_streams_that_were_left_count_for_their_key_until_they_are_over(triton: TritonServer, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from serve.gateway.access.keys import Key, digest_of, read_keys
 from serve.gateway.access.rate_limit import TokenBucket
-from serve.gateway.errors import ForbiddenError, RateLimitedError, UnauthorizedError
+from serve.gateway.errors import ForbiddenError, GatewayError, RateLimitedError, UnauthorizedError
 
 __all__ = ["ANONYMOUS", "KEY_HEADERS", "Identity", "KeyRing"]
 
@@ -138,7 +138,7 @@ class KeyRing:
         self._path = path
         self._by_digest: dict[bytes, Identity] = {}
         self._seen: tuple[int, int, int] | None = None
-        self._held: dict[object, tuple[bytes | None, Callable[[], None]]] = {}
+        self._held: dict[object, tuple[bytes | None, Callable[[GatewayError], None], Callable[[Identity], None]]] = {}
         if path is not None:
             self.reload()
 
@@ -212,23 +212,35 @@ class KeyRing:
         return identity
 
     @contextmanager
-    def held(self, key: bytes | None, end: Callable[[], None]) -> Iterator[None]:
-        """While it lasts, `end` is called once `look` finds that the key holds no more."""
+    def held(
+        self,
+        key: bytes | None,
+        end: Callable[[GatewayError], None],
+        check: Callable[[Identity], None] = lambda _: None,
+    ) -> Iterator[None]:
+        """While it lasts, `end` is called, with why, once `look` finds that the key may no more.
+
+        Args:
+            check: raises where the key, as it is by then, may not ask what is asked.
+        """
         mark = object()
-        self._held[mark] = key, end
+        self._held[mark] = key, end, check
         try:
             yield
         finally:
             self._held.pop(mark, None)
 
     def look(self) -> None:
-        """End what is held by keys that have been revoked, or have expired."""
-        for mark, (key, end) in list(self._held.items()):
+        """End what is held by keys that have been revoked, have expired, or may no longer ask for it."""
+        for mark, (key, end, check) in list(self._held.items()):
             try:
-                self.identify_key(key)
+                check(self.identify_key(key))
             except UnauthorizedError:
                 del self._held[mark]
-                end()
+                end(UnauthorizedError("the key is no longer valid", mend="ask for a new one"))
+            except GatewayError as err:
+                del self._held[mark]
+                end(err)
 
     def changed(self) -> bool:
         """Whether the file is another than when it was read."""

@@ -46,6 +46,11 @@ class Placed:
         self._taking_s = 0.0
         self._ended = self._decoupled = False
 
+    def check(self, identity: Identity) -> None:
+        """Raises ForbiddenError where the key may not ask a model whose answers still come."""
+        for model in {each.model for each in self._messages}:
+            identity.check_model(model)
+
     async def enter(
         self,
         identity: Identity,

@@ -17,7 +17,7 @@ import grpc
 from serve.gateway.access.gate import Gate
 from serve.gateway.access.memory import MemoryFullError, Share
 from serve.gateway.access.slots import Turn
-from serve.gateway.errors import BadRequestError, GatewayError, UnauthorizedError, UpstreamBrokenError, bare
+from serve.gateway.errors import BadRequestError, GatewayError, UpstreamBrokenError, bare
 from serve.gateway.grpc.channels import GrpcChannels
 from serve.gateway.grpc.expected import Expected, Expecting
 from serve.gateway.grpc.message import Incoming, SlowMessageError, about
@@ -132,13 +132,13 @@ class Streams:
         flights = StreamFlight(self._gate.incidents.suspects)
         ending: list[Callable[[], object]] = []
 
-        def end() -> None:
-            failed.append(UnauthorizedError("the key is no longer valid", mend="ask for a new one"))
+        def end(why: GatewayError) -> None:
+            failed.append(why)
             for stop in ending:
                 stop()
 
         try:
-            with keys.held(key, end):
+            with keys.held(key, end, placed.check):
                 opening = self._incoming.kept(asyncio.ensure_future(anext(messages, None)))
                 ending.append(opening.cancel)
                 if not (await asyncio.wait((opening,), timeout=self._settings.body_timeout_s))[0]:

@@ -194,7 +194,7 @@ def test_a_key_is_worth_nothing_once_it_has_expired(tmp_path: Path, monkeypatch:
     ended: list[str] = []
     at = 1896087600.0  # date -d 2030-01-31T11:00:00Z +%s
     monkeypatch.setattr(time, "time", lambda: at - 1)
-    with ring.held(secret, lambda: ended.append("held")), ring.held(None, lambda: ended.append("none")):
+    with ring.held(secret, lambda _: ended.append("held")), ring.held(None, lambda _: ended.append("none")):
         assert ring.identify_key(secret).name == "other"
         ring.look()
         assert ended == ["none"]
@@ -204,7 +204,7 @@ def test_a_key_is_worth_nothing_once_it_has_expired(tmp_path: Path, monkeypatch:
         assert ended == ["none", "held"]
     with pytest.raises(UnauthorizedError, match="expired"):
         ring.identify_key(secret)
-    with ring.held(secret, lambda: ended.append("again")):
+    with ring.held(secret, lambda _: ended.append("again")):
         pass
     ring.look()
     assert ended == ["none", "held"]

@@ -49,7 +49,7 @@ def test_a_candidate_like_the_baseline_is_promoted_step_by_step() -> None:
 @pytest.mark.parametrize(
     ("candidate", "most", "told"),
     [
-        (lambda: BAD, 20, "100% of its requests fail, 0% of the baseline's"),
+        (lambda: BAD, 20, "requests fail, 0% of the baseline's"),
         (noisy(0.02, 1), 300, "its median is"),
         (noisy(0.1, 1), 60, "the baseline's"),
     ],
@@ -235,7 +235,8 @@ def test_a_change_that_is_expected_is_recorded_and_not_judged() -> None:
         course.analysis.compared(1, 1, 0.1, 0.2)
     event = course.look(5000.0)
     assert event is not None
-    assert (event.kind, event.why) == ("aborted", "100% of its requests fail, 0% of the baseline's")
+    assert event.kind == "aborted"
+    assert re.fullmatch(r"100% of its \d+ requests fail, 0% of the baseline's \d+", event.why)
 
 
 def test_a_request_disagrees_by_its_share_of_items_in_what_is_judged_and_shown() -> None:
