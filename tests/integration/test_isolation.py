@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -50,6 +51,12 @@ MODEL = FILES_MODEL.replace(
 
 def asked(content: str) -> bytes:
     return json.dumps({"inputs": [{"name": "file", "datatype": "BYTES", "shape": [1, 1], "data": [content]}]}).encode()
+
+
+def tiny() -> messages.ModelInferRequest:
+    request = messages.ModelInferRequest(model_name="tiny", raw_input_contents=[struct.pack("<4f", 1, 2, 3, 4)])
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 4])
+    return request
 
 
 @pytest.fixture
@@ -152,6 +159,14 @@ def test_a_dead_process_heals_and_is_told_meanwhile(tmp_path: Path, repository: 
                         call(message, timeout=20)
                     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
                     assert "files_0_0 was ended by SIGKILL" in caught.value.details()
+                stream = stub.ModelStreamInfer(
+                    iter([tiny(), messages.ModelInferRequest(model_name="files")]), timeout=20
+                )
+                assert not next(stream).error_message, "what was asked before is answered"
+                with pytest.raises(grpc.RpcError) as caught:
+                    next(stream)
+                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+                assert "files_0_0 was ended by SIGKILL" in caught.value.details()
                 assert stub.ModelReady(messages.ModelReadyRequest(name="tiny"), timeout=20).ready
             assert fetch(f"{url}/v2/models/tiny/ready")[0] == 200
             assert fetch(f"{url}/readyz")[1]["down"] == ["files"]

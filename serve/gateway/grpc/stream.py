@@ -119,6 +119,7 @@ class Streams:
                         beside=self._incoming.beside(request),
                     )  # fmt: skip
                     await flights.sent(identity.id, request.model_name, self._settings.timeout_s, place)
+                    self._gate.incidents.outages.check(request.model_name)  # it may have waited long
                 except GatewayError as err:
                     failed.append(bare(err))
                     return
