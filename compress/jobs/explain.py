@@ -34,6 +34,7 @@ from compress.pipeline import Watcher
 from compress.quantize.beside import Range, Tensor, beside
 from compress.quantize.int8_onnx import plain
 from compress.quantize.put_back import Mixed, UnmatchedError
+from compress.quantize.shield import shield, unshield
 from compress.runtime.backends import open_model
 from compress.runtime.measure import cores
 
@@ -141,6 +142,7 @@ def _given(model: Original) -> set[str]:
 def _explained(model: Original, other: OnnxModel, data: Dataset, folder: Path, watcher: Watcher) -> Explanation:
     after = onnx.load(other.path)
     name_nodes(after)
+    unshield(after)
     source = _comparable(model, after, folder, watcher)
     before = plain(source)
     tensors, ranges, unmatched = beside((source, before), (other.path, after), data, watcher.started("compare"))
@@ -149,6 +151,7 @@ def _explained(model: Original, other: OnnxModel, data: Dataset, folder: Path, w
     path = folder / "tried.onnx"
 
     def error(built: ModelProto) -> float:
+        shield(built)
         onnx.save(built, path)
         return judge.squared_error(open_model(OnnxModel(path, other.signature), threads=cores()))
 

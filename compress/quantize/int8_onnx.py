@@ -27,6 +27,7 @@ from compress.onnx_export.file import save
 from compress.onnx_export.fold import stripped
 from compress.onnx_export.tied import apart, share
 from compress.quantize.half.mask_chain import beside, mask_chain
+from compress.quantize.shield import shield
 from compress.quantize.tied_tables import tables, tie
 from compress.quantize.weights_onnx import RECURRENT, both_worth, quantize_weights, rounded
 from compress.runtime.memory import give_back
@@ -93,7 +94,7 @@ def _odd(model: ModelProto) -> list[str]:
 
 
 def finish(model: ModelProto, target: Path, original: ModelProto, *, integers: bool = True) -> None:
-    """Write a quantized model: what two layers share once, nodes in order, documentation dropped.
+    """Write a quantized model: what two layers share once, nodes in order, float layers shielded, no documentation.
 
     Args:
         model: quantized; is changed.
@@ -105,6 +106,7 @@ def finish(model: ModelProto, target: Path, original: ModelProto, *, integers: b
         tie(model, original)
     share(model, integers=integers)
     sort(model.graph)
+    shield(model)
     save(stripped(model), target)
 
 

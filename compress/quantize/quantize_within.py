@@ -23,6 +23,7 @@ from compress.quantize.int8_onnx import finish, plain
 from compress.quantize.put_back import Mixed
 from compress.quantize.quantize_faster import left_in_float, machine_of
 from compress.quantize.quantize_onnx import QuantizeOnnx, quantized
+from compress.quantize.shield import shield
 from compress.runtime.backends import OnnxBackend, open_model
 from compress.runtime.measure import cores
 from compress.stage import Given, Progress
@@ -198,7 +199,9 @@ class _Tried:
         self.units = [name for name in mixed.units if name not in floats]
 
     def __call__(self, back: Collection[str]) -> OnnxBackend:
-        onnx.save(self._mixed.model({*back, *self._floats}), self._model.path)
+        mixed = self._mixed.model({*back, *self._floats})
+        shield(mixed)
+        onnx.save(mixed, self._model.path)
         return OnnxBackend(self._model, cores())
 
 
