@@ -103,6 +103,15 @@ def sum_artifact(folder: Path) -> Path:
     return artifact_of(folder, nodes, inputs, ["total:float32[batch]"], {"axes": np.array([1], np.int64)})
 
 
+def pooled_artifact(folder: Path) -> Path:
+    """x:float32[batch,1,height,width], of 8 pixels and more, to y:float32[batch,1,h,w]."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("MaxPool", ["r"], ["y"], kernel_shape=[8, 8], strides=[8, 8]),
+    ]
+    return artifact_of(folder, nodes, ["x:float32[batch,1,height,width]"], ["y:float32[batch,1,h,w]"], {})
+
+
 def text_artifact(folder: Path) -> Path:
     """words:string[batch,2] to same:string[batch,2]."""
     node = helper.make_node("Identity", ["words"], ["same"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,14 @@ from serve.tune.candidate import candidate_of, candidates, write_into
 from serve.tune.trial import load_subject
 from serve.up.preflight import check_models
 from tests.integration.test_triton import FREE, infer
-from tests.serve_models import hook_file, lookup_artifact, sum_artifact, tiny_artifact, unbatched_artifact
+from tests.serve_models import (
+    hook_file,
+    lookup_artifact,
+    pooled_artifact,
+    sum_artifact,
+    tiny_artifact,
+    unbatched_artifact,
+)
 
 pytestmark = pytest.mark.integration
 pytest.importorskip("openvino_telemetry", reason="OpenVINO is an extra")
@@ -53,6 +61,7 @@ def server(folder: Path) -> Iterator[TritonServer]:
     pack(tiny, repository=repository, name="plain", options=one)
     pack(tiny, repository=repository, name="hooked", hooks=hook_file(folder / "h"), options=one)
     pack(on_openvino(sum_artifact(folder / "sum")), repository=repository, name="sum", options=one)
+    pack(on_openvino(pooled_artifact(folder / "pooled")), repository=repository, name="pooled", options=one)
     pack(on_openvino(unbatched_artifact(folder / "flat")), repository=repository, name="flat")
     pack(on_openvino(lookup_artifact(folder / "lookup")), repository=repository, name="lookup", options=one)
     pack(tiny, repository=repository, name="streams", options=PackOptions(instances=2, max_batch_size=8))
@@ -75,6 +84,25 @@ def test_answers_are_the_artifacts_on_openvino(server: TritonServer, folder: Pat
     want = backend.infer({"x": x})["logits"]
     got = infer(server, model, x=("FP32", [3, 4], x.ravel().tolist()))["logits"]
     np.testing.assert_array_equal(np.array(got, np.float32).reshape(3, 3), want)
+
+
+@pytest.mark.parametrize("model", ["sum", "pooled"])
+def test_sizes_that_a_model_can_not_do_harm_nobody_else(server: TritonServer, model: str) -> None:
+    """OpenVINO's compiled model goes on failing at the size of before."""
+
+    def asked(good: bool) -> Any:
+        if model == "sum":
+            return infer(
+                server, "sum", a=("FP32", [1, 3], [1, 2, 3]), b=("FP32", [1, 3 + (not good)], [1.0] * (3 + (not good)))
+            )
+        side = 16 if good else 4
+        return infer(server, "pooled", x=("FP32", [1, 1, side, side], [1.0] * side * side))
+
+    want = asked(True)
+    for _ in range(3):
+        with pytest.raises(urllib.error.HTTPError):
+            asked(False)
+        assert asked(True) == want
 
 
 def test_hooks_scalars_and_models_without_a_batch_are_served(server: TritonServer) -> None:

@@ -20,8 +20,10 @@ import json
 import os
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +44,40 @@ TYPES = {
     "TYPE_INT8": "i8", "TYPE_INT16": "i16", "TYPE_INT32": "i32", "TYPE_INT64": "i64", "TYPE_FP16": "f16",
     "TYPE_FP32": "f32", "TYPE_FP64": "f64",
 }  # fmt: skip
+MOST_SHAPES = 4096
 HINTS = ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")
 
 
-class MissingInputError(ValueError):
-    """A request lacks an input; Triton notices it only where none is optional."""
+class RefusedError(ValueError):
+    """A request lacks an input, which Triton notices only where none is optional; or its sizes can't be done."""
+
+
+class Shapes:
+    """Which sizes of its inputs a graph can do, as far as its operators tell without values."""
+
+    def __init__(self, graph: Any) -> None:
+        self._graph = graph
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[tuple[str, tuple[int, ...]], ...], str] = OrderedDict()
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raises RefusedError where it can't do these."""
+        key = tuple(sorted(shapes.items()))
+        with self._lock:
+            if key not in self._known:
+                self._known[key] = self._tried(shapes)
+                while len(self._known) > MOST_SHAPES:
+                    self._known.popitem(last=False)
+            why = self._known[key]
+        if why:
+            raise RefusedError(f"the model can't do inputs of these sizes: {why}")
+
+    def _tried(self, shapes: Mapping[str, tuple[int, ...]]) -> str:
+        try:
+            self._graph.reshape({name: list(shape) for name, shape in shapes.items()})
+        except Exception as err:
+            return str(err) or "the graph can't do these sizes"
+        return ""
 
 
 class TritonPythonModel:
@@ -68,15 +99,19 @@ class TritonPythonModel:
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
         self.most = int(config["max_batch_size"])
         core = openvino.Core()
-        graph = core.read_model(str(path), config={"ENABLE_MMAP": False})
-        if yes(parameters, "RESHAPE_IO_LAYERS"):
-            graph.reshape({tensor["name"]: self._dims(tensor) for tensor in config["input"]})
+        dims = {tensor["name"]: self._dims(tensor) for tensor in config["input"]}
+        self.file = partial(opened, core, path, dims if yes(parameters, "RESHAPE_IO_LAYERS") else {})
+        graph = self.file()
         self.inputs = [tensor["name"] for tensor in config["input"]]
         self.outputs = [tensor["name"] for tensor in config["output"]]
         check("input", config["input"], graph.inputs, self._dims)
         check("output", config["output"], graph.outputs, self._dims)
         self.fixed = self._fixed_batch(graph, padding=yes(parameters, "ENABLE_BATCH_PADDING"))
-        self.model = core.compile_model(graph, "CPU", properties(parameters, instances(config), core))
+        settings = properties(parameters, instances(config), core)
+        self.compiled = partial(core.compile_model, device_name="CPU", config=settings)
+        self.model = self.compiled(graph)
+        self.renewing = threading.Lock()
+        self.shapes: Shapes | None = None
         ports = {name: at for at, port in enumerate(self.model.outputs) for name in port.names}
         self.ports = [ports[name] for name in self.outputs]
         self.streams = int(self.model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
@@ -122,7 +157,7 @@ class TritonPythonModel:
     def _alone(self, request: Any) -> Any:
         try:
             outputs = self._run(self._feed(request))
-        except MissingInputError as err:
+        except RefusedError as err:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(err), pb_utils.TritonError.INVALID_ARG))
         except Exception as err:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"OpenVINO: {err}"))
@@ -142,8 +177,9 @@ class TritonPythonModel:
         return responses
 
     def _run(self, feed: dict[str, Array]) -> dict[str, Array]:
-        if not hasattr(self.local, "request"):  # one for each thread, and there are as many as streams
-            self.local.request = self.model.create_infer_request()
+        model = self.model
+        if getattr(self.local, "model", None) is not model:  # a request for each thread, and as many as streams
+            self.local.model, self.local.request = model, model.create_infer_request()
         size = len(feed[self.inputs[0]]) if self.fixed else 0
         if size < self.fixed:
             missing = self.fixed - size
@@ -151,14 +187,32 @@ class TritonPythonModel:
                 name: np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)])
                 for name, array in feed.items()
             }
-        self.local.request.start_async(feed, share_inputs=True)
-        self.local.request.wait()
+        if self.shapes is not None:
+            self.shapes.check({name: array.shape for name, array in feed.items()})
+        try:
+            self.local.request.start_async(feed, share_inputs=True)
+            self.local.request.wait()
+        except Exception:
+            self._renew(model)
+            raise
         found = [self.local.request.get_output_tensor(at).data for at in self.ports]
         # Copies: the request writes its next answers into the same memory.
         return {
             name: np.array(array[:size] if self.fixed else array)
             for name, array in zip(self.outputs, found, strict=True)
         }
+
+    def _renew(self, failed: Any) -> None:
+        """Take another compiled model: OpenVINO 2026.4 fails at the sizes of before, too, after one that it can't do.
+
+        From now on sizes are tried on the graph first, which is held for that, so that no client has this done again
+        and again.
+        """
+        with self.renewing:
+            if self.model is failed:
+                graph = self.file()
+                self.model = self.compiled(graph)
+                self.shapes = self.shapes or Shapes(graph)
 
     def _response(self, request: Any, outputs: Mapping[str, Array]) -> Any:
         wanted = set(request.requested_output_names())
@@ -171,7 +225,7 @@ class TritonPythonModel:
         for name in self.inputs:
             tensor = pb_utils.get_input_tensor_by_name(request, name)
             if tensor is None:
-                raise MissingInputError(f"the request has no input {name!r}")
+                raise RefusedError(f"the request has no input {name!r}")
             feed[name] = tensor.as_numpy()
         return feed
 
@@ -192,6 +246,14 @@ class TritonPythonModel:
                 "parameter ENABLE_BATCH_PADDING: YES"
             )
         return self.most
+
+
+def opened(core: Any, path: Path, dims: Mapping[str, Sequence[int]]) -> Any:
+    """A file's graph, its inputs with these dims, if any."""
+    graph = core.read_model(str(path), config={"ENABLE_MMAP": False})
+    if dims:
+        graph.reshape({name: list(each) for name, each in dims.items()})
+    return graph
 
 
 def instances(config: Mapping[str, Any]) -> int:
