@@ -11,7 +11,7 @@ from compress.artifact import Measured
 from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.data.sizes import batches_of, typical_inputs
-from compress.errors import MissingExtraError, StageError
+from compress.errors import MissingExtraError, StageError, ToolkitError
 from compress.evaluate.evaluation import Evaluation
 from compress.evaluate.judge import Budget, spread
 from compress.evaluate.runtime_choice import BATCHED, Choice, RuntimeFigures, choose, distances
@@ -20,11 +20,12 @@ from compress.formats.onnx.outline import outline
 from compress.jobs.prove import Found, judged_fields, loss_between
 from compress.jobs.recipe import find_data
 from compress.model import Arrays, Model, OnnxModel, sample_inputs
+from compress.model.inputs import example_inputs
 from compress.options import ExportOptions
 from compress.report.findings import telling
 from compress.runtime.backends import Backend, open_model
 from compress.runtime.backends.onnxrt import is_emulated, is_half
-from compress.runtime.backends.openvino_cpu import installed
+from compress.runtime.backends.openvino_cpu import check_sizes, installed
 from compress.runtime.latency import FEWEST, Latency, Ratio, latency, ratio
 from compress.runtime.machine import fast_bfloat16
 from compress.runtime.measure import cores
@@ -63,7 +64,30 @@ def beside(options: ExportOptions, rows: Mapping[str, Model]) -> tuple[dict[str,
             raise
         why = f"OpenVINO does not run the file ({err.why}): ONNX Runtime serves it."
         return {}, Choice("onnxruntime", why, doubtful=True)
+    if not asked and (lost := _lost_sizes(final, model, options.threads)):
+        why = f"OpenVINO fails at inputs that ONNX Runtime answers ({lost}): ONNX Runtime serves the file."
+        return {}, Choice("onnxruntime", why, doubtful=True)
     return {f"{last} on OpenVINO": model}, None
+
+
+def _lost_sizes(first: OnnxModel, second: OnnxModel, threads: int) -> str:
+    """Sizes of what varies beside the batch that the first answers and the second does not; "" where none was found."""
+    usual = first.signature.at(1)
+    halves = {dim: (usual[dim] + 1) // 2 for dim in first.signature.told}
+    ones = [{dim: size} for dim, half in halves.items() for size in (half, usual[dim] + 1, 2 * usual[dim])]
+    backend = open_model(first, threads=threads)
+    for other in [*ones, halves] if halves else []:
+        try:
+            inputs = example_inputs(first.signature.inputs, usual | other)
+            backend.infer(inputs)
+        except ToolkitError:
+            continue
+        try:
+            check_sizes(second.path, {name: array.shape for name, array in inputs.items()})
+            open_model(second, threads=threads).infer(inputs)
+        except StageError:
+            return ", ".join(f"{dim} = {size}" for dim, size in other.items())
+    return ""
 
 
 def chosen(

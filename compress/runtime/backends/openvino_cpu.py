@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from compress.runtime.backends.onnxrt import is_emulated
 from compress.runtime.machine import fast_bfloat16
 from compress.vetting.loops import may_not_end
 
-__all__ = ["OpenVinoBackend", "OpenVinoOptions", "installed", "library"]
+__all__ = ["OpenVinoBackend", "OpenVinoOptions", "check_sizes", "installed", "library"]
 
 Precision = Literal["fp32", "bf16", "fp16"]
 HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
@@ -154,6 +155,23 @@ class OpenVinoBackend:
     def _run(self, inputs: Arrays) -> Arrays:
         found = run_on(inputs, lambda: self._request.infer(inputs, share_inputs=True))
         return {name: found[number] for name, number in self._outputs.items()}
+
+
+def check_sizes(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise StageError where the graph can't do inputs of these sizes, as far as OpenVINO's operators tell beforehand.
+
+    To run one that can't may end the process: OpenVINO 2026.4 fails without a bound in a pooling of less than its
+    window.
+    """
+    try:
+        graph = _core().read_model(str(path), config={"ENABLE_MMAP": False})
+        graph.reshape({name: list(shape) for name, shape in shapes.items()})
+    except (RuntimeError, OSError) as err:
+        raise StageError(
+            f"OpenVINO can't run {path.name} at these sizes",
+            why=_reason(err),
+            mend="run it with ONNX Runtime: --runtime onnxruntime",
+        ) from err
 
 
 def _refuse_loops(path: Path) -> None:

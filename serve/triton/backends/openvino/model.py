@@ -111,7 +111,9 @@ class TritonPythonModel:
         self.compiled = partial(core.compile_model, device_name="CPU", config=settings)
         self.model = self.compiled(graph)
         self.renewing = threading.Lock()
-        self.shapes: Shapes | None = None
+        # To run what a graph can't do may end the process, and what was compiled fails at other sizes from then on.
+        varies = any(int(dim) < 0 for tensor in config["input"] for dim in tensor["dims"])
+        self.shapes = Shapes(graph) if varies else None
         ports = {name: at for at, port in enumerate(self.model.outputs) for name in port.names}
         self.ports = [ports[name] for name in self.outputs]
         self.streams = int(self.model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
@@ -203,16 +205,10 @@ class TritonPythonModel:
         }
 
     def _renew(self, failed: Any) -> None:
-        """Take another compiled model: OpenVINO 2026.4 fails at the sizes of before, too, after one that it can't do.
-
-        From now on sizes are tried on the graph first, which is held for that, so that no client has this done again
-        and again.
-        """
+        """Take another compiled model: OpenVINO 2026.4 goes on failing at the sizes of before."""
         with self.renewing:
             if self.model is failed:
-                graph = self.file()
-                self.model = self.compiled(graph)
-                self.shapes = self.shapes or Shapes(graph)
+                self.model = self.compiled(self.file())
 
     def _response(self, request: Any, outputs: Mapping[str, Array]) -> Any:
         wanted = set(request.requested_output_names())

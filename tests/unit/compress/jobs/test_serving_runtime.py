@@ -22,7 +22,7 @@ from compress.model import OnnxModel
 from compress.options import ExportOptions, OptimizeOptions
 from compress.runtime.latency import Ratio
 from tests.families import family
-from tests.serve_models import tiny_artifact
+from tests.serve_models import pooled_artifact, tiny_artifact
 
 
 @pytest.fixture(scope="module")
@@ -183,3 +183,18 @@ def test_an_artifact_of_an_earlier_release_is_served_by_onnx_runtime(tmp_path: P
     path.write_text(json.dumps(data | {"runtime": "magic"}))
     with pytest.raises(ArtifactError, match="its runtime is 'magic'"):
         Artifact.load(tmp_path / "a")
+
+
+@pytest.mark.usefixtures("openvino")
+@pytest.mark.parametrize(("side", "runtime"), [(8, "onnxruntime"), (64, "openvino")])
+def test_one_that_fails_at_sizes_that_the_other_answers_is_not_taken(tmp_path: Path, side: int, runtime: str) -> None:
+    """A pooling by 8 × 8 gives nothing for fewer pixels in ONNX Runtime; OpenVINO ends the process."""
+    artifact = Artifact.load(pooled_artifact(tmp_path))
+    model = OnnxModel(artifact.model_path, artifact.signature.sized({"height": side, "width": side}))
+
+    others, choice = beside(ExportOptions(output=tmp_path / "a"), {"float": model})
+
+    assert (not others) is (runtime == "onnxruntime")
+    if choice is not None:
+        assert (choice.runtime, choice.doubtful) == ("onnxruntime", True)
+        assert "fails at inputs that ONNX Runtime answers (height = 4)" in choice.why
