@@ -18,6 +18,7 @@ from compress.console.interrupts import interrupted, interruptible
 from compress.errors import MissingExtraError, ToolkitError
 from compress.options import CompressOptions, FinetuneOptions, SourceOptions
 from compress.storage.shortages import shortages
+from compress.vetting.memory import bound_memory
 
 if TYPE_CHECKING:
     from compress.report.progress import Terminal
@@ -97,6 +98,7 @@ def run_to_end(command: Callable[[], Any], *, resumes: bool) -> None:
 def _run(command: Callable[[], Any]) -> None:
     try:
         with shortages():
+            bound_memory()
             command()
     except CycloptsError:
         sys.exit(2)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-__all__ = ["memory_left"]
+__all__ = ["bound_memory", "memory_left"]
 
 CGROUPS = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
@@ -34,6 +34,20 @@ def memory_left(*, cgroups: Path = CGROUPS, proc: Path = PROC) -> int:
     except (OSError, KeyError, ValueError, IndexError):  # another system than Linux
         left = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(0, min([left, *_of_groups(cgroups, proc)]))
+
+
+def bound_memory() -> None:
+    """Give this process, and each that it starts, no more memory than the machine and its container have left now.
+
+    What takes more then fails with an error that can be told, in whatever library, where the kernel would end some
+    process or other: a file of a few hundred bytes can ask for any amount.
+    """
+    with suppress(OSError, KeyError, ValueError):  # another system than Linux
+        taken = int(_fields(PROC / "self/status", ":")["VmData"].split()[0]) * 1024
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        wanted = taken + memory_left()
+        if soft == resource.RLIM_INFINITY or wanted < soft:
+            resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
 
 
 def _of_groups(cgroups: Path, proc: Path) -> Iterator[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,3 +99,37 @@ def test_a_limit_that_cant_be_read_is_passed_over(tmp_path: Path, proc: Path) ->
 def test_without_groups_the_machine_bounds_it(tmp_path: Path, proc: Path) -> None:
     assert memory_left(cgroups=tmp_path / "none", proc=proc) == 8 << 30
     assert memory_left() > 1_000_000
+
+
+BOUND = """
+import numpy as np
+from compress.jobs import running
+from compress.vetting import memory
+
+memory.memory_left = lambda: 1 << 30
+
+
+def command():
+    np.ones(1 << 28, np.uint8)  # as much as there is can be had
+    np.ones(1 << 31, np.uint8)
+
+
+running.run_to_end(command, resumes=False)
+"""
+
+
+def test_a_command_gets_no_more_than_is_left_and_says_so() -> None:
+    done = subprocess.run([sys.executable, "-c", BOUND], capture_output=True, text=True, timeout=100)
+
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: there is not enough memory")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_limit_that_is_lower_stays() -> None:
+    lower = "import resource\nresource.setrlimit(resource.RLIMIT_DATA, (1 << 29, resource.RLIM_INFINITY))\n"
+    told = "print(resource.getrlimit(resource.RLIMIT_DATA)[0])"
+    bound = "from compress.vetting.memory import bound_memory\nbound_memory()\n"
+    done = subprocess.run([sys.executable, "-c", lower + bound + told], capture_output=True, text=True, timeout=100)
+
+    assert done.stdout.strip() == str(1 << 29)
