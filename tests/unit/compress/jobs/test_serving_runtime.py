@@ -188,7 +188,7 @@ def test_an_artifact_of_an_earlier_release_is_served_by_onnx_runtime(tmp_path: P
 @pytest.mark.usefixtures("openvino")
 @pytest.mark.parametrize(("side", "runtime"), [(8, "onnxruntime"), (64, "openvino")])
 def test_one_that_fails_at_sizes_that_the_other_answers_is_not_taken(tmp_path: Path, side: int, runtime: str) -> None:
-    """A pooling by 8 × 8 gives nothing for fewer pixels in ONNX Runtime; OpenVINO ends the process."""
+    """A pooling by 8 x 8 gives nothing for fewer pixels in ONNX Runtime; OpenVINO ends the process."""
     artifact = Artifact.load(pooled_artifact(tmp_path))
     model = OnnxModel(artifact.model_path, artifact.signature.sized({"height": side, "width": side}))
 
