@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
 import sys
 import time
@@ -32,6 +33,7 @@ __all__ = ["Outcome", "Watcher", "check", "hashing_shown", "kept_from_before", "
 
 SHORT_SECONDS = 1.0  # what takes no longer is not shown
 CACHED_SECONDS = 1.0  # what took no longer is done again as fast
+AFRESH = "COMPRESS_AFRESH"  # seconds since 1970
 SAID = "stage.json"  # in the folder of an output: what the stage did
 
 
@@ -190,7 +192,7 @@ def _fetch(stage: Stage, folder: Path, key: str, cache: StageCache | None, befor
 
 def _run(stage: Stage, model: Model, folder: Path, progress: Progress) -> Outcome:
     beside = folder.with_name(folder.name + ".part")
-    if not getattr(stage, "resumes", False):
+    if not getattr(stage, "resumes", False) or _is_old(beside):
         shutil.rmtree(beside, ignore_errors=True)
     if beside.is_symlink():  # it may lead elsewhere
         beside.unlink()
@@ -254,8 +256,18 @@ def _digest(data: Mapping[str, Any], folder: Path) -> str:
     return digest.hexdigest()
 
 
+def _is_old(path: Path) -> bool:
+    """Whether it is of before the time that the environment names, if it does: reproduce.sh takes nothing of that."""
+    try:
+        return path.stat().st_mtime < float(os.environ.get(AFRESH, ""))
+    except (OSError, ValueError):
+        return False
+
+
 def _take(stage: Stage, folder: Path, before: Model | None) -> Outcome | None:
     """What a stage gave, as it is kept; `before`, what went into it, where that is known."""
+    if _is_old(folder / SAID):
+        return None
     try:
         data: Mapping[str, Any] = read_json(folder / SAID)
         if data["sha256"] != _digest(data, folder):

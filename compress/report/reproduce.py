@@ -59,6 +59,7 @@ holds() {{
     exit 1
 }}
 {checks}
-export COMPRESS_CACHE_GB=0  # what an earlier run made is not taken again
+# What an earlier run made is not taken again, of the cache or beside the result.
+export COMPRESS_CACHE_GB=0 "COMPRESS_AFRESH=$(date +%s)"
 {command}
 """

@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -161,3 +162,26 @@ def test_data_in_a_folder_is_looked_at_too(
     assert done.returncode == 1
     assert words in done.stderr
     assert not Path("ran").exists()
+
+
+def test_in_its_own_place_it_runs_each_stage_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    compress.save(torch.nn.Linear(4, 3), tmp_path / "model.pt", inputs="x:float32[batch,4]")
+    arguments = ["export", "model.pt", "-o", "out"]
+    monkeypatch.setattr("sys.argv", ["compress", *arguments])
+    with pytest.raises(SystemExit):
+        main(arguments)
+    stages = sorted(Path("out.work").glob("*/stage.json"))
+    for path in stages:  # as of an earlier day
+        os.utime(path, (1e9, 1e9))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/compress").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m compress "$@"\n')
+    (tmp_path / "bin/compress").chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+
+    done = subprocess.run([SHELLS[0], "out/reproduce.sh"], env=environment, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    assert "kept from before" not in done.stdout + done.stderr
+    assert stages
+    assert all(path.stat().st_mtime > 1e9 for path in stages)
