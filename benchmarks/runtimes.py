@@ -6,7 +6,8 @@ A ResNet-50 of full width on 64² pixels (untrained), the digits example's netwo
 its folder is named (examples/minilm/minilm.py writes it), all-MiniLM-L6-v2; each as `compress export` writes it in FP32
 and in INT8: static, of MiniLM dynamic, too. One thread, batch 1; both runtimes take turns on a file, and the ratio is
 paired by round, with its 95% interval. How far the outputs are apart is over the calibration data, as a share of their
-size. The last line of stdout is one JSON object.
+size. Where the CPU multiplies BF16, the file of `--precision bf16` on OpenVINO is held against the FP32 file on ONNX
+Runtime, too. The last line of stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from compress.evaluate.runtime_choice import distances
 from compress.model import OnnxModel
 from compress.runtime.backends import Backend, open_model
 from compress.runtime.latency import latency, ratio
-from compress.runtime.machine import environment
+from compress.runtime.machine import environment, fast_bfloat16
 
 ROOT = Path(__file__).parents[1]
 KINDS: dict[str, dict[str, Any]] = {"FP32": {}, "INT8 static": {"int8": "static"}}
@@ -58,8 +59,14 @@ def main() -> None:
                     asked["calibration"] = str(calibration)
                 artifact, _ = compress.export(checkpoint, ExportOptions(output=output, **asked))
                 model = OnnxModel(artifact.model_path, artifact.signature)
-                rows.append(row(network, kind, model, calibration, arguments.seconds))
-                print(rows[-1], file=sys.stderr)
+                pairs = [(kind, dataclasses.replace(model, runtime="openvino"))]
+                if kind == "FP32" and fast_bfloat16():
+                    half = ExportOptions(output=Path(name) / f"{network}-bf16", precision="bf16", runtime="openvino")
+                    artifact, _ = compress.export(checkpoint, half)
+                    pairs.append(("BF16, FP32", OnnxModel(artifact.model_path, artifact.signature, runtime="openvino")))
+                for told, other in pairs:
+                    rows.append(row(network, told, model, other, calibration, arguments.seconds))
+                    print(rows[-1], file=sys.stderr)
     table = Table(title="Batch 1, one thread; above 1: OpenVINO is faster", title_justify="left")
     for column in ("network", "file", "ONNX Runtime", "OpenVINO", "OpenVINO is so many times as fast (95%)", "apart"):
         table.add_column(column, justify="left" if column in ("network", "file") else "right", no_wrap=True)
@@ -87,10 +94,11 @@ def networks(folder: Path, minilm: Path | None) -> Iterator[tuple[str, Path, Pat
         yield "MiniLM", minilm / "model.pt", minilm / "calibration.npz"
 
 
-def row(network: str, kind: str, model: OnnxModel, calibration: Path, seconds: float) -> dict[str, Any]:
-    """One file on both."""
+def row(
+    network: str, kind: str, model: OnnxModel, other: OnnxModel, calibration: Path, seconds: float
+) -> dict[str, Any]:
+    """A file on ONNX Runtime, and the same or another on OpenVINO."""
     data = Dataset.open(str(calibration), model.signature)
-    other = dataclasses.replace(model, runtime="openvino")
     opened: dict[str, Backend] = {each.runtime: open_model(each, threads=1) for each in (model, other)}
     batches = [inputs for inputs, _ in spread(data, COMPARED).batches(1)]
     apart = distances(opened, "onnxruntime", batches)["openvino"]

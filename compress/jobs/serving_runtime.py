@@ -128,7 +128,7 @@ def chosen(
             budget.keeps(figures[1].drop, figures[1].drop_high),
         )
     worse = _worse(found, last, other)
-    choice = choose(figures, speedup, quantized, at=at, batched=batched, keeps=keeps, worse=worse)
+    choice = choose(figures, speedup, quantized, at=at, batched=batched, keeps=keeps, worse=worse, half=_in_half(rows[last]))
     if options.runtime != "openvino":
         return choice
     if choice.doubtful:
@@ -171,6 +171,10 @@ def _apart(
     opened = {name: open_model(model, threads=cores()) for name, model in compared.items()}
     found = distances(opened, "last", _batches(options, final, opened["last"], judged, checkpoint))
     return found["other"], found.get("before", 0.0)
+
+
+def _in_half(model: Model) -> bool:
+    return isinstance(model, OnnxModel) and is_half(model.path)
 
 
 def _exact(model: Model) -> bool:

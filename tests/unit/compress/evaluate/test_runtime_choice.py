@@ -46,6 +46,8 @@ def figures(difference: float, p50: tuple[float | None, float | None] = (2.0, 1.
         (FASTER, 0.01, 0.0, {}, "onnxruntime", "computes the file differently"),
         (FASTER, 0.01, 0.006, {}, "openvino", "OpenVINO serves"),
         (FASTER, 0.01, 0.004, {}, "onnxruntime", "computes the file differently"),
+        (FASTER, 0.01, 0.004, {"half": True}, "openvino", "OpenVINO serves"),
+        (FASTER, 0.01, 0.002, {"half": True}, "onnxruntime", "computes the file differently"),
         (FASTER, math.inf, 0.1, {}, "onnxruntime", "computes the file differently"),
         (FASTER, math.nan, 0.1, {}, "onnxruntime", "computes the file differently"),
         (FASTER, 1e-6, 0.0, {"keeps": (True, False)}, "onnxruntime", "does not keep the largest drop"),
