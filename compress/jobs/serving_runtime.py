@@ -128,7 +128,8 @@ def chosen(
             budget.keeps(figures[1].drop, figures[1].drop_high),
         )
     worse = _worse(found, last, other)
-    choice = choose(figures, speedup, quantized, at=at, batched=batched, keeps=keeps, worse=worse, half=_in_half(rows[last]))
+    half = _in_half(rows[last])
+    choice = choose(figures, speedup, quantized, at=at, batched=batched, keeps=keeps, worse=worse, half=half)
     if options.runtime != "openvino":
         return choice
     if choice.doubtful:
