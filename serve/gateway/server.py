@@ -209,16 +209,20 @@ def check_port(host: str, port: int) -> None:
 def forwarding_signals(stop: asyncio.Event, force: asyncio.Event) -> Iterator[None]:
     """While it lasts, the first of `STOP_SIGNALS` sets `stop`, the next one `force`; in the main thread only.
 
-    A terminal that closes says SIGHUP; whoever has it ignored, as nohup does, goes on.
+    A terminal that closes says SIGHUP, the shell in it once more, and systemd beside SIGTERM: it hurries nobody. Where
+    it is ignored, as by nohup, nothing ends.
     """
     loop = asyncio.get_running_loop()
     numbers = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
-    def received() -> None:
-        (force if stop.is_set() else stop).set()
+    def received(number: signal.Signals) -> None:
+        if not stop.is_set():
+            stop.set()
+        elif number != signal.SIGHUP:
+            force.set()
 
     for number in numbers:
-        loop.add_signal_handler(number, received)
+        loop.add_signal_handler(number, received, number)
     try:
         yield
     finally:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from serve.rollout.evidence import Measure
 from serve.rollout.plan import Plan
 from serve.rollout.speakers import Speakers
-from serve.rollout.waits import AGAINST, ALONE, beside, near
+from serve.rollout.waits import AGAINST, ALONE, beside, near, uncopied
 
 __all__ = ["Analysis", "Outcome", "Question"]
 
@@ -92,6 +92,7 @@ class Analysis:
         self._late = [0.0, 0.0, 0.0]  # times that the share of slow answers was looked at, and the sums of both shares
         self._until_look = LOOK_AGAIN
         self._met: tuple[int, str] = (0, "")
+        self._dropped: tuple[int, str] = (0, "")
         self._compared = [0, 0, 0.0]  # requests, those of which nothing was judged, the sum of their disagreeing shares
         self._numbers = [0, 0.0, 0.0]  # items, the sum of their differences, the largest one
 
@@ -134,6 +135,14 @@ class Analysis:
             key: the id of the key of one of these.
         """
         self._met = self._met[0] + 1, key
+
+    def dropped(self, key: str) -> None:
+        """A copy was not made, because the candidate or the gateway had enough to do.
+
+        Args:
+            key: the id of one that asks the candidate by its own name; "" for none.
+        """
+        self._dropped = self._dropped[0] + 1, key or self._dropped[1]
 
     def copied(self, candidate: Outcome, baseline: Outcome, *, key: str = "") -> None:
         """Both have answered the same request of a key's, which was chosen before either answer was known."""
@@ -271,9 +280,11 @@ class Analysis:
         found: dict[Question, str] = {}
         for name in self.judged:
             if name in ("latency", "slowest"):
-                key = self._met[1] if self._waits(name) else None
+                key: str | None = self._met[1] if self._waits(name) else None
             else:
                 key = self._heard[name].without() if self._alone(name) else self._hiding(name)
+                if not key and self._waits(name):
+                    key = self._dropped[1]
             if key:
                 found[name] = key
         return found
@@ -354,6 +365,10 @@ class Analysis:
         measure = self.measures[name]
         if measure.fine.log_wealth >= self._proof and self._hiding(name) is not None:
             return AGAINST
+        unproven = self._proof_of(name) < self._proof
+        told = uncopied(self._dropped[0], measure.count, direct=bool(self._dropped[1]))
+        if told and unproven and name in ("errors", "disagreement"):
+            return told
         if name in ("latency", "slowest") and self._proof_of(name) < self._proof:
             return beside(self._met[0], self.measures["latency"].count)
         share, _ = self._seen(name)

@@ -93,14 +93,19 @@ class Course:
         self.state = state
         return Event(state, why)
 
+    def snapshot(self) -> dict[str, Any]:
+        """What a later process needs to go on (see `restore`)."""
+        return {**self.analysis.snapshot(), "joined": self.joined}
+
     def restore(self, seconds: float, snapshot: Mapping[str, Any]) -> None:
         """Go on within a step.
 
         Args:
             seconds: that it had lasted.
-            snapshot: of its analysis.
+            snapshot: of `snapshot`.
         """
         self._began -= seconds
+        self.joined = snapshot.get("joined") is True
         self.analysis.restore(snapshot)
 
     def _enter(self, now: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["AGAINST", "ALONE", "beside", "near"]
+__all__ = ["AGAINST", "ALONE", "beside", "near", "uncopied"]
 
 ALONE = "worse by the requests of one key alone; no key decides alone, so this waits for others that bear it out"
 AGAINST = "fine by all requests together, but not where those of one key are left out; no key decides alone"
@@ -26,6 +26,22 @@ def beside(met: int, judged: int) -> str:
         f"{met} of its answers met requests that asked it by its own name, and how long these took is not judged; "
         "let those wait, or give their key a list of models without it"
     )
+
+
+def uncopied(dropped: int, judged: int, *, direct: bool) -> str:
+    """What to say where most copies are not made; "" where they are.
+
+    Args:
+        dropped: copies that were not made.
+        judged: observations so far.
+        direct: whether requests asked the candidate by its own name meanwhile.
+    """
+    if dropped <= judged:
+        return ""
+    why = (
+        "it is kept busy by requests that ask it by its own name" if direct else "it, or the gateway, has enough to do"
+    )
+    return f"{dropped} requests were not copied to the candidate, since {why}"
 
 
 def near(share: float, bound: float, count: int, missing: float) -> str:

@@ -177,10 +177,13 @@ class TritonServer:
             self.log.parent.mkdir(parents=True, exist_ok=True)
             self.log.unlink(missing_ok=True)
             self.log.open("xb").close()
+            empty = run_folder / "empty"  # where it is started may hold modules of anybody's
+            empty.mkdir()
             self._family = Family(
                 self._command(triton, backends, link, models),
                 environ=_environ(triton, run_folder / "python"),
                 log=self.log,
+                folder=empty,
                 cpus=self._options.cpus,
             )
             self._wait_until_ready(models)

@@ -25,13 +25,16 @@ class Family:
     thread of its own starts it and waits for it: it doesn't matter which thread makes a Family, or how long that lives.
     """
 
-    def __init__(self, command: list[str], *, environ: Mapping[str, str], log: Path, cpus: Sequence[int] = ()) -> None:
+    def __init__(
+        self, command: list[str], *, environ: Mapping[str, str], log: Path, folder: Path, cpus: Sequence[int] = ()
+    ) -> None:
         """Start the command, an absolute path first; stdout and stderr go to the log file.
 
         Args:
             command: and its arguments.
             environ: its environment.
             log: the file.
+            folder: that it runs in: Python takes modules from there.
             cpus: the cores that it may run on; empty for all.
 
         Raises:
@@ -39,7 +42,7 @@ class Family:
         """
         started: queue.Queue[subprocess.Popen[bytes] | OSError] = queue.Queue()
         self._ended = threading.Event()
-        arguments = (command, dict(environ), log, ",".join(map(str, cpus)), started)
+        arguments = (command, dict(environ), log.absolute(), folder, ",".join(map(str, cpus)), started)
         threading.Thread(target=self._live, args=arguments, name="triton-parent", daemon=True).start()
         process = started.get()
         if isinstance(process, OSError):
@@ -111,6 +114,7 @@ class Family:
         command: list[str],
         environ: dict[str, str],
         log: Path,
+        folder: Path,
         cpus: str,
         started: queue.Queue[subprocess.Popen[bytes] | OSError],
     ) -> None:
@@ -120,6 +124,7 @@ class Family:
                 process = subprocess.Popen(
                     wrapped,
                     env=environ,
+                    cwd=folder,
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,

@@ -27,18 +27,19 @@ class Beside:
 
     Attributes:
         now: number of them that are with it.
+        key: the id of the key of the last one.
     """
 
     def __init__(self) -> None:
         self.now = 0
         self._began = 0
-        self._key = ""
+        self.key = ""
 
     def enter(self, key: str) -> None:
         """One is sent, of the key with this id; to be told of its end with `leave`."""
         self.now += 1
         self._began += 1
-        self._key = key
+        self.key = key
 
     def leave(self, ended: Sequence[asyncio.Future[Any]] = ()) -> None:
         """It is over, or its client has left, and it is over once the server is through with what it was sent.
@@ -67,4 +68,4 @@ class Beside:
             yield
         finally:
             met.any = met.any or self._began > began
-            met.key = self._key
+            met.key = self.key

@@ -8,11 +8,11 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.release.agreement import Agreement
@@ -353,6 +353,16 @@ class Release:
         by: dict[Target, Variant] = {self.baseline: "baseline", self.candidate: "candidate"}
         return by.get(answered.by) if answered.first else None
 
+    def snapshot(self) -> dict[str, Any]:
+        """What a later process needs to go on with its course; {} where there is none."""
+        return {} if self.course is None else {**self.course.snapshot(), "speakers_several": self._speakers}
+
+    def restore(self, seconds: float, snapshot: Mapping[str, Any]) -> None:
+        """Go on within a step; see `Course.restore`. That several keys have asked or may speak stays known."""
+        self._speakers = snapshot.get("speakers_several") is True
+        if self.course is not None:
+            self.course.restore(seconds, snapshot)
+
     def may_speak(self, key: str) -> None:
         """An answer was given to a key that may say whether it was wrong."""
         if self._speaker is None:
@@ -386,9 +396,15 @@ class Release:
         most = 1 if self._answer_bytes is None else MOST_COPIES
         # One alone may hold more, or a model with long answers would never be compared.
         if self.copies >= most or (self.copies and self.copied_bytes + size > MOST_COPIED_BYTES):
-            self.dropped += 1
+            self.drops()
             return False
         return True
+
+    def drops(self) -> None:
+        """A copy was not made, because the candidate or the gateway had enough to do."""
+        self.dropped += 1
+        if self.course is not None:
+            self.course.analysis.dropped(self.beside.key if self.beside.now else "")
 
 
 def _judged(grade: Grade, other: Grade) -> Grade:

@@ -334,11 +334,11 @@ class _Place:
                 raise MemoryFullError(self._memory.bound // 2)
             self._share.take(self._size)
         except MemoryFullError:
-            release.dropped += 1
+            release.drops()
             return False
         if not self._places.try_enter():
             self._share.close()
-            release.dropped += 1
+            release.drops()
             return False
         release.copies += 1
         release.copied_bytes += self._held

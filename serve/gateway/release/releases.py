@@ -83,9 +83,7 @@ class Releases:
         if release is not None or not self._by_model:
             return None
         for each in self._by_model.values():
-            candidate = each.candidate
-            named = candidate.model == asked.model and None in (asked.version, candidate.version)
-            if each.running and (named or candidate == asked):
+            if each.running and each.candidate.model == asked.model and _may_be(asked.version, each.candidate.version):
                 return each.beside
         return None
 
@@ -140,12 +138,16 @@ class Releases:
     async def _look(self) -> None:
         if not self._store.path.exists():
             return
+        failure: Exception | None = None
         if not self._started:
-            await asyncio.to_thread(self._store.take_over, self._owner)
-            self._started = True
+            try:
+                await asyncio.to_thread(self._store.take_over, self._owner)
+                self._started = True
+            except ServerError as err:  # a disk that is full, perhaps: what is decided can be read all the same
+                failure = err
         unread: dict[str, ServerError] = {}  # the others still have their turn, and who answers for these stays
         rows = await asyncio.to_thread(self._store.current, unread)
-        failure: Exception | None = next(iter(unread.values()), None)
+        failure = next(iter(unread.values()), failure)
         for row in rows:
             try:
                 await self._follow(row)
@@ -165,9 +167,15 @@ class Releases:
         if not row.active:
             self._settle(row, release)
             return
-        if row.owner != self._owner and not await asyncio.to_thread(self._store.claim, row, self._owner):
-            self._trail(row, release)
-            return
+        if row.owner != self._owner:
+            try:
+                claimed = await asyncio.to_thread(self._store.claim, row, self._owner)
+            except ServerError:  # it can't be written: who answers stays as it was written last
+                self._trail(row, release)
+                raise
+            if not claimed:
+                self._trail(row, release)
+                return
         if release is None or (release.course is None and row.state == "running"):
             if row.unread:
                 await self._unread(row)
@@ -227,7 +235,7 @@ class Releases:
         if row.state == "running":
             release.course = Course(row.plan, time.monotonic(), row.step)
             try:
-                release.course.restore(row.seconds, row.snapshot)
+                release.restore(row.seconds, row.snapshot)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as err:
                 logger.error(
                     "the evidence of the rollout of %s can't be read, and its step begins anew: %s", row.model, err
@@ -340,7 +348,7 @@ class Releases:
             seconds=0.0 if course is None else course.seconds(time.monotonic()),
             why=why,
             baseline=None if release is None else release.baseline,
-            snapshot={} if course is None else course.analysis.snapshot(),
+            snapshot={} if release is None else release.snapshot(),
             evidence={} if course is None else course.analysis.evidence(),
             events=[(event.kind, event.why) for event in events],
             wish_done=row.wish,
@@ -357,6 +365,11 @@ class Releases:
                 logger.info("rollout of %s: %s: %s", row.model, event.kind, event.why)
         elif release is not None:
             release.course = None
+
+
+def _may_be(one: str | None, other: str | None) -> bool:
+    """Whether two versions may be the same: Triton reads 02 as 2, and chooses one where none is named."""
+    return one is None or other is None or int(one) == int(other)
 
 
 def _release(row: Row, baseline: Target, before: Release | None = None) -> Release:

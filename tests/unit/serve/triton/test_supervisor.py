@@ -165,7 +165,7 @@ class Processes:
 
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[Processes]:
-    family = Family(["/bin/sleep", "600"], environ=os.environ, log=tmp_path / "log")
+    family = Family(["/bin/sleep", "600"], environ=os.environ, log=tmp_path / "log", folder=tmp_path)
     yield Processes(family)
     family.end(10.0)
 
@@ -256,7 +256,7 @@ async def test_a_bad_round_of_following_is_not_the_last(tmp_path: Path, monkeypa
 
 def test_a_family_is_ended_where_there_is_no_file_to_look_with(tmp_path: Path) -> None:
     command = ["/bin/sh", "-c", "trap '' TERM; sleep 600 & echo started; wait; sleep 600"]
-    family = Family(command, environ=os.environ, log=tmp_path / "log")
+    family = Family(command, environ=os.environ, log=tmp_path / "log", folder=tmp_path)
     while "started" not in (tmp_path / "log").read_text():
         time.sleep(0.05)
     with without_files():
