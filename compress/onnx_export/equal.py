@@ -124,7 +124,8 @@ def _equal(
     """Prove that two models give the same answers to some inputs; gives how far these are apart, as JSON values.
 
     Raises:
-        StageError: the second fails, its answers are others, or the signature does not tell the shapes of both.
+        StageError: the second fails, its answers are others or of another type, or the signature does not tell the
+            shapes and types of both.
     """
     shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in inputs.items())
     expected = first.infer(inputs)
@@ -144,6 +145,19 @@ def _equal(
                 f"the signature does not hold at {told}",
                 why=f"it says that the model gives {spec}, for {shapes} it gives {list(shape)}",
                 mend="save the model again with compress.save, or give the --size that is usual",
+            )
+        kinds = [str(answers[spec.name].dtype) for answers in (expected, got)]
+        if kinds[0] != kinds[1]:
+            raise StageError(
+                f"{words.made} gives answers of another type at {told}",
+                why=f"its output {spec.name!r} is {kinds[1]}, {words.before} it is {kinds[0]}",
+                mend=words.differs,
+            )
+        if kinds[0] != spec.dtype:
+            raise StageError(
+                f"the signature does not hold at {told}",
+                why=f"it says that the model gives {spec}, and it gives {kinds[0]}",
+                mend="save the model again with compress.save",
             )
     found = differences(expected, got, tolerance)
     for name, apart in found.items():

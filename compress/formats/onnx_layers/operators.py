@@ -12,7 +12,17 @@ import onnx
 import torch
 from torch.nn import functional as F
 
-from compress.formats.onnx_layers.values import ARITHMETIC, Graph, Live, NotTakenBackError, Sizes, samples
+from compress.formats.onnx_layers.values import (
+    ARITHMETIC,
+    MOST,
+    MOST_SIZES,
+    Graph,
+    Live,
+    NotTakenBackError,
+    Sizes,
+    is_whole,
+    samples,
+)
 
 __all__ = ["FUNCTIONS", "Handler", "torch_pads"]
 
@@ -24,7 +34,7 @@ _ONE: Mapping[str, Callable[..., Any]] = {
     "HardSwish": F.hardswish, "Softplus": F.softplus, "Mish": F.mish, "IsNaN": torch.isnan,
 }  # fmt: skip
 _TWO: Mapping[str, Callable[..., Any]] = {
-    "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Div": torch.div, "Pow": torch.pow, "MatMul": torch.matmul,
+    "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Div": torch.div, "MatMul": torch.matmul,
     "Equal": torch.eq, "Less": torch.lt, "Greater": torch.gt, "LessOrEqual": torch.le, "GreaterOrEqual": torch.ge,
     "And": torch.logical_and, "Or": torch.logical_or,
 }  # fmt: skip
@@ -45,15 +55,28 @@ def _two(name: str) -> Handler:
                 count = max(len(one.items), len(other.items))
                 pairs = zip(_spread(one.items, count), _spread(other.items, count), strict=True)
                 items = tuple(g.number(ARITHMETIC[name], a, b) for a, b in pairs)
-                return Sizes(items, one.scalar and other.scalar)
+                return one.of(items, scalar=one.scalar and other.scalar)
         a, b = (g.tensor(each) for each in x)
         if name == "Div" and not samples(a).is_floating_point():
             return g.call(torch.divide, a, b, rounding_mode="trunc")
-        if name == "Pow" and isinstance(b, torch.Tensor) and b.numel() == 1 and b.ndim <= samples(a).ndim:
-            return g.call(torch.pow, a, float(b)) if samples(a).is_floating_point() else g.call(torch.pow, a, b)
         return g.call(_TWO[name], a, b)
 
     return handle
+
+
+def _pow(g: Graph, x: list[Any], _a: Mapping[str, Any]) -> Any:
+    """The base tells the type, where torch gives the wider one."""
+    a, b = (g.tensor(each) for each in x)
+    kind = samples(a).dtype
+    if kind.is_floating_point and isinstance(b, torch.Tensor) and b.numel() == 1 and b.ndim <= samples(a).ndim:
+        return g.call(torch.pow, a, float(b))
+    if not kind.is_floating_point and samples(b).is_floating_point():
+        a = g.call("to", a, torch.float64)
+    return _of_type(g, g.call(torch.pow, a, b), kind)
+
+
+def _of_type(g: Graph, value: Any, dtype: torch.dtype) -> Any:
+    return value if samples(value).dtype == dtype else g.call("to", value, dtype)
 
 
 def _spread(items: tuple[Any, ...], count: int) -> tuple[Any, ...]:
@@ -81,7 +104,7 @@ def _reduce(function: Callable[..., Any]) -> Handler:
             if a.get("noop_with_empty_axes", 0):
                 return value
             axes = list(range(samples(value).ndim))
-        return g.call(function, value, axes, bool(a.get("keepdims", 1)))
+        return _of_type(g, g.call(function, value, axes, bool(a.get("keepdims", 1))), samples(value).dtype)
 
     return handle
 
@@ -89,7 +112,7 @@ def _reduce(function: Callable[..., Any]) -> Handler:
 def _reshape(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
     sizes = g.sizes(x[1]).items
     if isinstance(x[0], Sizes):
-        return Sizes(x[0].items, scalar=not sizes)
+        return x[0].of(x[0].items, scalar=not sizes)
     if not a.get("allowzero", 0):
         sizes = tuple(_kept(g, x[0], at) if each == 0 else each for at, each in enumerate(sizes))
     return g.call("reshape", x[0], sizes)
@@ -111,7 +134,7 @@ def _gather(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
     axis = a.get("axis", 0)
     if isinstance(x[0], Sizes) and isinstance(x[1], torch.Tensor | Sizes):
         at = g.sizes(x[1])
-        return Sizes(tuple(x[0].items[_int(each)] for each in at.items), at.scalar)
+        return x[0].of(tuple(x[0].items[_int(each)] for each in at.items), scalar=at.scalar)
     table, index = g.tensor(x[0]), g.tensor(x[1])
     axis %= samples(table).ndim
     if isinstance(index, torch.Tensor) and index.ndim == 0:
@@ -156,7 +179,7 @@ def _slice(g: Graph, x: list[Any], _a: Mapping[str, Any]) -> Any:
         part = parts[0]
         if any(isinstance(each, Live) for each in (part.start, part.stop)):
             raise NotTakenBackError("it takes a part of a shape whose bounds hang on the inputs")
-        return Sizes(items[part])
+        return value.of(items[part])
     if flipped:
         value = g.call(torch.flip, value, tuple(flipped))
     return g.call(operator.getitem, value, tuple(parts)) if parts != [slice(None)] * rank else value
@@ -164,7 +187,7 @@ def _slice(g: Graph, x: list[Any], _a: Mapping[str, Any]) -> Any:
 
 def _squeeze(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
     if isinstance(x[0], Sizes):
-        return Sizes(x[0].items, scalar=True)
+        return x[0].of(x[0].items, scalar=len(x[0].items) == 1)
     axes = _axes(g, x, a)
     return g.call(torch.squeeze, x[0], tuple(axes)) if axes else g.call(torch.squeeze, x[0])
 
@@ -172,7 +195,7 @@ def _squeeze(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
 def _unsqueeze(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
     axes = _axes(g, x, a) or []
     if isinstance(x[0], Sizes) and x[0].scalar and axes in ([0], [-1]):
-        return Sizes(x[0].items)
+        return x[0].of(x[0].items)
     value = g.tensor(x[0])
     rank = samples(value).ndim + len(axes)
     for axis in sorted(each % rank for each in axes):
@@ -182,19 +205,21 @@ def _unsqueeze(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
 
 def _concat(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
     if any(isinstance(each, Sizes) for each in x) and not any(isinstance(each, Live) for each in x):
-        return Sizes(tuple(item for each in x for item in g.sizes(each).items))
+        parts = [g.sizes(each) for each in x]
+        return parts[0].of(tuple(item for each in parts for item in each.items))
     return g.call(torch.cat, [g.tensor(each) for each in x], a["axis"])
 
 
 def _cast(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
-    if isinstance(x[0], Sizes) and a["to"] in (onnx.TensorProto.INT64, onnx.TensorProto.INT32):
-        return x[0]
     try:
         dtype = torch.from_numpy(np.empty(0, onnx.helper.tensor_dtype_to_np_dtype(a["to"]))).dtype
     except TypeError as err:
         raise NotTakenBackError("it casts to a type that torch has no arrays of") from err
-    value = g.tensor(x[0])
-    return value if samples(value).dtype == dtype else g.call("to", value, dtype)
+    if isinstance(x[0], Sizes) and dtype in (torch.int64, torch.int32):
+        span = torch.iinfo(dtype)
+        if all(isinstance(each, Live) or span.min <= each <= span.max for each in x[0].items):
+            return Sizes(x[0].items, x[0].scalar, dtype)
+    return _of_type(g, g.tensor(x[0]), dtype)
 
 
 def _expand(g: Graph, x: list[Any], _a: Mapping[str, Any]) -> Any:
@@ -211,27 +236,29 @@ def _constant_of_shape(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
     value = a.get("value")
     fill = torch.zeros(1) if value is None else torch.from_numpy(onnx.numpy_helper.to_array(value).copy())
     sizes = g.sizes(x[0]).items
-    if math.prod(samples(sizes)) > 1 << 28:
+    count = math.prod(samples(sizes))
+    if count > MOST:
         raise NotTakenBackError("it makes a tensor of more elements than memory should be taken for")
-    if not sizes or (all(isinstance(each, int) for each in sizes) and fill.dtype == torch.int64 and len(sizes) == 1):
-        return (
-            Sizes((int(fill),) * (_int(sizes[0]) if sizes else 1), scalar=not sizes)
-            if (fill.dtype == torch.int64 and (not sizes or _int(sizes[0]) <= 64))
-            else g.call(torch.full, sizes, fill.item())
-        )
+    known = all(isinstance(each, int) for each in sizes)
+    if known and len(sizes) <= 1 and count <= MOST_SIZES and is_whole(fill):
+        return Sizes((int(fill),) * count, not sizes, fill.dtype)
     return g.call(torch.full, sizes, fill.item(), dtype=fill.dtype)
 
 
 def _range(g: Graph, x: list[Any], _a: Mapping[str, Any]) -> Any:
-    given = [g.sizes(each).items[0] for each in x]
-    return g.call(torch.arange, *given, dtype=torch.int64)
+    if all(isinstance(each, torch.Tensor) and each.is_floating_point() for each in x):
+        return g.call(torch.arange, *(each.item() for each in x), dtype=x[0].dtype)
+    given = [g.sizes(each) for each in x]
+    return g.call(torch.arange, *(each.items[0] for each in given), dtype=given[0].dtype)
 
 
 def _where(g: Graph, x: list[Any], _a: Mapping[str, Any]) -> Any:
-    if isinstance(x[0], torch.Tensor) and x[0].ndim == 1 and all(isinstance(each, torch.Tensor | Sizes) for each in x):
-        one, other = (g.sizes(each).items for each in x[1:])
-        if len(one) == len(other) == len(x[0]):
-            return Sizes(tuple(a if use else b for use, a, b in zip(x[0].tolist(), one, other, strict=True)))
+    if isinstance(x[0], torch.Tensor) and x[0].ndim == 1 and len(x[0]) <= MOST_SIZES and all(map(is_whole, x[1:])):
+        shapes = [_shape(g, [each], {}).items for each in x]
+        if shapes[0] == shapes[1] == shapes[2]:
+            one, other = (g.sizes(each) for each in x[1:])
+            pairs = zip(x[0].tolist(), one.items, other.items, strict=True)
+            return one.of(tuple(a if use else b for use, a, b in pairs))
     return g.call(torch.where, *(g.tensor(each) for each in x))
 
 
@@ -357,6 +384,7 @@ def _max(function: Callable[..., Any]) -> Handler:
 FUNCTIONS: Mapping[str, Handler] = {
     **{name: _one(function) for name, function in _ONE.items()},
     **{name: _two(name) for name in _TWO},
+    "Pow": _pow,
     "Equal": _equal, "Identity": _identity, "Dropout": _identity, "Reshape": _reshape, "Shape": _shape,
     "Gather": _gather, "GatherElements": _gather_elements, "GatherND": _gather_nd,
     "Slice": _slice, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze, "Concat": _concat, "Cast": _cast,

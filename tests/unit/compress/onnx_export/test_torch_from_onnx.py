@@ -9,27 +9,37 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import NodeProto, helper, numpy_helper
 from torch import nn
 
 from compress.artifact import Signature, TensorSpec
 from compress.errors import StageError
 from compress.formats.onnx.load import load_onnx
+from compress.formats.onnx_layers.layers import HANDLERS
 from compress.model import OnnxModel
 from compress.onnx_export.torch_from_onnx import taken_back
 from tests.unit.compress.onnx_graphs import normal
 
+Step = tuple[str, list[str], list[str], dict[str, Any]]
 Case = tuple[str, Sequence[int | str], dict[str, Any], dict[str, Any]]
 F32, I64 = np.float32, np.int64
 
 
-def stored(nodes: Sequence[NodeProto], weights: dict[str, Any], shape: Sequence[int | str], folder: Path) -> Path:
+def stored(
+    nodes: Sequence[NodeProto],
+    weights: dict[str, Any],
+    shape: Sequence[int | str],
+    folder: Path,
+    *,
+    gives: int = onnx.TensorProto.FLOAT,
+) -> Path:
     tensors = [numpy_helper.from_array(np.asarray(values), name) for name, values in weights.items()]
     graph = helper.make_graph(
         nodes,
         "g",
         [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
+        [helper.make_tensor_value_info("y", gives, None)],
         tensors,
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
@@ -120,6 +130,43 @@ def test_shapes_are_computed_from_what_comes_in(tmp_path: Path) -> None:
     assert str(taken_back(load_onnx(stored(nodes, weights, ROW, tmp_path))).signature.outputs[0]).startswith(
         "y:float32[batch,2,3]"
     )
+
+
+ROW_OF_WHOLE: Step = ("Cast", ["x"], ["whole"], {"to": onnx.TensorProto.INT32})
+SIZES_OF_X: Step = ("Shape", ["x"], ["sizes64"], {})
+SIZES_IN_32: Step = ("Cast", ["sizes64"], ["sizes"], {"to": onnx.TensorProto.INT32})
+TYPED: dict[str, list[Step]] = {
+    "sizes": [SIZES_OF_X, SIZES_IN_32, ("Identity", ["sizes"], ["y"], {})],
+    "arithmetic of sizes": [SIZES_OF_X, SIZES_IN_32, ("Mul", ["sizes", "two"], ["y"], {})],
+    "a part of sizes": [SIZES_OF_X, SIZES_IN_32, ("Gather", ["sizes", "one"], ["y"], {})],
+    "a row of sizes": [SIZES_OF_X, SIZES_IN_32, ("Concat", ["sizes", "some"], ["y"], {"axis": 0})],
+    "a range": [
+        SIZES_OF_X, SIZES_IN_32, ("Gather", ["sizes", "one"], ["n"], {}), ("Range", ["zero", "n", "two"], ["y"], {}),
+    ],
+    "a sum": [ROW_OF_WHOLE, ("ReduceSum", ["whole", "axes"], ["y"], {})],
+    "a power": [ROW_OF_WHOLE, ("Pow", ["whole", "half"], ["y"], {})],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TYPED)
+def test_whole_numbers_of_32_bits_stay_so(case: str, tmp_path: Path) -> None:
+    nodes = [helper.make_node(kind, given, made, **attributes) for kind, given, made, attributes in TYPED[case]]
+    weights = {
+        "zero": np.int32(0), "two": np.int32(2), "some": np.array([3, 4], np.int32), "one": np.array(1),
+        "axes": np.array([1]), "half": np.float32(2.5),
+    }  # fmt: skip
+    path = stored(nodes, weights, ROW, tmp_path, gives=onnx.TensorProto.INT32)
+    model = taken_back(load_onnx(path))
+    assert model.module(torch.ones(2, 6))["y"].dtype == torch.int32
+
+
+def test_answers_of_another_type_are_no_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As wide as they may be: what serves the file would send other bytes than its signature says."""
+    monkeypatch.setitem(HANDLERS, "Cast", lambda g, x, _a: g.call("to", x[0], torch.int64))
+    nodes = [helper.make_node("Cast", ["x"], ["y"], to=onnx.TensorProto.INT32)]
+    with pytest.raises(StageError, match="answers of another type at batch 1") as caught:
+        taken_back(load_onnx(stored(nodes, {}, ROW, tmp_path, gives=onnx.TensorProto.INT32)))
+    assert "'y' is int64, in the original it is int32" in caught.value.why
 
 
 UNKNOWN: dict[str, tuple[NodeProto, str]] = {
