@@ -191,6 +191,44 @@ def test_what_has_no_layer_is_refused_by_operator_and_node(case: str, tmp_path: 
     assert "start from the torch model" in caught.value.mend
 
 
+SECOND: dict[str, NodeProto] = {
+    "where the largest are": helper.make_node("MaxPool", ["x"], ["first", "y"], name="n", kernel_shape=[2]),
+    "what is dropped": helper.make_node("Dropout", ["x"], ["first", "y"], name="n"),
+    "a mean": helper.make_node("LayerNormalization", ["x", "scale"], ["first", "y"], name="n"),
+}
+
+
+@pytest.mark.parametrize("case", SECOND)
+@pytest.mark.parametrize("read", [True, False])
+def test_further_outputs_that_are_used_are_refused_by_operator_and_node(case: str, read: bool, tmp_path: Path) -> None:
+    node, kinds = SECOND[case], {"MaxPool": onnx.TensorProto.INT64, "Dropout": onnx.TensorProto.BOOL}
+    gives = kinds.get(node.op_type, onnx.TensorProto.FLOAT)
+    nodes = [node]
+    if read:
+        node = NodeProto.FromString(node.SerializeToString())
+        node.output[1] = "second"
+        nodes, gives = [node, helper.make_node("Cast", ["second"], ["y"], to=1)], onnx.TensorProto.FLOAT
+    path = stored(nodes, {"scale": np.ones(6, np.float32)}, ("batch", 2, 6), tmp_path, gives=gives)
+    with pytest.raises(StageError, match=f"{node.op_type} at 'n'") as caught:
+        taken_back(load_onnx(path))
+    assert f"its output 2, {node.output[1]!r}, is used" in caught.value.why
+
+
+def test_a_split_that_leaves_an_output_without_a_name_is_refused_before_it_runs(tmp_path: Path) -> None:
+    """ONNX Runtime would end the process."""
+    nodes = [helper.make_node("Split", ["x"], ["", "y"], axis=1, num_outputs=2)]
+    with pytest.raises(StageError, match="can't read") as caught:
+        load_onnx(stored(nodes, {}, ROW, tmp_path))
+    assert "a Split of it leaves an output without a name" in caught.value.why
+
+
+@pytest.mark.parametrize("word", ["class.weight", "None", "lambda.in", "class_.weight"])
+def test_words_of_python_are_names_of_layers_too(word: str, tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", word], ["p"]), helper.make_node("Add", ["p", "x"], ["y"])]
+    model = taken_back(load_onnx(stored(nodes, {word: normal(6, 6)}, ROW, tmp_path)))
+    assert sum(1 for each in model.module.modules() if isinstance(each, nn.Linear)) == 1
+
+
 HOSTILE = ("__import__('os').system('false')", "../../x", "forward", "a.b.__class__", "x = 1; y", "é" * 300)
 
 
