@@ -20,12 +20,14 @@ from compress.formats.onnx_layers.values import (
     Live,
     NotTakenBackError,
     Sizes,
+    is_count,
     is_whole,
     samples,
 )
 
 __all__ = ["FUNCTIONS", "Handler", "torch_pads"]
 
+FAR = 2**31 - 1  # a place in a slice that stands for the end, whatever the size
 Handler = Callable[[Graph, list[Any], Mapping[str, Any]], Any]
 _ONE: Mapping[str, Callable[..., Any]] = {
     "Relu": torch.relu, "Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "Erf": torch.erf, "Exp": torch.exp,
@@ -53,9 +55,11 @@ def _two(name: str) -> Handler:
                 one = other = Sizes(())
             if len(one.items) and len({len(one.items), len(other.items), 1}) <= 2 and len(other.items):
                 count = max(len(one.items), len(other.items))
-                pairs = zip(_spread(one.items, count), _spread(other.items, count), strict=True)
-                items = tuple(g.number(ARITHMETIC[name], a, b) for a, b in pairs)
-                return one.of(items, scalar=one.scalar and other.scalar)
+                pairs = list(zip(_spread(one.items, count), _spread(other.items, count), strict=True))
+                # ONNX cuts a quotient towards 0, Python downwards: of what is never negative that is the same.
+                if name != "Div" or all(is_count(each) for pair in pairs for each in pair):
+                    items = tuple(g.number(ARITHMETIC[name], a, b) for a, b in pairs)
+                    return one.of(items, scalar=one.scalar and other.scalar)
         a, b = (g.tensor(each) for each in x)
         if name == "Div" and not samples(a).is_floating_point():
             return g.call(torch.divide, a, b, rounding_mode="trunc")
@@ -167,22 +171,28 @@ def _slice(g: Graph, x: list[Any], _a: Mapping[str, Any]) -> Any:
     parts: list[Any] = [slice(None)] * rank
     flipped: list[int] = []
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        if isinstance(value, Sizes):
+            if isinstance(start, Live) or isinstance(end, Live):
+                raise NotTakenBackError("it takes a part of a shape whose bounds hang on the inputs")
+            return value.of(value.items[max(start, -len(value.items)) : end : step])
         if step < 0:
-            if step != -1 or not (isinstance(start, int) and isinstance(end, int) and start in (-1, 2**63 - 1)):
-                raise NotTakenBackError("it steps backwards")
+            parts[axis] = _turned(start, end, step)
             flipped.append(axis)
             continue
-        stop = None if isinstance(end, int) and end >= 2**31 - 1 else end
+        stop = None if isinstance(end, int) and end >= FAR else end
         parts[axis] = slice(None if start == 0 else start, stop, None if step == 1 else step)
-    if isinstance(value, Sizes):
-        items = value.items[::-1] if flipped else value.items
-        part = parts[0]
-        if any(isinstance(each, Live) for each in (part.start, part.stop)):
-            raise NotTakenBackError("it takes a part of a shape whose bounds hang on the inputs")
-        return value.of(items[part])
-    if flipped:
-        value = g.call(torch.flip, value, tuple(flipped))
-    return g.call(operator.getitem, value, tuple(parts)) if parts != [slice(None)] * rank else value
+    if parts != [slice(None)] * rank:
+        value = g.call(operator.getitem, value, tuple(parts))
+    return g.call(torch.flip, value, tuple(flipped)) if flipped else value
+
+
+def _turned(start: Any, end: Any, step: int) -> slice:
+    """What a slice takes that goes backwards one by one, in the order in which it lies: at every size."""
+    known = isinstance(start, int) and isinstance(end, int)
+    if step != -1 or not known or start < -1 or end == -1:  # further from the end, none may be left
+        raise NotTakenBackError("it steps backwards by more than 1, or from where its input does not tell")
+    high = None if start == -1 or start >= FAR else start + 1
+    return slice(None if end <= -FAR else end + 1, high)
 
 
 def _squeeze(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
@@ -266,11 +276,20 @@ def _equal(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
     if any(isinstance(each, Sizes) for each in x) and not any(isinstance(each, Live) for each in x):
         one, other = (g.sizes(each).items for each in x)
         count = max(len(one), len(other))
-        pairs = list(zip(_spread(one, count), _spread(other, count), strict=True))
-        # A size is never negative: whether it is -1 is known.
-        if all(not (isinstance(p, Live) or isinstance(q, Live)) or min(samples(p), samples(q)) < 0 for p, q in pairs):
-            return torch.tensor([samples(p) == samples(q) for p, q in pairs])
+        pairs = zip(_spread(one, count), _spread(other, count), strict=True)
+        found = [_alike(p, q) for p, q in pairs]
+        if None not in found:
+            made = torch.tensor(found)
+            return made[0] if all(_shape(g, [each], {}).items == () for each in x) else made
     return _two("Equal")(g, x, a)
+
+
+def _alike(one: Any, other: Any) -> bool | None:
+    """Whether two sizes are the same, where that is known: a size is not -1, but a difference may be."""
+    if not (isinstance(one, Live) or isinstance(other, Live)):
+        return bool(one == other)
+    apart = any(is_count(a) and not isinstance(b, Live) and b < 0 for a, b in ((one, other), (other, one)))
+    return False if apart else None
 
 
 def _clip(g: Graph, x: list[Any], _a: Mapping[str, Any]) -> Any:

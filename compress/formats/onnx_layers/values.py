@@ -14,7 +14,7 @@ from torch import fx, nn
 from compress.formats.exported.placed import Placed
 from compress.formats.native.words import function_of, name_of
 
-__all__ = ["Graph", "Live", "NotTakenBackError", "Sizes", "is_whole", "samples"]
+__all__ = ["Graph", "Live", "NotTakenBackError", "Sizes", "is_count", "is_whole", "samples"]
 
 MOST = 1 << 28  # elements of a tensor that is computed from constants
 MOST_SIZES = 64
@@ -26,10 +26,16 @@ class NotTakenBackError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Live:
-    """What is computed when the graph is run; `sample` is what it was once, a tensor, or a number for a size."""
+    """What is computed when the graph is run.
+
+    Attributes:
+        sample: what it was once: a tensor, or a number for a size.
+        counts: a number that is never negative, whatever comes in: a size, and what of sizes alone can't fall below 0.
+    """
 
     node: fx.Node
     sample: Any
+    counts: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,7 @@ class Graph:
         return self._vectors.setdefault((id(tensor), every), tensor.clone())
 
     def size(self, x: Live, axis: int) -> Live:
-        return Live(self.graph.call_method("size", (x.node, axis)), int(x.sample.shape[axis]))
+        return Live(self.graph.call_method("size", (x.node, axis)), int(x.sample.shape[axis]), counts=True)
 
     def tensor(self, value: Any) -> Any:
         """Sizes as a tensor; any other as it is."""
@@ -138,7 +144,8 @@ class Graph:
         """Arithmetic of two sizes."""
         if isinstance(one, Live) or isinstance(other, Live):
             node = self.graph.call_function(function, (self._nodes(one), self._nodes(other)))
-            return Live(node, function(samples(one), samples(other)))
+            counts = function is not operator.sub and is_count(one) and is_count(other)
+            return Live(node, function(samples(one), samples(other)), counts)
         return function(one, other)
 
     def _nodes(self, value: Any) -> Any:
@@ -212,6 +219,11 @@ def _lives(value: Any) -> bool:
     if isinstance(value, dict):
         return any(map(_lives, value.values()))
     return isinstance(value, Live)
+
+
+def is_count(value: Any) -> bool:
+    """Whether a number is never negative, at whatever sizes."""
+    return value.counts if isinstance(value, Live) else bool(value >= 0)
 
 
 def is_whole(value: Any) -> bool:

@@ -169,6 +169,41 @@ def test_answers_of_another_type_are_no_answers(tmp_path: Path, monkeypatch: pyt
     assert "'y' is int64, in the original it is int32" in caught.value.why
 
 
+WIDTH: list[Step] = [
+    ("Shape", ["x"], ["s"], {}),
+    ("Gather", ["s", "one"], ["n"], {}),
+    ("Sub", ["n", "five"], ["d"], {}),
+]
+ANY_SIZE: dict[str, list[Step]] = {
+    "a difference that may be -1": [
+        *WIDTH, ("Equal", ["d", "less"], ["is"], {}), ("Where", ["is", "many", "zero"], ["z"], {}),
+        ("Add", ["x", "z"], ["y"], {}),
+    ],
+    "a quotient of what may be negative": [
+        *WIDTH, ("Div", ["d", "two"], ["q"], {}), ("Cast", ["q"], ["z"], {"to": 1}), ("Add", ["x", "z"], ["y"], {}),
+    ],
+    "backwards, but for those in front": [("Slice", ["x", "last", "far", "ones", "last"], ["y"], {})],
+    "backwards, from a place": [("Slice", ["x", "ones", "first", "ones", "last"], ["y"], {})],
+    "backwards, without the last of all": [("Slice", ["x", "last", "zeros", "ones", "last"], ["y"], {})],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ANY_SIZE)
+def test_what_is_known_of_sizes_holds_at_every_size(case: str, tmp_path: Path) -> None:
+    """Also where no proof tries: where a slice reaches further than most, and where a difference is below 0."""
+    nodes = [helper.make_node(kind, given, made, **attributes) for kind, given, made, attributes in ANY_SIZE[case]]
+    weights = {
+        "one": np.array(1), "five": np.array(5), "two": np.array(2), "less": np.array(-1), "many": np.float32(100),
+        "zero": np.float32(0), "last": np.array([-1]), "far": np.array([-8]), "ones": np.array([1]),
+        "zeros": np.array([0]), "first": np.array([-(2**63)]),
+    }  # fmt: skip
+    file = load_onnx(stored(nodes, weights, ("batch", "width"), tmp_path))
+    made = taken_back(file).module
+    for width in (1, 2, 3, 4, 5, 7, 8, 9, 20):
+        x = torch.from_numpy(normal(3, width))
+        torch.testing.assert_close(made(x)["y"], file.module(x)["y"])
+
+
 UNKNOWN: dict[str, tuple[NodeProto, str]] = {
     "an operator without a layer": (helper.make_node("CumSum", ["x", "axis"], ["y"], name="sums"), "CumSum at 'sums'"),
     "another's operator": (helper.make_node("Gelu", ["x"], ["y"], name="g", domain="com.microsoft"), "Gelu at 'g'"),
