@@ -115,11 +115,12 @@ def _reduce(function: Callable[..., Any]) -> Handler:
 
 def _reshape(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
     sizes = g.sizes(x[1]).items
-    if isinstance(x[0], Sizes):
+    if isinstance(x[0], Sizes) and len(sizes) < 2:  # of more axes it is a table, as those of paddings are
         return x[0].of(x[0].items, scalar=not sizes)
+    value = g.tensor(x[0])
     if not a.get("allowzero", 0):
-        sizes = tuple(_kept(g, x[0], at) if each == 0 else each for at, each in enumerate(sizes))
-    return g.call("reshape", x[0], sizes)
+        sizes = tuple(_kept(g, value, at) if each == 0 else each for at, each in enumerate(sizes))
+    return g.call("reshape", value, sizes)
 
 
 def _kept(g: Graph, x: Any, axis: int) -> Any:

@@ -169,6 +169,43 @@ def test_answers_of_another_type_are_no_answers(tmp_path: Path, monkeypatch: pyt
     assert "'y' is int64, in the original it is int32" in caught.value.why
 
 
+def test_paddings_may_be_computed_from_constants_as_exporters_of_torch_write_them(tmp_path: Path) -> None:
+    """By axis from the last in torch, before and behind; all before and then all behind in ONNX."""
+    steps: list[Step] = [
+        ("ConstantOfShape", ["four"], ["more"], {"value": numpy_helper.from_array(np.zeros(1, np.int64))}),
+        ("Concat", ["pads", "more"], ["all"], {"axis": 0}),
+        ("Reshape", ["all", "pairs"], ["table"], {}),
+        ("Slice", ["table", "last", "first", "zero", "last"], ["back"], {}),
+        ("Transpose", ["back"], ["turned"], {"perm": [1, 0]}),
+        ("Reshape", ["turned", "last"], ["row"], {}),
+        ("Cast", ["row"], ["p"], {"to": onnx.TensorProto.INT64}),
+        ("Pad", ["x", "p"], ["y"], {}),
+    ]
+    weights = {
+        "four": np.array([4]), "pads": np.array([0, 1, 2, 3]), "pairs": np.array([-1, 2]), "last": np.array([-1]),
+        "first": np.array([-(2**63)]), "zero": np.array([0]),
+    }  # fmt: skip
+    nodes = [helper.make_node(kind, given, made, **attributes) for kind, given, made, attributes in steps]
+    model = taken_back(load_onnx(stored(nodes, weights, IMAGE, tmp_path)))
+    assert model.module(torch.ones(2, 4, 9, 10))["y"].shape == (2, 4, 14, 11)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int64])
+def test_a_choice_among_constants_keeps_their_values(kind: type, tmp_path: Path) -> None:
+    steps: list[Step] = [
+        ("Where", ["which", "one", "other"], ["chosen"], {}),
+        ("Cast", ["chosen"], ["z"], {"to": 1}),
+        ("Add", ["x", "z"], ["y"], {}),
+    ]
+    weights = {
+        "which": np.array([True, False, True]), "one": np.array([0.25, 2.5, 7.75], kind), "other": np.array([1.5], kind),
+    }  # fmt: skip
+    nodes = [helper.make_node(kind, given, made, **attributes) for kind, given, made, attributes in steps]
+    file = load_onnx(stored(nodes, weights, ("batch", 3), tmp_path))
+    x = torch.ones(1, 3)
+    torch.testing.assert_close(taken_back(file).module(x)["y"], file.module(x)["y"])
+
+
 WIDTH: list[Step] = [
     ("Shape", ["x"], ["s"], {}),
     ("Gather", ["s", "one"], ["n"], {}),
