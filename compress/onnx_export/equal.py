@@ -124,11 +124,18 @@ def _equal(
     """Prove that two models give the same answers to some inputs; gives how far these are apart, as JSON values.
 
     Raises:
-        StageError: the second fails, its answers are others or of another type, or the signature does not tell the
-            shapes and types of both.
+        StageError: an output of the first holds no number, the second fails, its answers are others or of another
+            type, or the signature does not tell the shapes and types of both.
     """
     shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in inputs.items())
     expected = first.infer(inputs)
+    for name, values in expected.items():
+        if values.dtype.kind == "f" and values.size and not np.isfinite(values).any():
+            raise StageError(
+                f"the answers {words.before} are no numbers at {told}",
+                why=f"for {shapes} all of its output {name!r} is NaN or infinite, and nothing can be held against that",
+                mend="look for NaN and infinities among its weights; where its training went wrong, train it anew",
+            )
     try:
         got = second.infer(inputs)
     except Exception as err:  # ONNX Runtime's own exception classes have no common base but this

@@ -241,6 +241,17 @@ def test_what_is_known_of_sizes_holds_at_every_size(case: str, tmp_path: Path) -
         torch.testing.assert_close(made(x)["y"], file.module(x)["y"])
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_file_that_gives_no_numbers_is_not_said_to_be_taken_back_wrongly(value: float, tmp_path: Path) -> None:
+    weight = normal(6, 5)
+    weight[:] = value
+    path = stored([helper.make_node("MatMul", ["x", "w"], ["y"])], {"w": weight}, ROW, tmp_path)
+    with pytest.raises(StageError, match="the answers in the original are no numbers at batch 1") as caught:
+        taken_back(load_onnx(path))
+    assert "all of its output 'y' is NaN or infinite" in caught.value.why
+    assert "among its weights" in caught.value.mend
+
+
 UNKNOWN: dict[str, tuple[NodeProto, str]] = {
     "an operator without a layer": (helper.make_node("CumSum", ["x", "axis"], ["y"], name="sums"), "CumSum at 'sums'"),
     "another's operator": (helper.make_node("Gelu", ["x"], ["y"], name="g", domain="com.microsoft"), "Gelu at 'g'"),
