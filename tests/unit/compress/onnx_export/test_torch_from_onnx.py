@@ -252,6 +252,27 @@ def test_a_file_that_gives_no_numbers_is_not_said_to_be_taken_back_wrongly(value
     assert "among its weights" in caught.value.mend
 
 
+def test_other_sizes_are_such_as_file_and_layers_take(tmp_path: Path) -> None:
+    """Of 3 pixels ONNX Runtime makes one by a window of 4, which torch refuses; half the usual size is tried first."""
+    node = helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[4, 4], strides=[4, 4])
+    path = stored([node], {}, ("batch", 2, "height", "width"), tmp_path)
+    taken_back(load_onnx(path, {"height": 6, "width": 40}))
+
+
+def test_sizes_at_which_the_file_gives_no_numbers_are_not_tried(tmp_path: Path) -> None:
+    steps = [*WIDTH, ("Cast", ["d"], ["f"], {"to": 1}), ("Log", ["f"], ["z"], {}), ("Add", ["x", "z"], ["y"], {})]
+    nodes = [helper.make_node(kind, given, made, **attributes) for kind, given, made, attributes in steps]
+    path = stored(nodes, {"one": np.array(1), "five": np.array(5)}, ("batch", "width"), tmp_path)
+    taken_back(load_onnx(path, {"width": 8}))  # of the half, the logarithm is none
+
+
+def test_layers_of_one_size_name_the_dimension_and_what_fixes_it(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Split", ["x"], ["y", "z"], axis=1, num_outputs=2)]
+    with pytest.raises(StageError, match="fails at batch 2, width = 6") as caught:
+        taken_back(load_onnx(stored(nodes, {}, ("batch", "width"), tmp_path), {"width": 12}))
+    assert "fix width at it in the file" in caught.value.mend
+
+
 UNKNOWN: dict[str, tuple[NodeProto, str]] = {
     "an operator without a layer": (helper.make_node("CumSum", ["x", "axis"], ["y"], name="sums"), "CumSum at 'sums'"),
     "another's operator": (helper.make_node("Gelu", ["x"], ["y"], name="g", domain="com.microsoft"), "Gelu at 'g'"),
