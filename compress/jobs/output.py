@@ -10,9 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
+import onnx
+
 from compress import __version__
-from compress.artifact import PROCESSOR, Artifact, sha256_of
-from compress.errors import ArtifactError, ResourceError
+from compress.artifact import PROCESSOR, Artifact, Signature, sha256_of
+from compress.errors import ArtifactError, ResourceError, StageError
+from compress.formats.onnx.outline import outline
 from compress.model import EngineModel, OnnxModel
 from compress.processor import Processor
 from compress.report.export import Report
@@ -185,7 +189,11 @@ def write_artifact(
 
     An engine's folder has the ONNX file that it was built from, too, and engine.json, what TensorRT says of it. What
     makes inputs of texts or images is copied into the folder `processor`.
+
+    Raises:
+        StageError: the file's outputs are of other types than the signature says.
     """
+    _refuse_other_types(model.path.with_name("model.onnx"), model.signature)
     engine = isinstance(model, EngineModel)
     files = ("model.plan", "model.onnx", "engine.json", "model.plan.stripped") if engine else ("model.onnx",)
     with replacing(output) as beside:
@@ -210,6 +218,18 @@ def write_artifact(
     if processor is not None:
         processor = dataclasses.replace(processor, folder=output / PROCESSOR)
     return dataclasses.replace(artifact, folder=output, processor=processor)
+
+
+def _refuse_other_types(path: Path, signature: Signature) -> None:
+    """What serves the file reads the types of its answers in the signature."""
+    for value, spec in zip(outline(path).graph.output, signature.outputs, strict=True):
+        kind = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)).name
+        if kind != spec.dtype:
+            raise StageError(
+                f"won't write {path.name}",
+                why=f"its output {value.name!r} is {kind}, and the signature says {spec.dtype}",
+                mend="report this model, and say what it was made of",
+            )
 
 
 def _copied(processor: Processor, folder: Path) -> Processor:

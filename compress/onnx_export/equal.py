@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from compress.model.infer import elsewhere, runs_at
 from compress.model.inputs import telling
 from compress.runtime.backends import Backend
 from compress.stage import Progress
+from compress.storage.shortages import raise_shortage
 
 __all__ = ["BATCHES", "Wording", "equal_throughout", "sizes_assumed"]
 
@@ -34,12 +36,14 @@ class Wording:
     Attributes:
         made, before: what is proven, and what it is held against.
         fails, differs: how to mend either.
+        fixed: what else mends it where it is met at other sizes than the representative ones alone.
     """
 
     made: str = "the exported model"
     before: str = "in torch"
     fails: str = "look in the forward for sizes written as numbers, such as reshape(2, -1)"
     differs: str = "look in the forward for branches on shapes, such as `if x.shape[0] == 1`"
+    fixed: str = ""
 
 
 def equal_throughout(
@@ -54,6 +58,7 @@ def equal_throughout(
     tolerance: float = TOLERANCE,
     steps: tuple[int, int] = (0, 0),
     doubted: Callable[[Arrays, StageError], None] = lambda _inputs, _err: None,
+    both: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """Prove that two models give the same answers: to random inputs at every batch, at one with other sizes, on data.
 
@@ -67,6 +72,8 @@ def equal_throughout(
         tolerance: see `differences`.
         steps: that come before and behind these, for the progress.
         doubted: is given what the second fails at first, and may raise another error.
+        both: where the second fails at the first other sizes that the first model takes, to try such as both take:
+            ONNX Runtime gives answers for pictures that are smaller than a pooling's window, which torch refuses.
 
     Returns:
         How far they are apart, as JSON values, by what they were compared on.
@@ -77,10 +84,17 @@ def equal_throughout(
     before, behind = steps
     total = before + len(BATCHES) + (data is not None) + behind
     parity: dict[str, dict[str, Any]] = {}
-    for done, (key, inputs) in enumerate(_comparisons(module, signature, first, data), before + 1):
-        told = data.source if data is not None and key == "data" else f"batch {key}"
+    for done, (key, moved, inputs) in enumerate(
+        _comparisons(module, signature, first, data, second if both else None), before + 1
+    ):
+        at = "".join(f", {dim} = {size}" for dim, size in moved.items())
+        told = data.source if data is not None and key == "data" else f"batch {key}{at}"
+        said = words
+        if moved and words.fixed:
+            here = f"; {words.fixed.format(', '.join(moved))}"
+            said = dataclasses.replace(words, fails=words.fails + here, differs=words.differs + here)
         try:
-            parity[key] = _equal(first, second, signature, inputs, told, words, tolerance)
+            parity[key] = _equal(first, second, signature, inputs, told, said, tolerance)
         except StageError as err:
             doubted(inputs, err)
             raise
@@ -89,27 +103,50 @@ def equal_throughout(
 
 
 def _comparisons(
-    module: nn.Module, signature: Signature, first: Backend, data: Dataset | None
-) -> Iterator[tuple[str, Arrays]]:
-    """What to compare on, and a name for it: random inputs at every batch, at one with other sizes, and the data.
+    module: nn.Module, signature: Signature, first: Backend, data: Dataset | None, second: Backend | None
+) -> Iterator[tuple[str, dict[str, int], Arrays]]:
+    """What to compare on: a name for it, the sizes that are not the representative ones, and inputs.
+
+    These are random ones at every batch, at one with other sizes, and the data.
 
     Args:
         module: the model, which tells by running what sizes and indices it takes.
         signature: of it.
         first: the same model, ready to run.
         data: samples of it are compared, too.
+        second: what is to take the other sizes as well, if there are such.
     """
     runs = runs_at(module, signature.inputs)
     indices = indices_of(module, signature)
+
+    def drawn(sizes: Mapping[str, int], batch: int) -> Arrays:
+        given = drawn_inputs(signature, sizes, indices, seed=batch)
+        return telling(given, lambda given: first.infer(given).values())
+
+    def answers(sizes: Mapping[str, int]) -> bool:
+        """Nothing can be held against answers that are no numbers."""
+        return runs(sizes) and not any(map(_is_no_number, first.infer(drawn(sizes, MOVED_BATCH)).values()))
+
+    def takes(sizes: Mapping[str, int]) -> bool:
+        try:
+            second.infer(drawn(sizes, MOVED_BATCH)) if second is not None else None
+        except Exception as err:  # torch and ONNX Runtime: anything may come out of them
+            raise_shortage(err)
+            return False
+        return True
+
     for batch in BATCHES:
-        sizes = signature.at(batch)
+        usual = signature.at(batch)
+        sizes = dict(usual)
         if batch == MOVED_BATCH:
-            sizes = elsewhere(runs, sizes, signature.told)
-        drawn = drawn_inputs(signature, sizes, indices, seed=batch)
-        yield str(batch), telling(drawn, lambda given: first.infer(given).values())
+            sizes = elsewhere(answers, usual, signature.told)
+            if second is not None and not takes(sizes):
+                shared = elsewhere(lambda tried: answers(tried) and takes(tried), usual, signature.told)
+                sizes = sizes if any(shared[dim] == usual[dim] != sizes[dim] for dim in usual) else shared
+        yield str(batch), {dim: sizes[dim] for dim in usual if sizes[dim] != usual[dim]}, drawn(sizes, batch)
     if data is not None:
         places = np.unique(np.linspace(0, len(data) - 1, min(SAMPLES, len(data))).astype(np.int64))
-        yield "data", data.take(places)[0]
+        yield "data", {}, data.take(places)[0]
 
 
 def _equal(
@@ -124,10 +161,18 @@ def _equal(
     """Prove that two models give the same answers to some inputs; gives how far these are apart, as JSON values.
 
     Raises:
-        StageError: the second fails, its answers are others, or the signature does not tell the shapes of both.
+        StageError: an output of the first holds no number, the second fails, its answers are others or of another
+            type, or the signature does not tell the shapes and types of both.
     """
     shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in inputs.items())
     expected = first.infer(inputs)
+    for name, values in expected.items():
+        if _is_no_number(values):
+            raise StageError(
+                f"the answers {words.before} are no numbers at {told}",
+                why=f"for {shapes} all of its output {name!r} is NaN or infinite, and nothing can be held against that",
+                mend="look for NaN and infinities among its weights; where its training went wrong, train it anew",
+            )
     try:
         got = second.infer(inputs)
     except Exception as err:  # ONNX Runtime's own exception classes have no common base but this
@@ -145,6 +190,19 @@ def _equal(
                 why=f"it says that the model gives {spec}, for {shapes} it gives {list(shape)}",
                 mend="save the model again with compress.save, or give the --size that is usual",
             )
+        kinds = [str(answers[spec.name].dtype) for answers in (expected, got)]
+        if kinds[0] != kinds[1]:
+            raise StageError(
+                f"{words.made} gives answers of another type at {told}",
+                why=f"its output {spec.name!r} is {kinds[1]}, {words.before} it is {kinds[0]}",
+                mend=words.differs,
+            )
+        if kinds[0] != spec.dtype:
+            raise StageError(
+                f"the signature does not hold at {told}",
+                why=f"it says that the model gives {spec}, and it gives {kinds[0]}",
+                mend="save the model again with compress.save",
+            )
     found = differences(expected, got, tolerance)
     for name, apart in found.items():
         if not apart.fits:
@@ -161,6 +219,10 @@ def _equal(
         "relative_error": {name: apart.relative_error for name, apart in found.items()},
         "shapes": {name: list(values.shape) for name, values in inputs.items()},
     }
+
+
+def _is_no_number(values: np.ndarray[Any, Any]) -> bool:
+    return values.dtype.kind == "f" and bool(values.size) and not np.isfinite(values).any()
 
 
 def sizes_assumed(signature: Signature) -> tuple[str, ...]:

@@ -21,6 +21,10 @@ from compress.stage import Given, Progress
 __all__ = ["TorchFromOnnx", "taken_back"]
 
 MEND = "start from the torch model that the file was made of, and report this file"
+FIXED = (
+    "where it is given inputs of one size alone, fix {} at it in the file, as "
+    "`python -m onnxruntime.tools.make_dynamic_shape_fixed` does"
+)
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,8 @@ def _proven(
 ) -> dict[str, dict[str, Any]]:
     signature = model.signature.settled
     before, after = OnnxBackend(OnnxModel(model.path, signature), cores()), TorchBackend(given, cores())
-    words = Wording("the file, taken back to layers,", "in the original", MEND, MEND)
+    words = Wording("the file, taken back to layers,", "in the original", MEND, MEND, FIXED)
     tolerance = HALF_TOLERANCE if half else TOLERANCE
-    return equal_throughout(model.module, before, after, signature, data, progress, words, tolerance=tolerance)
+    return equal_throughout(
+        model.module, before, after, signature, data, progress, words, tolerance=tolerance, both=True
+    )

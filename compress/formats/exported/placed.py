@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Mapping
 from typing import Any
 
@@ -87,6 +88,6 @@ class Placed:
 def _word(word: str) -> str:
     """A name that a module of a file may have."""
     try:
-        return plain_name(word)
+        return f"{plain_name(word)}_" if keyword.iskeyword(word) else plain_name(word)  # the graph's code spells it
     except LayerError:
         return f"at_{''.join(c if c.isalnum() or c == '_' else '_' for c in word)}"[:100]

@@ -47,7 +47,7 @@ def layers_of(model: ModelProto, inputs: Arrays, source: str) -> fx.GraphModule:
     for number, value in enumerate(model.graph.input):
         if value.name not in held:
             held[value.name] = Live(grown.graph.placeholder(f"x{number}"), torch.from_numpy(inputs[value.name]))
-    last = {name: at for at, node in enumerate(nodes) for name in node.input}
+    last = {name: at for at, node in enumerate(nodes) for name in node.input if name}
     kept = {value.name for value in model.graph.output}
     added = _added(nodes, kept)
     done: set[str] = set()
@@ -59,7 +59,11 @@ def layers_of(model: ModelProto, inputs: Arrays, source: str) -> fx.GraphModule:
         if sum_of:
             done.add(sum_of)
             held[sum_of] = made
-        held |= zip(node.output, made if isinstance(made, list) else [made], strict=False)
+        parts = made if isinstance(made, list) else [made]
+        for number, name in enumerate(node.output[len(parts) :], len(parts) + 1):
+            if name in last or name in kept:
+                raise _refused(source, node, f"its output {number}, {name!a}, is used, and has no form here")
+        held |= {name: part for name, part in zip(node.output, parts, strict=False) if name}
         for name in node.input:  # samples of what is not read again
             if name and last[name] == at and name not in kept:
                 held.pop(name, None)

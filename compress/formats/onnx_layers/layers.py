@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from compress.formats.onnx_layers.operators import FUNCTIONS, Handler, torch_pads
+from compress.formats.onnx_layers.operators import FUNCTIONS, torch_pads
+from compress.formats.onnx_layers.shapes import Handler
 from compress.formats.onnx_layers.values import Graph, Live, NotTakenBackError, samples
 
 __all__ = ["HANDLERS"]

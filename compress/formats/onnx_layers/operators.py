@@ -7,16 +7,14 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-import onnx
 import torch
 from torch.nn import functional as F
 
-from compress.formats.onnx_layers.values import ARITHMETIC, Graph, Live, NotTakenBackError, Sizes, samples
+from compress.formats.onnx_layers.shapes import SHAPES, Handler, axes_of, fixed, kept, of_type, spread
+from compress.formats.onnx_layers.values import ARITHMETIC, Graph, Live, NotTakenBackError, Sizes, is_count, samples
 
-__all__ = ["FUNCTIONS", "Handler", "torch_pads"]
+__all__ = ["FUNCTIONS", "torch_pads"]
 
-Handler = Callable[[Graph, list[Any], Mapping[str, Any]], Any]
 _ONE: Mapping[str, Callable[..., Any]] = {
     "Relu": torch.relu, "Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "Erf": torch.erf, "Exp": torch.exp,
     "Log": torch.log, "Sqrt": torch.sqrt, "Neg": torch.neg, "Abs": torch.abs, "Floor": torch.floor, "Ceil": torch.ceil,
@@ -24,8 +22,8 @@ _ONE: Mapping[str, Callable[..., Any]] = {
     "HardSwish": F.hardswish, "Softplus": F.softplus, "Mish": F.mish, "IsNaN": torch.isnan,
 }  # fmt: skip
 _TWO: Mapping[str, Callable[..., Any]] = {
-    "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Div": torch.div, "Pow": torch.pow, "MatMul": torch.matmul,
-    "Equal": torch.eq, "Less": torch.lt, "Greater": torch.gt, "LessOrEqual": torch.le, "GreaterOrEqual": torch.ge,
+    "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Div": torch.div, "MatMul": torch.matmul,
+    "Less": torch.lt, "Greater": torch.gt, "LessOrEqual": torch.le, "GreaterOrEqual": torch.ge,
     "And": torch.logical_and, "Or": torch.logical_or,
 }  # fmt: skip
 
@@ -43,207 +41,41 @@ def _two(name: str) -> Handler:
                 one = other = Sizes(())
             if len(one.items) and len({len(one.items), len(other.items), 1}) <= 2 and len(other.items):
                 count = max(len(one.items), len(other.items))
-                pairs = zip(_spread(one.items, count), _spread(other.items, count), strict=True)
-                items = tuple(g.number(ARITHMETIC[name], a, b) for a, b in pairs)
-                return Sizes(items, one.scalar and other.scalar)
+                pairs = list(zip(spread(one.items, count), spread(other.items, count), strict=True))
+                # ONNX cuts a quotient towards 0, Python downwards: of what is never negative that is the same.
+                if name != "Div" or all(is_count(each) for pair in pairs for each in pair):
+                    items = tuple(g.number(ARITHMETIC[name], a, b) for a, b in pairs)
+                    return one.of(items, scalar=one.scalar and other.scalar)
         a, b = (g.tensor(each) for each in x)
         if name == "Div" and not samples(a).is_floating_point():
             return g.call(torch.divide, a, b, rounding_mode="trunc")
-        if name == "Pow" and isinstance(b, torch.Tensor) and b.numel() == 1 and b.ndim <= samples(a).ndim:
-            return g.call(torch.pow, a, float(b)) if samples(a).is_floating_point() else g.call(torch.pow, a, b)
         return g.call(_TWO[name], a, b)
 
     return handle
 
 
-def _spread(items: tuple[Any, ...], count: int) -> tuple[Any, ...]:
-    return items * count if len(items) == 1 else items
-
-
-def _axes(g: Graph, x: list[Any], a: Mapping[str, Any], at: int = 1) -> list[int] | None:
-    """Axes as an input, from opset 13 or 18 on, or as an attribute."""
-    if len(x) > at and x[at] is not None:
-        return [_int(each) for each in g.sizes(x[at]).items]
-    return list(a["axes"]) if "axes" in a else None
-
-
-def _int(value: Any) -> int:
-    if not isinstance(value, int):
-        raise NotTakenBackError("an axis or a number of it hangs on the sizes of the inputs")
-    return value
+def _pow(g: Graph, x: list[Any], _a: Mapping[str, Any]) -> Any:
+    """The base tells the type, where torch gives the wider one."""
+    a, b = (g.tensor(each) for each in x)
+    kind = samples(a).dtype
+    if kind.is_floating_point and isinstance(b, torch.Tensor) and b.numel() == 1 and b.ndim <= samples(a).ndim:
+        return g.call(torch.pow, a, float(b))
+    if not kind.is_floating_point and samples(b).is_floating_point():
+        a = g.call("to", a, torch.float64)
+    return of_type(g, g.call(torch.pow, a, b), kind)
 
 
 def _reduce(function: Callable[..., Any]) -> Handler:
     def handle(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
         value = g.tensor(x[0])
-        axes = _axes(g, x, a)
+        axes = axes_of(g, x, a)
         if not axes:
             if a.get("noop_with_empty_axes", 0):
                 return value
             axes = list(range(samples(value).ndim))
-        return g.call(function, value, axes, bool(a.get("keepdims", 1)))
+        return of_type(g, g.call(function, value, axes, bool(a.get("keepdims", 1))), samples(value).dtype)
 
     return handle
-
-
-def _reshape(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
-    sizes = g.sizes(x[1]).items
-    if isinstance(x[0], Sizes):
-        return Sizes(x[0].items, scalar=not sizes)
-    if not a.get("allowzero", 0):
-        sizes = tuple(_kept(g, x[0], at) if each == 0 else each for at, each in enumerate(sizes))
-    return g.call("reshape", x[0], sizes)
-
-
-def _kept(g: Graph, x: Any, axis: int) -> Any:
-    return g.size(x, axis) if isinstance(x, Live) else x.shape[axis]
-
-
-def _shape(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
-    if isinstance(x[0], Sizes):
-        return Sizes(() if x[0].scalar else (len(x[0].items),))
-    value = g.tensor(x[0])
-    axes = range(samples(value).ndim)[a.get("start", 0) : a.get("end")]
-    return Sizes(tuple(_kept(g, value, axis) for axis in axes))
-
-
-def _gather(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
-    axis = a.get("axis", 0)
-    if isinstance(x[0], Sizes) and isinstance(x[1], torch.Tensor | Sizes):
-        at = g.sizes(x[1])
-        return Sizes(tuple(x[0].items[_int(each)] for each in at.items), at.scalar)
-    table, index = g.tensor(x[0]), g.tensor(x[1])
-    axis %= samples(table).ndim
-    if isinstance(index, torch.Tensor) and index.ndim == 0:
-        return g.call(torch.select, table, axis, int(index))
-    matrix = isinstance(table, torch.Tensor) and table.is_floating_point() and table.ndim == 2
-    if matrix and axis == 0 and isinstance(index, Live):
-        return g.layer(torch.nn.Embedding, tuple(table.shape), {"weight": table}, index)
-    where = (*[slice(None)] * axis, index)
-    return g.call(operator.getitem, table, where)
-
-
-def _gather_elements(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
-    return g.call(torch.gather, g.tensor(x[0]), a.get("axis", 0), g.tensor(x[1]))
-
-
-def _gather_nd(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
-    table, places = g.tensor(x[0]), g.tensor(x[1])
-    if a.get("batch_dims", 0):
-        raise NotTakenBackError("it gathers from each sample")
-    where = tuple(g.call(torch.select, places, -1, at) for at in range(samples(places).shape[-1]))
-    return g.call(operator.getitem, table, where)
-
-
-def _slice(g: Graph, x: list[Any], _a: Mapping[str, Any]) -> Any:
-    starts, ends = g.sizes(x[1]).items, g.sizes(x[2]).items
-    value = x[0] if isinstance(x[0], Sizes) else g.tensor(x[0])
-    rank = 1 if isinstance(value, Sizes) else samples(value).ndim
-    axes = _axes(g, x, {}, 3) or list(range(len(starts)))
-    steps = [_int(each) for each in g.sizes(x[4]).items] if len(x) > 4 and x[4] is not None else [1] * len(starts)
-    parts: list[Any] = [slice(None)] * rank
-    flipped: list[int] = []
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        if step < 0:
-            if step != -1 or not (isinstance(start, int) and isinstance(end, int) and start in (-1, 2**63 - 1)):
-                raise NotTakenBackError("it steps backwards")
-            flipped.append(axis)
-            continue
-        stop = None if isinstance(end, int) and end >= 2**31 - 1 else end
-        parts[axis] = slice(None if start == 0 else start, stop, None if step == 1 else step)
-    if isinstance(value, Sizes):
-        items = value.items[::-1] if flipped else value.items
-        part = parts[0]
-        if any(isinstance(each, Live) for each in (part.start, part.stop)):
-            raise NotTakenBackError("it takes a part of a shape whose bounds hang on the inputs")
-        return Sizes(items[part])
-    if flipped:
-        value = g.call(torch.flip, value, tuple(flipped))
-    return g.call(operator.getitem, value, tuple(parts)) if parts != [slice(None)] * rank else value
-
-
-def _squeeze(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
-    if isinstance(x[0], Sizes):
-        return Sizes(x[0].items, scalar=True)
-    axes = _axes(g, x, a)
-    return g.call(torch.squeeze, x[0], tuple(axes)) if axes else g.call(torch.squeeze, x[0])
-
-
-def _unsqueeze(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
-    axes = _axes(g, x, a) or []
-    if isinstance(x[0], Sizes) and x[0].scalar and axes in ([0], [-1]):
-        return Sizes(x[0].items)
-    value = g.tensor(x[0])
-    rank = samples(value).ndim + len(axes)
-    for axis in sorted(each % rank for each in axes):
-        value = g.call(torch.unsqueeze, value, axis)
-    return value
-
-
-def _concat(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
-    if any(isinstance(each, Sizes) for each in x) and not any(isinstance(each, Live) for each in x):
-        return Sizes(tuple(item for each in x for item in g.sizes(each).items))
-    return g.call(torch.cat, [g.tensor(each) for each in x], a["axis"])
-
-
-def _cast(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
-    if isinstance(x[0], Sizes) and a["to"] in (onnx.TensorProto.INT64, onnx.TensorProto.INT32):
-        return x[0]
-    try:
-        dtype = torch.from_numpy(np.empty(0, onnx.helper.tensor_dtype_to_np_dtype(a["to"]))).dtype
-    except TypeError as err:
-        raise NotTakenBackError("it casts to a type that torch has no arrays of") from err
-    value = g.tensor(x[0])
-    return value if samples(value).dtype == dtype else g.call("to", value, dtype)
-
-
-def _expand(g: Graph, x: list[Any], _a: Mapping[str, Any]) -> Any:
-    value, sizes = g.tensor(x[0]), list(g.sizes(x[1]).items)
-    shape = samples(value).shape
-    sizes = [1] * (len(shape) - len(sizes)) + sizes
-    for back, size in enumerate(reversed(shape), 1):  # either side may be the one that is 1
-        if size != 1 and sizes[-back] == 1:
-            sizes[-back] = -1
-    return g.call("expand", value, *sizes)
-
-
-def _constant_of_shape(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
-    value = a.get("value")
-    fill = torch.zeros(1) if value is None else torch.from_numpy(onnx.numpy_helper.to_array(value).copy())
-    sizes = g.sizes(x[0]).items
-    if math.prod(samples(sizes)) > 1 << 28:
-        raise NotTakenBackError("it makes a tensor of more elements than memory should be taken for")
-    if not sizes or (all(isinstance(each, int) for each in sizes) and fill.dtype == torch.int64 and len(sizes) == 1):
-        return (
-            Sizes((int(fill),) * (_int(sizes[0]) if sizes else 1), scalar=not sizes)
-            if (fill.dtype == torch.int64 and (not sizes or _int(sizes[0]) <= 64))
-            else g.call(torch.full, sizes, fill.item())
-        )
-    return g.call(torch.full, sizes, fill.item(), dtype=fill.dtype)
-
-
-def _range(g: Graph, x: list[Any], _a: Mapping[str, Any]) -> Any:
-    given = [g.sizes(each).items[0] for each in x]
-    return g.call(torch.arange, *given, dtype=torch.int64)
-
-
-def _where(g: Graph, x: list[Any], _a: Mapping[str, Any]) -> Any:
-    if isinstance(x[0], torch.Tensor) and x[0].ndim == 1 and all(isinstance(each, torch.Tensor | Sizes) for each in x):
-        one, other = (g.sizes(each).items for each in x[1:])
-        if len(one) == len(other) == len(x[0]):
-            return Sizes(tuple(a if use else b for use, a, b in zip(x[0].tolist(), one, other, strict=True)))
-    return g.call(torch.where, *(g.tensor(each) for each in x))
-
-
-def _equal(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
-    if any(isinstance(each, Sizes) for each in x) and not any(isinstance(each, Live) for each in x):
-        one, other = (g.sizes(each).items for each in x)
-        count = max(len(one), len(other))
-        pairs = list(zip(_spread(one, count), _spread(other, count), strict=True))
-        # A size is never negative: whether it is -1 is known.
-        if all(not (isinstance(p, Live) or isinstance(q, Live)) or min(samples(p), samples(q)) < 0 for p, q in pairs):
-            return torch.tensor([samples(p) == samples(q) for p, q in pairs])
-    return _two("Equal")(g, x, a)
 
 
 def _clip(g: Graph, x: list[Any], _a: Mapping[str, Any]) -> Any:
@@ -257,7 +89,7 @@ def _clip(g: Graph, x: list[Any], _a: Mapping[str, Any]) -> Any:
 def _split(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
     value, axis = g.tensor(x[0]), a.get("axis", 0)
     if len(x) > 1 and x[1] is not None:
-        sizes = [_int(each) for each in g.sizes(x[1]).items]
+        sizes = [fixed(each) for each in g.sizes(x[1]).items]
     else:
         whole, count = samples(value).shape[axis], int(a["num_outputs"] if "num_outputs" in a else a["outputs"])
         each = -(-whole // count)
@@ -314,7 +146,7 @@ def _pad(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
     if mode != "constant" or (len(x) > 3 and x[3] is not None):
         raise NotTakenBackError(f"its padding is {mode}, or of axes that are named")
     fill = 0.0 if len(x) < 3 or x[2] is None else g.tensor(x[2]).item()
-    return g.call(F.pad, x[0], torch_pads([_int(each) for each in g.sizes(x[1]).items]), "constant", fill)
+    return g.call(F.pad, x[0], torch_pads([fixed(each) for each in g.sizes(x[1]).items]), "constant", fill)
 
 
 def _flatten(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
@@ -323,7 +155,7 @@ def _flatten(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
         return g.call(torch.flatten, x[0], 1)
     rows: Any = 1
     for at in range(axis % max(1, samples(x[0]).ndim) if axis < 0 else axis):
-        rows = g.number(operator.mul, rows, _kept(g, x[0], at))
+        rows = g.number(operator.mul, rows, kept(g, x[0], at))
     return g.call("reshape", x[0], (rows, -1))
 
 
@@ -357,10 +189,9 @@ def _max(function: Callable[..., Any]) -> Handler:
 FUNCTIONS: Mapping[str, Handler] = {
     **{name: _one(function) for name, function in _ONE.items()},
     **{name: _two(name) for name in _TWO},
-    "Equal": _equal, "Identity": _identity, "Dropout": _identity, "Reshape": _reshape, "Shape": _shape,
-    "Gather": _gather, "GatherElements": _gather_elements, "GatherND": _gather_nd,
-    "Slice": _slice, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze, "Concat": _concat, "Cast": _cast,
-    "Expand": _expand, "ConstantOfShape": _constant_of_shape, "Range": _range, "Where": _where, "Clip": _clip,
+    "Pow": _pow,
+    **SHAPES,
+    "Identity": _identity, "Dropout": _identity, "Clip": _clip,
     "Split": _split, "Softmax": _softmax(torch.softmax), "LogSoftmax": _softmax(torch.log_softmax),
     "MaxPool": _pool("MaxPool"), "AveragePool": _pool("AveragePool"), "GlobalAveragePool": _global(torch.mean),
     "GlobalMaxPool": _global(torch.amax), "ReduceMean": _reduce(torch.mean), "ReduceSum": _reduce(torch.sum),

@@ -14,9 +14,10 @@ from torch import fx, nn
 from compress.formats.exported.placed import Placed
 from compress.formats.native.words import function_of, name_of
 
-__all__ = ["Graph", "Live", "NotTakenBackError", "Sizes", "samples"]
+__all__ = ["Graph", "Live", "NotTakenBackError", "Sizes", "is_count", "is_whole", "samples"]
 
 MOST = 1 << 28  # elements of a tensor that is computed from constants
+MOST_SIZES = 64
 
 
 class NotTakenBackError(Exception):
@@ -25,18 +26,29 @@ class NotTakenBackError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Live:
-    """What is computed when the graph is run; `sample` is what it was once, a tensor, or a number for a size."""
+    """What is computed when the graph is run.
+
+    Attributes:
+        sample: what it was once: a tensor, or a number for a size.
+        counts: a number that is never negative, whatever comes in: a size, and what of sizes alone can't fall below 0.
+    """
 
     node: fx.Node
     sample: Any
+    counts: bool = False
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """A tensor of int64 with no axis or one, whose numbers are Python's: what shapes are computed with."""
+    """Whole numbers with no axis or one, which are Python's: what shapes are computed with."""
 
     items: tuple[Any, ...]
     scalar: bool = False
+    dtype: torch.dtype = torch.int64
+
+    def of(self, items: tuple[Any, ...], *, scalar: bool = False) -> Sizes:
+        """Others of the same type."""
+        return Sizes(items, scalar, self.dtype)
 
 
 class Graph:
@@ -103,34 +115,37 @@ class Graph:
         return self._vectors.setdefault((id(tensor), every), tensor.clone())
 
     def size(self, x: Live, axis: int) -> Live:
-        return Live(self.graph.call_method("size", (x.node, axis)), int(x.sample.shape[axis]))
+        return Live(self.graph.call_method("size", (x.node, axis)), int(x.sample.shape[axis]), counts=True)
 
     def tensor(self, value: Any) -> Any:
         """Sizes as a tensor; any other as it is."""
         if not isinstance(value, Sizes):
             return value
         if not any(isinstance(each, Live) for each in value.items):
-            return self.named(torch.tensor(value.items[0] if value.scalar else value.items, dtype=torch.int64), "sizes")
-        parts = [self.call(torch.full, () if value.scalar else (1,), each, dtype=torch.int64) for each in value.items]
+            return self.named(torch.tensor(value.items[0] if value.scalar else value.items, dtype=value.dtype), "sizes")
+        parts = [self.call(torch.full, () if value.scalar else (1,), each, dtype=value.dtype) for each in value.items]
         return parts[0] if value.scalar else self.call(torch.cat, parts)
 
     def sizes(self, value: Any) -> Sizes:
         """A value as sizes.
 
         Raises:
-            NotTakenBackError: it is computed from the inputs' values.
+            NotTakenBackError: it is computed from the inputs' values, or holds other than a few whole numbers.
         """
         if isinstance(value, Sizes):
             return value
-        if isinstance(value, torch.Tensor) and value.ndim <= 1 and value.numel() <= 64:
-            return Sizes(tuple(int(each) for each in value.reshape(-1).tolist()), value.ndim == 0)
-        raise NotTakenBackError("a size of it is computed from values of the inputs")
+        if isinstance(value, Live):
+            raise NotTakenBackError("a size of it is computed from values of the inputs")
+        if is_whole(value) and value.ndim <= 1 and value.numel() <= MOST_SIZES:
+            return Sizes(tuple(value.reshape(-1).tolist()), value.ndim == 0, value.dtype)
+        raise NotTakenBackError("its sizes are no list of a few whole numbers")
 
     def number(self, function: Callable[..., Any], one: Any, other: Any) -> Any:
         """Arithmetic of two sizes."""
         if isinstance(one, Live) or isinstance(other, Live):
             node = self.graph.call_function(function, (self._nodes(one), self._nodes(other)))
-            return Live(node, function(samples(one), samples(other)))
+            counts = function is not operator.sub and is_count(one) and is_count(other)
+            return Live(node, function(samples(one), samples(other)), counts)
         return function(one, other)
 
     def _nodes(self, value: Any) -> Any:
@@ -204,6 +219,18 @@ def _lives(value: Any) -> bool:
     if isinstance(value, dict):
         return any(map(_lives, value.values()))
     return isinstance(value, Live)
+
+
+def is_count(value: Any) -> bool:
+    """Whether a number is never negative, at whatever sizes."""
+    return value.counts if isinstance(value, Live) else bool(value >= 0)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it is sizes, or a constant of whole numbers: booleans are none."""
+    if isinstance(value, torch.Tensor):
+        return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+    return isinstance(value, Sizes)
 
 
 ARITHMETIC: Mapping[str, Callable[..., Any]] = {

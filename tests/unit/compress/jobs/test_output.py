@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import resource
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -23,13 +25,14 @@ import compress
 from compress import ExportOptions
 from compress.artifact import Artifact
 from compress.cli import main
-from compress.errors import ArtifactError, CheckpointError, ResourceError
+from compress.errors import ArtifactError, CheckpointError, ResourceError, StageError
 from compress.formats.checkpoint import save
 from compress.jobs.export import Silent, export, optimize, sensitivity
-from compress.jobs.output import check_output, claimed, replacing
+from compress.jobs.output import check_output, claimed, replacing, write_artifact
 from compress.model import OnnxModel
 from compress.options import OptimizeOptions, SensitivityOptions
 from compress.pipeline import Outcome
+from compress.report.export import Report
 from compress.runtime.footprint import footprint
 from compress.stage import Progress
 from compress.storage.files import locked, write_files
@@ -37,6 +40,19 @@ from compress.storage.shortages import shortages
 from tests.models import build
 
 X = "x:float32[batch,4]"
+
+
+def test_no_file_is_written_whose_answers_are_of_another_type_than_its_signature_says(
+    made: Path, tmp_path: Path
+) -> None:
+    artifact = Artifact.load(made / "artifact")
+    (output,) = artifact.signature.outputs
+    other = dataclasses.replace(artifact.signature, outputs=(dataclasses.replace(output, dtype="int32"),))
+    report = cast(Report, None)  # which is not come to
+    with pytest.raises(StageError, match=r"won't write model\.onnx") as caught:
+        write_artifact(OnnxModel(artifact.model_path, other), tmp_path / "out", report, {})
+    assert "is float32, and the signature says int32" in caught.value.why
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture(scope="module")

@@ -9,27 +9,37 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import NodeProto, helper, numpy_helper
 from torch import nn
 
 from compress.artifact import Signature, TensorSpec
 from compress.errors import StageError
 from compress.formats.onnx.load import load_onnx
+from compress.formats.onnx_layers.layers import HANDLERS
 from compress.model import OnnxModel
 from compress.onnx_export.torch_from_onnx import taken_back
 from tests.unit.compress.onnx_graphs import normal
 
+Step = tuple[str, list[str], list[str], dict[str, Any]]
 Case = tuple[str, Sequence[int | str], dict[str, Any], dict[str, Any]]
 F32, I64 = np.float32, np.int64
 
 
-def stored(nodes: Sequence[NodeProto], weights: dict[str, Any], shape: Sequence[int | str], folder: Path) -> Path:
+def stored(
+    nodes: Sequence[NodeProto],
+    weights: dict[str, Any],
+    shape: Sequence[int | str],
+    folder: Path,
+    *,
+    gives: int = onnx.TensorProto.FLOAT,
+) -> Path:
     tensors = [numpy_helper.from_array(np.asarray(values), name) for name, values in weights.items()]
     graph = helper.make_graph(
         nodes,
         "g",
         [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
+        [helper.make_tensor_value_info("y", gives, None)],
         tensors,
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
@@ -122,6 +132,147 @@ def test_shapes_are_computed_from_what_comes_in(tmp_path: Path) -> None:
     )
 
 
+ROW_OF_WHOLE: Step = ("Cast", ["x"], ["whole"], {"to": onnx.TensorProto.INT32})
+SIZES_OF_X: Step = ("Shape", ["x"], ["sizes64"], {})
+SIZES_IN_32: Step = ("Cast", ["sizes64"], ["sizes"], {"to": onnx.TensorProto.INT32})
+TYPED: dict[str, list[Step]] = {
+    "sizes": [SIZES_OF_X, SIZES_IN_32, ("Identity", ["sizes"], ["y"], {})],
+    "arithmetic of sizes": [SIZES_OF_X, SIZES_IN_32, ("Mul", ["sizes", "two"], ["y"], {})],
+    "a part of sizes": [SIZES_OF_X, SIZES_IN_32, ("Gather", ["sizes", "one"], ["y"], {})],
+    "a row of sizes": [SIZES_OF_X, SIZES_IN_32, ("Concat", ["sizes", "some"], ["y"], {"axis": 0})],
+    "a range": [
+        SIZES_OF_X, SIZES_IN_32, ("Gather", ["sizes", "one"], ["n"], {}), ("Range", ["zero", "n", "two"], ["y"], {}),
+    ],
+    "a sum": [ROW_OF_WHOLE, ("ReduceSum", ["whole", "axes"], ["y"], {})],
+    "a power": [ROW_OF_WHOLE, ("Pow", ["whole", "half"], ["y"], {})],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TYPED)
+def test_whole_numbers_of_32_bits_stay_so(case: str, tmp_path: Path) -> None:
+    nodes = [helper.make_node(kind, given, made, **attributes) for kind, given, made, attributes in TYPED[case]]
+    weights = {
+        "zero": np.int32(0), "two": np.int32(2), "some": np.array([3, 4], np.int32), "one": np.array(1),
+        "axes": np.array([1]), "half": np.float32(2.5),
+    }  # fmt: skip
+    path = stored(nodes, weights, ROW, tmp_path, gives=onnx.TensorProto.INT32)
+    model = taken_back(load_onnx(path))
+    assert model.module(torch.ones(2, 6))["y"].dtype == torch.int32
+
+
+def test_answers_of_another_type_are_no_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As wide as they may be: what serves the file would send other bytes than its signature says."""
+    monkeypatch.setitem(HANDLERS, "Cast", lambda g, x, _a: g.call("to", x[0], torch.int64))
+    nodes = [helper.make_node("Cast", ["x"], ["y"], to=onnx.TensorProto.INT32)]
+    with pytest.raises(StageError, match="answers of another type at batch 1") as caught:
+        taken_back(load_onnx(stored(nodes, {}, ROW, tmp_path, gives=onnx.TensorProto.INT32)))
+    assert "'y' is int64, in the original it is int32" in caught.value.why
+
+
+def test_paddings_may_be_computed_from_constants_as_exporters_of_torch_write_them(tmp_path: Path) -> None:
+    """By axis from the last in torch, before and behind; all before and then all behind in ONNX."""
+    steps: list[Step] = [
+        ("ConstantOfShape", ["four"], ["more"], {"value": numpy_helper.from_array(np.zeros(1, np.int64))}),
+        ("Concat", ["pads", "more"], ["all"], {"axis": 0}),
+        ("Reshape", ["all", "pairs"], ["table"], {}),
+        ("Slice", ["table", "last", "first", "zero", "last"], ["back"], {}),
+        ("Transpose", ["back"], ["turned"], {"perm": [1, 0]}),
+        ("Reshape", ["turned", "last"], ["row"], {}),
+        ("Cast", ["row"], ["p"], {"to": onnx.TensorProto.INT64}),
+        ("Pad", ["x", "p"], ["y"], {}),
+    ]
+    weights = {
+        "four": np.array([4]), "pads": np.array([0, 1, 2, 3]), "pairs": np.array([-1, 2]), "last": np.array([-1]),
+        "first": np.array([-(2**63)]), "zero": np.array([0]),
+    }  # fmt: skip
+    nodes = [helper.make_node(kind, given, made, **attributes) for kind, given, made, attributes in steps]
+    model = taken_back(load_onnx(stored(nodes, weights, IMAGE, tmp_path)))
+    assert model.module(torch.ones(2, 4, 9, 10))["y"].shape == (2, 4, 14, 11)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int64])
+def test_a_choice_among_constants_keeps_their_values(kind: type, tmp_path: Path) -> None:
+    steps: list[Step] = [
+        ("Where", ["which", "one", "other"], ["chosen"], {}),
+        ("Cast", ["chosen"], ["z"], {"to": 1}),
+        ("Add", ["x", "z"], ["y"], {}),
+    ]
+    weights = {
+        "which": np.array([True, False, True]), "one": np.array([0.25, 2.5, 7.75], kind), "other": np.array([1.5], kind),
+    }  # fmt: skip
+    nodes = [helper.make_node(kind, given, made, **attributes) for kind, given, made, attributes in steps]
+    file = load_onnx(stored(nodes, weights, ("batch", 3), tmp_path))
+    x = torch.ones(1, 3)
+    torch.testing.assert_close(taken_back(file).module(x)["y"], file.module(x)["y"])
+
+
+WIDTH: list[Step] = [
+    ("Shape", ["x"], ["s"], {}),
+    ("Gather", ["s", "one"], ["n"], {}),
+    ("Sub", ["n", "five"], ["d"], {}),
+]
+ANY_SIZE: dict[str, list[Step]] = {
+    "a difference that may be -1": [
+        *WIDTH, ("Equal", ["d", "less"], ["is"], {}), ("Where", ["is", "many", "zero"], ["z"], {}),
+        ("Add", ["x", "z"], ["y"], {}),
+    ],
+    "a quotient of what may be negative": [
+        *WIDTH, ("Div", ["d", "two"], ["q"], {}), ("Cast", ["q"], ["z"], {"to": 1}), ("Add", ["x", "z"], ["y"], {}),
+    ],
+    "backwards, but for those in front": [("Slice", ["x", "last", "far", "ones", "last"], ["y"], {})],
+    "backwards, from a place": [("Slice", ["x", "ones", "first", "ones", "last"], ["y"], {})],
+    "backwards, without the last of all": [("Slice", ["x", "last", "zeros", "ones", "last"], ["y"], {})],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ANY_SIZE)
+def test_what_is_known_of_sizes_holds_at_every_size(case: str, tmp_path: Path) -> None:
+    """Also where no proof tries: where a slice reaches further than most, and where a difference is below 0."""
+    nodes = [helper.make_node(kind, given, made, **attributes) for kind, given, made, attributes in ANY_SIZE[case]]
+    weights = {
+        "one": np.array(1), "five": np.array(5), "two": np.array(2), "less": np.array(-1), "many": np.float32(100),
+        "zero": np.float32(0), "last": np.array([-1]), "far": np.array([-8]), "ones": np.array([1]),
+        "zeros": np.array([0]), "first": np.array([-(2**63)]),
+    }  # fmt: skip
+    file = load_onnx(stored(nodes, weights, ("batch", "width"), tmp_path))
+    made = taken_back(file).module
+    for width in (1, 2, 3, 4, 5, 7, 8, 9, 20):
+        x = torch.from_numpy(normal(3, width))
+        torch.testing.assert_close(made(x)["y"], file.module(x)["y"])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_file_that_gives_no_numbers_is_not_said_to_be_taken_back_wrongly(value: float, tmp_path: Path) -> None:
+    weight = normal(6, 5)
+    weight[:] = value
+    path = stored([helper.make_node("MatMul", ["x", "w"], ["y"])], {"w": weight}, ROW, tmp_path)
+    with pytest.raises(StageError, match="the answers in the original are no numbers at batch 1") as caught:
+        taken_back(load_onnx(path))
+    assert "all of its output 'y' is NaN or infinite" in caught.value.why
+    assert "among its weights" in caught.value.mend
+
+
+def test_other_sizes_are_such_as_file_and_layers_take(tmp_path: Path) -> None:
+    """Of 3 pixels ONNX Runtime makes one by a window of 4, which torch refuses; half the usual size is tried first."""
+    node = helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[4, 4], strides=[4, 4])
+    path = stored([node], {}, ("batch", 2, "height", "width"), tmp_path)
+    taken_back(load_onnx(path, {"height": 6, "width": 40}))
+
+
+def test_sizes_at_which_the_file_gives_no_numbers_are_not_tried(tmp_path: Path) -> None:
+    steps = [*WIDTH, ("Cast", ["d"], ["f"], {"to": 1}), ("Log", ["f"], ["z"], {}), ("Add", ["x", "z"], ["y"], {})]
+    nodes = [helper.make_node(kind, given, made, **attributes) for kind, given, made, attributes in steps]
+    path = stored(nodes, {"one": np.array(1), "five": np.array(5)}, ("batch", "width"), tmp_path)
+    taken_back(load_onnx(path, {"width": 8}))  # of the half, the logarithm is none
+
+
+def test_layers_of_one_size_name_the_dimension_and_what_fixes_it(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Split", ["x"], ["y", "z"], axis=1, num_outputs=2)]
+    with pytest.raises(StageError, match="fails at batch 2, width = 6") as caught:
+        taken_back(load_onnx(stored(nodes, {}, ("batch", "width"), tmp_path), {"width": 12}))
+    assert "fix width at it in the file" in caught.value.mend
+
+
 UNKNOWN: dict[str, tuple[NodeProto, str]] = {
     "an operator without a layer": (helper.make_node("CumSum", ["x", "axis"], ["y"], name="sums"), "CumSum at 'sums'"),
     "another's operator": (helper.make_node("Gelu", ["x"], ["y"], name="g", domain="com.microsoft"), "Gelu at 'g'"),
@@ -142,6 +293,44 @@ def test_what_has_no_layer_is_refused_by_operator_and_node(case: str, tmp_path: 
     with pytest.raises(StageError, match=named) as caught:
         taken_back(load_onnx(path))
     assert "start from the torch model" in caught.value.mend
+
+
+SECOND: dict[str, NodeProto] = {
+    "where the largest are": helper.make_node("MaxPool", ["x"], ["first", "y"], name="n", kernel_shape=[2]),
+    "what is dropped": helper.make_node("Dropout", ["x"], ["first", "y"], name="n"),
+    "a mean": helper.make_node("LayerNormalization", ["x", "scale"], ["first", "y"], name="n"),
+}
+
+
+@pytest.mark.parametrize("case", SECOND)
+@pytest.mark.parametrize("read", [True, False])
+def test_further_outputs_that_are_used_are_refused_by_operator_and_node(case: str, read: bool, tmp_path: Path) -> None:
+    node, kinds = SECOND[case], {"MaxPool": onnx.TensorProto.INT64, "Dropout": onnx.TensorProto.BOOL}
+    gives = kinds.get(node.op_type, onnx.TensorProto.FLOAT)
+    nodes = [node]
+    if read:
+        node = NodeProto.FromString(node.SerializeToString())
+        node.output[1] = "second"
+        nodes, gives = [node, helper.make_node("Cast", ["second"], ["y"], to=1)], onnx.TensorProto.FLOAT
+    path = stored(nodes, {"scale": np.ones(6, np.float32)}, ("batch", 2, 6), tmp_path, gives=gives)
+    with pytest.raises(StageError, match=f"{node.op_type} at 'n'") as caught:
+        taken_back(load_onnx(path))
+    assert f"its output 2, {node.output[1]!r}, is used" in caught.value.why
+
+
+def test_a_split_that_leaves_an_output_without_a_name_is_refused_before_it_runs(tmp_path: Path) -> None:
+    """ONNX Runtime would end the process."""
+    nodes = [helper.make_node("Split", ["x"], ["", "y"], axis=1, num_outputs=2)]
+    with pytest.raises(StageError, match="can't read") as caught:
+        load_onnx(stored(nodes, {}, ROW, tmp_path))
+    assert "a Split of it leaves an output without a name" in caught.value.why
+
+
+@pytest.mark.parametrize("word", ["class.weight", "None", "lambda.in", "class_.weight"])
+def test_words_of_python_are_names_of_layers_too(word: str, tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", word], ["p"]), helper.make_node("Add", ["p", "x"], ["y"])]
+    model = taken_back(load_onnx(stored(nodes, {word: normal(6, 6)}, ROW, tmp_path)))
+    assert sum(1 for each in model.module.modules() if isinstance(each, nn.Linear)) == 1
 
 
 HOSTILE = ("__import__('os').system('false')", "../../x", "forward", "a.b.__class__", "x = 1; y", "é" * 300)
