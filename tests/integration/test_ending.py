@@ -28,6 +28,10 @@ MODEL = (
     FILES_MODEL.replace("import time\n", "import pathlib\nimport time\n")
     .replace("time.sleep(2)", "time.sleep(600)")
     .replace(
+        '        if files[0, 0].startswith(b"fail',
+        '        if files[0, 0] == b"nap":\n            time.sleep(3)\n        if files[0, 0].startswith(b"fail',
+    )
+    .replace(
         "    def execute(self, requests):\n",
         "    def initialize(self, args):\n"
         "        while pathlib.Path(args['model_repository']).parent.resolve().with_name('slow').exists():\n"
@@ -101,6 +105,39 @@ def test_a_terminal_that_closes_does_not_end_what_was_started_without_one(tmp_pa
             process.wait(3)
         process.send_signal(signal.SIGTERM)
         assert process.wait(100) == 0
+
+
+def test_a_terminal_that_closes_says_so_twice_and_hurries_nobody(
+    tmp_path: Path, repository: Path, scratch: Path
+) -> None:
+    with up(tmp_path, str(repository), *FREE) as running:
+        url = running.url()
+        statuses: list[int] = []
+        asking = threading.Thread(target=lambda: statuses.append(ask(url, "files", asked("nap"))[0]))
+        asking.start()
+        time.sleep(0.5)
+        for number in (signal.SIGHUP, signal.SIGHUP):
+            running.process.send_signal(number)
+            time.sleep(0.3)
+        asking.join(60)
+        assert statuses == [200]
+        assert running.process.wait(100) == 0, running.said
+
+
+def test_triton_takes_no_modules_from_where_it_is_started(
+    tmp_path: Path, repository: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, mark = tmp_path / "here", tmp_path / "mark"
+    folder.mkdir()
+    for module in ("json", "dis", "uuid", "pathlib"):
+        (folder / f"{module}.py").write_text(f"open({str(mark)!r}, 'a').write(__name__)\nraise SystemExit(1)\n")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    monkeypatch.chdir(folder)
+    with up(tmp_path, str(repository), *FREE) as running:
+        assert ask(running.url(), "tiny", b"")[0] == 400
+    assert not mark.exists(), mark.read_text()
 
 
 def test_told_twice_it_ends_without_waiting_and_says_what_it_cut(

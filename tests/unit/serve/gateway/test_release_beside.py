@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from serve.gateway.release.release import Grade, Release
+from serve.gateway.release.releases import Releases
+from serve.gateway.upstream.upstream import Upstream
 from serve.rollout.course import Course
 from serve.rollout.plan import Plan, Target
 from tests.serve_http import in_loop
@@ -76,6 +82,91 @@ async def test_a_slow_candidate_is_refused_where_nobody_does(leaves: bool) -> No
     await asked(released, lambda: None, leaves=leaves)
 
     assert not released.running
+
+
+@pytest.mark.parametrize(
+    ("candidate", "asked", "met"),
+    [
+        (Target("n"), Target("n"), True),
+        (Target("n"), Target("n", "1"), True),
+        (Target("m", "2"), Target("m", "2"), True),
+        (Target("m", "2"), Target("m", "002"), True),
+        (Target("m", "2"), Target("m"), True),
+        (Target("m", "2"), Target("m", "1"), False),
+        (Target("m", "2"), Target("m", "20"), False),
+        (Target("n"), Target("m"), False),
+    ],
+)
+def test_a_version_is_the_candidate_s_however_its_number_is_written(
+    tmp_path: Path, candidate: Target, asked: Target, met: bool
+) -> None:
+    upstream = cast("Upstream", SimpleNamespace())
+    releases = Releases(tmp_path / "none.db", upstream)
+    one = release()
+    one.candidate = candidate
+    releases._by_model["m"] = one
+
+    assert (releases.beside(asked) is one.beside) is met
+    assert releases.beside(asked, one) is None
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_copies_that_are_not_made_are_told_with_the_key_that_keeps_the_candidate_busy(busy: bool) -> None:
+    plan = Plan(steps=(50.0,), shadow=100.0, step_s=0.0)
+    one = Release(1, "m", BASELINE, CANDIDATE, plan, Course(plan, time.monotonic()))
+    if busy:
+        one.beside.enter("bad")
+    for _ in range(3):
+        one.drops()
+
+    assert one.course is not None
+    waits = one.course.analysis.evidence()["errors"]["waits"]
+    assert "3 requests were not copied to the candidate" in waits
+    assert ("by its own name" in waits) is busy
+    assert one.course.analysis.decisive() == ({"errors": "bad", "disagreement": "bad"} if busy else {})
+
+
+def lies(one: Release, number: int) -> None:
+    """One key says of the candidate alone that it is wrong, where another may speak, too."""
+    for _ in range(number):
+        one.reported("candidate", wrong=True, key="liar")
+        one.reported("baseline", wrong=False, key="liar")
+
+
+def test_after_a_restart_one_of_several_keys_decides_as_little_as_before() -> None:
+    before = release()
+    before.may_speak("honest")
+    before.may_speak("liar")
+    lies(before, 200)
+    assert before.running
+
+    after = release()
+    after.restore(1.0, json.loads(json.dumps(before.snapshot())))
+    lies(after, 200)
+
+    assert after.running
+    alone = release()
+    alone.may_speak("liar")
+    lies(alone, 200)
+    assert not alone.running, "a key that has the gateway to itself decides"
+
+
+@in_loop
+async def test_that_another_key_has_asked_is_known_after_a_restart() -> None:
+    before = release()
+    for key in ("one", "two"):
+        await before.ask(None, answered, movable=True, key=key)
+
+    after = release()
+    after.restore(1.0, json.loads(json.dumps(before.snapshot())))
+
+    assert before.course is not None
+    assert after.course is not None
+    assert (before.course.joined, after.course.joined, release().course.joined) == (True, True, False)  # type: ignore[union-attr]
+
+
+async def answered(target: Target) -> tuple[Grade, str]:
+    return Grade.GOOD, target.model
 
 
 @in_loop
