@@ -219,10 +219,13 @@ def explain(original: Path, artifact: Path, *, options: ExplainOptions) -> None:
     console = _console()
     for table in explain_tables(found, None if options.verbose else options.rows):
         console.print(table)
+    if found.not_finite:
+        told = f"outputs of {found.not_finite} of {found.samples} samples are NaN or infinite, the original's are not"
+        _tell(console, f"{told}: no error and no layer's share of it can be given", warns=True)
     left = list(found.unmatched.items())
     for name, why in left if options.verbose else left[: options.rows]:
         _tell(console, f"{name} could not be compared: {why}", warns=False)
-    if found.error_mended is not None:
+    if found.error_mended is not None and found.error is not None:
         went = 1 - found.error_mended / found.error
         told = f"with these in float, {went:.0%} of the outputs' error is gone; add to the export: {found.flags}"
         console.print(told, markup=False, highlight=False, soft_wrap=True)

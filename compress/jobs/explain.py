@@ -61,23 +61,25 @@ class Explanation:
 
     Attributes:
         samples: that it was found on.
-        error: squared error of the outputs, relative to their size.
+        error: squared error of the outputs, relative to their size; None where they are not finite.
         error_mended: the same, with the exclusions in float, all at once.
         layers: largest share first.
         tensors: in the order of the graph.
         ranges: of which values clip, most first.
         keep_float: names for `compress export --keep-float`.
         unmatched: tensors or layers that could not be compared, with why.
+        not_finite: samples for which an output is NaN or infinite where the original's is not, or is another.
     """
 
     samples: int
-    error: float
+    error: float | None
     error_mended: float | None
     layers: tuple[Layer, ...]
     tensors: tuple[Tensor, ...]
     ranges: tuple[Range, ...]
     keep_float: tuple[str, ...]
     unmatched: dict[str, str]
+    not_finite: int = 0
 
     @property
     def flags(self) -> str:
@@ -150,18 +152,28 @@ def _explained(model: Original, other: OnnxModel, data: Dataset, folder: Path, w
     variants, kinds = _variants(before, after, unmatched)
     path = folder / "tried.onnx"
 
-    def error(built: ModelProto) -> float:
+    def errors(built: ModelProto) -> np.ndarray[Any, Any]:
         shield(built)
         onnx.save(built, path)
-        return judge.squared_error(open_model(OnnxModel(path, other.signature), threads=cores()))
+        return judge.squared_errors(open_model(OnnxModel(path, other.signature), threads=cores()))
 
-    whole = error(after)
+    def error(built: ModelProto) -> float:
+        return float(errors(built).mean())
+
+    all_of_it = errors(after)
+    lost = int((~np.isfinite(all_of_it)).sum())
+    if lost:
+        return Explanation(len(data), None, None, (), tensors, ranges, (), unmatched, lost)
+    whole = float(all_of_it.mean())
     tick = watcher.started("explain")
     layers = []
     for at, (name, build) in enumerate(variants.items(), 1):
         try:
             share = 1 - error(build((name,))) / whole if whole else 0.0
-            layers.append(Layer(name, kinds[name], share))
+            if np.isfinite(share):
+                layers.append(Layer(name, kinds[name], share))
+            else:
+                unmatched[name] = "with it alone in float the outputs are not finite"
         except (StageError, ValueError):  # of other shapes than its neighbours, or a graph that can't be mixed
             unmatched[name] = "alone in float it does not fit between the other's layers (pruned, or weights in INT8)"
         tick(at, len(variants), "layers put back")

@@ -67,10 +67,11 @@ def beside(
     theirs = observe(other, [*names, *quantizers], data, batch=batch)
     for (was, samples), (now, _) in zip(observe(path, names, data, batch=batch), theirs, strict=True):
         for name in (name for name in names if was[name].dtype == np.float32):
-            if was[name].shape == now[name].shape:
-                seen[name].add(was[name], np.clip(now[name], *drawn.get(name, (-np.inf, np.inf))))
-            else:
-                unmatched[name] = f"it is {list(now[name].shape)}, {list(was[name].shape)} before"
+            drawn_in = np.clip(now[name], *drawn.get(name, (-np.inf, np.inf)))
+            if was[name].shape != drawn_in.shape:
+                unmatched[name] = f"it is {list(drawn_in.shape)}, {list(was[name].shape)} before"
+            elif not seen[name].add(was[name], drawn_in, samples):
+                unmatched[name] = "NaN or infinities are in one and not in the other"
         for name, (low, high, step) in quantizers.items():
             values = np.clip(now[name], *drawn.get(name, (-np.inf, np.inf)))
             beyond[name][0] += int(((values < low - step / 2) | (values > high + step / 2)).sum())
@@ -78,7 +79,7 @@ def beside(
         done += samples
         progress(done, len(data), "samples")
     ranges = [Range(n, quantizers[n][0], quantizers[n][1], out / total) for n, (out, total) in beyond.items() if out]
-    tensors = tuple(seen[name].result(name) for name in names if seen[name].ends[0] and name not in unmatched)
+    tensors = tuple(seen[name].result(name) for name in names if seen[name].any and name not in unmatched)
     return tensors, tuple(sorted(ranges, key=lambda each: -each.clipped)), unmatched
 
 
@@ -87,22 +88,43 @@ class _Seen:
 
     def __init__(self) -> None:
         self.signal = self.noise = 0.0
-        self.ends: list[list[np.ndarray[Any, Any]]] = [[], []]
+        self.any = False
+        self.ends: list[list[np.ndarray[Any, Any]]] | None = [[], []]
 
-    def add(self, was: np.ndarray[Any, Any], now: np.ndarray[Any, Any]) -> None:
-        wide = was.astype(np.float64)
+    def add(self, was: np.ndarray[Any, Any], now: np.ndarray[Any, Any], samples: int) -> bool:
+        """Whether they can be compared: what is infinite or NaN (a mask) has to be so in both."""
+        there = np.isfinite(was)
+        if not np.array_equal(was[~there], now[~there], equal_nan=True) or not np.isfinite(now[there]).all():
+            return False
+        if not was.size:
+            return True
+        self.any = True
+        wide = was[there].astype(np.float64)
         self.signal += float(np.square(wide).sum())
-        self.noise += float(np.square(now - wide).sum())
+        self.noise += float(np.square(now[there] - wide).sum())
+        self._channels(was, now, samples)
+        return True
+
+    def _channels(self, was: np.ndarray[Any, Any], now: np.ndarray[Any, Any], samples: int) -> None:
+        """Each channel's ends; none where samples do not lead, or where channels are of another number each time."""
+        if self.ends is None or was.ndim == 0 or (was.ndim > 1 and was.shape[0] % samples):
+            self.ends = None
+            return
         for at, values in enumerate((was, now)):
             axis = 1 if values.ndim in (2, 4, 5) else values.ndim - 1
             flat = np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1) if values.ndim > 1 else values[None]
             low, high = flat.min(axis=1), flat.max(axis=1)
             ends = self.ends[at]
+            if ends and len(ends[0]) != len(low):
+                self.ends = None
+                return
             self.ends[at] = [np.minimum(ends[0], low), np.maximum(ends[1], high)] if ends else [low, high]
 
     def result(self, name: str) -> Tensor:
-        (was_low, was_high), (low, high) = self.ends
-        dead = np.flatnonzero((low == high) & (was_low < was_high))
+        dead = np.zeros(0, np.int64)
+        if self.ends is not None:
+            (was_low, was_high), (low, high) = self.ends
+            dead = np.flatnonzero((low == high) & (was_low < was_high))
         snr = 10 * math.log10(self.signal / self.noise) if self.noise and self.signal else None
         return Tensor(name, snr, tuple(map(int, dead)))
 

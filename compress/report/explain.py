@@ -18,7 +18,8 @@ __all__ = ["explain_tables"]
 
 def explain_tables(found: Explanation, rows: int | None) -> list[Table]:
     """Layers, tensors, ranges that clip and channels that died; the worst first, so many of each at most."""
-    over = f"{counted(found.samples, 'samples')}, error of the outputs {found.error:.3g} of their size"
+    error = "not finite" if found.error is None else f"{found.error:.3g} of their size"
+    over = f"{counted(found.samples, 'samples')}, error of the outputs {error}"
     layers = _table(f"each layer alone as in the original ({over})", "layer", "kind", "share of the error gone")
     for layer in found.layers[:rows]:
         layers.add_row(escape(layer.name), layer.kind, f"{layer.share:+.1%}")

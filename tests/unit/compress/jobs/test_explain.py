@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -78,10 +79,12 @@ def test_the_layer_that_int8_rounds_coarsely_comes_first_and_its_recipe_mends(ex
 
     assert found.layers[0].share > 0.5, found.layers
     assert found.keep_float[0] == found.layers[0].name
+    assert found.error is not None
     assert found.error_mended is not None
     assert found.error_mended < found.error / 2
 
     again = explained(exported, exported / "model.pt", quantized(exported, "mended", keep_float=found.keep_float))
+    assert again.error is not None
     assert again.error < found.error / 2
     assert not {layer.name for layer in again.layers} & set(found.keep_float)
 
@@ -127,7 +130,7 @@ def test_layers_of_a_pruned_file_that_do_not_fit_are_named(exported: Path) -> No
 
     found = explained(exported, exported / "model.pt", artifact)
 
-    assert found.error > 0
+    assert found.error
     assert "node_linear_1" in found.unmatched
     assert "before" in found.unmatched["relu"]
 
@@ -165,3 +168,61 @@ def test_what_the_original_does_not_round_is_named_not_guessed(exported: Path) -
 
     assert "does not have" in found.unmatched["layers"]
     assert not found.layers
+
+
+def written(path: Path, nodes: list[onnx.NodeProto], weights: dict[str, object]) -> Path:
+    """A file from x [batch, 4] to y."""
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", 4])
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["batch", 4])
+    kept = [numpy_helper.from_array(np.asarray(values, np.float32), name) for name, values in weights.items()]
+    graph = onnx.helper.make_graph(nodes, "g", [x], [y], kept)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10), path)
+    return path
+
+
+def two(folder: Path, nodes: list[onnx.NodeProto], changed: object, **weights: object) -> Explanation:
+    """What is told of a file beside the same with another weight w; 40 samples, which are batches of 32 and 8."""
+    first = written(folder / "first.onnx", nodes, {"w": 2 * np.eye(4), **weights})
+    second = written(folder / "second.onnx", nodes, {"w": changed, **weights})
+    np.savez(folder / "data.npz", x=np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32))
+    return explain(first, second, ExplainOptions(data=str(folder / "data.npz"), samples=40), Silent())
+
+
+node = onnx.helper.make_node
+
+
+def test_tensors_that_samples_do_not_lead_are_compared_whatever_the_batch(tmp_path: Path) -> None:
+    nodes = [
+        node("MatMul", ["x", "w"], ["a"], "a"), node("Transpose", ["a"], ["turned"], "turn"),
+        node("Transpose", ["turned"], ["y"], "back"),
+    ]  # fmt: skip
+
+    found = two(tmp_path, nodes, 2.2 * np.eye(4))
+
+    assert {tensor.name: round(tensor.snr_db or 0, 3) for tensor in found.tensors} == {"a": 20, "turned": 20, "y": 20}
+
+
+def test_a_mask_is_left_out_of_signal_and_noise_where_both_have_it(tmp_path: Path) -> None:
+    nodes = [
+        node("MatMul", ["x", "w"], ["a"], "a"), node("Add", ["a", "mask"], ["masked"], "mask"),
+        node("Softmax", ["masked"], ["y"], "y"),
+    ]  # fmt: skip
+
+    found = two(tmp_path, nodes, 2.2 * np.eye(4), mask=[0, 0, 0, -np.inf])
+
+    decibels = {tensor.name: tensor.snr_db for tensor in found.tensors}
+    assert decibels["masked"] == pytest.approx(20, abs=0.01)
+    assert found.not_finite == 0
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_outputs_that_are_not_finite_are_said_to_be_and_give_no_figures(tmp_path: Path, value: float) -> None:
+    nodes = [node("MatMul", ["x", "w"], ["a"], "a"), node("Relu", ["a"], ["y"], "y")]
+
+    found = two(tmp_path, nodes, np.diag([2, 2, 2, value]))
+
+    assert found.not_finite > 0
+    assert found.error is None
+    assert found.layers == ()
+    assert "NaN or infinities" in found.unmatched["a"]
+    json.dumps(found.to_dict(), allow_nan=False)
