@@ -11,7 +11,7 @@ import numpy as np
 from compress.data.dataset import Dataset
 from compress.evaluate.intervals import CONFIDENCE, difference_interval, percent
 from compress.evaluate.metrics import Metric
-from compress.evaluate.scoring import Answers, Scores, batch_for
+from compress.evaluate.scoring import Answers, Scores, batch_for, for_each
 from compress.model import Arrays
 from compress.runtime.backends import Backend
 
@@ -130,7 +130,7 @@ class Judge:
         tally = Scores(self._metric)
         for number, (inputs, labels) in enumerate(self._data.batches(self._size)):
             expected = self._reference(number, inputs) if self._metric.compares else {}
-            tally.add(model.infer(inputs), expected, labels)
+            tally.add(for_each(model.infer(inputs), inputs), expected, labels)
         scores = tally.result()
         before, after = self.original, float(scores.mean())
         points = self._metric.drop(before, after)
@@ -157,7 +157,7 @@ class Judge:
         sizes: dict[str, list[np.ndarray[Any, Any]]] = {}
         for number, (inputs, _) in enumerate(self._data.batches(self._size)):
             samples = len(next(iter(inputs.values())))
-            outputs = model.infer(inputs)
+            outputs = for_each(model.infer(inputs), inputs)
             for name, given in self._reference(number, inputs, keep=True).items():
                 if given.dtype.kind not in "fiub":  # texts are the same or not
                     given, outputs[name] = np.ones(given.shape), (given == outputs[name]).astype(np.float64)
@@ -191,7 +191,7 @@ class _Reference:
     def __call__(self, number: int, inputs: Arrays, *, keep: bool = False) -> Arrays:
         if number in self._kept:
             return self._kept[number]
-        outputs = self._original.infer(inputs)
+        outputs = for_each(self._original.infer(inputs), inputs)
         size = sum(array.nbytes for array in outputs.values())
         if keep and size <= self._room:
             self._room -= size
