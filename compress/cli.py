@@ -354,18 +354,22 @@ def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: 
         For the roofline.
     """
     from compress.console.quiet import quiet
+    from compress.console.wording import counted
+    from compress.data.sizes import batches_of
     from compress.formats.file_kind import file_kind
     from compress.jobs.examine import examine, kind_of_file, next_of, told_of
     from compress.model import OnnxModel
-    from compress.runtime.measure import onnx_macs, onnx_params, torch_macs, torch_params
+    from compress.runtime.measure import onnx_params, onnx_work, torch_macs, torch_params
 
     source = source or SourceOptions()
     with quiet(verbose=source.verbose):
         found = examine(checkpoint, source, roofs=roofline, threads=threads)
         weights = macs = kind = None
+        left = 0
         if isinstance(found.model, OnnxModel):
             kind, weights = kind_of_file(found.model), onnx_params(checkpoint)
-            macs = onnx_macs(checkpoint, found.signature)
+            work = onnx_work(checkpoint, found.signature)
+            macs, left = work.macs, work.uncounted
         elif found.model is not None:
             kind, weights = file_kind(checkpoint).value, torch_params(found.model.module)
             macs = torch_macs(found.model.module, found.signature)
@@ -381,7 +385,10 @@ def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: 
         print(f"sizes    {sizes}")
     if found.model is not None:
         print(f"params   {weights:,}")
-        print(f"MACs     {macs:,}" + (f" for a sample at {sizes}" if sizes else ""))
+        beside = f", without {counted(left, 'layers')} in loops or of unknown sizes" if left else ""
+        (call,) = batches_of(found.signature, ()) if not found.signature.batches else (1,)
+        of = f" for the {call} samples of a call" if call > 1 else f" for a sample at {sizes}" if sizes else ""
+        print(f"MACs     {macs:,}{of}{beside}")
     if found.artifact is not None:
         _next(next_of(found.artifact))
     if found.roofline is not None:
