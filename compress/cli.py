@@ -211,7 +211,7 @@ def explain(original: Path, artifact: Path, *, options: ExplainOptions) -> None:
     import json
 
     from compress.jobs.explain import explain as run
-    from compress.report.explain import explain_tables
+    from compress.report.explain import exclusions_told, explain_tables
     from compress.storage.files import write_files
 
     with at_work(options) as terminal:
@@ -225,10 +225,9 @@ def explain(original: Path, artifact: Path, *, options: ExplainOptions) -> None:
     left = list(found.unmatched.items())
     for name, why in left if options.verbose else left[: options.rows]:
         _tell(console, f"{name} could not be compared: {why}", warns=False)
-    if found.error_mended is not None and found.error is not None:
-        went = 1 - found.error_mended / found.error
-        told = f"with these in float, {went:.0%} of the outputs' error is gone; add to the export: {found.flags}"
+    if told := exclusions_told(found):
         console.print(told, markup=False, highlight=False, soft_wrap=True)
+    if found.keep_float:
         console.print(f"or to its recipe: {found.recipe.strip()}", markup=False, highlight=False, soft_wrap=True)
     if options.json is not None:
         write_files({options.json: json.dumps(found.to_dict(), indent=2) + "\n"})
