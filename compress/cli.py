@@ -72,7 +72,7 @@ def export(
     ----------
     checkpoint
         What compress.save, torch.save, torch.jit.save, torch.export.save or safetensors wrote; a Hugging Face folder;
-        an ONNX file, for all but pruning and training.
+        or an ONNX file, whose graph is taken back to layers where it is pruned or trained.
     dry_run
         Print the stages and how long they will take, by trying a little of each; write nothing.
     save_config
@@ -210,6 +210,7 @@ def explain(original: Path, artifact: Path, *, options: ExplainOptions) -> None:
     """
     import json
 
+    from compress.console.wording import counted
     from compress.jobs.explain import explain as run
     from compress.report.explain import exclusions_told, explain_tables
     from compress.storage.files import write_files
@@ -222,6 +223,11 @@ def explain(original: Path, artifact: Path, *, options: ExplainOptions) -> None:
     if found.not_finite:
         told = f"outputs of {found.not_finite} of {found.samples} samples are NaN or infinite, the original's are not"
         _tell(console, f"{told}: no error and no layer's share of it can be given", warns=True)
+    if scaled := sum(tensor.rescaled for tensor in found.tensors):
+        told = (
+            f"{counted(scaled, 'tensors')} differ by a scale for each channel, which is gone in the outputs (smoothing)"
+        )
+        _tell(console, f"{told}: their dB are with these scales fitted", warns=False)
     left = list(found.unmatched.items())
     for name, why in left if options.verbose else left[: options.rows]:
         _tell(console, f"{name} could not be compared: {why}", warns=False)

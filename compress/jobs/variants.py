@@ -24,7 +24,7 @@ def variants_of(
     kinds = {node.name: node.op_type for node in before.graph.node}
     if any(node.op_type in LINKS for node in after.graph.node):
         if not {node.name for node in after.graph.node} & set(kinds):
-            unmatched["layers"] = "no node has the name of one of the original's: none can be put back"
+            unmatched["layers"] = f"{_why_none(before, after)}: none can be put back"
             return {}, kinds
         signed = {
             t.data_type for t in after.graph.initializer for n in after.graph.node
@@ -38,7 +38,21 @@ def variants_of(
         for name, off in _other_weights(before, after).items():
             unmatched[name] = f"its weights are not the original's in 8 bits (off by {off:.0%}): smoothed, or trained"
         return dict.fromkeys((name for name in mixed.units if name not in unmatched), mixed.model), kinds
-    return _weights_back(before, after, unmatched), kinds
+    built = _weights_back(before, after, unmatched)
+    if not {node.name for node in after.graph.node} & set(kinds):
+        unmatched["layers"] = f"{_why_none(before, after)}: none can be put back"
+    return built, kinds
+
+
+def _why_none(before: ModelProto, after: ModelProto) -> str:
+    """Why no layer of the one is a layer of the other."""
+    elements = [
+        sum(int(np.prod(tensor.dims)) for tensor in model.graph.initializer if len(tensor.dims) > 1)
+        for model in (before, after)
+    ]
+    if elements[1] < elements[0]:
+        return "it is pruned: its layers are narrower than the original's, and made anew with names of their own"
+    return "no node has the name of one of the original's"
 
 
 def _other_weights(before: ModelProto, after: ModelProto) -> dict[str, float]:

@@ -230,3 +230,39 @@ def test_outputs_that_are_not_finite_are_said_to_be_and_give_no_figures(tmp_path
     assert found.layers == ()
     assert "NaN or infinities" in found.unmatched["a"]
     json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_scales_of_channels_that_are_gone_in_the_outputs_are_no_noise(tmp_path: Path) -> None:
+    nodes = [
+        node("MatMul", ["x", "w"], ["a"], "a"), node("Relu", ["a"], ["r"], "r"),
+        node("MatMul", ["r", "v"], ["y"], "b"),
+    ]  # fmt: skip
+    scales, noise = np.diag([0.1, 1, 3, 8]), 0.01 * np.ones((4, 4))
+    first = written(tmp_path / "first.onnx", nodes, {"w": np.eye(4), "v": np.eye(4)})
+    second = written(
+        tmp_path / "second.onnx", nodes, {"w": np.eye(4) @ scales + noise @ scales, "v": np.linalg.inv(scales)}
+    )
+    np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32))
+
+    found = explain(first, second, ExplainOptions(data=str(tmp_path / "data.npz")), Silent())
+
+    tensors = {tensor.name: tensor for tensor in found.tensors}
+    assert {name for name, tensor in tensors.items() if tensor.rescaled} == {"a", "r"}
+    assert tensors["y"].snr_db is not None
+    assert tensors["a"].snr_db is not None
+    assert 30 < tensors["a"].snr_db < 40, "0.01 beside 1, in each of four products"
+    assert 30 < tensors["y"].snr_db < 40
+
+
+def test_a_pruned_file_whose_layers_have_other_names_is_said_to_have_none_to_put_back(tmp_path: Path) -> None:
+    first = [node("MatMul", ["x", "w"], ["a"], "one"), node("MatMul", ["a", "v"], ["y"], "two")]
+    second = [node("MatMul", ["x", "w"], ["b"], "other"), node("MatMul", ["b", "v"], ["y"], "last")]
+    rng = np.random.default_rng(0)
+    before = written(tmp_path / "a.onnx", first, {"w": rng.normal(size=(4, 8)), "v": rng.normal(size=(8, 4))})
+    after = written(tmp_path / "b.onnx", second, {"w": rng.normal(size=(4, 6)), "v": rng.normal(size=(6, 4))})
+    np.savez(tmp_path / "data.npz", x=rng.normal(size=(40, 4)).astype(np.float32))
+
+    found = explain(before, after, ExplainOptions(data=str(tmp_path / "data.npz")), Silent())
+
+    assert "pruned" in found.unmatched["layers"]
+    assert "none can be put back" in found.unmatched["layers"]
