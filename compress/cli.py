@@ -228,7 +228,7 @@ def explain(original: Path, artifact: Path, *, options: ExplainOptions) -> None:
             f"{counted(scaled, 'tensors')} differ by a scale for each channel, which is gone in the outputs (smoothing)"
         )
         _tell(console, f"{told}: their dB are with these scales fitted", warns=False)
-    left = list(found.unmatched.items())
+    left = sorted(found.unmatched.items(), key=lambda pair: pair[0] != "layers")  # what holds for all comes first
     for name, why in left if options.verbose else left[: options.rows]:
         _tell(console, f"{name} could not be compared: {why}", warns=False)
     if told := exclusions_told(found):

@@ -122,8 +122,7 @@ def explain(first: Path, second: Path, options: ExplainOptions, watcher: Watcher
     if _taken(model) != _taken(other) or _given(model) != _given(other):
         raise RecipeError(
             f"can't compare {second} with {first}",
-            why=f"they are of other inputs or outputs: {', '.join(map(str, other.signature.inputs))} beside "
-            f"{', '.join(map(str, model.signature.inputs))}",
+            why=f"they are of other inputs or outputs: {_specs(other)} beside {_specs(model)}",
             mend="give the original that the file was made of",
         )
     data = spread(Dataset.open(data_at(options.data, first, model), model.signature), options.samples)
@@ -138,6 +137,11 @@ def _second(path: Path) -> OnnxModel:
     if not is_onnx(path):
         raise RecipeError(f"can't look into {path}", why="it is no ONNX file", mend="give an artifact or an ONNX file")
     return OnnxModel(path, signature_of_onnx(path))
+
+
+def _specs(model: Original) -> str:
+    taken, given = (", ".join(map(str, specs)) for specs in (model.signature.inputs, model.signature.outputs))
+    return f"{taken} → {given}"
 
 
 def _taken(model: Original) -> set[tuple[str, str]]:

@@ -124,6 +124,13 @@ def test_a_file_of_other_inputs_is_refused(exported: Path, tmp_path: Path) -> No
         explained(exported, tmp_path / "other.pt", exported / "float")
 
 
+def test_a_file_of_other_outputs_is_refused_with_both(exported: Path, tmp_path: Path) -> None:
+    compress.save(nn.Linear(8, 4), tmp_path / "other.pt", inputs="x:float32[batch,8]", outputs=["z"])
+
+    with pytest.raises(RecipeError, match=r"→ y:float32.* beside .*→ z:float32"):
+        explained(exported, tmp_path / "other.pt", exported / "float")
+
+
 def test_a_name_that_is_no_node_is_refused(exported: Path) -> None:
     with pytest.raises(RecipeError, match="no node of that name"):
         quantized(exported, "none", keep_float=("nowhere",))
