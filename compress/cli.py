@@ -72,7 +72,7 @@ def export(
     ----------
     checkpoint
         What compress.save, torch.save, torch.jit.save, torch.export.save or safetensors wrote; a Hugging Face folder;
-        an ONNX file, for all but pruning and training.
+        or an ONNX file, whose graph is taken back to layers where it is pruned or trained.
     dry_run
         Print the stages and how long they will take, by trying a little of each; write nothing.
     save_config
@@ -210,8 +210,9 @@ def explain(original: Path, artifact: Path, *, options: ExplainOptions) -> None:
     """
     import json
 
+    from compress.console.wording import counted
     from compress.jobs.explain import explain as run
-    from compress.report.explain import explain_tables
+    from compress.report.explain import exclusions_told, explain_tables
     from compress.storage.files import write_files
 
     with at_work(options) as terminal:
@@ -219,13 +220,20 @@ def explain(original: Path, artifact: Path, *, options: ExplainOptions) -> None:
     console = _console()
     for table in explain_tables(found, None if options.verbose else options.rows):
         console.print(table)
-    left = list(found.unmatched.items())
+    if found.not_finite:
+        told = f"outputs of {found.not_finite} of {found.samples} samples are NaN or infinite, the original's are not"
+        _tell(console, f"{told}: no error and no layer's share of it can be given", warns=True)
+    if scaled := sum(tensor.rescaled for tensor in found.tensors):
+        told = (
+            f"{counted(scaled, 'tensors')} differ by a scale for each channel, which is gone in the outputs (smoothing)"
+        )
+        _tell(console, f"{told}: their dB are with these scales fitted", warns=False)
+    left = sorted(found.unmatched.items(), key=lambda pair: pair[0] != "layers")  # what holds for all comes first
     for name, why in left if options.verbose else left[: options.rows]:
         _tell(console, f"{name} could not be compared: {why}", warns=False)
-    if found.error_mended is not None:
-        went = 1 - found.error_mended / found.error
-        told = f"with these in float, {went:.0%} of the outputs' error is gone; add to the export: {found.flags}"
+    if told := exclusions_told(found):
         console.print(told, markup=False, highlight=False, soft_wrap=True)
+    if found.keep_float:
         console.print(f"or to its recipe: {found.recipe.strip()}", markup=False, highlight=False, soft_wrap=True)
     if options.json is not None:
         write_files({options.json: json.dumps(found.to_dict(), indent=2) + "\n"})
@@ -351,18 +359,22 @@ def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: 
         For the roofline.
     """
     from compress.console.quiet import quiet
+    from compress.console.wording import counted
+    from compress.data.sizes import batches_of
     from compress.formats.file_kind import file_kind
     from compress.jobs.examine import examine, kind_of_file, next_of, told_of
     from compress.model import OnnxModel
-    from compress.runtime.measure import onnx_macs, onnx_params, torch_macs, torch_params
+    from compress.runtime.measure import onnx_params, onnx_work, torch_macs, torch_params
 
     source = source or SourceOptions()
     with quiet(verbose=source.verbose):
         found = examine(checkpoint, source, roofs=roofline, threads=threads)
         weights = macs = kind = None
+        left = 0
         if isinstance(found.model, OnnxModel):
             kind, weights = kind_of_file(found.model), onnx_params(checkpoint)
-            macs = onnx_macs(checkpoint, found.signature)
+            work = onnx_work(checkpoint, found.signature)
+            macs, left = work.macs, work.uncounted
         elif found.model is not None:
             kind, weights = file_kind(checkpoint).value, torch_params(found.model.module)
             macs = torch_macs(found.model.module, found.signature)
@@ -378,7 +390,10 @@ def inspect(checkpoint: Path, *, source: SourceOptions | None = None, roofline: 
         print(f"sizes    {sizes}")
     if found.model is not None:
         print(f"params   {weights:,}")
-        print(f"MACs     {macs:,}" + (f" for a sample at {sizes}" if sizes else ""))
+        beside = f", without {counted(left, 'layers')} in loops or of unknown sizes" if left else ""
+        (call,) = batches_of(found.signature, ()) if not found.signature.batches else (1,)
+        of = f" for the {call} samples of a call" if call > 1 else f" for a sample at {sizes}" if sizes else ""
+        print(f"MACs     {macs:,}{of}{beside}")
     if found.artifact is not None:
         _next(next_of(found.artifact))
     if found.roofline is not None:

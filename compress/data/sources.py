@@ -15,6 +15,7 @@ import numpy as np
 
 from compress.console.wording import counted
 from compress.errors import DatasetError
+from compress.storage.file_names import file_name
 from compress.vetting.arrays import Member, members_of, read_member
 
 __all__ = ["Converted", "Fetched", "Fetcher", "Rows", "Shards", "open_shards"]
@@ -210,7 +211,7 @@ class Fetcher:
         """Write each sample to a folder when it is first made, and read it from there later."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, (shape, dtype) in self.specs.items():
-            self._cached[name] = _kept(folder / f"{name}.rows.npy", dtype, shape)
+            self._cached[name] = _kept(folder / f"{file_name(name)}.rows.npy", dtype, shape)
         self._seen = _kept(folder / "seen.npy", np.dtype(np.bool_), (len(self),))
 
     def rows(self, index: Array) -> dict[str, Array]:

@@ -14,7 +14,7 @@ from compress.data.dataset import Dataset
 from compress.evaluate.intervals import CONFIDENCE
 from compress.evaluate.metrics import BY_LABELS, METRICS, Metric, cosine_similarity
 from compress.evaluate.output_choice import OutputContent, content_of, named_so, rebuilds
-from compress.evaluate.scoring import Answers, Scores, batch_for
+from compress.evaluate.scoring import Answers, Scores, batch_for, for_each
 from compress.model import Arrays
 from compress.runtime.backends import Backend
 
@@ -133,11 +133,12 @@ def compare(
     tallies: dict[str, _Tally] = {}
     answers = Answers(metric)
     for inputs, labels in data.batches(size):
-        expected = models[reference].infer(inputs)
+        expected = for_each(models[reference].infer(inputs), inputs)
         tallies = tallies or {name: _Tally(_wanted(inputs, expected, data, metric)) for name in models}
         answers.add(expected, labels)
         for name, model in models.items():
-            tallies[name].add(expected if name == reference else model.infer(inputs), expected, labels)
+            outputs = expected if name == reference else for_each(model.infer(inputs), inputs)
+            tallies[name].add(outputs, expected, labels)
         done += len(next(iter(inputs.values())))
         progress(done, len(data))
     found = {name: _comparison(tally, len(data)) for name, tally in tallies.items()}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from compress.data.dataset import Dataset
 from compress.evaluate.intervals import CONFIDENCE, difference_interval, percent
 from compress.evaluate.metrics import Metric
-from compress.evaluate.scoring import Answers, Scores, batch_for
+from compress.evaluate.scoring import Answers, Scores, batch_for, for_each
 from compress.model import Arrays
 from compress.runtime.backends import Backend
 
@@ -130,7 +130,7 @@ class Judge:
         tally = Scores(self._metric)
         for number, (inputs, labels) in enumerate(self._data.batches(self._size)):
             expected = self._reference(number, inputs) if self._metric.compares else {}
-            tally.add(model.infer(inputs), expected, labels)
+            tally.add(for_each(model.infer(inputs), inputs), expected, labels)
         scores = tally.result()
         before, after = self.original, float(scores.mean())
         points = self._metric.drop(before, after)
@@ -146,13 +146,38 @@ class Judge:
 
     def squared_error(self, model: Backend) -> float:
         """Mean over samples of the squared difference to the original's outputs, each output in its own scale."""
-        total = 0.0
+        return float(self.squared_errors(model).mean())
+
+    def squared_errors(self, model: Backend) -> np.ndarray[Any, Any]:
+        """The same of each sample [n]; NaN or infinite where outputs are, and the original's are not.
+
+        An output that has no row for each sample counts for all samples of its batch.
+        """
+        apart: dict[str, list[np.ndarray[Any, Any]]] = {}
+        sizes: dict[str, list[np.ndarray[Any, Any]]] = {}
         for number, (inputs, _) in enumerate(self._data.batches(self._size)):
-            outputs = model.infer(inputs)
-            for name, want in self._reference(number, inputs, keep=True).items():
-                scale = float(np.square(want.astype(np.float64)).mean()) or 1.0
-                total += float(np.square(outputs[name].astype(np.float64) - want).mean()) / scale * len(want)
-        return total / len(self._data)
+            samples = len(next(iter(inputs.values())))
+            outputs = for_each(model.infer(inputs), inputs)
+            for name, given in self._reference(number, inputs, keep=True).items():
+                if given.dtype.kind not in "fiub":  # texts are the same or not
+                    given, outputs[name] = np.ones(given.shape), (given == outputs[name]).astype(np.float64)
+                want, got = given.astype(np.float64), outputs[name].astype(np.float64)
+                with np.errstate(invalid="ignore"):
+                    squares = np.where((want == got) | (np.isnan(want) & np.isnan(got)), 0.0, np.square(got - want))
+                finite = np.square(np.where(np.isfinite(want), want, 0.0))
+                apart.setdefault(name, []).append(_by_sample(squares, samples))
+                sizes.setdefault(name, []).append(_by_sample(finite, samples))
+        total = np.zeros(len(self._data))
+        for name, parts in apart.items():
+            total += np.concatenate(parts) / (float(np.concatenate(sizes[name]).mean()) or 1.0)
+        return total
+
+
+def _by_sample(values: np.ndarray[Any, Any], samples: int) -> np.ndarray[Any, Any]:
+    """The mean of each sample's values [samples]."""
+    if values.ndim == 0 or len(values) != samples:
+        return np.full(samples, values.mean() if values.size else 0.0)
+    return values.reshape(samples, -1).mean(axis=1) if values.size else np.zeros(samples)
 
 
 class _Reference:
@@ -166,7 +191,7 @@ class _Reference:
     def __call__(self, number: int, inputs: Arrays, *, keep: bool = False) -> Arrays:
         if number in self._kept:
             return self._kept[number]
-        outputs = self._original.infer(inputs)
+        outputs = for_each(self._original.infer(inputs), inputs)
         size = sum(array.nbytes for array in outputs.values())
         if keep and size <= self._room:
             self._room -= size

@@ -15,7 +15,7 @@ from compress.evaluate.metrics import BATCH, METRICS, Metric, without_nan
 from compress.model import Arrays
 from compress.runtime.backends import Backend
 
-__all__ = ["Answers", "Scores", "batch_for"]
+__all__ = ["Answers", "Scores", "batch_for", "for_each"]
 
 Array = np.ndarray[Any, Any]
 ROUNDING = 1e-5  # beyond its bounds, that a score in single precision may be
@@ -27,6 +27,14 @@ def batch_for(model: Backend, data: Dataset) -> int:
     inputs, _ = data.take(slice(0, 1))
     one = sum(array.nbytes for arrays in (inputs, model.infer(inputs)) for array in arrays.values())
     return int(np.clip(BATCH_BYTES // max(one, 1), 1, BATCH))
+
+
+def for_each(outputs: Arrays, inputs: Arrays) -> Arrays:
+    """Outputs with one row for each sample: a single number for all of them (a loss, say) is that of each."""
+    if all(np.ndim(values) for values in outputs.values()):
+        return outputs
+    samples = len(next(iter(inputs.values())))
+    return {name: values if np.ndim(values) else np.full(samples, values) for name, values in outputs.items()}
 
 
 class Scores:

@@ -36,7 +36,7 @@ from compress.runtime.backends.onnxrt import is_emulated
 from compress.runtime.grid import Cell, measure_grid
 from compress.runtime.latency import Latency
 from compress.runtime.machine import environment, versions
-from compress.runtime.measure import onnx_layer_bytes
+from compress.runtime.measure import onnx_layer_bytes, onnx_work
 from compress.runtime.roofline import Roofline, same_roofs
 from compress.storage.files import command_line
 
@@ -88,6 +88,7 @@ def report_of(
         stages=tuple(reports),
         findings=(
             *_call_told(model.signature),
+            *_uncounted_told(baseline),
             *_runtime_told(choice),
             *findings(reports, options.confidence),
             *profiles_told(dict(zip(names, outcomes, strict=True))),
@@ -119,6 +120,15 @@ def _call_told(signature: Signature) -> tuple[Note, ...]:
         return ()
     told = f"Each call takes {counted(call, 'samples')}, a size that is fixed"
     return (Note(f"{told}: latency, memory and MACs are those of such a call, not of batch 1."),)
+
+
+def _uncounted_told(baseline: OnnxModel) -> tuple[Note, ...]:
+    left = onnx_work(baseline.path, baseline.signature).uncounted
+    if not left:
+        return ()
+    return (
+        Note(f"MACs are without {counted(left, 'layers')} of the original in loops or of sizes that nothing tells."),
+    )
 
 
 def _runtime_told(choice: Choice | None) -> tuple[str, ...]:

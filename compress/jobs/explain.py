@@ -6,25 +6,27 @@ import dataclasses
 import json
 import shlex
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import ModelProto
 
 from compress.artifact import Artifact
 from compress.data.dataset import Dataset
 from compress.errors import RecipeError, StageError
+from compress.evaluate.evaluation import halves
 from compress.evaluate.judge import Judge, spread
 from compress.evaluate.metrics import METRICS
 from compress.formats.onnx.load import is_onnx
 from compress.formats.onnx.read import signature_of_onnx, vetted_onnx
 from compress.formats.onnx.scope import name_nodes
+from compress.jobs.exclusions import Errors, Gone, exclusions, gone, mends
 from compress.jobs.original import Original, original
 from compress.jobs.recipe import data_at
+from compress.jobs.variants import LINKS, variants_of
 from compress.model import OnnxModel, TorchModel
 from compress.onnx_export.fold import FoldOnnx
 from compress.onnx_export.from_file import OnnxFromFile
@@ -33,26 +35,25 @@ from compress.options import ExplainOptions
 from compress.pipeline import Watcher
 from compress.quantize.beside import Range, Tensor, beside
 from compress.quantize.int8_onnx import plain
-from compress.quantize.put_back import Mixed, UnmatchedError
 from compress.quantize.shield import shield, unshield
 from compress.runtime.backends import open_model
 from compress.runtime.measure import cores
 
 __all__ = ["Explanation", "Layer", "explain"]
 
-WORTH = 0.02  # of the output's error, that a layer has to take with it to stand among the exclusions
-MOST = 5  # exclusions
-OTHER = 0.2  # of their size, that weights in 8 bits are away from the original's: rounding alone is 0.01 to 0.05
-LINKS = ("QuantizeLinear", "DequantizeLinear")
-
 
 @dataclass(frozen=True)
 class Layer:
-    """What became of the squared error of the outputs with this layer alone as in the original: the share that went."""
+    """What became of the squared error of the outputs with this layer alone as in the original: the share that went.
+
+    Its interval is paired by sample; an end that the samples don't tell is None.
+    """
 
     name: str
     kind: str
     share: float
+    low: float | None
+    high: float | None
 
 
 @dataclass(frozen=True)
@@ -61,23 +62,31 @@ class Explanation:
 
     Attributes:
         samples: that it was found on.
-        error: squared error of the outputs, relative to their size.
-        error_mended: the same, with the exclusions in float, all at once.
+        error: squared error of the outputs, relative to their size; None where they are not finite.
+        error_mended: the same, with the exclusions in float, all at once; None where none is recommended.
         layers: largest share first.
         tensors: in the order of the graph.
         ranges: of which values clip, most first.
-        keep_float: names for `compress export --keep-float`.
+        keep_float: names for `compress export --keep-float`, where samples that had no part in the choice prove them.
+        tried: what was chosen, recommended or not.
+        searched: whether there were layers in 8 bits to choose among.
+        gone: of the error of those samples, the share that goes with it.
         unmatched: tensors or layers that could not be compared, with why.
+        not_finite: samples for which an output is NaN or infinite where the original's is not, or is another.
     """
 
     samples: int
-    error: float
+    error: float | None
     error_mended: float | None
     layers: tuple[Layer, ...]
     tensors: tuple[Tensor, ...]
     ranges: tuple[Range, ...]
     keep_float: tuple[str, ...]
     unmatched: dict[str, str]
+    not_finite: int = 0
+    tried: tuple[str, ...] = ()
+    gone: Gone | None = None
+    searched: bool = False
 
     @property
     def flags(self) -> str:
@@ -113,8 +122,7 @@ def explain(first: Path, second: Path, options: ExplainOptions, watcher: Watcher
     if _taken(model) != _taken(other) or _given(model) != _given(other):
         raise RecipeError(
             f"can't compare {second} with {first}",
-            why=f"they are of other inputs or outputs: {', '.join(map(str, other.signature.inputs))} beside "
-            f"{', '.join(map(str, model.signature.inputs))}",
+            why=f"they are of other inputs or outputs: {_specs(other)} beside {_specs(model)}",
             mend="give the original that the file was made of",
         )
     data = spread(Dataset.open(data_at(options.data, first, model), model.signature), options.samples)
@@ -129,6 +137,11 @@ def _second(path: Path) -> OnnxModel:
     if not is_onnx(path):
         raise RecipeError(f"can't look into {path}", why="it is no ONNX file", mend="give an artifact or an ONNX file")
     return OnnxModel(path, signature_of_onnx(path))
+
+
+def _specs(model: Original) -> str:
+    taken, given = (", ".join(map(str, specs)) for specs in (model.signature.inputs, model.signature.outputs))
+    return f"{taken} → {given}"
 
 
 def _taken(model: Original) -> set[tuple[str, str]]:
@@ -146,32 +159,52 @@ def _explained(model: Original, other: OnnxModel, data: Dataset, folder: Path, w
     source = _comparable(model, after, folder, watcher)
     before = plain(source)
     tensors, ranges, unmatched = beside((source, before), (other.path, after), data, watcher.started("compare"))
-    judge = Judge(open_model(model, threads=cores()), data, METRICS["cosine"])
-    variants, kinds = _variants(before, after, unmatched)
+    judges = [Judge(open_model(model, threads=cores()), half, METRICS["cosine"]) for half in _halves(data)]
+    variants, kinds = variants_of(before, after, unmatched)
     path = folder / "tried.onnx"
 
-    def error(built: ModelProto) -> float:
+    def errors(built: ModelProto) -> Errors:
         shield(built)
         onnx.save(built, path)
-        return judge.squared_error(open_model(OnnxModel(path, other.signature), threads=cores()))
+        opened = open_model(OnnxModel(path, other.signature), threads=cores())
+        choosing, *proving = (judge.squared_errors(opened) for judge in judges)
+        return Errors(choosing, proving[0] if proving else np.zeros(0))
 
-    whole = error(after)
+    whole = errors(after)
+    lost = int((~np.isfinite(whole.all)).sum())
+    if lost:
+        return Explanation(len(data), None, None, (), tensors, ranges, (), unmatched, lost)
     tick = watcher.started("explain")
-    layers = []
+    alone: dict[str, Errors] = {}
     for at, (name, build) in enumerate(variants.items(), 1):
         try:
-            share = 1 - error(build((name,))) / whole if whole else 0.0
-            layers.append(Layer(name, kinds[name], share))
+            found = errors(build((name,)))
+            if np.isfinite(found.all).all():
+                alone[name] = found
+            else:
+                unmatched[name] = "with it alone in float the outputs are not finite"
         except (StageError, ValueError):  # of other shapes than its neighbours, or a graph that can't be mixed
             unmatched[name] = "alone in float it does not fit between the other's layers (pruned, or weights in INT8)"
         tick(at, len(variants), "layers put back")
+    shares = {name: gone(whole.all, found.all) for name, found in alone.items()}
+    layers = [Layer(name, kinds[name], each.share, each.low, each.high) for name, each in shares.items()]
     layers.sort(key=lambda layer: -layer.share)
-    quantized = any(node.op_type in LINKS for node in after.graph.node)
-    keep = tuple(layer.name for layer in layers[:MOST] if layer.share >= WORTH) if quantized else ()
-    mended = error(variants[keep[0]](keep)) if keep else None
-    if mended is not None and mended >= whole:
-        keep, mended = (), None
-    return Explanation(len(data), whole, mended, tuple(layers), tensors, ranges, keep, unmatched)
+    known = Explanation(len(data), float(whole.all.mean()), None, tuple(layers), tensors, ranges, (), unmatched)
+    if len(judges) < 2 or not alone or not any(node.op_type in LINKS for node in after.graph.node):
+        return known
+    tried, proven, mixed = exclusions(alone, whole, lambda names: errors(variants[names[0]](names)))
+    if proven is None or mixed is None or not mends(proven):
+        return dataclasses.replace(known, searched=True, tried=tried, gone=proven)
+    mended = float(mixed.all.mean())
+    return dataclasses.replace(known, searched=True, keep_float=tried, error_mended=mended, tried=tried, gone=proven)
+
+
+def _halves(data: Dataset) -> tuple[Dataset, ...]:
+    """Samples that choose, and those that prove; the data where it has no two samples that differ."""
+    try:
+        return halves(data)
+    except RecipeError:
+        return (data,)
 
 
 def _comparable(model: Original, after: ModelProto, folder: Path, watcher: Watcher) -> Path:
@@ -189,91 +222,6 @@ def _comparable(model: Original, after: ModelProto, folder: Path, watcher: Watch
         given = stage.run(given, place, watcher.started(stage.name)).model
     path: Path = given.path
     return path
-
-
-Build = Callable[[tuple[str, ...]], ModelProto]
-
-
-def _variants(
-    before: ModelProto, after: ModelProto, unmatched: dict[str, str]
-) -> tuple[dict[str, Build], dict[str, str]]:
-    """By layer, what builds the compressed graph with some layers as in the original."""
-    kinds = {node.name: node.op_type for node in before.graph.node}
-    if any(node.op_type in LINKS for node in after.graph.node):
-        if not {node.name for node in after.graph.node} & set(kinds):
-            unmatched["layers"] = "no node has the name of one of the original's: none can be put back"
-            return {}, kinds
-        signed = {
-            t.data_type for t in after.graph.initializer for n in after.graph.node
-            if n.op_type == "QuantizeLinear" and len(n.input) > 2 and t.name == n.input[2]
-        }  # fmt: skip
-        try:
-            mixed = Mixed(before, after, rounds_outputs=TensorProto.INT8 not in signed)
-        except UnmatchedError as err:
-            unmatched["layers"] = f"{err}, as in a smoothed file: none can be put back by itself"
-            return {}, kinds
-        for name, off in _other_weights(before, after).items():
-            unmatched[name] = f"its weights are not the original's in 8 bits (off by {off:.0%}): smoothed, or trained"
-        return dict.fromkeys((name for name in mixed.units if name not in unmatched), mixed.model), kinds
-    return _weights_back(before, after, unmatched), kinds
-
-
-def _other_weights(before: ModelProto, after: ModelProto) -> dict[str, float]:
-    """Layers whose restored weights differ from the original's by more than rounding does: by name, by how much."""
-    was, now = _weights(before), _weights(after)
-    there = {node.name: node for node in after.graph.node}
-    restored = {node.output[0]: node for node in after.graph.node if node.op_type == "DequantizeLinear"}
-    found: dict[str, float] = {}
-    for node in before.graph.node:
-        for its, mine in zip(node.input, there[node.name].input if node.name in there else (), strict=False):
-            link = restored.get(mine)
-            if link is None or its not in was or link.input[0] not in now or was[its].ndim < 2:
-                continue
-            axis = next((each.i for each in link.attribute if each.name == "axis"), 1)
-            values = _dequantized([now[name] for name in link.input if name], axis)
-            if values.shape == was[its].shape:
-                off = float(np.linalg.norm(values - was[its]) / (np.linalg.norm(was[its]) or 1.0))
-                if off > OTHER:
-                    found[node.name] = off
-    return found
-
-
-def _weights(model: ModelProto) -> dict[str, np.ndarray[Any, Any]]:
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-
-
-def _dequantized(given: list[np.ndarray[Any, Any]], axis: int) -> np.ndarray[Any, Any]:
-    levels, scale, *zero = (each.astype(np.float64) for each in given)
-    shape = [-1 if at == axis % levels.ndim else 1 for at in range(levels.ndim)] if scale.size > 1 else [1]
-    made: np.ndarray[Any, Any] = (levels - (zero[0].reshape(shape) if zero else 0.0)) * scale.reshape(shape)
-    return made
-
-
-def _weights_back(before: ModelProto, after: ModelProto, unmatched: dict[str, str]) -> dict[str, Build]:
-    """For float files: layers whose weights are others now."""
-    was, now = _weights(before), _weights(after)
-    old = {node.name: node for node in before.graph.node}
-    changed: dict[str, dict[str, np.ndarray[Any, Any]]] = {}
-    for node in after.graph.node:
-        if node.name not in old or old[node.name].op_type != node.op_type:
-            continue
-        for mine, its in zip(node.input, old[node.name].input, strict=False):
-            if mine in now and its in was:
-                if now[mine].shape != was[its].shape:
-                    unmatched[node.name] = f"its weights are {list(now[mine].shape)}, {list(was[its].shape)} before"
-                elif not np.array_equal(now[mine], was[its]):
-                    changed.setdefault(node.name, {})[mine] = was[its]
-
-    def build(names: tuple[str, ...]) -> ModelProto:
-        made = ModelProto()
-        made.CopyFrom(after)
-        values = {name: array for layer in names for name, array in changed[layer].items()}
-        for tensor in made.graph.initializer:
-            if tensor.name in values:
-                tensor.CopyFrom(numpy_helper.from_array(values[tensor.name], tensor.name))
-        return made
-
-    return dict.fromkeys((name for name in changed if name not in unmatched), build)
 
 
 def _quoted(name: str) -> str:

@@ -117,7 +117,7 @@ def _compared(rows: Mapping[str, Model], judged: Evaluation, watcher: Watcher) -
 
 def _batches(opened: Mapping[str, Backend], judged: Evaluation | None, signature: Signature) -> dict[str, float]:
     # Samples can be taken one by one only where all that goes in and comes out counts the same.
-    leading = {spec.shape[0] for spec in (*signature.inputs, *signature.outputs) if spec.shape}
+    leading = {spec.shape[0] if spec.shape else None for spec in (*signature.inputs, *signature.outputs)}
     if not signature.batches or leading != signature.batches or len(leading) > 1:
         return {}
     one = typical_inputs(signature, None if judged is None else judged.proof, 1)

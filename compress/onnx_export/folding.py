@@ -12,7 +12,7 @@ from pathlib import Path
 
 import onnx
 import onnxruntime as ort
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto, helper
 from onnx.external_data_helper import load_external_data_for_model
 from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
 
@@ -23,6 +23,11 @@ from compress.runtime.memory import give_back
 
 __all__ = ["folded"]
 
+# Of tensors that INT8 and half precision are made of, or that are beside them.
+_KINDS = {
+    "tensor(float)": TensorProto.FLOAT, "tensor(double)": TensorProto.DOUBLE, "tensor(float16)": TensorProto.FLOAT16,
+    "tensor(int64)": TensorProto.INT64, "tensor(int32)": TensorProto.INT32, "tensor(bool)": TensorProto.BOOL,
+}  # fmt: skip
 SOURCE, OPTIMIZED, WEIGHTS = "float.onnx", "optimized.onnx", "optimized.weights"
 
 
@@ -41,11 +46,33 @@ def folded(source: Path) -> ModelProto:
         _optimize(folder / SOURCE, folder / OPTIMIZED)
         give_back()
         try:
-            model = onnx.shape_inference.infer_shapes(onnx.load(folder / OPTIMIZED, load_external_data=False))
+            model = _typed(onnx.load(folder / OPTIMIZED, load_external_data=False), folder)
             load_external_data_for_model(model, str(folder))
         except Exception as err:  # of protobuf, of onnx's C++ and of its checker, without a common base
             raise _failed("can't read what ONNX Runtime made of this model", err) from err
     return model
+
+
+def _typed(model: ModelProto, folder: Path) -> ModelProto:
+    """With types and shapes: behind an operator of another domain, which onnx does not know, those by ONNX Runtime."""
+    model = onnx.shape_inference.infer_shapes(model)
+    graph = model.graph
+    known = {value.name for value in (*graph.value_info, *graph.input, *graph.output)}
+    unknown = [name for node in graph.node for name in node.output if name and name not in known]
+    if not unknown:
+        return model
+    asked = ModelProto()
+    asked.CopyFrom(model)
+    asked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in unknown)
+    onnx.save(asked, folder / "asked.onnx")
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    running = ort.InferenceSession(str(folder / "asked.onnx"), options, providers=["CPUExecutionProvider"])
+    for value in running.get_outputs():
+        kind = _KINDS.get(value.type)
+        if value.name in unknown and kind is not None:  # no dimensions are those of a number, or of what is not known
+            graph.value_info.append(helper.make_tensor_value_info(value.name, kind, value.shape or None))
+    return onnx.shape_inference.infer_shapes(model)
 
 
 def _save_with_shapes(model: ModelProto, target: Path) -> None:

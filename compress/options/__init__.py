@@ -399,8 +399,8 @@ class ExplainOptions(SourceOptions):
     data: Annotated[str, Parameter(group=DATA)]
     """Inputs to run both on: an .npz, a .npy, a folder of .npy files or package.module:function."""
 
-    samples: Annotated[int, Parameter(group=DATA)] = 32
-    """How many of the data to use, spread over it."""
+    samples: Annotated[int, Parameter(group=DATA)] = 128
+    """How many of the data to use, spread over it: one half chooses layers to keep in float, the other proves them."""
 
     rows: Annotated[int, Parameter(group=RUN)] = 12
     """Of each table at most, the worst first; with --verbose all."""

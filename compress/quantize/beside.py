@@ -18,15 +18,26 @@ from compress.stage import Progress
 __all__ = ["Range", "Tensor", "beside"]
 
 QUANTIZED = {TensorProto.UINT8: (0, 255), TensorProto.INT8: (-128, 127), TensorProto.UINT16: (0, 65535)}
+RESCALED = 4.0  # times as much noise as with scales fitted, from which on the scales are what differs
+ROUNDED = 1e-12  # of the signal: what is left of a fit's noise by rounding
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor that both have: its signal to noise in dB (None where they are equal), channels that became constant."""
+    """A tensor that both have.
+
+    Attributes:
+        name: in both.
+        snr_db: its signal to noise; None where they are equal.
+        dead_channels: that became constant.
+        rescaled: whether its channels are in another scale each, which is gone in the outputs, as smoothing makes it;
+            what is left of the noise with these scales fitted is told.
+    """
 
     name: str
     snr_db: float | None
     dead_channels: tuple[int, ...] = ()
+    rescaled: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,10 +78,11 @@ def beside(
     theirs = observe(other, [*names, *quantizers], data, batch=batch)
     for (was, samples), (now, _) in zip(observe(path, names, data, batch=batch), theirs, strict=True):
         for name in (name for name in names if was[name].dtype == np.float32):
-            if was[name].shape == now[name].shape:
-                seen[name].add(was[name], np.clip(now[name], *drawn.get(name, (-np.inf, np.inf))))
-            else:
-                unmatched[name] = f"it is {list(now[name].shape)}, {list(was[name].shape)} before"
+            drawn_in = np.clip(now[name], *drawn.get(name, (-np.inf, np.inf)))
+            if was[name].shape != drawn_in.shape:
+                unmatched[name] = f"it is {list(drawn_in.shape)}, {list(was[name].shape)} before"
+            elif not seen[name].add(was[name], drawn_in, samples):
+                unmatched[name] = "NaN or infinities are in one and not in the other"
         for name, (low, high, step) in quantizers.items():
             values = np.clip(now[name], *drawn.get(name, (-np.inf, np.inf)))
             beyond[name][0] += int(((values < low - step / 2) | (values > high + step / 2)).sum())
@@ -78,7 +90,10 @@ def beside(
         done += samples
         progress(done, len(data), "samples")
     ranges = [Range(n, quantizers[n][0], quantizers[n][1], out / total) for n, (out, total) in beyond.items() if out]
-    tensors = tuple(seen[name].result(name) for name in names if seen[name].ends[0] and name not in unmatched)
+    there = [name for name in names if seen[name].any and name not in unmatched]
+    shown = {value.name for value in after.graph.output}
+    ends = [seen[name].ratio for name in there if name in shown]
+    tensors = tuple(seen[name].result(name, max(ends, default=0.0)) for name in there)
     return tensors, tuple(sorted(ranges, key=lambda each: -each.clipped)), unmatched
 
 
@@ -87,24 +102,74 @@ class _Seen:
 
     def __init__(self) -> None:
         self.signal = self.noise = 0.0
-        self.ends: list[list[np.ndarray[Any, Any]]] = [[], []]
+        self.any = False
+        self.products: dict[int, np.ndarray[Any, Any]] = {}  # by axis: of both, and the other's squares, by channel
+        self.ends: list[list[np.ndarray[Any, Any]]] | None = [[], []]
 
-    def add(self, was: np.ndarray[Any, Any], now: np.ndarray[Any, Any]) -> None:
-        wide = was.astype(np.float64)
+    def add(self, was: np.ndarray[Any, Any], now: np.ndarray[Any, Any], samples: int) -> bool:
+        """Whether they can be compared: what is infinite or NaN (a mask) has to be so in both."""
+        there = np.isfinite(was)
+        if not np.array_equal(was[~there], now[~there], equal_nan=True) or not np.isfinite(now[there]).all():
+            return False
+        if not was.size:
+            return True
+        self.any = True
+        wide = was[there].astype(np.float64)
         self.signal += float(np.square(wide).sum())
-        self.noise += float(np.square(now - wide).sum())
+        self.noise += float(np.square(now[there] - wide).sum())
+        if there.all() and was.ndim > 1:
+            for axis in {_channel_axis(was), was.ndim - 1}:
+                others = tuple(at for at in range(was.ndim) if at != axis)
+                wide, mine = was.astype(np.float64), now.astype(np.float64)
+                sums = np.stack([(wide * mine).sum(axis=others), np.square(mine).sum(axis=others)])
+                known = self.products.get(axis, np.zeros_like(sums))
+                self.products[axis] = known + sums if known.shape == sums.shape else np.zeros((2, 0))
+        self._channels(was, now, samples)
+        return True
+
+    def _channels(self, was: np.ndarray[Any, Any], now: np.ndarray[Any, Any], samples: int) -> None:
+        """Each channel's ends; none where samples do not lead, or where channels are of another number each time."""
+        if self.ends is None or was.ndim == 0 or (was.ndim > 1 and was.shape[0] % samples):
+            self.ends = None
+            return
         for at, values in enumerate((was, now)):
-            axis = 1 if values.ndim in (2, 4, 5) else values.ndim - 1
+            axis = _channel_axis(values)
             flat = np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1) if values.ndim > 1 else values[None]
             low, high = flat.min(axis=1), flat.max(axis=1)
             ends = self.ends[at]
+            if ends and len(ends[0]) != len(low):
+                self.ends = None
+                return
             self.ends[at] = [np.minimum(ends[0], low), np.maximum(ends[1], high)] if ends else [low, high]
 
-    def result(self, name: str) -> Tensor:
-        (was_low, was_high), (low, high) = self.ends
-        dead = np.flatnonzero((low == high) & (was_low < was_high))
-        snr = 10 * math.log10(self.signal / self.noise) if self.noise and self.signal else None
-        return Tensor(name, snr, tuple(map(int, dead)))
+    @property
+    def ratio(self) -> float:
+        """Of signal to noise."""
+        return self.signal / self.noise if self.noise else math.inf
+
+    def _left(self) -> float:
+        """Noise with a scale fitted to each channel."""
+        found = [self.noise]
+        for both, squares in self.products.values():
+            if len(both):
+                found.append(self.signal - float((np.square(both) / np.where(squares == 0, 1.0, squares)).sum()))
+        return max(min(found), ROUNDED * self.signal)
+
+    def result(self, name: str, outputs: float) -> Tensor:
+        """What is told of it, beside the ratio of the outputs."""
+        dead = np.zeros(0, np.int64)
+        if self.ends is not None:
+            (was_low, was_high), (low, high) = self.ends
+            dead = np.flatnonzero((low == high) & (was_low < was_high))
+        noise = self._left()
+        rescaled = self.noise >= RESCALED * noise and outputs >= 2 * self.ratio
+        noise = noise if rescaled else self.noise
+        snr = 10 * math.log10(self.signal / noise) if noise and self.signal else None
+        return Tensor(name, snr, tuple(map(int, dead)), rescaled)
+
+
+def _channel_axis(values: np.ndarray[Any, Any]) -> int:
+    return 1 if values.ndim in (2, 4, 5) else values.ndim - 1
 
 
 def _drawn(before: ModelProto, after: ModelProto) -> dict[str, tuple[float, float]]:

@@ -9,19 +9,26 @@ from rich.markup import escape
 from rich.table import Table
 
 from compress.console.wording import counted
+from compress.evaluate.intervals import CONFIDENCE, percent
 
 if TYPE_CHECKING:
     from compress.jobs.explain import Explanation
 
-__all__ = ["explain_tables"]
+__all__ = ["exclusions_told", "explain_tables"]
 
 
 def explain_tables(found: Explanation, rows: int | None) -> list[Table]:
     """Layers, tensors, ranges that clip and channels that died; the worst first, so many of each at most."""
-    over = f"{counted(found.samples, 'samples')}, error of the outputs {found.error:.3g} of their size"
-    layers = _table(f"each layer alone as in the original ({over})", "layer", "kind", "share of the error gone")
+    error = "not finite" if found.error is None else f"{found.error:.3g} of their size"
+    over = f"{counted(found.samples, 'samples')}, error of the outputs {error}"
+    layers = _table(
+        f"each layer alone as in the original ({over})",
+        "layer",
+        "kind",
+        f"share of the error gone ({percent(CONFIDENCE)})",
+    )
     for layer in found.layers[:rows]:
-        layers.add_row(escape(layer.name), layer.kind, f"{layer.share:+.1%}")
+        layers.add_row(escape(layer.name), layer.kind, share_text(layer.share, layer.low, layer.high))
     tensors = _table("signal to noise of tensors that both have", "tensor", "dB")
     worst = sorted(found.tensors, key=lambda each: math.inf if each.snr_db is None else each.snr_db)
     for tensor in worst[:rows]:
@@ -35,6 +42,22 @@ def explain_tables(found: Explanation, rows: int | None) -> list[Table]:
         more = len(tensor.dead_channels) - 8
         dead.add_row(escape(tensor.name), shown + (f" and {more} more" if more > 0 else ""))
     return [table for table in (layers, tensors, ranges, dead) if table.row_count]
+
+
+def share_text(share: float, low: float | None, high: float | None) -> str:
+    """+58.9% (+40.1 to +70.2)."""
+    return f"{share:+.1%}" + ("" if low is None or high is None else f" ({100 * low:+.1f} to {100 * high:+.1f})")
+
+
+def exclusions_told(found: Explanation) -> str:
+    """What became of the search for layers to keep in float; "" where there was none."""
+    if found.gone is None:
+        return "no exclusion found that mends it" if found.searched else ""
+    share = share_text(found.gone.share, found.gone.low, found.gone.high)
+    proof = f"of the outputs' error on {counted(found.gone.samples, 'samples')} that had no part in the choice"
+    if not found.keep_float:
+        return f"no exclusion found that mends it: the best, {', '.join(found.tried)}, takes {share} {proof}"
+    return f"with these in float, {share} {proof} is gone; add to the export: {found.flags}"
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,23 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from compress.artifact import Signature
-from compress.formats.onnx.outline import outline
-from compress.formats.onnx.scope import inner_bodies
+from compress.formats.onnx.counted import counted_graph
+from compress.formats.onnx.scope import bodies, inner_bodies, inner_nodes
 from compress.model import call, sample_inputs
 from compress.runtime.latency import Latency, latency
 from compress.runtime.onnx_shapes import shapes_for
 
-__all__ = ["Latency", "cores", "latency", "onnx_layer_bytes", "onnx_macs", "onnx_params", "torch_macs", "torch_params"]
+__all__ = [
+    "Latency",
+    "cores",
+    "latency",
+    "onnx_layer_bytes",
+    "onnx_macs",
+    "onnx_params",
+    "onnx_work",
+    "torch_macs",
+    "torch_params",
+]
 
 
 def cores() -> int:
@@ -89,8 +100,9 @@ _UNCOUNTED = {
 
 
 def onnx_params(path: Path) -> int:
-    """Number of weights in the file's initializers; scales, zero-points and shapes don't count."""
-    graph = outline(path).graph
+    """Number of weights in the file, as initializers or constants; scales, zero-points, shapes and what nothing reads
+    don't count."""
+    graph = counted_graph(path).graph
     not_weights = {name for node in graph.node if node.op_type in _QDQ for name in node.input[1:]}
     not_weights |= {name for node in graph.node if node.op_type in _SHAPED for name in node.input[1:]}
     not_weights |= {name for node in graph.node for name in node.input[_AFTER.get(node.op_type, len(node.input)) :]}
@@ -107,7 +119,7 @@ def onnx_params(path: Path) -> int:
 
 def onnx_layer_bytes(path: Path) -> dict[str, int]:
     """Bytes of the weights of each convolution, matrix product and embedding, by the node's name."""
-    graph = outline(path).graph
+    graph = counted_graph(path).graph
     sizes = {t.name: math.prod(t.dims) * _BITS.get(t.data_type, 32) // 8 for t in graph.initializer}
     for node in graph.node:
         if node.op_type in ("DequantizeLinear", "Transpose") and node.input[0] in sizes:  # turned: two layers share it
@@ -177,6 +189,20 @@ def _einsum_macs(node: onnx.NodeProto, shapes: Sequence[Sequence[int]]) -> int:
     return total
 
 
+@dataclass(frozen=True)
+class Work:
+    """Multiply-accumulates of a file.
+
+    Attributes:
+        macs: of convolutions and matrix products, those of an If's larger branch included.
+        uncounted: convolutions and matrix products that run as often as the data has it (in a Loop or a Scan), or in
+            sizes that nothing tells; they are not in `macs`.
+    """
+
+    macs: int
+    uncounted: int
+
+
 def onnx_macs(path: Path, signature: Signature) -> int:
     """Multiply-accumulates of the convolutions and matrix products in a file, for one sample of representative sizes.
 
@@ -184,23 +210,50 @@ def onnx_macs(path: Path, signature: Signature) -> int:
         path: an ONNX file.
         signature: of it, with its sizes.
     """
-    model = outline(path)
+    return onnx_work(path, signature).macs
+
+
+def onnx_work(path: Path, signature: Signature) -> Work:
+    """The same, and what it leaves out. Calls of functions count as what they hold.
+
+    Args:
+        path: an ONNX file.
+        signature: of it, with its sizes. Where it fixes the batch, a call's samples are counted, not one.
+    """
+    model = counted_graph(path)
     nodes = [node for node in model.graph.node if node.op_type in _MULTIPLYING]
-    wanted = {name for node in nodes for name in (*node.input[:4], node.output[0]) if name}
-    shapes = shapes_for(path, sample_inputs(signature, 1), wanted)
-    total = 0
-    for node in nodes:
-        if node.op_type == "Einsum":
-            total += _einsum_macs(node, [shapes[name] for name in node.input]) if len(node.input) > 1 else 0
+    inner = [node for node in inner_nodes(model.graph) if node.op_type in _MULTIPLYING]
+    wanted = {name for node in (*nodes, *inner) for name in (*node.input[:4], node.output[0]) if name}
+    return _work(model.graph, shapes_for(path, sample_inputs(signature, 1), wanted, model))
+
+
+def _work(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) -> Work:
+    macs = uncounted = 0
+    for node in graph.node:
+        if node.op_type in _MULTIPLYING:
+            if all(name in shapes for name in (*node.input[:4], node.output[0]) if name):
+                macs += _node_macs(node, shapes)
+            else:
+                uncounted += 1
             continue
-        second = 3 if node.op_type in _QUANTIZED else 1
-        left, right, out = (shapes[name] for name in (node.input[0], node.input[second], node.output[0]))
-        if "Conv" in node.op_type:
-            grown = left if node.op_type == "ConvTranspose" else out  # where the kernel is applied at each position
-            total += int(np.prod(grown[2:]) * grown[0] * np.prod(right))
-        elif node.op_type in _RECURRENT:  # both matrices at each step [steps, batch, features] of each direction
-            total += left[0] * left[1] * int(np.prod(right) + np.prod(shapes[node.input[2]]))
-        else:
-            transposed = any(a.name == "transA" and a.i for a in node.attribute)
-            total += int(np.prod(out)) * (left[0] if transposed else left[-1])
-    return total
+        branches = [_work(body, shapes) for body in bodies(node)]
+        if node.op_type == "If":
+            larger = max(branches, key=lambda each: (each.macs, each.uncounted))
+            macs, uncounted = macs + larger.macs, uncounted + larger.uncounted
+        elif branches:
+            uncounted += sum(each.op_type in _MULTIPLYING for each in inner_nodes(onnx.GraphProto(node=[node])))
+    return Work(macs, uncounted)
+
+
+def _node_macs(node: onnx.NodeProto, shapes: Mapping[str, Sequence[int]]) -> int:
+    if node.op_type == "Einsum":
+        return _einsum_macs(node, [shapes[name] for name in node.input]) if len(node.input) > 1 else 0
+    second = 3 if node.op_type in _QUANTIZED else 1
+    left, right, out = (shapes[name] for name in (node.input[0], node.input[second], node.output[0]))
+    if "Conv" in node.op_type:
+        grown = left if node.op_type == "ConvTranspose" else out  # where the kernel is applied at each position
+        return int(np.prod(grown[2:]) * grown[0] * np.prod(right))
+    if node.op_type in _RECURRENT:  # both matrices at each step [steps, batch, features] of each direction
+        return left[0] * left[1] * int(np.prod(right) + np.prod(shapes[node.input[2]]))
+    transposed = any(a.name == "transA" and a.i for a in node.attribute)
+    return int(np.prod(out)) * (left[0] if transposed else left[-1])

@@ -10,7 +10,9 @@ import onnx
 import onnxruntime as ort
 from onnx import shape_inference
 
+from compress.formats.onnx.counted import written_out
 from compress.formats.onnx.outline import outline
+from compress.formats.onnx.scope import inner_bodies
 from compress.model.inputs import Arrays
 from compress.model.watched import Watched
 from compress.runtime.backends.bfloat16 import emulated
@@ -23,22 +25,32 @@ Shapes = dict[str, tuple[int, ...]]
 LARGEST_LOOKED_INTO = 1024
 
 
-def shapes_for(path: Path, inputs: Arrays, names: Collection[str]) -> Shapes:
-    """The shape of each of some tensors.
+def shapes_for(path: Path, inputs: Arrays, names: Collection[str], model: onnx.ModelProto | None = None) -> Shapes:
+    """The shape of each of some tensors; of those in bodies, where inference tells.
 
     Args:
         path: an ONNX file.
         inputs: one batch; every size follows from theirs.
         names: of tensors, weights included; one that is not there has no shape.
+        model: the file's outline in another form, with tensors of the same names (`counted_graph`).
     """
-    model = outline(path)
+    given, model = model, written_out(outline(path)) if model is None else _copy(model)
     weights = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    inner = [] if given is None else list(inner_bodies(model.graph))
+    weights |= {tensor.name: tuple(tensor.dims) for body in inner for tensor in body.initializer}
+    within = {name for body in inner for node in body.node for name in node.output}
     there = {name for node in model.graph.node for name in node.output} | weights.keys() | inputs.keys()
     names = [name for name in names if name in there]
     shapes = _inferred(model, inputs) | weights
     if any(name not in shapes or 0 in shapes[name] for name in names):
         shapes |= _seen(path, inputs, [name for name in names if name not in weights])
-    return {name: shapes[name] for name in names}
+    return {name: shapes[name] for name in (*names, *within) if name in shapes}
+
+
+def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    return made
 
 
 def _inferred(model: onnx.ModelProto, inputs: Arrays) -> Shapes:
@@ -51,6 +63,10 @@ def _inferred(model: onnx.ModelProto, inputs: Arrays) -> Shapes:
     for value in graph.output:  # what it says of other sizes
         value.type.tensor_type.ClearField("shape")
     del graph.value_info[:]
+    for body in inner_bodies(graph):
+        del body.value_info[:]
+        for value in body.output:
+            value.type.tensor_type.ClearField("shape")
     # Inference looks into shapes and axes; weights would only be copied, several times.
     large = [tensor for tensor in graph.initializer if math.prod(tensor.dims) > LARGEST_LOOKED_INTO]
     fed = {value.name for value in graph.input}
@@ -65,14 +81,15 @@ def _inferred(model: onnx.ModelProto, inputs: Arrays) -> Shapes:
     found = shape_inference.infer_shapes(model, data_prop=True).graph
     return {
         value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
-        for value in (*found.value_info, *found.input, *found.output)
+        for each in (*inner_bodies(found), found)
+        for value in (*each.value_info, *each.input, *each.output)
         if value.type.tensor_type.HasField("shape")
     }
 
 
 def _seen(path: Path, inputs: Arrays, names: Collection[str]) -> Shapes:
     """Shapes of computed tensors, from one run."""
-    model = onnx.load(path)
+    model = written_out(onnx.load(path))
     if is_half(path, onnx.TensorProto.BFLOAT16):
         model = emulated(model)
     del model.graph.output[:]  # what nothing asked for is not run

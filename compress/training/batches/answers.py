@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from compress.storage.file_names import file_name
 from compress.training.batches.loader import Batch, laid_out, tensors_of
 from compress.training.task import Task
 from compress.training.trial import SECONDS
@@ -121,7 +122,7 @@ class Answers:
 
     def _file(self, name: str) -> Path:
         assert self._folder is not None  # noqa: S101  the caller looked
-        return self._folder / f"answers.{name}.npy"
+        return self._folder / f"answers.{file_name(name)}.npy"
 
     @staticmethod
     def _whole(path: Path, shape: tuple[int, ...]) -> bool:

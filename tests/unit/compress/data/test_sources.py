@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from compress.data.dataset import Dataset
-from compress.data.sources import KEPT, open_shards
+from compress.data.sources import KEPT, Fetcher, open_shards
 from compress.errors import DatasetError, SignatureError
 from compress.options.training import TrainingOptions
 from tests.unit.compress.training.networks import model, patterns, same, stage, weights
@@ -227,3 +227,11 @@ def test_a_large_npy_of_another_width_stays_on_disk(tmp_path: Path) -> None:
     opened = Dataset.open(str(tmp_path / "image.npy"), model(tmp_path, "student", 8).signature)
     assert not isinstance(opened.inputs["image"], np.ndarray)
     assert np.array_equal(opened.take(np.array([5, 2]))[0]["image"], IMAGES[[5, 2]])
+
+
+def test_samples_are_kept_whatever_an_input_is_called(tmp_path: Path) -> None:
+    samples = [{"serve/x:0": np.full(3, at, np.float32)} for at in range(5)]
+    fetcher = Fetcher(samples, ["serve/x:0"], "samples")
+    fetcher.keep_in(tmp_path / "kept")
+    for _ in range(2):
+        assert fetcher.rows(np.array([1, 4]))["serve/x:0"].tolist() == [[1, 1, 1], [4, 4, 4]]

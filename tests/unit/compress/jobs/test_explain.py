@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -78,10 +79,16 @@ def test_the_layer_that_int8_rounds_coarsely_comes_first_and_its_recipe_mends(ex
 
     assert found.layers[0].share > 0.5, found.layers
     assert found.keep_float[0] == found.layers[0].name
+    assert found.error is not None
     assert found.error_mended is not None
     assert found.error_mended < found.error / 2
+    assert found.gone is not None
+    assert found.gone.low is not None
+    assert found.gone.samples == 32, "of 64, those that had no part in the choice"
+    assert 0 < found.gone.low < found.gone.share
 
     again = explained(exported, exported / "model.pt", quantized(exported, "mended", keep_float=found.keep_float))
+    assert again.error is not None
     assert again.error < found.error / 2
     assert not {layer.name for layer in again.layers} & set(found.keep_float)
 
@@ -90,7 +97,7 @@ def test_ranges_of_too_small_data_clip_with_their_share(exported: Path) -> None:
     whole = explained(exported, exported / "model.pt", quantized(exported, "whole"))
     narrow = explained(exported, exported / "model.pt", quantized(exported, "narrow", "narrow.npz"))
 
-    x = np.load(exported / "data.npz")["x"][np.unique(np.linspace(0, 63, 32).astype(int))]
+    x = np.load(exported / "data.npz")["x"]
     clipped = next(each for each in narrow.ranges if each.tensor == "x")
     step = (clipped.high - clipped.low) / 255
     beyond = (x < clipped.low - step / 2) | (x > clipped.high + step / 2)
@@ -117,6 +124,13 @@ def test_a_file_of_other_inputs_is_refused(exported: Path, tmp_path: Path) -> No
         explained(exported, tmp_path / "other.pt", exported / "float")
 
 
+def test_a_file_of_other_outputs_is_refused_with_both(exported: Path, tmp_path: Path) -> None:
+    compress.save(nn.Linear(8, 4), tmp_path / "other.pt", inputs="x:float32[batch,8]", outputs=["z"])
+
+    with pytest.raises(RecipeError, match=r"→ y:float32.* beside .*→ z:float32"):
+        explained(exported, tmp_path / "other.pt", exported / "float")
+
+
 def test_a_name_that_is_no_node_is_refused(exported: Path) -> None:
     with pytest.raises(RecipeError, match="no node of that name"):
         quantized(exported, "none", keep_float=("nowhere",))
@@ -127,7 +141,7 @@ def test_layers_of_a_pruned_file_that_do_not_fit_are_named(exported: Path) -> No
 
     found = explained(exported, exported / "model.pt", artifact)
 
-    assert found.error > 0
+    assert found.error
     assert "node_linear_1" in found.unmatched
     assert "before" in found.unmatched["relu"]
 
@@ -165,3 +179,97 @@ def test_what_the_original_does_not_round_is_named_not_guessed(exported: Path) -
 
     assert "does not have" in found.unmatched["layers"]
     assert not found.layers
+
+
+def written(path: Path, nodes: list[onnx.NodeProto], weights: dict[str, object]) -> Path:
+    """A file from x [batch, 4] to y."""
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", 4])
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["batch", 4])
+    kept = [numpy_helper.from_array(np.asarray(values, np.float32), name) for name, values in weights.items()]
+    graph = onnx.helper.make_graph(nodes, "g", [x], [y], kept)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10), path)
+    return path
+
+
+def two(folder: Path, nodes: list[onnx.NodeProto], changed: object, **weights: object) -> Explanation:
+    """What is told of a file beside the same with another weight w; 40 samples, which are batches of 32 and 8."""
+    first = written(folder / "first.onnx", nodes, {"w": 2 * np.eye(4), **weights})
+    second = written(folder / "second.onnx", nodes, {"w": changed, **weights})
+    np.savez(folder / "data.npz", x=np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32))
+    return explain(first, second, ExplainOptions(data=str(folder / "data.npz"), samples=40), Silent())
+
+
+node = onnx.helper.make_node
+
+
+def test_tensors_that_samples_do_not_lead_are_compared_whatever_the_batch(tmp_path: Path) -> None:
+    nodes = [
+        node("MatMul", ["x", "w"], ["a"], "a"), node("Transpose", ["a"], ["turned"], "turn"),
+        node("Transpose", ["turned"], ["y"], "back"),
+    ]  # fmt: skip
+
+    found = two(tmp_path, nodes, 2.2 * np.eye(4))
+
+    assert {tensor.name: round(tensor.snr_db or 0, 3) for tensor in found.tensors} == {"a": 20, "turned": 20, "y": 20}
+
+
+def test_a_mask_is_left_out_of_signal_and_noise_where_both_have_it(tmp_path: Path) -> None:
+    nodes = [
+        node("MatMul", ["x", "w"], ["a"], "a"), node("Add", ["a", "mask"], ["masked"], "mask"),
+        node("Softmax", ["masked"], ["y"], "y"),
+    ]  # fmt: skip
+
+    found = two(tmp_path, nodes, 2.2 * np.eye(4), mask=[0, 0, 0, -np.inf])
+
+    decibels = {tensor.name: tensor.snr_db for tensor in found.tensors}
+    assert decibels["masked"] == pytest.approx(20, abs=0.01)
+    assert found.not_finite == 0
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_outputs_that_are_not_finite_are_said_to_be_and_give_no_figures(tmp_path: Path, value: float) -> None:
+    nodes = [node("MatMul", ["x", "w"], ["a"], "a"), node("Relu", ["a"], ["y"], "y")]
+
+    found = two(tmp_path, nodes, np.diag([2, 2, 2, value]))
+
+    assert found.not_finite > 0
+    assert found.error is None
+    assert found.layers == ()
+    assert "NaN or infinities" in found.unmatched["a"]
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_scales_of_channels_that_are_gone_in_the_outputs_are_no_noise(tmp_path: Path) -> None:
+    nodes = [
+        node("MatMul", ["x", "w"], ["a"], "a"), node("Relu", ["a"], ["r"], "r"),
+        node("MatMul", ["r", "v"], ["y"], "b"),
+    ]  # fmt: skip
+    scales, noise = np.diag([0.1, 1, 3, 8]), 0.01 * np.ones((4, 4))
+    first = written(tmp_path / "first.onnx", nodes, {"w": np.eye(4), "v": np.eye(4)})
+    second = written(
+        tmp_path / "second.onnx", nodes, {"w": np.eye(4) @ scales + noise @ scales, "v": np.linalg.inv(scales)}
+    )
+    np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32))
+
+    found = explain(first, second, ExplainOptions(data=str(tmp_path / "data.npz")), Silent())
+
+    tensors = {tensor.name: tensor for tensor in found.tensors}
+    assert {name for name, tensor in tensors.items() if tensor.rescaled} == {"a", "r"}
+    assert tensors["y"].snr_db is not None
+    assert tensors["a"].snr_db is not None
+    assert 30 < tensors["a"].snr_db < 40, "0.01 beside 1, in each of four products"
+    assert 30 < tensors["y"].snr_db < 40
+
+
+def test_a_pruned_file_whose_layers_have_other_names_is_said_to_have_none_to_put_back(tmp_path: Path) -> None:
+    first = [node("MatMul", ["x", "w"], ["a"], "one"), node("MatMul", ["a", "v"], ["y"], "two")]
+    second = [node("MatMul", ["x", "w"], ["b"], "other"), node("MatMul", ["b", "v"], ["y"], "last")]
+    rng = np.random.default_rng(0)
+    before = written(tmp_path / "a.onnx", first, {"w": rng.normal(size=(4, 8)), "v": rng.normal(size=(8, 4))})
+    after = written(tmp_path / "b.onnx", second, {"w": rng.normal(size=(4, 6)), "v": rng.normal(size=(6, 4))})
+    np.savez(tmp_path / "data.npz", x=rng.normal(size=(40, 4)).astype(np.float32))
+
+    found = explain(before, after, ExplainOptions(data=str(tmp_path / "data.npz")), Silent())
+
+    assert "pruned" in found.unmatched["layers"]
+    assert "none can be put back" in found.unmatched["layers"]

@@ -59,6 +59,21 @@ def test_dynamic_int8_needs_nothing_but_the_file(tmp_path: Path) -> None:
     assert str(Artifact.load(artifact.folder).signature.inputs[0]) == "x:float32[batch,16]"
 
 
+def test_an_output_that_is_a_number_for_all_samples_stands_beside_one_for_each(tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("ReduceMean", ["y"], ["m"], keepdims=0)]
+    written(
+        nodes,
+        {"w": normal(8, 5)},
+        tmp_path,
+        inputs=("x:float32[batch,8]",),
+        outputs=("y:float32[batch,5]", "m:float32[]"),
+    )
+    np.savez(tmp_path / "e.npz", x=np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32))
+    options = ExportOptions(output=tmp_path / "out", int8="dynamic", eval=str(tmp_path / "e.npz"), metric="cosine")
+    _, report = compress.export(tmp_path / "model.onnx", options)
+    assert report.stages[-1].measured.value == pytest.approx(1, abs=0.01)
+
+
 def test_a_file_of_one_sample_a_call_is_calibrated_and_judged_on_many(folder: Path) -> None:
     options = ExportOptions(
         output=folder / "out", int8="static", calibration="c.npz", eval="e.npz", metric="cosine", max_drop=50,

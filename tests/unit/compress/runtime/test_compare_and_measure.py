@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 from compress.artifact import Signature, TensorSpec
 from compress.data.dataset import Dataset
 from compress.evaluate.compare import compare, cosine_similarity, max_abs_error
+from compress.evaluate.judge import Judge
 from compress.evaluate.metrics import METRICS
 from compress.model import Arrays
 from compress.runtime.measure import latency
@@ -122,6 +123,24 @@ def test_accuracy_is_against_labels_and_agreement_against_the_reference(tmp_path
     assert (found["b"].accuracy, found["b"].agreement) == (0.8, 0.6)
     assert found["b"].cosine_similarity == pytest.approx(0.6)
     assert found["b"].max_abs_error == 1.0
+
+
+def test_a_number_for_all_samples_beside_one_for_each_is_compared(tmp_path: Path) -> None:
+    class Told(Answers):
+        def infer(self, inputs: Arrays) -> Arrays:
+            found = super().infer(inputs)
+            return {"loss": found["logits"].mean(), **found}
+
+    np.savez(tmp_path / "d.npz", x=np.arange(5, dtype=np.float32)[:, None], label=np.array([0, 1, 2, 3, 0]))
+    specs = TensorSpec.parse("loss:float32[]"), TensorSpec.parse("logits:float32[batch,4]")
+    data = Dataset.open(str(tmp_path / "d.npz"), Signature((TensorSpec.parse("x:float32[batch,1]"),), specs))
+    metric = METRICS["top1"].of("logits")
+    a, b = Told([0, 1, 2, 3, 1]), Told([0, 1, 3, 3, 0])
+    found = compare("a", {"a": a, "b": b}, data, metric, batch=2)
+    assert (found["a"].value, found["b"].value) == (0.8, 0.8)
+    assert found["b"].cosine_similarity == pytest.approx((1 + 0.6) / 2)
+    assert Judge(a, data, metric).drop(b).points == 0
+    assert Judge(a, data, metric).squared_error(b) == pytest.approx(4 / 5)
 
 
 def test_a_comparison_counts_the_samples_whose_answers_hold_nan(tmp_path: Path) -> None:

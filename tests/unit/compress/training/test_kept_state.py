@@ -225,6 +225,20 @@ def test_answers_that_were_not_kept_here_are_asked_for_again(name: str, tmp_path
     assert made._noted({"logits": (4,)}) == 0
 
 
+@pytest.mark.parametrize("name", ["head/scale_0.tmp_1", "../out", "/root", "a" * 300, "¿", "nul\0"])
+def test_answers_are_kept_in_their_folder_whatever_an_output_is_called(name: str, tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    made = Answers.__new__(Answers)
+    made._count, made._folder = 4, tmp_path / "work"
+    made._tables = {name: made._table(name, (2,), anew=True), "head": made._table("head", (2,), anew=True)}
+    made._note(4)
+    assert made._noted({name: (2,), "head": (2,)}) == 4
+    assert len(list((tmp_path / "work").iterdir())) == 3
+    made.drop()
+    assert not list((tmp_path / "work").iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["work"]
+
+
 def test_a_table_that_is_a_link_leaves_what_it_leads_to_as_it_is(interrupted: tuple[Path, Any], tmp_path: Path) -> None:
     folder, whole = interrupted
     work, mine = tmp_path / "work", tmp_path / "mine.npy"

@@ -1,0 +1,111 @@
+"""MACs and weights of a file are those of what it computes, however it is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import GraphProto, TensorProto, helper, numpy_helper
+
+from compress.cli import main
+from compress.formats.onnx.read import signature_of_onnx
+from compress.runtime.measure import Work, onnx_layer_bytes, onnx_params, onnx_work
+
+node = helper.make_node
+W = np.ones((8, 5), np.float32)
+WIDE = np.ones((8, 50), np.float32)
+
+
+def weight(name: str, values: np.ndarray[Any, Any] = W) -> TensorProto:
+    return numpy_helper.from_array(values, name)
+
+
+def stored(
+    folder: Path, nodes: list[onnx.NodeProto], weights: list[TensorProto], *, batch: object = "batch", **more: Any
+) -> Path:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 8])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, None])
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("own", 1)]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", [x], [y], weights), opset_imports=opsets, ir_version=10, **more
+    )
+    onnx.checker.check_model(model)
+    onnx.save(model, folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+def counted(path: Path) -> tuple[Work, int]:
+    return onnx_work(path, signature_of_onnx(path)), onnx_params(path)
+
+
+@pytest.mark.parametrize("way", ["value", "identity", "floats"])
+def test_constants_are_weights(way: str, tmp_path: Path) -> None:
+    given = {"value_floats": [1.0] * 40} if way == "floats" else {"value": weight("", W)}
+    nodes = [node("Constant", [], ["c"], **given)]
+    if way == "floats":
+        nodes += [node("Constant", [], ["to"], value_ints=[8, 5]), node("Reshape", ["c", "to"], ["w"])]
+    else:
+        nodes += [node("Identity", ["c"], ["d"]), node("Identity", ["d"], ["w"])]
+    path = stored(tmp_path, [*nodes, node("MatMul", ["x", "w"], ["y"], "fc")], [])
+    assert counted(path) == (Work(40, 0), 40)
+    if way != "floats":
+        assert onnx_layer_bytes(path) == {"fc": 160}
+
+
+def test_what_functions_hold_is_counted_at_each_call(tmp_path: Path) -> None:
+    body = [node("MatMul", ["a", "b"], ["m"]), node("Relu", ["m"], ["r"])]
+    function = helper.make_function("own", "Layer", ["a", "b"], ["r"], body, [helper.make_opsetid("", 20)])
+    calls = [node("Layer", ["x", "v"], ["h"], domain="own"), node("Layer", ["h", "w"], ["y"], domain="own")]
+    weights = [weight("v", np.ones((8, 8), np.float32)), weight("w")]
+    assert counted(stored(tmp_path, calls, weights, functions=[function])) == (Work(64 + 40, 0), 64 + 40)
+
+
+def test_what_nothing_reads_does_not_count(tmp_path: Path) -> None:
+    nodes = [node("MatMul", ["x", "w"], ["y"]), node("MatMul", ["x", "dead"], ["nowhere"])]
+    path = stored(tmp_path, nodes, [weight("w"), weight("unread", WIDE), weight("dead")])
+    assert counted(path) == (Work(40, 0), 40)
+
+
+def branch(values: np.ndarray[Any, Any]) -> GraphProto:
+    """Both branches call their tensors alike."""
+    shown = helper.make_tensor_value_info("out", TensorProto.FLOAT, ["batch", values.shape[1]])
+    nodes = [node("MatMul", ["x", "inner"], ["made"]), node("Relu", ["made"], ["out"])]
+    return helper.make_graph(nodes, "branch", [], [shown], [weight("inner", values)])
+
+
+def test_of_an_if_the_larger_branch_counts(tmp_path: Path) -> None:
+    nodes = [
+        node("ReduceMax", ["x"], ["top"], keepdims=0), node("Greater", ["top", "zero"], ["asked"]),
+        node("If", ["asked"], ["y"], then_branch=branch(W), else_branch=branch(WIDE)),
+    ]  # fmt: skip
+    path = stored(tmp_path, nodes, [weight("zero", np.zeros((), np.float32))])
+    assert counted(path) == (Work(400, 0), 40 + 400 + 1)
+
+
+def test_layers_in_a_loop_are_told_not_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def value(name: str, kind: int, shape: list[object] | None) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, kind, shape)
+
+    body = helper.make_graph(
+        [node("Identity", ["go"], ["on"]), node("MatMul", ["state", "w"], ["next"])], "body",
+        [value("turn", TensorProto.INT64, []), value("go", TensorProto.BOOL, []), value("state", TensorProto.FLOAT, ["batch", 8])],
+        [value("on", TensorProto.BOOL, []), value("next", TensorProto.FLOAT, ["batch", 8])],
+    )  # fmt: skip
+    nodes = [node("Loop", ["turns", "", "x"], ["h"], body=body), node("MatMul", ["h", "w"], ["y"])]
+    path = stored(tmp_path, nodes, [weight("w", np.eye(8, dtype=np.float32)), weight("turns", np.array(3))])
+    assert counted(path)[0] == Work(64, 1)
+    with pytest.raises(SystemExit):
+        main(["inspect", str(path)])
+    assert "MACs     64, without 1 layer in loops" in capsys.readouterr().out
+
+
+def test_a_batch_that_is_fixed_is_said_to_be_what_is_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = stored(tmp_path, [node("MatMul", ["x", "w"], ["y"])], [weight("w")], batch=4)
+    with pytest.raises(SystemExit):
+        main(["inspect", str(path)])
+    assert "MACs     160 for the 4 samples of a call" in capsys.readouterr().out
