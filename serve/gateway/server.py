@@ -19,11 +19,12 @@ from typing import Any
 import uvicorn
 
 from compress.errors import ServerError
+from serve.gateway.access.addresses import plain
 from serve.gateway.access.identity import KeyRing
 from serve.gateway.access.memory import CONNECTION_BYTES
 from serve.gateway.app import create_app
 from serve.gateway.edge.connections import connection_class
-from serve.gateway.grpc.clients import Clients
+from serve.gateway.grpc.clients import Clients, Greetings
 from serve.gateway.health.incidents import Incidents
 from serve.gateway.release.users_rules import UsersRules
 from serve.gateway.settings import Settings
@@ -36,6 +37,7 @@ TOLD_CLIENTS = 64  # beyond the bound, whose requests are read before they are r
 GRPC_CONNECTION_BYTES = 64 * 1024  # that gRPC's own part holds for one without a call
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 COLLECTOR = (20_000, 20, 20)
+FEWEST_SILENT = 64  # connections over TLS that may be greeting at a time, however few there may be in all
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 logger = logging.getLogger(__name__)
@@ -141,7 +143,8 @@ async def serve_gateway(
     watching = None
     if settings.tls_certificate is not None:  # a connection is told of once it has greeted, which may take a minute
         most = min(memory.most_of_address, memory.most_connections)
-        watching = asyncio.create_task(Clients(most, 1).watch(listener.getsockname()[1]))
+        greetings = Greetings(server.greeted, most=max(FEWEST_SILENT, clients // 8), seconds=settings.head_timeout_s)
+        watching = asyncio.create_task(Clients(most, 1, greetings=greetings).watch(listener.getsockname()[1]))
     running = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
         await _first(running, server.listening)
@@ -187,7 +190,9 @@ def check_settings(settings: Settings) -> int:
     if settings.tls_certificate is not None:
         try:
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
-                settings.tls_certificate, settings.tls_key
+                settings.tls_certificate,
+                settings.tls_key,
+                password="",  # or OpenSSL asks for one at the terminal
             )
         except (OSError, ssl.SSLError) as err:
             raise ServerError(
@@ -247,6 +252,11 @@ class _Server(uvicorn.Server):
         self.listening = asyncio.Event()
         self.hurry = asyncio.Event()
         self._direct = direct
+
+    def greeted(self) -> set[tuple[str, int]]:
+        """Addresses and ports of the clients whose connections are made, over TLS after the handshake."""
+        clients = (getattr(each, "client", None) for each in self.server_state.connections)
+        return {(plain(client[0]), client[1]) for client in clients if client is not None}
 
     async def _wait_tasks_to_complete(self) -> None:
         waiting = asyncio.ensure_future(super()._wait_tasks_to_complete())

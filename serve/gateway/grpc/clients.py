@@ -16,13 +16,13 @@ import struct
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from serve.gateway.access.addresses import bounded_by, plain
 from serve.gateway.errors import GatewayError
 from serve.gateway.grpc.brought import Brought, Client, client_of
 
-__all__ = ["Clients", "TooManyCallsError", "TooManyLeftError", "address_of", "client_of"]
+__all__ = ["Clients", "Greetings", "TooManyCallsError", "TooManyLeftError", "address_of", "client_of"]
 
 LOOK_S = 1.0
 MOST_LEFT = 64  # streams of one caller that go on though it has left them
@@ -54,6 +54,36 @@ class TooManyLeftError(GatewayError):
         )  # fmt: skip
 
 
+class Greetings:
+    """Connections that have not finished their TLS handshake, of which the server itself tells nobody.
+
+    Args:
+        greeted: those that have.
+        most: of the others, of all addresses together; the oldest are too many, for an honest one takes no second.
+        seconds: that a handshake may take.
+    """
+
+    def __init__(self, greeted: Callable[[], set[Client]], most: int, seconds: float) -> None:
+        self._ask = greeted
+        self._most = most
+        self._seconds = seconds
+        self._greeted: set[Client] = set()
+        self._since: dict[Client, float] = {}
+
+    def renew(self) -> None:
+        """Take down who has greeted by now."""
+        self._greeted = self._ask()
+
+    def over(self, connected: set[Client]) -> set[Client]:
+        """Those to shut down, of all that are connected."""
+        now = time.monotonic()
+        silent = connected - self._greeted
+        self._since = {client: self._since.get(client, now) for client in silent}
+        oldest = sorted(self._since, key=self._since.__getitem__)
+        late = {client for client in oldest if now - self._since[client] > self._seconds}
+        return late | set(oldest[: max(0, len(oldest) - self._most)])
+
+
 class Clients:
     """The connections and calls of a gateway's clients over gRPC.
 
@@ -61,10 +91,14 @@ class Clients:
         most_connections: of one address (of IPv6: of one network of 64 bits).
         most_calls: of one key, or of one address without a key.
         brought: counts what connections bring beyond calls; None where nothing tells of those.
+        greetings: bounds connections that have not greeted yet; None where nothing tells which have.
     """
 
-    def __init__(self, most_connections: int, most_calls: int, brought: Brought | None = None) -> None:
+    def __init__(
+        self, most_connections: int, most_calls: int, brought: Brought | None = None, greetings: Greetings | None = None
+    ) -> None:
         self.brought = brought
+        self._greetings = greetings
         self._looked = time.monotonic()
         self._most_connections = most_connections
         self._most_calls = most_calls
@@ -113,6 +147,8 @@ class Clients:
         """
         while True:
             await asyncio.sleep(LOOK_S)
+            if self._greetings is not None:
+                self._greetings.renew()
             with contextlib.suppress(OSError):  # no file is left to look with: some will be
                 await asyncio.to_thread(self.look, port)
                 if self.brought is not None:
@@ -130,6 +166,8 @@ class Clients:
             since, self._looked = self._looked, time.monotonic()
             given_up |= self.brought.over(received, self._looked - since)
         self._known = {client for found in there.values() for _, client, _ in found}
+        if self._greetings is not None:
+            given_up |= self._greetings.over(self._known)
         ended = 0
         for found in there.values():
             found.sort(key=lambda each: each[0])

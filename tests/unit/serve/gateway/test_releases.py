@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -879,6 +879,26 @@ async def test_on_a_full_disk_a_bad_candidate_is_taken_back_and_written_down_lat
         row = await w.until(ended)
         assert row.state == "aborted"
         assert [event.kind for event in w.store.events(row.id)] == ["started", "step", "aborted"]
+
+
+@pytest.mark.parametrize("wish", ["abort", "promote", None])
+@in_loop
+async def test_a_gateway_that_starts_on_a_full_disk_knows_who_answers(tmp_path: Path, wish: Any) -> None:
+    patient = replace(FAST, step_s=3600.0, shadow=0.0, steps=(0.001,))
+    async with world(tmp_path, FakeTriton()) as w:
+        w.store.start("m", Target("m", "2"), patient)
+        await w.until(lambda row: row.state == "running")
+        if wish is not None:
+            w.store.wish("m", wish)
+            await w.until(ended)
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        async with world(tmp_path, FakeTriton()) as w:
+            await asyncio.sleep(1.2)
+            assert await w.served(20) == {"m/2" if wish == "promote" else "m/1": 20}
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 
 
 @in_loop

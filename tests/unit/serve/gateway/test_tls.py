@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from serve.gateway.server import serve_gateway
+from compress.errors import ServerError
+from serve.gateway.server import check_settings, serve_gateway
 from serve.gateway.settings import Settings
 from tests.serve_http import gateway_thread, scripted_server
 from tests.unit.serve.gateway.test_upstream import echo
@@ -104,3 +105,48 @@ def test_connections_that_never_greet_are_bounded_by_address(pair: tuple[Path, P
     )
     with gateway_thread(settings) as url:
         uvloop.run(main(int(url.rpartition(":")[2])))
+
+
+@pytest.mark.parametrize(("addresses", "of_each", "head_s"), [(8, 20, 60), (1, 10, 2)], ids=["too many", "too long"])
+def test_handshakes_that_are_not_finished_are_bounded_in_number_and_time(
+    pair: tuple[Path, Path], addresses: int, of_each: int, head_s: int
+) -> None:
+    async def main(port: int) -> None:
+        context = ssl.create_default_context(cafile=str(pair[0]))
+        opened = [
+            await asyncio.open_connection("127.0.0.1", port, local_addr=(f"127.0.0.{2 + at}", 0))
+            for at in range(addresses)
+            for _ in range(of_each)
+        ]
+        ends = {asyncio.ensure_future(reader.read()) for reader, _ in opened}
+        few = 64 if addresses > 1 else 0
+        kept_reader, kept = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        kept.write(b"GET /healthz HTTP/1.1\r\n")
+        async with asyncio.timeout(45):
+            while sum(not end.done() for end in ends) > few:
+                await asyncio.wait([end for end in ends if not end.done()], return_when=asyncio.FIRST_COMPLETED)
+        if addresses > 1:
+            kept.write(b"host: a\r\nconnection: close\r\n\r\n")
+            assert (await kept_reader.read()).startswith(b"HTTP/1.1 200"), "who has greeted stays"
+        kept.close()
+        for _, each in opened:
+            each.close()
+        await asyncio.gather(*ends, return_exceptions=True)
+
+    settings = Settings(
+        upstream=("http://127.0.0.1:1",), port=0, tls_certificate=pair[0], tls_key=pair[1], max_clients=200,
+        head_timeout_s=head_s,
+    )  # fmt: skip
+    with gateway_thread(settings) as url:
+        uvloop.run(main(int(url.rpartition(":")[2])))
+
+
+def test_a_key_with_a_pass_phrase_is_refused_without_asking_for_it(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    encrypted = tmp_path / "encrypted.pem"
+    command = ["openssl", "pkey", "-in", str(pair[1]), "-aes256", "-passout", "pass:secret", "-out", str(encrypted)]
+    subprocess.run(command, check=True, capture_output=True)
+
+    with pytest.raises(ServerError, match="can't use the certificate") as caught:
+        check_settings(Settings(upstream=("http://127.0.0.1:1",), tls_certificate=pair[0], tls_key=encrypted))
+
+    assert "unencrypted" in str(caught.value)
