@@ -221,7 +221,7 @@ def explain(original: Path, artifact: Path, *, options: ExplainOptions) -> None:
     for table in explain_tables(found, None if options.verbose else options.rows):
         console.print(table)
     if found.not_finite:
-        told = f"outputs of {found.not_finite} of {found.samples} samples are NaN or infinite, the original's are not"
+        told = f"outputs of {found.not_finite} of {counted(found.samples, 'samples')} are NaN or infinite, the original's are not"
         _tell(console, f"{told}: no error and no layer's share of it can be given", warns=True)
     if scaled := sum(tensor.rescaled for tensor in found.tensors):
         told = (
