@@ -221,8 +221,8 @@ def explain(original: Path, artifact: Path, *, options: ExplainOptions) -> None:
     for table in explain_tables(found, None if options.verbose else options.rows):
         console.print(table)
     if found.not_finite:
-        told = f"outputs of {found.not_finite} of {counted(found.samples, 'samples')} are NaN or infinite, the original's are not"
-        _tell(console, f"{told}: no error and no layer's share of it can be given", warns=True)
+        told = f"outputs of {found.not_finite} of {counted(found.samples, 'samples')} are NaN or infinite"
+        _tell(console, f"{told}, the original's are not: no error and no layer's share of it can be given", warns=True)
     if scaled := sum(tensor.rescaled for tensor in found.tensors):
         told = (
             f"{counted(scaled, 'tensors')} differ by a scale for each channel, which is gone in the outputs (smoothing)"
