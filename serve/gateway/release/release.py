@@ -92,7 +92,8 @@ class Release:
         created: when the rollout was asked for.
 
     Attributes:
-        beside: the candidate's requests that ask it by its own name.
+        beside: the candidate's requests that ask it by its own name, or a step of it alone.
+        steps: models that the candidate asks, and the baseline does not; None where that is not known.
         rollout: which one it is: another state file counts from 1 again, so the id alone does not say.
         asked: number of requests by variant and grade.
         events: what happened and has not been written down yet.
@@ -124,6 +125,7 @@ class Release:
         self.plan = plan
         self.course = course
         self.beside = Beside()
+        self.steps: tuple[Target, ...] | None = None
         self.asked: Counter[tuple[Variant, Grade]] = Counter()
         self.events: list[Event] = []
         self.lost = False

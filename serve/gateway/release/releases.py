@@ -31,6 +31,7 @@ __all__ = ["Releases"]
 LOOK_S = 0.5
 SAVE_S = 2.0
 PATIENCE_S = 2.0
+MOST_STEPS = 64  # of an ensemble, that are looked at
 NOTHING = "no other version is there to go back to, or the model can't be asked"
 UNKNOWN = "a model under release is answered by whatever Triton serves under its name, until its rollout can be read"
 LOST = "the baseline {} is no longer served: pack with --serve-latest 2, so that Triton keeps both versions"
@@ -83,8 +84,9 @@ class Releases:
         if release is not None or not self._by_model:
             return None
         for each in self._by_model.values():
-            if each.running and each.candidate.model == asked.model and _may_be(asked.version, each.candidate.version):
-                return each.beside
+            for target in (each.candidate, *(each.steps or ())) if each.running else ():
+                if target.model == asked.model and _may_be(asked.version, target.version):
+                    return each.beside
         return None
 
     def __iter__(self) -> Iterator[Release]:
@@ -191,6 +193,10 @@ class Releases:
         if release.running and release.texts is None:  # where Triton was not there yet as a gateway went on
             with suppress(GatewayError):
                 release.knows(await self._metadata(release.baseline))
+        if release.running and release.steps is None:
+            with suppress(GatewayError):
+                mine, theirs = [await self._steps(target) for target in (release.candidate, release.baseline)]
+                release.steps = tuple(mine - theirs)
         if release.running and await self._is_lost(release):
             release.events.append(release.course.end("aborted", LOST.format(release.baseline)))
         if row.wish is not None and release.running:
@@ -322,6 +328,16 @@ class Releases:
             if answer.status != 200:
                 return f"{target} is not loaded yet", True
         return "", False
+
+    async def _steps(self, target: Target) -> set[Target]:
+        """The models that an ensemble asks, those of ensembles in it too."""
+        found: set[Target] = set()
+        asked = [target]
+        while asked and len(found) < MOST_STEPS:
+            steps = {Target(*step) for step in (await self._metadata(asked.pop())).steps} - found
+            found |= steps
+            asked += steps
+        return found
 
     async def _metadata(self, target: Target) -> ModelMetadata:
         self._upstream.forget(target.model, target.version)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -95,6 +95,9 @@ async def test_a_slow_candidate_is_refused_where_nobody_does(leaves: bool) -> No
         (Target("m", "2"), Target("m", "1"), False),
         (Target("m", "2"), Target("m", "20"), False),
         (Target("n"), Target("m"), False),
+        (Target("n"), Target("n_network"), True),
+        (Target("n"), Target("n_network", "3"), True),
+        (Target("n"), Target("n_post", "2"), False),
     ],
 )
 def test_a_version_is_the_candidate_s_however_its_number_is_written(
@@ -104,10 +107,28 @@ def test_a_version_is_the_candidate_s_however_its_number_is_written(
     releases = Releases(tmp_path / "none.db", upstream)
     one = release()
     one.candidate = candidate
+    one.steps = Target("n_network"), Target("n_post", "1")
     releases._by_model["m"] = one
 
     assert (releases.beside(asked) is one.beside) is met
     assert releases.beside(asked, one) is None
+
+
+@in_loop
+async def test_the_steps_of_an_ensemble_are_those_of_ensembles_in_it_too(tmp_path: Path) -> None:
+    steps = {
+        "whole": (("inner", None), ("post", "2")), "inner": (("network", None), ("whole", None)), "post": (), "network": (),
+    }  # fmt: skip
+
+    async def metadata(model: str, version: str | None) -> Any:
+        return SimpleNamespace(steps=steps[model])
+
+    upstream = cast("Upstream", SimpleNamespace(metadata=metadata, forget=lambda *_: None))
+    releases = Releases(tmp_path / "none.db", upstream)
+
+    found = await releases._steps(Target("whole"))
+
+    assert found == {Target("inner"), Target("post", "2"), Target("network"), Target("whole")}
 
 
 @pytest.mark.parametrize("busy", [False, True])
