@@ -210,9 +210,8 @@ def explain(original: Path, artifact: Path, *, options: ExplainOptions) -> None:
     """
     import json
 
-    from compress.console.wording import counted
     from compress.jobs.explain import explain as run
-    from compress.report.explain import exclusions_told, explain_tables
+    from compress.report.explain import exclusions_told, explain_tables, not_finite_told, notes_told
     from compress.storage.files import write_files
 
     with at_work(options) as terminal:
@@ -221,16 +220,9 @@ def explain(original: Path, artifact: Path, *, options: ExplainOptions) -> None:
     for table in explain_tables(found, None if options.verbose else options.rows):
         console.print(table)
     if found.not_finite:
-        told = f"outputs of {found.not_finite} of {counted(found.samples, 'samples')} are NaN or infinite"
-        _tell(console, f"{told}, the original's are not: no error and no layer's share of it can be given", warns=True)
-    if scaled := sum(tensor.rescaled for tensor in found.tensors):
-        told = (
-            f"{counted(scaled, 'tensors')} differ by a scale for each channel, which is gone in the outputs (smoothing)"
-        )
-        _tell(console, f"{told}: their dB are with these scales fitted", warns=False)
-    left = sorted(found.unmatched.items(), key=lambda pair: pair[0] != "layers")  # what holds for all comes first
-    for name, why in left if options.verbose else left[: options.rows]:
-        _tell(console, f"{name} could not be compared: {why}", warns=False)
+        _tell(console, not_finite_told(found), warns=True)
+    for note in notes_told(found, None if options.verbose else options.rows):
+        _tell(console, note, warns=False)
     if told := exclusions_told(found):
         console.print(told, markup=False, highlight=False, soft_wrap=True)
     if found.keep_float:

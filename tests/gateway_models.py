@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from serve.pack.write import pack
+from serve.pack.write import PackOptions, pack
 from serve.triton.launch import Ports, TritonServer
 from tests.serve_models import hook_file, tiny_artifact
 
@@ -47,6 +47,33 @@ class TritonPythonModel:
 """
 
 
+def write_files_model(repository: Path, code: str = FILES_MODEL, name: str = "files") -> None:
+    """A Python model that takes any bytes."""
+    version = repository / name / "1"
+    version.mkdir(parents=True)
+    (version.parent / "config.pbtxt").write_text(FILES_CONFIG.replace('"files"', f'"{name}"'))
+    (version / "model.py").write_text(code)
+
+
+def loading_slowly(code: str) -> str:
+    """The model that takes its time to be loaded where it finds a file "slow" beside the repository."""
+    waits = (
+        "    def initialize(self, args):\n"
+        "        while pathlib.Path(args['model_repository']).parent.resolve().with_name('slow').exists():\n"
+        "            time.sleep(0.05)\n\n"
+        "    def execute"
+    )
+    return code.replace("import time\n", "import pathlib\nimport time\n").replace("    def execute", waits)
+
+
+def tiny_and_files(folder: Path, code: str) -> Path:
+    """A repository of "tiny" and "files", one process each."""
+    repository = folder / "models"
+    pack(tiny_artifact(folder / "tiny"), repository=repository, name="tiny", options=PackOptions(instances=1))
+    write_files_model(repository, code)
+    return repository
+
+
 @contextmanager
 def triton_with_models(folder: Path) -> Iterator[str]:
     """host:port of the HTTP endpoint of `served_models`."""
@@ -61,10 +88,7 @@ def served_models(folder: Path) -> Iterator[TritonServer]:
     artifact = tiny_artifact(folder / "artifact")
     pack(artifact, repository=repository, name="tiny")
     pack(artifact, repository=repository, name="hooked", hooks=hook_file(folder))
-    version = repository / "files" / "1"
-    version.mkdir(parents=True)
-    (version.parent / "config.pbtxt").write_text(FILES_CONFIG)
-    (version / "model.py").write_text(FILES_MODEL)
+    write_files_model(repository)
     with TritonServer(repository, ports=Ports(0, 0, 0)) as server:
         yield server
 

@@ -58,35 +58,38 @@ def beside(options: ExportOptions, rows: Mapping[str, Model]) -> tuple[dict[str,
         return {}, None
     model = dataclasses.replace(final, runtime="openvino")
     try:
-        open_model(model, threads=options.threads).infer(sample_inputs(final.signature, 1))
+        backend = open_model(model, threads=options.threads)
+        backend.infer(sample_inputs(final.signature, 1))
     except StageError as err:
         if asked:
             raise
         why = f"OpenVINO does not run the file ({err.why}): ONNX Runtime serves it."
         return {}, Choice("onnxruntime", why, doubtful=True)
-    if not asked and (lost := _lost_sizes(final, model, options.threads)):
+    if not asked and (lost := _lost_sizes(final, backend, options.threads)):
         why = f"OpenVINO fails at inputs that ONNX Runtime answers ({lost}): ONNX Runtime serves the file."
         return {}, Choice("onnxruntime", why, doubtful=True)
     return {f"{last} on OpenVINO": model}, None
 
 
-def _lost_sizes(first: OnnxModel, second: OnnxModel, threads: int) -> str:
-    """Sizes of what varies beside the batch that the first answers and the second does not; "" where none was found."""
-    usual = first.signature.at(1)
-    halves = {dim: (usual[dim] + 1) // 2 for dim in first.signature.told}
+def _lost_sizes(model: OnnxModel, other: Backend, threads: int) -> str:
+    """Sizes beside the batch that ONNX Runtime answers and OpenVINO, opened, does not; "" where none was found."""
+    usual = model.signature.at(1)
+    halves = {dim: (usual[dim] + 1) // 2 for dim in model.signature.told}
+    if not halves:
+        return ""
     ones = [{dim: size} for dim, half in halves.items() for size in (half, usual[dim] + 1, 2 * usual[dim])]
-    backend = open_model(first, threads=threads)
-    for other in [*ones, halves] if halves else []:
+    backend = open_model(model, threads=threads)
+    for sizes in [*ones, halves]:
         try:
-            inputs = example_inputs(first.signature.inputs, usual | other)
+            inputs = example_inputs(model.signature.inputs, usual | sizes)
             backend.infer(inputs)
         except ToolkitError:
             continue
         try:
-            check_sizes(second.path, {name: array.shape for name, array in inputs.items()})
-            open_model(second, threads=threads).infer(inputs)
+            check_sizes(model.path, {name: array.shape for name, array in inputs.items()})
+            other.infer(inputs)
         except StageError:
-            return ", ".join(f"{dim} = {size}" for dim, size in other.items())
+            return ", ".join(f"{dim} = {size}" for dim, size in sizes.items())
     return ""
 
 

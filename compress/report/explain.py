@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -14,7 +15,7 @@ from compress.evaluate.intervals import CONFIDENCE, percent
 if TYPE_CHECKING:
     from compress.jobs.explain import Explanation
 
-__all__ = ["exclusions_told", "explain_tables"]
+__all__ = ["exclusions_told", "explain_tables", "not_finite_told", "notes_told"]
 
 
 def explain_tables(found: Explanation, rows: int | None) -> list[Table]:
@@ -47,6 +48,21 @@ def explain_tables(found: Explanation, rows: int | None) -> list[Table]:
 def share_text(share: float, low: float | None, high: float | None) -> str:
     """+58.9% (+40.1 to +70.2)."""
     return f"{share:+.1%}" + ("" if low is None or high is None else f" ({100 * low:+.1f} to {100 * high:+.1f})")
+
+
+def not_finite_told(found: Explanation) -> str:
+    """What to warn of where outputs are no numbers, and the original's are."""
+    told = f"outputs of {found.not_finite} of {counted(found.samples, 'samples')} are NaN or infinite"
+    return f"{told}, the original's are not: no error and no layer's share of it can be given"
+
+
+def notes_told(found: Explanation, rows: int | None) -> Iterator[str]:
+    """What the tables leave out, and why; of what could not be compared so many at most, what holds for all first."""
+    if scaled := sum(tensor.rescaled for tensor in found.tensors):
+        told = f"{counted(scaled, 'tensors')} differ by a scale for each channel"
+        yield f"{told}, which is gone in the outputs (smoothing): their dB are with these scales fitted"
+    for name, why in sorted(found.unmatched.items(), key=lambda pair: pair[0] != "layers")[:rows]:
+        yield f"{name} could not be compared: {why}"
 
 
 def exclusions_told(found: Explanation) -> str:

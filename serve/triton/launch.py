@@ -229,17 +229,16 @@ class TritonServer:
     def _stop(self, *, keep_log: bool, within_s: float | None = None) -> None:
         family, self._family = self._family, None
         left: list[int] = []
-        if family is not None:
-            # Triton keeps to the timeout itself, and then needs a moment.
-            patience_s = WEDGED_S if self.wedged else self._options.stop_timeout_s + 5.0
-            try:
-                family.end(patience_s if within_s is None else within_s)
-            finally:
-                self.wedged = False
-                left = family.members()
-                remove_regions(self._memory_prefix)
-                self._run_folder.close()
-        self._run_folder.close()
+        with self._run_folder:
+            if family is not None:
+                # Triton keeps to the timeout itself, and then needs a moment.
+                patience_s = WEDGED_S if self.wedged else self._options.stop_timeout_s + 5.0
+                try:
+                    family.end(patience_s if within_s is None else within_s)
+                finally:
+                    self.wedged = False
+                    left = family.members()
+                    remove_regions(self._memory_prefix)
         if not keep_log:
             self.log.unlink(missing_ok=True)
         if left:

@@ -14,29 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from serve.pack.write import PackOptions, pack
 from serve.repository.scratch import OWNER
 from serve.triton.leftovers import RUN
-from tests.gateway_models import FILES_CONFIG, FILES_MODEL
+from tests.gateway_models import FILES_MODEL, loading_slowly, tiny_and_files
 from tests.integration.test_isolation import ask, asked
 from tests.integration.test_up import FREE, Up, up
-from tests.serve_models import tiny_artifact
 
 pytestmark = pytest.mark.integration
-# It takes its time to be loaded where it finds a file of that name, and an hour for an answer.
-MODEL = (
-    FILES_MODEL.replace("import time\n", "import pathlib\nimport time\n")
-    .replace("time.sleep(2)", "time.sleep(600)")
-    .replace(
+# An hour for an answer, or a nap.
+MODEL = loading_slowly(
+    FILES_MODEL.replace("time.sleep(2)", "time.sleep(600)").replace(
         '        if files[0, 0].startswith(b"fail',
         '        if files[0, 0] == b"nap":\n            time.sleep(3)\n        if files[0, 0].startswith(b"fail',
-    )
-    .replace(
-        "    def execute(self, requests):\n",
-        "    def initialize(self, args):\n"
-        "        while pathlib.Path(args['model_repository']).parent.resolve().with_name('slow').exists():\n"
-        "            time.sleep(0.05)\n\n"
-        "    def execute(self, requests):\n",
     )
 )
 
@@ -52,13 +41,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    folder = tmp_path / "models"
-    pack(tiny_artifact(tmp_path / "tiny"), repository=folder, name="tiny", options=PackOptions(instances=1))
-    version = folder / "files" / "1"
-    version.mkdir(parents=True)
-    (version.parent / "config.pbtxt").write_text(FILES_CONFIG)
-    (version / "model.py").write_text(MODEL)
-    return folder
+    return tiny_and_files(tmp_path, MODEL)
 
 
 def of(folder: Path) -> Iterator[int]:

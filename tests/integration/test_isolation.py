@@ -25,10 +25,9 @@ from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc import service_pb2_grpc
 
 from serve.gateway.access.keys import add_key
-from serve.pack.write import PackOptions, pack
 from serve.triton.processes import _group_of
 from serve.triton.stubs import Stub, stubs_in
-from tests.gateway_models import FILES_CONFIG, FILES_MODEL, fetch
+from tests.gateway_models import FILES_MODEL, fetch, loading_slowly, tiny_and_files, write_files_model
 from tests.integration.test_up import FREE, Up, triton_of, up
 from tests.sequence_models import CONFIG as SEQUENCES_CONFIG
 from tests.sequence_models import MODEL as SEQUENCES_MODEL
@@ -36,17 +35,16 @@ from tests.serve_models import tiny_artifact
 
 pytestmark = pytest.mark.integration
 TINY = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}).encode()
-# It dies of some requests, and takes its time to be loaded where it finds a file of that name.
-MODEL = FILES_MODEL.replace(
-    "        if files[0, 0].startswith(b\"fail\"):",
-    "        if files[0, 0].startswith(b\"die\"):\n            os.kill(os.getpid(), signal.SIGSEGV)\n"
-    "        if files[0, 0].startswith(b\"fail\"):",
-).replace("import time\n", "import os\nimport pathlib\nimport signal\nimport time\n").replace(
-    "    def execute",
-    "    def initialize(self, args):\n"
-    "        while pathlib.Path(args[\"model_repository\"]).parent.resolve().with_name(\"slow\").exists():\n"
-    "            time.sleep(0.05)\n\n    def execute",
-)  # fmt: skip
+# It dies of some requests.
+MODEL = (
+    loading_slowly(FILES_MODEL)
+    .replace(
+        '        if files[0, 0].startswith(b"fail"):',
+        '        if files[0, 0].startswith(b"die"):\n            os.kill(os.getpid(), signal.SIGSEGV)\n'
+        '        if files[0, 0].startswith(b"fail"):',
+    )
+    .replace("import time\n", "import os\nimport signal\nimport time\n")
+)
 
 
 def asked(content: str) -> bytes:
@@ -61,14 +59,7 @@ def tiny() -> messages.ModelInferRequest:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """Models "tiny" and "files", one process each."""
-    folder = tmp_path / "models"
-    pack(tiny_artifact(tmp_path / "tiny"), repository=folder, name="tiny", options=PackOptions(instances=1))
-    version = folder / "files" / "1"
-    version.mkdir(parents=True)
-    (version.parent / "config.pbtxt").write_text(FILES_CONFIG)
-    (version / "model.py").write_text(MODEL)
-    return folder
+    return tiny_and_files(tmp_path, MODEL)
 
 
 def stub_of(running: Up, model: str) -> Stub | None:
@@ -273,13 +264,9 @@ def test_a_poison_request_is_found_among_the_traffic_of_other_keys(tmp_path: Pat
 
 
 def test_one_request_that_ends_both_models_refuses_no_release(tmp_path: Path, repository: Path) -> None:
-    candidate = repository / "other" / "1"
-    candidate.mkdir(parents=True)
-    (candidate.parent / "config.pbtxt").write_text(FILES_CONFIG.replace('"files"', '"other"'))
     # Loaded again, it takes longer than the baseline: for that time it alone is down.
-    (candidate / "model.py").write_text(
-        MODEL.replace("initialize(self, args):\n", "initialize(self, args):\n        time.sleep(3)\n")
-    )
+    slower = MODEL.replace("initialize(self, args):\n", "initialize(self, args):\n        time.sleep(3)\n")
+    write_files_model(repository, slower, "other")
     keys, state = tmp_path / "keys.json", tmp_path / "rollouts.db"
     goods = [{"X-API-Key": add_key(keys, name)[0]} for name in ("one", "two")]
     bad = {"X-API-Key": add_key(keys, "bad")[0]}

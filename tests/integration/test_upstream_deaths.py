@@ -27,7 +27,7 @@ from serve.gateway.access.keys import add_key
 from serve.gateway.settings import Settings
 from serve.http.client import Address, ExchangeError, Pool
 from serve.triton.launch import TritonServer
-from tests.gateway_models import FILES_CONFIG, FILES_MODEL
+from tests.gateway_models import FILES_MODEL, write_files_model
 from tests.integration.test_triton import FREE
 from tests.serve_http import gateway
 
@@ -84,10 +84,7 @@ class Restarted:
 
 @contextmanager
 def restarted(tmp_path: Path, count: int) -> Iterator[list[Restarted]]:
-    version = tmp_path / "models" / "files" / "1"
-    version.mkdir(parents=True)
-    (version.parent / "config.pbtxt").write_text(FILES_CONFIG)
-    (version / "model.py").write_text(MODEL)
+    write_files_model(tmp_path / "models", MODEL)
     with contextlib.ExitStack() as stack:
         servers = []
         for _ in range(count):

@@ -199,7 +199,7 @@ class KeyRing:
         """
         found = self.find(bytes.fromhex(identity.digest))
         if found is None:
-            raise UnauthorizedError("the key is no longer valid", mend="ask for a new one")
+            raise _no_longer_valid()
         return found
 
     def find(self, digest: bytes | None) -> Identity | None:
@@ -235,12 +235,9 @@ class KeyRing:
         for mark, (key, end, check) in list(self._held.items()):
             try:
                 check(self.identify_key(key))
-            except UnauthorizedError:
-                del self._held[mark]
-                end(UnauthorizedError("the key is no longer valid", mend="ask for a new one"))
             except GatewayError as err:
                 del self._held[mark]
-                end(err)
+                end(_no_longer_valid() if isinstance(err, UnauthorizedError) else err)
 
     def changed(self) -> bool:
         """Whether the file is another than when it was read."""
@@ -275,3 +272,7 @@ class KeyRing:
         except OSError:
             return None
         return (stat.st_ino, stat.st_mtime_ns, stat.st_size) if stat else None
+
+
+def _no_longer_valid() -> UnauthorizedError:
+    return UnauthorizedError("the key is no longer valid", mend="ask for a new one")
