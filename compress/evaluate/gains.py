@@ -70,7 +70,7 @@ def gains_of(rows: Sequence[StageReport]) -> list[Gain]:
     of = "the original's ONNX" if exported else "the original"
     found = [
         _counted(onnx.size_bytes, last.size_bytes, "smaller", "larger", of),
-        _counted(original.macs, last.macs, "fewer", "more", "multiply-accumulates"),
+        _counted(onnx.macs, last.macs, "fewer", "more", "multiply-accumulates"),
         _timed(speed(original, last), "torch eager") if exported else None,
         _timed(speed(onnx, last), "the original in ONNX Runtime"),
     ]

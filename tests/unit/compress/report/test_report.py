@@ -14,6 +14,7 @@ from rich.console import Console
 from compress.artifact import Measured, Signature, StageReport, TensorSpec
 from compress.console.durations import bytes_text
 from compress.console.wording import Note, with_error
+from compress.evaluate.gains import gains_of
 from compress.report.export import Report, stage_table
 from compress.report.findings import findings
 from compress.report.plots import axes_of, log_axis, plots
@@ -118,6 +119,14 @@ def test_gains_are_ratios_of_the_original_to_the_result(report: Report) -> None:
     assert report.gains["latency_over_torch"] == 10
     assert report.gains["latency_over_onnx"] == 4
     assert report.gains["accuracy_points"] == 0
+
+
+def test_what_exporting_folds_away_is_no_gain(report: Report) -> None:
+    before = [row("original", 5.0, macs=110, params=1010), row("original_onnx", 2.0, macs=100, params=1000)]
+    rows = (*before, row("fold_onnx", 1.0, macs=100, params=1000))
+    found = dataclasses.replace(report, stages=rows)
+    assert (found.gains["macs"], found.gains["params"]) == (1, 1)
+    assert not any("multiply" in str(gain) for gain in gains_of(rows))
 
 
 def test_the_page_is_self_contained_escaped_and_has_its_plots(report: Report, tmp_path: Path) -> None:
