@@ -14,6 +14,7 @@ from compress.errors import StageError, first_line
 from compress.formats.native.graph import GraphError, from_data, to_data
 from compress.formats.onnx.scope import bodies, drop_dead, in_order
 from compress.formats.onnx_layers.layers import HANDLERS
+from compress.formats.onnx_layers.static import static_shapes
 from compress.formats.onnx_layers.values import Graph, Live, NotTakenBackError
 from compress.model.inputs import Arrays
 from compress.storage.shortages import raise_shortage
@@ -40,6 +41,7 @@ def layers_of(model: ModelProto, inputs: Arrays, source: str) -> fx.GraphModule:
         nodes = in_order(model.graph)
     except ValueError as err:
         raise StageError(f"can't take {source} back to layers", why=str(err), mend="export the model again") from err
+    known = static_shapes(model)
     grown = Graph()
     held: dict[str, Any] = {"": None}
     for tensor in model.graph.initializer:
@@ -55,7 +57,8 @@ def layers_of(model: ModelProto, inputs: Arrays, source: str) -> fx.GraphModule:
         if node.output[0] in done:
             continue
         bias, sum_of = _bias(node, added, held)
-        made = _of(grown, node, held, source, bias)
+        shape = known.get(node.input[0]) if node.input else None
+        made = _of(grown, node, held, source, {"outputs": len(node.output), "bias": bias, "shape": shape})
         if sum_of:
             done.add(sum_of)
             held[sum_of] = made
@@ -109,16 +112,16 @@ def _bias(
     return (bias, sum_of) if fits else (None, "")
 
 
-def _of(grown: Graph, node: NodeProto, held: Mapping[str, Any], source: str, bias: torch.Tensor | None = None) -> Any:
+def _of(grown: Graph, node: NodeProto, held: Mapping[str, Any], source: str, more: Mapping[str, Any]) -> Any:
     """What a node gives.
+
+    Args:
+        more: what a handler may want to know besides the node's own attributes.
 
     Raises:
         StageError: it has no form here, or does not run on the sample.
     """
-    attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute} | {
-        "outputs": len(node.output),
-        "bias": bias,
-    }
+    attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute} | dict(more)
     try:
         if node.op_type == "Constant":
             return _value(grown, node)

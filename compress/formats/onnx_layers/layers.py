@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from compress.formats.onnx_layers.operators import FUNCTIONS, torch_pads
 from compress.formats.onnx_layers.shapes import Handler
+from compress.formats.onnx_layers.static import same_pads
 from compress.formats.onnx_layers.values import Graph, Live, NotTakenBackError, samples
 
 __all__ = ["HANDLERS"]
@@ -37,11 +38,9 @@ def _conv(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
     pads = list(a.get("pads", [0] * 2 * dims))
     auto = a.get("auto_pad", b"NOTSET")
     if auto in (b"SAME_UPPER", b"SAME_LOWER"):
-        if any(step != 1 for step in stride):
-            raise NotTakenBackError("its padding is automatic, and hangs on the size of what it gets")
-        whole = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
-        less, more = [each // 2 for each in whole], [each - each // 2 for each in whole]
-        pads = less + more if auto == b"SAME_UPPER" else more + less
+        pads = same_pads(auto, a.get("shape"), weight.shape[2:], stride, dilation)
+    elif auto == b"VALID":
+        pads = [0] * 2 * dims
     if pads[:dims] != pads[dims:]:
         value = g.call(F.pad, value, torch_pads(pads))
         pads = [0] * dims

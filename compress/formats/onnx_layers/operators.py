@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from compress.formats.onnx_layers.resize import resize
 from compress.formats.onnx_layers.shapes import SHAPES, Handler, axes_of, fixed, kept, of_type, spread
+from compress.formats.onnx_layers.static import same_pads
 from compress.formats.onnx_layers.values import ARITHMETIC, Graph, Live, NotTakenBackError, Sizes, is_count, samples
 
 __all__ = ["FUNCTIONS", "torch_pads"]
@@ -106,10 +108,12 @@ def _pool(name: str) -> Handler:
     def handle(g: Graph, x: list[Any], a: Mapping[str, Any]) -> Any:
         kernel = list(a["kernel_shape"])
         dims = len(kernel)
-        if a.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
-            raise NotTakenBackError("its padding is automatic")
-        pads = list(a.get("pads", [0] * 2 * dims))
         stride, dilation = list(a.get("strides", [1] * dims)), list(a.get("dilations", [1] * dims))
+        auto, pads = a.get("auto_pad", b"NOTSET"), list(a.get("pads", [0] * 2 * dims))
+        if auto in (b"SAME_UPPER", b"SAME_LOWER"):
+            pads = same_pads(auto, a.get("shape"), kernel, stride, dilation)
+        elif auto == b"VALID":
+            pads = [0] * 2 * dims
         ceil = bool(a.get("ceil_mode", 0))
         value = x[0]
         even = pads[:dims] == pads[dims:] and all(2 * p <= k for p, k in zip(pads, kernel, strict=False))
@@ -197,7 +201,7 @@ FUNCTIONS: Mapping[str, Handler] = {
     "GlobalMaxPool": _global(torch.amax), "ReduceMean": _reduce(torch.mean), "ReduceSum": _reduce(torch.sum),
     "ReduceMax": _reduce(torch.amax), "ReduceMin": _reduce(torch.amin), "Pad": _pad, "Flatten": _flatten,
     "Transpose": _transpose, "HardSigmoid": _hard_sigmoid, "Max": _max(torch.maximum), "Min": _max(torch.minimum),
-    "Sum": _max(torch.add),
+    "Sum": _max(torch.add), "Resize": resize,
     "LeakyRelu": lambda g, x, a: g.call(F.leaky_relu, x[0], float(a.get("alpha", 0.01))),
     "Elu": lambda g, x, a: g.call(F.elu, x[0], float(a.get("alpha", 1.0))),
     "Gelu": lambda g, x, a: g.call(F.gelu, x[0], approximate=a.get("approximate", b"none").decode()),

@@ -49,10 +49,29 @@ def stored(
 
 IMAGE, ROW = ("batch", 4, 9, 10), ("batch", 6)
 POSITIVE = np.abs(normal(4)) + 0.5
+RESIZED: list[tuple[str, list[float], dict[str, Any]]] = [
+    ("nearest", [2, 3], {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}),
+    ("nearest, smaller", [0.4, 0.7], {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}),
+    ("nearest, from the middle", [2, 3], {"mode": "nearest"}),
+    (
+        "nearest, as TensorFlow",
+        [0.5, 1.5],
+        {"coordinate_transformation_mode": "tf_half_pixel_for_nn", "nearest_mode": "floor"},
+    ),
+    ("linear", [2, 1.5], {"mode": "linear"}),
+    ("linear, smaller", [0.5, 0.3], {"mode": "linear", "coordinate_transformation_mode": "pytorch_half_pixel"}),
+    ("linear, corners on corners", [2, 2], {"mode": "linear", "coordinate_transformation_mode": "align_corners"}),
+    ("cubic", [2, 1.7], {"mode": "cubic"}),
+]
 CASES: dict[str, Case] = {
     "conv": ("Conv", IMAGE, {"w": normal(8, 4, 3, 3), "b": normal(8)}, {"pads": [1, 1, 1, 1], "strides": [2, 2]}),
     "conv, padding on one side": ("Conv", IMAGE, {"w": normal(8, 4, 3, 3)}, {"pads": [0, 1, 1, 2]}),
     "conv, padding by itself": ("Conv", IMAGE, {"w": normal(8, 4, 4, 3)}, {"auto_pad": "SAME_UPPER"}),
+    "conv, padding by itself in steps": ("Conv", IMAGE, {"w": normal(8, 4, 3, 3)}, {"auto_pad": "SAME_UPPER", "strides": [2, 2]}),
+    "conv, padding by itself from below": (
+        "Conv", IMAGE, {"w": normal(8, 4, 4, 4)}, {"auto_pad": "SAME_LOWER", "strides": [2, 3]},
+    ),
+    "conv, no padding": ("Conv", IMAGE, {"w": normal(8, 4, 4, 4)}, {"auto_pad": "VALID"}),
     "conv, grouped and dilated": ("Conv", IMAGE, {"w": normal(8, 2, 3, 3)}, {"group": 2, "dilations": [2, 2]}),
     "conv, depthwise": ("Conv", IMAGE, {"w": normal(4, 1, 3, 3)}, {"group": 4}),
     "conv of one dimension": ("Conv", ("batch", 4, 9), {"w": normal(8, 4, 3)}, {}),
@@ -68,6 +87,9 @@ CASES: dict[str, Case] = {
     "max pool": ("MaxPool", IMAGE, {}, {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
     "max pool, upwards": ("MaxPool", IMAGE, {}, {"kernel_shape": [2, 3], "strides": [2, 3], "ceil_mode": 1}),
     "max pool, padding on one side": ("MaxPool", IMAGE, {}, {"kernel_shape": [2, 2], "pads": [0, 0, 1, 1]}),
+    "max pool, padding by itself": (
+        "MaxPool", IMAGE, {}, {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_UPPER"},
+    ),
     "average pool": ("AveragePool", IMAGE, {}, {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
     "average pool, counting all": (
         "AveragePool", IMAGE, {}, {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "count_include_pad": 1},
@@ -85,6 +107,10 @@ CASES: dict[str, Case] = {
     "flatten, further on": ("Flatten", IMAGE, {}, {"axis": 2}),
     "transpose": ("Transpose", IMAGE, {}, {"perm": [0, 2, 3, 1]}),
     **{
+        f"resize, {name}": ("Resize", IMAGE, {"": None, "s": np.array([1, 1, *scales], F32)}, attributes)
+        for name, scales, attributes in RESIZED
+    },
+    **{
         kind: (kind, IMAGE, {}, {})
         for kind in (
             "Relu", "Sigmoid", "Tanh", "Erf", "HardSwish", "HardSigmoid", "LeakyRelu", "Elu", "Gelu", "Softmax",
@@ -100,7 +126,8 @@ def test_an_operator_answers_as_in_onnx_runtime(case: str, tmp_path: Path) -> No
     names = ["x", *weights]
     if case == "clip":
         names = ["x", "low", "high"]
-    path = stored([helper.make_node(kind, names, ["y"], **attributes)], weights, shape, tmp_path)
+    given = {name: values for name, values in weights.items() if name}
+    path = stored([helper.make_node(kind, names, ["y"], **attributes)], given, shape, tmp_path)
     model = taken_back(load_onnx(path))  # which proves it at three batches
     assert [str(spec) for spec in model.signature.inputs] == [f"x:float32[{','.join(map(str, shape))}]"]
 
@@ -277,7 +304,13 @@ UNKNOWN: dict[str, tuple[NodeProto, str]] = {
     "an operator without a layer": (helper.make_node("CumSum", ["x", "axis"], ["y"], name="sums"), "CumSum at 'sums'"),
     "another's operator": (helper.make_node("Gelu", ["x"], ["y"], name="g", domain="com.microsoft"), "Gelu at 'g'"),
     "padding that hangs on sizes": (
-        helper.make_node("MaxPool", ["x"], ["y"], name="p", kernel_shape=[2], auto_pad="SAME_UPPER"), "MaxPool at 'p'",
+        helper.make_node("MaxPool", ["x"], ["y"], name="p", kernel_shape=[2], strides=[2], auto_pad="SAME_UPPER"),
+        "MaxPool at 'p'",
+    ),
+    "a factor that is rounded": (helper.make_node("Resize", ["x", "", "factors"], ["y"], name="r"), "Resize at 'r'"),
+    "scales between ONNX's places and torch's": (
+        helper.make_node("Resize", ["x", "", "factors"], ["y"], name="r", mode="linear",
+                         coordinate_transformation_mode="asymmetric"), "Resize at 'r'",
     ),
 }  # fmt: skip
 
@@ -285,7 +318,7 @@ UNKNOWN: dict[str, tuple[NodeProto, str]] = {
 @pytest.mark.parametrize("case", UNKNOWN)
 def test_what_has_no_layer_is_refused_by_operator_and_node(case: str, tmp_path: Path) -> None:
     node, named = UNKNOWN[case]
-    path = stored([node], {"axis": np.array(1)}, ("batch", 2, 6), tmp_path)
+    path = stored([node], {"axis": np.array(1), "factors": np.array([1, 1, 0.7], F32)}, ("batch", 2, "width"), tmp_path)
     if node.domain:
         model = onnx.load(path)
         model.opset_import.append(helper.make_opsetid(node.domain, 1))

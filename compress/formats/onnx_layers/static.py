@@ -1,0 +1,78 @@
+"""What an ONNX file fixes of the sizes inside it, and the padding that hangs on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx
+from onnx import ModelProto, helper, shape_inference
+
+from compress.formats.onnx_layers.values import NotTakenBackError
+
+__all__ = ["Shape", "same_pads", "static_shapes"]
+
+SMALL = 1024  # bytes of a weight that shapes may be computed from
+Shape = Sequence[int | None] | None
+
+
+def static_shapes(model: ModelProto) -> Mapping[str, Shape]:
+    """The sizes of each tensor, as far as they are the same whatever comes in; None where they vary.
+
+    Args:
+        model: with the shapes of its inputs. Where no operator of it hangs on such sizes, nothing is told.
+    """
+    if not any(
+        node.op_type == "Resize" or any(a.name == "auto_pad" for a in node.attribute) for node in model.graph.node
+    ):
+        return {}
+    bare = ModelProto()
+    bare.ir_version = model.ir_version
+    bare.opset_import.extend(model.opset_import)
+    graph = bare.graph
+    graph.name = "shapes"
+    graph.node.extend(model.graph.node)
+    graph.input.extend(model.graph.input)
+    graph.output.extend(onnx.ValueInfoProto(name=each.name, type=each.type) for each in model.graph.output)
+    for each in graph.output:
+        each.type.tensor_type.ClearField("shape")
+    for tensor in model.graph.initializer:  # without the values of weights, which may take gigabytes
+        if tensor.ByteSize() <= SMALL:
+            graph.initializer.append(tensor)
+        else:
+            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    try:
+        found = shape_inference.infer_shapes(bare).graph
+    except Exception:  # of nodes that contradict each other, which the sample says better
+        return {}
+    return {
+        value.name: [dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim]
+        for value in (*found.input, *found.value_info, *found.output)
+        if value.type.tensor_type.HasField("shape")
+    }
+
+
+def same_pads(
+    auto: bytes, shape: Shape, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> list[int]:
+    """Padding such that there are ceil(size / stride) places, as ONNX gives it: before each axis, then behind each.
+
+    Args:
+        auto: SAME_UPPER or SAME_LOWER.
+        shape: of what is padded, with batch and channels.
+
+    Raises:
+        NotTakenBackError: it hangs on a size that varies.
+    """
+    before, behind = [], []
+    sizes = list(shape[2:]) if shape else [None] * len(kernel)
+    for size, wide, step, apart in zip(sizes, kernel, stride, dilation, strict=True):
+        if step == 1:
+            whole = apart * (wide - 1)
+        elif size is None:
+            raise NotTakenBackError("its padding is automatic, and hangs on the size of what it gets, which varies")
+        else:
+            whole = max(0, (-(-size // step) - 1) * step + apart * (wide - 1) + 1 - size)
+        less, more = whole // 2, whole - whole // 2
+        before.append(less if auto == b"SAME_UPPER" else more)
+        behind.append(more if auto == b"SAME_UPPER" else less)
+    return [*before, *behind]
