@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from compress.console.wording import counted
 from compress.data.dataset import Dataset
 from compress.evaluate.parity import TOLERANCE
-from compress.formats.onnx_layers.graph import layers_of
+from compress.formats.onnx_layers.graph import NOT_PRUNED, layers_of
 from compress.model import Model, OnnxModel, TorchModel, sample_inputs
 from compress.onnx_export.equal import Wording, equal_throughout, sizes_assumed
 from compress.onnx_export.from_file import HALF_TOLERANCE, plain, refuse, whole
@@ -20,7 +20,7 @@ from compress.stage import Given, Progress
 
 __all__ = ["TorchFromOnnx", "taken_back"]
 
-MEND = "start from the torch model that the file was made of, and report this file"
+MEND = f"{NOT_PRUNED}; and report this file"
 FIXED = (
     "where it is given inputs of one size alone, fix {} at it in the file, as "
     "`python -m onnxruntime.tools.make_dynamic_shape_fixed` does"

@@ -19,7 +19,12 @@ from compress.formats.onnx_layers.values import Graph, Live, NotTakenBackError
 from compress.model.inputs import Arrays
 from compress.storage.shortages import raise_shortage
 
-__all__ = ["layers_of"]
+__all__ = ["NOT_PRUNED", "layers_of"]
+
+NOT_PRUNED = (
+    "without --prune and --finetune the file goes through as it is, INT8 too; to prune or train it, start from the "
+    "torch model it was made of, where there is one"
+)
 
 
 def layers_of(model: ModelProto, inputs: Arrays, source: str) -> fx.GraphModule:
@@ -82,9 +87,7 @@ def layers_of(model: ModelProto, inputs: Arrays, source: str) -> fx.GraphModule:
     try:
         return from_data(to_data(module, inputs=len(inputs)))
     except GraphError as err:
-        raise StageError(
-            f"can't take {source} back to layers", why=str(err), mend="start from the torch model it was made of"
-        ) from err
+        raise StageError(f"can't take {source} back to layers", why=str(err), mend=NOT_PRUNED) from err
 
 
 def _added(nodes: list[NodeProto], kept: set[str]) -> dict[str, tuple[str, str]]:
@@ -165,6 +168,5 @@ def _refused(source: str, node: NodeProto, why: str) -> StageError:
     return StageError(
         f"can't take {source} back to layers, to prune or train it: {node.op_type} at {node.name!a}",
         why=why,
-        mend="start from the torch model that the file was made of; without --prune and --finetune the file goes "
-        "through as it is",
+        mend=NOT_PRUNED,
     )

@@ -268,6 +268,17 @@ def test_what_is_known_of_sizes_holds_at_every_size(case: str, tmp_path: Path) -
         torch.testing.assert_close(made(x)["y"], file.module(x)["y"])
 
 
+def test_a_picture_is_brought_to_the_size_of_another(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["less"], kernel_shape=[3, 2], strides=[3, 2]),
+        helper.make_node("Shape", ["x"], ["size"]),
+        helper.make_node("Resize", ["less", "", "", "size"], ["y"], mode="linear"),
+    ]
+    path = stored(nodes, {}, ("batch", 4, "height", "width"), tmp_path)
+    model = taken_back(load_onnx(path, {"height": 9, "width": 10}))
+    assert str(model.signature.outputs[0]) == "y:float32[batch,4,height,width]"
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_file_that_gives_no_numbers_is_not_said_to_be_taken_back_wrongly(value: float, tmp_path: Path) -> None:
     weight = normal(6, 5)
@@ -325,7 +336,7 @@ def test_what_has_no_layer_is_refused_by_operator_and_node(case: str, tmp_path: 
         onnx.save(model, path)
     with pytest.raises(StageError, match=named) as caught:
         taken_back(load_onnx(path))
-    assert "start from the torch model" in caught.value.mend
+    assert "the file goes through as it is" in caught.value.mend
 
 
 SECOND: dict[str, NodeProto] = {
