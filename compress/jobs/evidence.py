@@ -17,6 +17,7 @@ from compress.evaluate.judge import Budget
 from compress.evaluate.runtime_choice import Choice
 from compress.formats.hub.folder import is_hub_folder
 from compress.formats.onnx.load import is_onnx
+from compress.jobs.blamed import blamed
 from compress.jobs.examine import roofline_of
 from compress.jobs.original import Original
 from compress.jobs.profiled import profiles_told
@@ -77,7 +78,9 @@ def report_of(
     if others:
         choice = chosen(options, rows, others, found, budget, checkpoint)
     rows, found = served(rows, others, found, choice)
-    reports = rows_of(rows, dict(zip(names, outcomes, strict=True)), found, size_of(checkpoint))
+    stages = dict(zip(names, outcomes, strict=True))
+    reports = rows_of(rows, stages, found, size_of(checkpoint))
+    explained, blame = blamed(reports, stages, found, judged, watcher)
     grid, rooflines = _grid(options, rows, watcher), _rooflines(options, rows, watcher)
     report = Report(
         command=command_line(),
@@ -91,12 +94,14 @@ def report_of(
             *_uncounted_told(baseline),
             *_runtime_told(choice),
             *findings(reports, options.confidence),
-            *profiles_told(dict(zip(names, outcomes, strict=True))),
+            *blame,
+            *profiles_told(stages),
         ),
         grid=grid,
         rooflines=rooflines,
         layer_bytes=(onnx_layer_bytes(baseline.path), onnx_layer_bytes(_last(rows).path)),
         serving=choice,
+        explained=explained,
         measuring={"seconds": time.perf_counter() - begun, "latency": found.latency.to_dict()},
     )
     return report, found.latency

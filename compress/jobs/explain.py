@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shlex
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from compress.errors import RecipeError, StageError
 from compress.evaluate.evaluation import halves
 from compress.evaluate.judge import Judge, spread
 from compress.evaluate.metrics import METRICS
+from compress.evaluate.scoring import batch_for
 from compress.formats.onnx.load import is_onnx
 from compress.formats.onnx.read import signature_of_onnx, vetted_onnx
 from compress.formats.onnx.scope import name_nodes
@@ -39,7 +41,9 @@ from compress.quantize.shield import shield, unshield
 from compress.runtime.backends import open_model
 from compress.runtime.measure import cores
 
-__all__ = ["Explanation", "Layer", "explain"]
+__all__ = ["Explanation", "Layer", "explain", "explained_within"]
+
+BESIDE = 12  # times a file is run, besides once for each layer: tensors are compared, layers tried together
 
 
 @dataclass(frozen=True)
@@ -155,11 +159,50 @@ def _given(model: Original) -> set[str]:
 def _explained(model: Original, other: OnnxModel, data: Dataset, folder: Path, watcher: Watcher) -> Explanation:
     after = onnx.load(other.path)
     name_nodes(after)
+    return _beside(model, _comparable(model, after, folder, watcher), after, other, data, folder, watcher)
+
+
+def explained_within(
+    seconds: float, before: OnnxModel, other: OnnxModel, data: Dataset, folder: Path, watcher: Watcher
+) -> Explanation | None:
+    """Hold a quantized file against the float file that it was made of, if that takes no longer.
+
+    Args:
+        seconds: that it may take, by the time that two files take on the data.
+        before: whose nodes have the names that they have in the other.
+        other: the quantized file.
+        data: of whose samples half choose, and half prove.
+        folder: for what is tried.
+        watcher: is told how it goes on.
+    """
+    begun = time.perf_counter()
+    for model in (before, other):
+        opened = open_model(model, threads=cores())
+        for inputs, _ in data.batches(batch_for(opened, data)):
+            opened.infer(inputs)
+    each = (time.perf_counter() - begun) / 2
+    after = onnx.load(other.path)
+    name_nodes(after)
+    layers = {node.name for node in plain(before.path).graph.node} & {node.name for node in after.graph.node}
+    if each * (len(layers) + BESIDE) > seconds:
+        return None
+    return _beside(before, before.path, after, other, data, folder, watcher)
+
+
+def _beside(
+    reference: Original,
+    source: Path,
+    after: ModelProto,
+    other: OnnxModel,
+    data: Dataset,
+    folder: Path,
+    watcher: Watcher,
+) -> Explanation:
+    """Hold a file against the one that it was made of, and its outputs against the original's."""
     unshield(after)
-    source = _comparable(model, after, folder, watcher)
     before = plain(source)
     tensors, ranges, unmatched = beside((source, before), (other.path, after), data, watcher.started("compare"))
-    judges = [Judge(open_model(model, threads=cores()), half, METRICS["cosine"]) for half in _halves(data)]
+    judges = [Judge(open_model(reference, threads=cores()), half, METRICS["cosine"]) for half in _halves(data)]
     variants, kinds = variants_of(before, after, unmatched)
     path = folder / "tried.onnx"
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -18,6 +18,7 @@ from compress.console.wording import Note, counted
 from compress.evaluate.gains import Gain, gains_of, speed
 from compress.evaluate.intervals import CONFIDENCE, percent
 from compress.evaluate.runtime_choice import SHOWN, Choice
+from compress.report.explain_plots import explained_plots
 from compress.report.findings import telling
 from compress.report.pages import page
 from compress.report.plots import INT8, ONNX, SHARES, TORCH, plots
@@ -25,6 +26,9 @@ from compress.report.roofline import roofline_plot
 from compress.report.training_plots import training_plots
 from compress.runtime.grid import Cell
 from compress.runtime.roofline import Roofline
+
+if TYPE_CHECKING:
+    from compress.jobs.explain import Explanation
 
 __all__ = ["Report", "stage_table"]
 
@@ -69,6 +73,7 @@ class Report:
     recipe: str = ""
     measuring: Mapping[str, Any] = field(default_factory=dict)
     serving: Choice | None = None
+    explained: Explanation | None = None
 
     @property
     def gains(self) -> dict[str, float]:
@@ -111,6 +116,7 @@ class Report:
             "runtimes": None if self.serving is None else self.serving.to_dict(),
             "findings": list(self.findings),
             "notes": list(self.notes),
+            "explained": None if self.explained is None else self.explained.to_dict(),
             "grid": [cell.to_dict() for cell in self.grid],
             "rooflines": {name: found.to_dict() for name, found in self.rooflines.items()},
             "layer_bytes": {"original": dict(self.layer_bytes[0]), "result": dict(self.layer_bytes[1])},
@@ -155,6 +161,7 @@ class Report:
             notes=self.notes,
             plots=[
                 *plots(self.stages, latencies_ms, self.layer_bytes, self.confidence),
+                *(explained_plots(self.explained) if self.explained else ()),
                 *(
                     plot
                     for row in self.stages

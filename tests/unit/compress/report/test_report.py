@@ -144,7 +144,8 @@ def test_the_json_holds_every_stage_under_stable_names(report: Report, tmp_path:
     report.write(tmp_path, {})
     data = json.loads((tmp_path / "report.json").read_text())
     assert set(data) == {"schema_version", "command", "source", "signature", "environment", "evaluation", "stages", "gains",
-                         "measuring", "findings", "notes", "grid", "rooflines", "layer_bytes", "sizes", "runtimes"}  # fmt: skip
+                         "measuring", "findings", "notes", "grid", "rooflines", "layer_bytes", "sizes", "runtimes",
+                         "explained"}  # fmt: skip
     assert data["stages"][0]["stage"] == "original"
     assert data["stages"][0]["measured"]["latency_p50_ms"] == 5.0
 
