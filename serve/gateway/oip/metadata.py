@@ -112,9 +112,10 @@ class ModelMetadata:
             texts = config is not None and _ids(known) <= {TEXT}
             steps = tuple(map(_step, known.get("ensemble_scheduling", {}).get("step", ())))
             decoupled = bool(known.get("model_transaction_policy", {}).get("decoupled")) if config is not None else None
+            chosen = max((each for each in versions if each.isdigit()), key=int, default="")  # by Triton
             return cls(
                 data["name"], versions, inputs, outputs, batched, example, part_of, shares, most, texts, steps,
-                decoupled, _batcher(known, data["name"]),
+                decoupled, _batcher(known, data["name"], chosen),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise ProtocolError(f"can't read the model's metadata: {err!r}") from err
@@ -168,7 +169,7 @@ def _ids(config: Mapping[str, Any]) -> set[str]:
     return {control.get("data_type", "") for control in controls if control.get("kind") == CORRELATION_ID}
 
 
-def _batcher(config: Mapping[str, Any], name: str) -> Batcher | None:
+def _batcher(config: Mapping[str, Any], name: str, version: str) -> Batcher | None:
     batching = config.get("sequence_batching")
     if batching is None:
         return None
@@ -177,7 +178,7 @@ def _batcher(config: Mapping[str, Any], name: str) -> Batcher | None:
     )
     each = int(batching.get("oldest", {}).get("max_candidate_sequences", 0)) or int(config.get("max_batch_size", 0))
     idle = int(batching.get("max_sequence_idle_microseconds", 0)) or DEFAULT_IDLE
-    return Batcher(name, max(1, instances) * max(1, each), idle / 1e6)
+    return Batcher(name, version, max(1, instances) * max(1, each), idle / 1e6)
 
 
 def _step(step: Mapping[str, Any]) -> tuple[str, str | None]:
