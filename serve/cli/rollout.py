@@ -197,8 +197,16 @@ def _store(path: Path) -> Store:
 
 
 def _wish(path: Path, model: str, wish: Wish) -> None:
+    from serve.rollout.store import StateFileError
+
     store = _store(path)
-    before = store.wish(model, wish)
+    try:
+        before = store.wish(model, wish)
+    except StateFileError as err:
+        if wish != "abort":
+            raise
+        mend = f"{err.mend}; a gateway that runs aborts without it: POST /rollouts/{model}/abort, with a key with admin"
+        raise StateFileError(err.what, why=err.why, mend=mend) from err
     until = time.monotonic() + TAKEN_UP_S
     while time.monotonic() < until:
         row = _again(store, before)
@@ -208,7 +216,22 @@ def _wish(path: Path, model: str, wish: Wish) -> None:
             out.print(f"{model}: {row.state}{told}, {share}", markup=False)
             return
         time.sleep(LOOK_S)
-    out.print(f"[yellow]![/] no gateway has taken it up yet; one that starts with --state {escape(str(path))} will")
+    out.print(f"[yellow]![/] {escape(_not_done(row, wish, path))}")
+
+
+def _not_done(row: Row, wish: Wish, path: Path) -> str:
+    """What to say of a wish that no gateway has carried out yet."""
+    starts = f"starts with --state {path}"
+    if row.owner is None:
+        return f"no gateway has taken the rollout up yet; one that {starts} will, and this with it"
+    silent = f"{max(0.0, time.time() - row.updated):.0f} s"
+    told = (
+        f"it is written down and not carried out: the gateway that judges the rollout has been silent for {silent}. "
+        f"If it is stopped, it is carried out as that one, or another, {starts}"
+    )
+    if wish == "abort":
+        told += f"; if it runs, and can't write (a full disk?): POST /rollouts/{row.model}/abort, with a key with admin"
+    return told
 
 
 def _taken_up(store: Store, row: Row) -> None:

@@ -404,9 +404,12 @@ def test_slots_are_those_of_the_version_that_is_asked(
                 assert ask(addresses, alice, "twice", 1, sequence_id=sequence).total == 1002
             for sequence in (3, 4):
                 assert "the sequence was ended" in ask(addresses, alice, "twice", 1, sequence_id=sequence).refused
+            end = {"sequence_end": True}  # or Triton waits for it as it stops
             for sequence in (1, 2, 3, 4):
-                first = by_number(addresses, alice, "twice/versions/1", 1, sequence_id=sequence)
+                first = by_number(addresses, alice, "twice/versions/1", 1, sequence_id=sequence, **end)
                 assert first.total == 2, "nobody waited for the first version's slots"
+            for key, sequence in ((alice, 1), (alice, 2), (bob, 1)):
+                assert ask(addresses, key, "twice", 1, sequence_id=sequence, **end).total is not None
 
 
 def test_a_stream_goes_on_with_its_sequences_across_a_promotion(

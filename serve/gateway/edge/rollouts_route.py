@@ -1,4 +1,4 @@
-"""GET /rollouts: how far the releases are."""
+"""GET /rollouts: how far the releases are; POST /rollouts/{model}/abort gives one back to its baseline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["rollouts_router"]
 
 
 def rollouts_router(releases: Releases) -> APIRouter:
-    """The route, bound to a gateway's releases."""
+    """The routes, bound to a gateway's releases."""
     router = APIRouter(tags=["releases"])
 
     @router.get("/rollouts", summary="Rollouts that decide what is served")
@@ -21,5 +21,15 @@ def rollouts_router(releases: Releases) -> APIRouter:
         some seconds old."""
         identity = request.state.identity
         return [release for release in releases.shown() if identity.sees(release["model"])]
+
+    @router.post("/rollouts/{model}/abort", summary="Give everything back to the baseline now")
+    async def abort(request: Request, model: str) -> dict[str, Any]:
+        """For keys with admin. It holds at once in this gateway, whether or not its state file can be written:
+        `written` says so, and `why` not."""
+        identity = request.state.identity
+        identity.check_admin()
+        identity.check_model(model)
+        why = await releases.abort(model)
+        return {"model": model, "state": "aborted", "written": not why, "why": why}
 
     return router

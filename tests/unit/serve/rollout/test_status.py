@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 from pathlib import Path
 
 import pytest
@@ -145,3 +146,36 @@ def test_so_much_feedback_is_a_proof(every: float, some: int) -> None:
         analysis.reported("candidate", wrong=count % every == 1)
         analysis.reported("baseline", wrong=count % every == 10)
     assert 0.6 * some < count < 1.4 * some
+
+
+@pytest.mark.parametrize("wish", ["promote", "abort"])
+def test_a_wish_that_nobody_carries_out_is_told_as_what_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, wish: str
+) -> None:
+    monkeypatch.setattr(command, "TAKEN_UP_S", 0.01)
+    path = tmp_path / "s.db"
+    Store(path).start("m", Target("m", "2"), Plan(), Target("m", "1"))
+    found = told(capsys, wish, "m", "--state", str(path))
+    assert f"no gateway has taken the rollout up yet; one that starts with --state {path} will" in found
+    kept(tmp_path / "t.db", "running", Analysis(Plan(), 0.1))
+    found = told(capsys, wish, "m", "--state", str(tmp_path / "t.db"))
+    assert "no gateway has taken" not in found
+    assert "the gateway that judges the rollout has been silent for" in found
+    assert "carried out as that one, or another, starts with --state" in found
+    assert ("POST /rollouts/m/abort" in found) == (wish == "abort")
+
+
+def test_who_can_not_write_down_an_abort_is_told_how_to_abort_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "s.db"
+    kept(path, "running", Analysis(Plan(), 0.1))
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(["rollout", "abort", "m", "--state", str(path)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert ended.value.code == 2
+    assert "POST /rollouts/m/abort, with a key with admin" in capsys.readouterr().err.replace("\n", " ")
