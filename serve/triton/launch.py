@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import sys
@@ -34,9 +35,11 @@ from serve.triton.stubs import Stub, stubs_in
 __all__ = ["Ports", "TritonOptions", "TritonServer"]
 
 WEDGED_S = 2.0
+TOLD_S = 3.0  # that its end may take before somebody is told
 CONTROL_HEADER = "x-serve-control"
 QUIET_S = 10.0
 """How long after a model's failure another one's is waited for, so that both are told."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -233,9 +236,14 @@ class TritonServer:
             if family is not None:
                 # Triton keeps to the timeout itself, and then needs a moment.
                 patience_s = WEDGED_S if self.wedged else self._options.stop_timeout_s + 5.0
+                patience_s = patience_s if within_s is None else within_s
+                telling = threading.Timer(TOLD_S, _tell_of_wait, (patience_s,))
+                telling.daemon = True
+                telling.start()
                 try:
-                    family.end(patience_s if within_s is None else within_s)
+                    family.end(patience_s)
                 finally:
+                    telling.cancel()
                     self.wedged = False
                     left = family.members()
                     remove_regions(self._memory_prefix)
@@ -355,3 +363,7 @@ def _environ(triton: Triton, folder: Path) -> dict[str, str]:
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         environ.setdefault(name, "1")  # instances share the cores: numpy in a hook must not take them all
     return environ
+
+
+def _tell_of_wait(seconds: float) -> None:
+    logger.warning("Triton ends what it has begun, and sequences that are open; it is killed after %.0f s", seconds)

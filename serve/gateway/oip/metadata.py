@@ -52,6 +52,7 @@ class ModelMetadata:
         sequence_texts: whether the id of a sequence may be a text: where the model asks for numbers, or nothing is
             known, a text would end Triton.
         steps: models, and their versions (None for Triton's choice), that an ensemble asks.
+        network: that a packed pipeline asks from its code, at Triton's choice of a version; "" for none.
         decoupled: whether it gives any number of answers to a request; None where nothing is known.
         batcher: of its sequences; None where it has none, or nothing is known.
     """
@@ -69,6 +70,7 @@ class ModelMetadata:
     steps: tuple[tuple[str, str | None], ...] = ()
     decoupled: bool | None = None
     batcher: Batcher | None = None
+    network: str = ""
 
     @property
     def answer_bytes(self) -> float:
@@ -106,7 +108,8 @@ class ModelMetadata:
             parameters = known.get("parameters", {})
             whole = parameters.get("part_of", {}).get("string_value", "")
             part_of = "" if whole == data["name"] else whole
-            shares = "ensemble_scheduling" in known or "network" in parameters  # the latter is pack's own
+            network = parameters.get("network", {}).get("string_value", "")  # pack's own
+            shares = "ensemble_scheduling" in known or bool(network)
             versions = tuple(data.get("versions", ()))
             most = int(known.get("max_batch_size", 0))
             texts = config is not None and _ids(known) <= {TEXT}
@@ -115,7 +118,7 @@ class ModelMetadata:
             chosen = max((each for each in versions if each.isdigit()), key=int, default="")  # by Triton
             return cls(
                 data["name"], versions, inputs, outputs, batched, example, part_of, shares, most, texts, steps,
-                decoupled, _batcher(known, data["name"], chosen),
+                decoupled, _batcher(known, data["name"], chosen), network,
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise ProtocolError(f"can't read the model's metadata: {err!r}") from err

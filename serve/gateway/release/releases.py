@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.errors import ServerError
-from serve.gateway.errors import GatewayError, NoRolloutError, UpstreamTimeoutError
+from serve.gateway.errors import GatewayError, NoRolloutError, UnknownModelError, UpstreamTimeoutError
 from serve.gateway.oip.metadata import ModelMetadata
 from serve.gateway.release.agreement import misfit, unlike
 from serve.gateway.release.begun import Begun
@@ -369,13 +369,16 @@ class Releases:
         return "", False
 
     async def _steps(self, target: Target) -> set[Target]:
-        """The models that an ensemble asks, those of ensembles in it too."""
+        """The models that an ensemble or a packed pipeline asks, those of such in it too."""
         found: set[Target] = set()
-        asked = [target]
+        asked = [await self._metadata(target)]
         while asked and len(found) < MOST_STEPS:
-            steps = {Target(*step) for step in (await self._metadata(asked.pop())).steps} - found
+            whole = asked.pop()
+            steps = {Target(*step) for step in whole.steps} | ({Target(whole.network)} if whole.network else set())
+            for step in steps - found:
+                with suppress(UnknownModelError):  # a word in somebody's own model
+                    asked.append(await self._metadata(step))
             found |= steps
-            asked += steps
         return found
 
     async def _metadata(self, target: Target) -> ModelMetadata:
