@@ -29,6 +29,7 @@ from serve.triton.leftovers import RUN, sweep_tritons
 from serve.triton.log import failed_models, failures
 from serve.triton.memory import check_room, region_bytes, remove_regions
 from serve.triton.ports import HOST, Ports, claim
+from serve.triton.private import close_regions, hide
 from serve.triton.processes import Family
 from serve.triton.stubs import Stub, stubs_in
 
@@ -179,7 +180,7 @@ class TritonServer:
             link = self._link(run_folder)
             self.log.parent.mkdir(parents=True, exist_ok=True)
             self.log.unlink(missing_ok=True)
-            self.log.open("xb").close()
+            os.close(os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             empty = run_folder / "empty"  # where it is started may hold modules of anybody's
             empty.mkdir()
             self._family = Family(
@@ -308,7 +309,10 @@ class TritonServer:
         paths = ["/v2/health/ready", *(f"/v2/models/{model.name}/ready" for model in models)]
         deadline = time.monotonic() + self._options.start_timeout_s
         failed, since = 0, 0.0
+        hidden = False
         while paths:
+            if not hidden and self._family is not None and self._said():  # it has read its command line
+                hidden = hide(self._family.pid, self._word)
             if (now := len(failed_models(self._said()))) > failed:
                 failed, since = now, time.monotonic()
             if self._get_ok(paths[0]):
@@ -323,6 +327,7 @@ class TritonServer:
                 raise self._failed(f"not ready after {self._options.start_timeout_s:g} s")
             else:
                 time.sleep(0.05)
+        close_regions(self._memory_prefix)
 
     def _get_ok(self, path: str) -> bool:
         try:
