@@ -212,8 +212,7 @@ def _wish(path: Path, model: str, wish: Wish) -> None:
         row = _again(store, before)
         if row.wish is None:
             told = f" ({row.why})" if row.why else ""
-            share = f"{row.weight:.0%} of the requests go to {row.candidate}"
-            out.print(f"{model}: {row.state}{told}, {share}", markup=False)
+            out.print(f"{model}: {row.state}{told}, {_share_now(row)}", markup=False)
             return
         time.sleep(LOOK_S)
     out.print(f"[yellow]![/] {escape(_not_done(row, wish, path))}")
@@ -289,7 +288,7 @@ def _show(row: Row) -> None:
         for index, weight in enumerate(row.plan.weights)
     ]
     took = "promoted" if row.state != "promoted" else "[reverse]promoted[/]"
-    out.print(f"  steps {' → '.join([*marks, took])}; {row.weight:.0%} of the requests now go to the candidate")
+    out.print(f"  steps {' → '.join([*marks, took])}; {escape(_share_now(row))}")
     if running and row.why:
         out.print(f"  came to this step because {row.why}", markup=False)
     if told := row.plan.agreement:
@@ -313,6 +312,26 @@ def _show(row: Row) -> None:
         if running and (waits := seen.get("waits")):
             whose = f" (key {decisive[name]})" if name in decisive else ""
             out.print(f"  {name}: {waits}{whose}", markup=False)
+
+
+def _share_now(row: Row) -> str:
+    """What goes to the candidate: of few clients that stay where they are, another share of the requests than meant."""
+    sticky = row.plan.sticky
+    if not sticky or not 0 < row.weight < 1:
+        return f"{row.weight:.0%} of the requests now go to the candidate"
+    told = f"{row.weight:.0%} of the {'keys' if sticky == 'key' else f'clients by {sticky}'} are to meet the candidate"
+    try:
+        (mine, _), (theirs, _) = row.snapshot["counts"]
+    except (KeyError, TypeError, ValueError):
+        return told
+    if not (total := mine + theirs):
+        return f"{told}; none has asked in this step"
+    told += f"; in this step it answered {mine / total:.0%} of the requests ({mine:,} of {total:,})"
+    if not mine or not theirs:
+        told += (
+            ", as with few clients: leave --sticky out, or take larger --steps" if not mine else ", the baseline none"
+        )
+    return told
 
 
 def _path(row: Row) -> str:

@@ -25,9 +25,9 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def kept(state: Path, of: State, analysis: Analysis) -> None:
+def kept(state: Path, of: State, analysis: Analysis, sticky: str = "") -> None:
     store = Store(state)
-    row = store.start("m", Target("m", "2"), Plan(shadow=0.0), Target("m", "1"))
+    row = store.start("m", Target("m", "2"), Plan(shadow=0.0, sticky=sticky), Target("m", "1"))
     store.claim(row, "me")
     store.save(
         row.id, "me", state=of, step=1, seconds=3.0, why=BEFORE, baseline=Target("m", "1"),
@@ -179,3 +179,27 @@ def test_who_can_not_write_down_an_abort_is_told_how_to_abort_without(
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     assert ended.value.code == 2
     assert "POST /rollouts/m/abort, with a key with admin" in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "share"),
+    [
+        (130, 130, "; in this step it answered 50% of the requests (130 of 260)"),
+        (0, 260, "answered 0% of the requests (0 of 260), as with few clients: leave --sticky out"),
+        (260, 0, "answered 100% of the requests (260 of 260), the baseline none"),
+        (0, 0, "; none has asked in this step"),
+    ],
+)
+def test_with_few_clients_that_stay_the_share_is_what_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mine: int, theirs: int, share: str
+) -> None:
+    analysis = Analysis(Plan(), 0.25)
+    for _ in range(mine):
+        analysis.candidate(Outcome(False, 0.01))
+    for _ in range(theirs):
+        analysis.baseline(Outcome(False, 0.01))
+    kept(tmp_path / "s.db", "running", analysis, "key")
+    found = told(capsys, "status", "--state", str(tmp_path / "s.db"))
+    assert "25% of the keys are to meet the candidate" in found
+    assert share in found
+    assert "of the requests now go" not in found
