@@ -10,6 +10,11 @@ from serve.gateway.release.releases import Releases
 
 __all__ = ["rollouts_router"]
 
+_PROBLEM: dict[str, Any] = {
+    "description": "It is not aborted",
+    "content": {"application/json": {"schema": {"type": "object", "required": ["error"]}}},
+}
+
 
 def rollouts_router(releases: Releases) -> APIRouter:
     """The routes, bound to a gateway's releases."""
@@ -22,7 +27,9 @@ def rollouts_router(releases: Releases) -> APIRouter:
         identity = request.state.identity
         return [release for release in releases.shown() if identity.sees(release["model"])]
 
-    @router.post("/rollouts/{model}/abort", summary="Give everything back to the baseline now")
+    @router.post(
+        "/rollouts/{model}/abort", summary="Give everything back to the baseline now", responses={"4XX": _PROBLEM}
+    )
     async def abort(request: Request, model: str) -> dict[str, Any]:
         """For keys with admin. It holds at once in this gateway, whether or not its state file can be written:
         `written` says so, and `why` not."""
