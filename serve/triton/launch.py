@@ -130,6 +130,10 @@ class TritonServer:
         family, linked = self._family, self._linked
         return [] if family is None else stubs_in(family.members(), linked)
 
+    def close_regions(self) -> None:
+        """Keep other users from the shared memory of models that were loaded meanwhile."""
+        close_regions(self._memory_prefix)
+
     @property
     def http_address(self) -> str:
         """host:port of the HTTP endpoint."""
